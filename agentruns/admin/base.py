@@ -15,10 +15,11 @@ from zoneinfo import ZoneInfo, available_timezones
 from django import forms
 from django.conf import settings as django_settings
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
-from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import connections
@@ -53,6 +54,7 @@ CHANNEL = "console"  # of decisions made here, in the journal
 ZONE = "agentruns_zone"  # the cookie
 SINCE = "since"
 MOST_NEWS = 100
+TICKED = 100  # rows that one page can show and one person can look at
 MOST = 10_000  # rows that a list counts
 
 
@@ -122,6 +124,23 @@ def following(keys: Sequence[Any], key: Any) -> list[Any]:
     return [each for each in [*keys[place:], *keys[:place]] if each != key]
 
 
+def is_uuid(text: str) -> bool:
+    """Check if a text is an id of ours."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def ticked(request: HttpRequest, rows: QuerySet[Any]) -> list[Any]:
+    """Find the rows that are ticked on a page, in its order."""
+    texts = request.POST.getlist(ACTION_CHECKBOX_NAME)
+    keys = list(dict.fromkeys(UUID(text) for text in texts if is_uuid(text)))
+    found = rows.in_bulk(keys[:TICKED]) if keys else {}
+    return [found[key] for key in keys if key in found]
+
+
 def first_id(moment: datetime) -> UUID:
     """Return the least id that can be made at a moment: ids begin with their time, and are indexed."""
     return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
@@ -158,10 +177,6 @@ class LeanChangeList(ChangeList):
         url = reverse(f"admin:{self.model_admin.name('news')}", current_app=self.model_admin.admin_site.name)  # type: ignore[attr-defined]
         return url + self.get_query_string(since, [PAGE_VAR])
 
-    def without_search(self) -> str:
-        """Return the list as it is without the search."""
-        return self.get_query_string(remove=[SEARCH_VAR])
-
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -181,11 +196,23 @@ class View:
     in_transaction: bool = True
 
 
-def selected(verb: str, description: Any, function: str, permissions: Sequence[str] | None = None) -> Any:
-    """Return an action of a list, whose `function` asks first and then acts on what was chosen."""
+def selected(
+    verb: str, description: Any, function: str, only: Any, permissions: Sequence[str] | None = None
+) -> Any:
+    """Build an action of a list, whose `function` asks first and then acts on the ticked rows.
+
+    The page of the list says `only` where "select all" meant more than what was on it.
+    """
 
     def act(model_admin: ReadOnlyAdmin, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        answer: HttpResponse | None = import_string(f"agentruns.admin.{function}")(model_admin, request, verb)
+        rows, sent = ticked(request, model_admin.get_queryset(request)), request.POST
+        if len(set(sent.getlist(ACTION_CHECKBOX_NAME))) > TICKED:
+            text = _("Choose at most %(most)d: nobody can check more on one page.") % {"most": TICKED}
+            model_admin.message_user(request, text, messages.WARNING)
+            return None
+        if sent.get("select_across") == "1" and "confirmed" not in sent:
+            model_admin.message_user(request, only % {"count": len(rows)}, messages.WARNING)
+        answer: HttpResponse = import_string(f"agentruns.admin.{function}")(model_admin, request, verb, rows)
         return answer
 
     act.__name__ = f"{verb}_selected"
@@ -253,6 +280,7 @@ class ReadOnlyAdmin(AnyAdmin):
     show_full_result_count = False
     list_class: type[LeanChangeList] = LeanChangeList
     page_template = ""
+    live_interval = 2000  # milliseconds between two looks of an open page
     views: Sequence[View] = ()
     pages: Sequence[View] = ()  # about no single object; each asks itself who may see it
 
@@ -312,11 +340,6 @@ class ReadOnlyAdmin(AnyAdmin):
         asked = copy.copy(request)
         asked.GET = query  # type: ignore[assignment]
         return self.get_changelist_instance(asked)
-
-    def listed(self, request: HttpRequest, query: QueryDict) -> QuerySet[Any]:
-        """Return all rows of the list of a query, in its order; raises IncorrectLookupParameters."""
-        rows: QuerySet[Any] = self.listing(request, query).queryset
-        return rows
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -428,7 +451,7 @@ def news_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     try:
-        found = counted(model_admin.listed(request, query).filter(pk__gt=UUID(since)), MOST_NEWS)
+        found = counted(model_admin.listing(request, query).queryset.filter(pk__gt=UUID(since)), MOST_NEWS)
     except (ValueError, IncorrectLookupParameters):
         return HttpResponse(status=204)
     text = ngettext(

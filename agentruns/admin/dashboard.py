@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import nullcontext
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from statistics import median
 from typing import Any
@@ -90,7 +90,12 @@ def _approvals(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
     row = oldest[0] if oldest else None
     waiting, count = bounded(row.waiting if row else 0, MOST), None
     if permissions.may(request.user, "decide"):
-        count = _mine(request.user, open_to, row) if row else bounded(0, MOST)
+        given: set[Any] = set()
+        if row and row.partly:
+            partly: Any = open_to.filter(PARTLY).values_list(*permissions.GIVEN, named=True)
+            given = permissions.already_given(request.user, list(partly[:MOST]))
+        number = row.open if row else 0
+        count = Bounded(min(number, MOST) - len(given), number > MOST)
         _figure(found, count, _("waiting for you"), "waits", _url(site, Approval, mine="yes"))
     if waiting.more or waiting != count:
         _figure(found, waiting, _("waiting for a decision"), "waits", _url(site, Approval))
@@ -103,15 +108,6 @@ def _approvals(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
         }
         for one in oldest
     ]
-
-
-def _mine(user: Any, open_to: QuerySet[Any], row: Any) -> Bounded:
-    more = row.open > MOST
-    given: set[Any] = set()
-    if row.partly:
-        partly: Any = open_to.filter(PARTLY).values_list(*permissions.GIVEN, named=True)
-        given = permissions.already_given(user, list(partly[:MOST]))
-    return Bounded(min(row.open, MOST) - len(given), more)
 
 
 def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> None:
@@ -133,8 +129,14 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
     if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
         url = _url(site, Run, status="ended-in-doubt")
         _figure(found, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
-    off, seen = _controls(alias)
-    if off:
+    # By one query: how many agents and tools are off, and when a worker's sweep was last seen. The few
+    # sweepers first: however many switches there are, they are not cut off.
+    controls = Control.objects.using(alias)
+    controls = controls.exclude(name__in=(Control.DRAINING, Control.SERVER, Control.DATABASE))
+    columns = controls.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
+    told = list(columns.order_by("is_off", "-seen_at")[: 2 * CONTROLS])
+    seen = next((seen_at for is_off, seen_at in told if not is_off), None)
+    if off := sum(bool(is_off) for is_off, _seen in told):
         words = ngettext("agent or tool switched off", "agents and tools switched off", off)
         url = _url(site, Run, "switches") if permissions.may(request.user, "switch") else ""
         _figure(found, bounded(off, CONTROLS), words, "waits", url)
@@ -150,28 +152,17 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
         found["switches_url"] = _url(site, Run, "switches")
     found["worker"] = {"seen": age(seen) if seen else "", "is_silent": silent}
     _week(site, runs, found)
-    grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1].runs))
+    grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1][1]))
     found["failures"] = [
         {
-            "text": visible(each.text),
-            "count": len(each.runs),
-            "agents": ", ".join(dict.fromkeys(plain(run.agent) for run in each.runs)),
-            "age": age(each.runs[0].updated_at),
+            "text": visible(text),
+            "count": len(failed),
+            "agents": ", ".join(dict.fromkeys(plain(run.agent) for run in failed)),
+            "age": age(failed[0].updated_at),
             "url": _url(site, Run, cause=key),
         }
-        for key, each in grouped[:CAUSES]
+        for key, (text, failed) in grouped[:CAUSES]
     ]
-
-
-def _controls(alias: str) -> tuple[int, datetime | None]:
-    """Return how many agents and tools are off, and when a worker's sweep was last seen, by one query."""
-    rows = Control.objects.using(alias)
-    rows = rows.exclude(name__in=(Control.DRAINING, Control.SERVER, Control.DATABASE))
-    found = rows.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
-    # The few sweepers first: however many switches there are, they are not cut off.
-    told = list(found.order_by("is_off", "-seen_at")[: 2 * CONTROLS])
-    off = sum(bool(is_off) for is_off, _seen in told)
-    return off, next((seen for is_off, seen in told if not is_off), None)
 
 
 def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:

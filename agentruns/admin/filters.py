@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from operator import attrgetter
 from typing import Any
@@ -29,7 +28,7 @@ from agentruns.admin.base import MOST, first_id
 from agentruns.admin.html import ONE_LINE, bare, plain, pretty, reason
 from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
-from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.fields import EscapedTextField
 from agentruns.models.querysets import PENDING, RISK_RANK
 from agentruns.utils import clock
 from agentruns.utils.bounds import said
@@ -87,8 +86,12 @@ def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts,
 
 def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUID] = ()) -> Q:
     """Return the condition for those of `runs` that `term` may mean, and for others; `run` leads to Run."""
-    ids, keys = _beginning(term), {*also, *([] if run else _in_context(term, runs))}
-    parts = [_named(term), *([ids] if ids else []), *([Q(pk__in=keys)] if keys else [])]
+    parts, keys = [_named(term)], {*also, *([] if run else _in_context(term, runs))}
+    digits = term.lower().replace("-", "")
+    if _ID.fullmatch(digits):  # the beginning of an id: a range, which an index serves
+        parts.append(Q(pk__gte=UUID(digits.ljust(32, "0")), pk__lte=UUID(digits.ljust(32, "f"))))
+    if keys:
+        parts.append(Q(pk__in=keys))
     if len(parts) == 1:
         return _named(term, run)
     # An OR of two tables would read both: each says what it has, the newest of as many as are counted.
@@ -123,7 +126,11 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
     runs = {one.run_id: one.run for one in approvals}
     masks = journal.masking.masks_of(runs.values(), size=journal.masking.MOST_READ) if runs else {}
     seen = {*journal.policy.visible_runs(user).filter(pk__in=runs).values_list("pk", flat=True)}
-    previews = _previews(runs)
+    requested = Message.objects.using(settings.DATABASE).filter(
+        LessThanOrEqual(Length("content"), 2 * SHORT), run_id__in=runs, kind=journal.events.APPROVAL_REQUESTED
+    )
+    rows = journal.read.readable_rows(requested.order_by("-created_at")[:SEARCHED])
+    previews = {row.payload.get("approval", ""): row.payload.get("preview") for row in rows}
     for one in approvals:
         one.arguments = one.given  # type: ignore[attr-defined]
         mask, run = masks[one.run.session_id], one.run
@@ -131,15 +138,6 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
         texts = [redact(shown.title), one.tool_name, pretty(shown.arguments), pretty(preview)]
         names = (redact(run.session.key), redact(run.owner_name))
         yield one.pk, [*texts, *(_texts_of(shown.run) if run.pk in seen else names)]
-
-
-def _previews(runs: Collection[UUID]) -> dict[str, Any]:
-    rows = Message.objects.using(settings.DATABASE).filter(
-        LessThanOrEqual(Length("content"), 2 * SHORT), run_id__in=runs, kind=journal.events.APPROVAL_REQUESTED
-    )
-    rows = rows.order_by("-created_at")[:SEARCHED]
-    found = journal.read.readable_rows(rows)
-    return {row.payload.get("approval", ""): row.payload.get("preview") for row in found}
 
 
 def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
@@ -167,24 +165,6 @@ def _named(term: str, run: str = "") -> Q:
     wanted = term.casefold()
     shown = [pk for pk, *names in newest if any(redact(one).casefold().startswith(wanted) for one in names)]
     return Q(**{f"{run}session__in": shown})
-
-
-def _beginning(term: str) -> Q | None:
-    """Return the condition for ids by their beginning: a range, which an index serves; None for no id."""
-    digits = term.lower().replace("-", "")
-    if not _ID.fullmatch(digits):
-        return None
-    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
-    return Q(pk__gte=first, pk__lte=last)
-
-
-def is_uuid(text: str) -> bool:
-    """Return whether a text is an id of ours."""
-    try:
-        UUID(text)
-    except ValueError:
-        return False
-    return True
 
 
 def names(alias: str, model: type[Model], column: str) -> list[str]:
@@ -233,33 +213,22 @@ def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherw
     return Case(When(is_short, then=column), default=Value(otherwise, kind()), output_field=kind())
 
 
-def with_arguments(approvals: QuerySet[Any]) -> QuerySet[Any]:
-    """Return approvals with those arguments that a list can read all of, none of the others."""
-    found: QuerySet[Any] = approvals.annotate(given=if_short("arguments", CanonicalField, {}))
-    return found.defer("arguments")
+def failures(user: Any) -> dict[str, tuple[str, list[Any]]]:
+    """Group the newest failed runs of a week by a digest of their cause: its words, and the runs.
 
-
-@dataclass(slots=True)
-class Failures:
-    """The runs that failed lately with the same words, but for numbers and ids."""
-
-    text: str
-    runs: list[Any] = field(default_factory=list)
-
-
-def failures(user: Any) -> dict[str, Failures]:
-    """Return the newest failed runs of a week, as a user sees them, by a digest of their cause."""
+    Failures with the same words, but for numbers and ids, have one cause.
+    """
     since = clock.now(settings.DATABASE) - WEEK
     failed = journal.policy.visible_runs(user).filter(status=Run.Status.FAILED, updated_at__gte=since)
     rows = failed.order_by("-updated_at").only("session_id", "definition_id", "agent", "updated_at")
     runs: list[Any] = list(rows.annotate(error_text=if_short("error"))[:ERRORS])
-    masking, found = journal.masking, dict[str, Failures]()
+    masking, found = journal.masking, dict[str, tuple[str, list[Any]]]()
     masks = masking.masks_of(runs, masking.MOST_ROWS, masking.MOST_READ) if runs else {}
     for run in runs:
         text = bare(masks[run.session_id].text(run.error_text)).strip() or str(_("no message"))
         cause = _VARYING.sub("…", reason(text.splitlines()[0]))[: ONE_LINE * 2]
         key = salted_hmac("agentruns.failure", cause, algorithm="sha256").hexdigest()[:16]
-        found.setdefault(key, Failures(cause)).runs.append(run)
+        found.setdefault(key, (cause, []))[1].append(run)
     return found
 
 
@@ -273,11 +242,11 @@ class FailureFilter(KnownValues):
         """Return the cause chosen; it is not looked for otherwise."""
         value = self.value()
         self.found = failures(request.user).get(value) if value else None
-        return [(value, plain(self.found.text) if self.found else str(_("unknown")))] if value else []
+        return [(value, plain(self.found[0]) if self.found else str(_("unknown")))] if value else []
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the runs that failed so."""
-        return queryset.filter(pk__in=[run.pk for run in self.found.runs] if self.found else [])
+        return queryset.filter(pk__in=[run.pk for run in self.found[1]] if self.found else [])
 
 
 class ReviewFilter(KnownValues):

@@ -198,7 +198,7 @@ class EditForm(DecideForm):
         reason = self.fields.pop("reason")
         for name, value in original.items():
             if name not in hidden:
-                self.fields[PREFIX + name] = _field(name, _resolved(schema, name), value)
+                self.fields[PREFIX + name] = _field(name, schema, value)
         self.fields["reason"] = reason
 
     @property
@@ -255,7 +255,12 @@ class ValueField(forms.JSONField):
         return text if bare(text) == text else json.dumps(value, indent=2)
 
 
-def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
+def _field(name: str, tool: dict[str, Any], value: Any) -> forms.Field:
+    """Build the field of one argument by the schema of its tool, whose references are followed once."""
+    given: dict[str, Any] = tool.get("properties", {}).get(name, {})
+    schema = {**_followed(tool, given), **{key: given[key] for key in ("description",) if key in given}}
+    if "anyOf" in given:
+        schema = {**given, "anyOf": [_followed(tool, kind) for kind in given["anyOf"]]}
     options: dict[str, Any] = {
         "label": plain(name),
         "initial": value,
@@ -273,7 +278,8 @@ def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
             coerce=lambda text: text == "true",
             **{**options, "initial": "true" if value else "false"},
         )
-    if kind.get("type") in ("integer", "number") and _is_number(value, optional):
+    is_number, is_empty = type(value) in (int, float), value is None and optional
+    if kind.get("type") in ("integer", "number") and (is_empty or (is_number and math.isfinite(value))):
         field = forms.IntegerField if kind["type"] == "integer" else forms.FloatField
         return field(
             min_value=kind.get("minimum"),
@@ -281,31 +287,13 @@ def _field(name: str, schema: dict[str, Any], value: Any) -> forms.Field:
             **{**options, "required": not optional},
         )
     if isinstance(value, str) and not optional and "\r" not in value and bare(value) == value:
-        return TypedField(strip=False, widget=_text_widget(value), **options)
+        widget: forms.Widget = area(min(MOST_ROWS, value.count("\n") + len(value) // 80 + 1))
+        if len(value) <= SHORT and "\n" not in value:
+            widget = forms.TextInput(attrs={"class": "vTextField"})
+        return TypedField(strip=False, widget=widget, **options)
     lines = ValueField().prepare_value(value).count("\n") + 1
     code = forms.Textarea(attrs={"rows": min(lines, MOST_ROWS), "class": "ar-json", "spellcheck": "false"})
     return ValueField(widget=code, **options)
-
-
-def _is_number(value: Any, optional: bool) -> bool:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return math.isfinite(value)
-    return value is None and optional
-
-
-def _text_widget(value: str) -> forms.Widget:
-    if len(value) <= SHORT and "\n" not in value:
-        return forms.TextInput(attrs={"class": "vTextField"})
-    rows = min(MOST_ROWS, value.count("\n") + len(value) // 80 + 1)
-    return area(rows)
-
-
-def _resolved(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of one argument, its references followed once."""
-    found: dict[str, Any] = schema.get("properties", {}).get(name, {})
-    if "anyOf" in found:
-        return {**found, "anyOf": [_followed(schema, kind) for kind in found["anyOf"]]}
-    return {**_followed(schema, found), **{key: found[key] for key in ("description",) if key in found}}
 
 
 def _followed(schema: dict[str, Any], kind: dict[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,8 @@ class TokenAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("token, name"), ordering="prefix")
     def beginning(self, token: ApiToken) -> SafeString:
         """The beginning of the token, to compare with a program's settings; and its name."""
-        return two_lines(_beginning(token), visible(token.name) if token.name else "")
+        beginning = format_html('<span class="ar-id">{}</span>', visible(token))
+        return two_lines(beginning, visible(token.name) if token.name else "")
 
     @admin.display(description=gettext_lazy("state, expires"), ordering="expires_at")
     def where(self, token: Any) -> SafeString:
@@ -146,14 +147,18 @@ class TokenAdmin(ReadOnlyAdmin):
     def page(self, request: HttpRequest, obj: ApiToken, **context: Any) -> HttpResponse:
         """Return the page of one token."""
         owner = services.api_tokens.owners([obj]).get(obj.owner_id)
-        known = dict(ApiToken.Scope.choices)
+        known, why_not = dict(ApiToken.Scope.choices), ""
+        if obj.revoked_at is not None:
+            why_not = _("It was revoked %(when)s.") % {"when": ago(obj.revoked_at)}
+        elif not services.api_tokens.may_revoke(request.user, obj):
+            why_not = runs.actions.missing("revoke")
         shown = {
             "token": obj,
             "owner": _name(owner),
             "owner_url": self.other_page(request, get_user_model(), obj.owner_id) if owner else "",
             "badge": state(obj, owner),
             "scopes": [(scope, known.get(scope, "")) for scope in obj.scopes],
-            "why_not": why_not_revoke(request.user, obj),
+            "why_not": why_not,
             "list_url": self.url(request, "changelist"),
         }
         title = _("API token %(token)s") % {"token": plain(obj)}
@@ -169,18 +174,6 @@ def state(token: ApiToken, owner: Any) -> SafeString:
     if token.session_id is None and (owner is None or not owner.is_active):
         return badge("waits", _("owner not active") if owner else _("owner gone"))
     return badge("good", _("active"))
-
-
-def why_not_revoke(user: Any, token: ApiToken) -> str:
-    """Return why a user cannot revoke a token, or ""."""
-    if token.revoked_at is not None:
-        return _("It was revoked %(when)s.") % {"when": ago(token.revoked_at)}
-    may = services.api_tokens.may_revoke(user, token)
-    return "" if may else runs.actions.missing("revoke")
-
-
-def _beginning(token: ApiToken) -> SafeString:
-    return format_html('<span class="ar-id">{}</span>', visible(token))
 
 
 def _when(moment: datetime) -> SafeString:

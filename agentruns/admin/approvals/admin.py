@@ -29,6 +29,7 @@ from agentruns.admin.base import (
     View,
     bounded,
     counted,
+    is_uuid,
     may_view,
     neighbours,
     selected,
@@ -44,9 +45,8 @@ from agentruns.admin.filters import (
     SameCallFilter,
     ToolFilter,
     approval_texts,
-    is_uuid,
+    if_short,
     searched,
-    with_arguments,
 )
 from agentruns.admin.html import (
     age,
@@ -60,9 +60,11 @@ from agentruns.admin.html import (
     visible,
 )
 from agentruns.models import Approval, Run
+from agentruns.models.fields import CanonicalField
 from agentruns.models.querysets import PENDING
 
 SELECTED = "approvals.decide.decide_selected"
+ONLY = gettext_lazy("Only what was on the page is decided: %(count)d.")
 VERBS = ("approve", "edit", "answer", "deny", "extend")
 NEWEST_FIRST = ("-requested_at", "-id")
 HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # what is approved waits on
@@ -97,8 +99,8 @@ class ApprovalAdmin(ReadOnlyAdmin):
     list_filter = (MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter, SameCallFilter)
     list_class = ApprovalList
     actions = (
-        selected("approve", gettext_lazy("Approve selected…"), SELECTED, ["decide"]),
-        selected("deny", gettext_lazy("Deny selected…"), SELECTED, ["decide"]),
+        selected("approve", gettext_lazy("Approve selected…"), SELECTED, ONLY, ["decide"]),
+        selected("deny", gettext_lazy("Deny selected…"), SELECTED, ONLY, ["decide"]),
     )
     search_fields = ("run",)
     search_help_text = gettext_lazy(
@@ -106,10 +108,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     )
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
-    pages = (
-        View("news", "base.news_view"),
-        View("turn", "approvals.decide.turn_view", "turn/<str:run_id>/"),
-    )
+    pages = (View("news", "base.news_view"), View("turn", "approvals.decide.turn_view", "turn/<str:run_id>/"))
     views = (
         View("reveal", "approvals.admin.reveal_view", acts=True),
         *(View(verb, "approvals.decide.decide_view", options={"verb": verb}, acts=True) for verb in VERBS),
@@ -137,7 +136,9 @@ class ApprovalAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Find approvals by what their cards show, and by their run."""
         if search_term:
-            light, texts = with_arguments(queryset.defer(*HEAVY)), partial(approval_texts, request.user)
+            # With those arguments that a list can read all of.
+            light = queryset.defer(*HEAVY).annotate(given=if_short("arguments", CanonicalField, {}))
+            texts = partial(approval_texts, request.user)
             queryset = searched(request, light, search_term, texts, "run__")
         return queryset, False
 

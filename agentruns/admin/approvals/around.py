@@ -129,7 +129,7 @@ class Surroundings:
     def flags(self, approval: Approval) -> list[Flag]:
         """List what makes a person stop: the same call was made before, or one like it is in doubt."""
         flags: list[Flag] = []
-        if self._pauses.get(approval.run_id, {}).get("restored"):
+        if self.pauses.get(approval.run_id, {}).get("restored"):
             text = _(
                 "Rows of this run are lost, or may be: the call may have been made."
                 " Find out before you approve."
@@ -156,16 +156,11 @@ class Surroundings:
         return flags
 
     @cached_property
-    def _pauses(self) -> Mapping[UUID, Any]:
+    def pauses(self) -> Mapping[UUID, Any]:
         """The facts of the last pause of the paused runs of the page, by run."""
         paused = [run.pk for run in self.runs.values() if run.status == Run.Status.PAUSED]
         rows = Message.objects.using(settings.DATABASE).filter(run_id__in=paused, kind=events.RUN_PAUSED)
         return dict(rows.order_by("seq").values_list("run_id", "facts")) if paused else {}
-
-    @cached_property
-    def paused_by(self) -> Mapping[UUID, str]:
-        """The people who paused the paused runs of the page, by run."""
-        return {run: (facts.get("actor") or {}).get("name") or "" for run, facts in self._pauses.items()}
 
     def _started(self, session_id: UUID, tool: str) -> list[tuple[UUID, str, Any, datetime]]:
         rows = Message.objects.using(settings.DATABASE).filter(

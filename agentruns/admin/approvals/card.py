@@ -35,7 +35,7 @@ from agentruns.admin.html import (
     risk_badge,
     visible,
 )
-from agentruns.admin.runs.steps import actor_name, outcome_words, returned, row_card
+from agentruns.admin.runs.steps import OF_A_CALL, actor_name, outcome_words, returned, row_card
 from agentruns.conf import settings
 from agentruns.engine.gate import DENIED, REQUIRES
 from agentruns.engine.in_doubt import EXPIRED
@@ -58,23 +58,10 @@ from agentruns.utils.redaction import redact, redacted
 
 BEFORE = 20  # rows in which the request and the results before a call are looked for
 EDITABLE = 30_000  # characters of arguments in a form
-DECIDED: dict[str, Any] = {
-    "approved": gettext_lazy("approved"),
-    "consumed": gettext_lazy("approved"),
-    "denied": gettext_lazy("denied"),
-    "answered": gettext_lazy("answered"),
-    "expired": gettext_lazy("expired"),
-}
-HISTORY = (
-    events.APPROVAL_DECIDED,
-    events.APPROVAL_EXTENDED,
-    events.APPROVAL_VOIDED,
-    events.TOOL_STARTED,
-    events.TOOL_RESULT,
-    events.LATE_RESULT,
-    events.ORPHAN_FOUND,
-    events.ORPHAN_RESOLVED,
-)
+STATUSES = Approval.Status
+DECIDED = {one.value: one.label for one in STATUSES if one not in (STATUSES.PENDING, STATUSES.CANCELLED)}
+DECIDED["consumed"] = STATUSES.APPROVED.label  # for people one
+HISTORY = (*OF_A_CALL, events.APPROVAL_EXTENDED)
 CHANGED = gettext_lazy("The preview has changed since the agent asked. This is how it is now.")
 LATE = gettext_lazy("The preview is not there: making it took too long.")
 LATE_AND_OLD = gettext_lazy(
@@ -212,16 +199,6 @@ class ApprovalCard:
         return sensitive | {name for name, value in given.items() if shown[name] != value}
 
     @property
-    def locked_names(self) -> set[str]:
-        """The arguments that cannot be edited, because the page does not show them as they are."""
-        names = self.masked_names
-        for name, value in self.approval.arguments.items():
-            texts = (str(value), json.dumps(value, ensure_ascii=False, default=str))
-            if redacted(value) != value or any(redact(text) != text for text in texts):
-                names.add(name)
-        return names
-
-    @property
     def properties(self) -> dict[str, Any]:
         """The schemas of the tool's arguments, in the order of its signature."""
         return self.tool.input_schema.get("properties", {}) if self.tool is not None else {}
@@ -279,9 +256,13 @@ class ApprovalCard:
         """Return the form of an edit, or None where the arguments cannot be edited here."""
         if self.why_not_edit or self.tool is None:
             return None
+        schema, given, hidden = self.tool.input_schema, self.approval.arguments, self.masked_names
+        for name, value in given.items():  # nor is an argument edited that the page does not show as it is
+            texts = (str(value), json.dumps(value, ensure_ascii=False, default=str))
+            if redacted(value) != value or any(redact(text) != text for text in texts):
+                hidden.add(name)
         options = form_options("edit", self.approval)
-        schema, given = self.tool.input_schema, self.approval.arguments
-        return EditForm(schema, self.ordered(given), data, hidden=self.locked_names, **options)
+        return EditForm(schema, self.ordered(given), data, hidden=hidden, **options)
 
     def preview(self, warnings: list[Flag]) -> Any:
         """Find the preview to show: of a pending card the one made now, and a warning if it differs."""
@@ -328,7 +309,8 @@ def asked(one: ApprovalCard) -> dict[str, Any]:
     if one.pending and (held := _HELD.get(approval.run.status)):  # what is approved does not run yet
         why = f" “{plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
         if run.status == "paused":
-            name = plain(one.around.paused_by.get(run.pk) or _("the program"))
+            actor = one.around.pauses.get(run.pk, {}).get("actor") or {}
+            name = plain(actor.get("name") or _("the program"))
             why = " " + _("Paused by %(name)s:") % {"name": name} + why
         flags.append(Flag(f"{held}{why}", approval.run_id, "waits"))
     warnings = one.around.flags(approval) if one.pending else []

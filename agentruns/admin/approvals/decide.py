@@ -23,8 +23,8 @@ from django.utils.translation import gettext_lazy, ngettext
 from agentruns.admin.approvals.card import ApprovalCard, asked, cards_of
 from agentruns.admin.approvals.texts import unit_in
 from agentruns.admin.approvals.verbs import decide, done, form_of, outcome
-from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, status_of
-from agentruns.admin.filters import HEAVY, QUEUED, URGENT_FIRST, is_uuid
+from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, is_uuid, status_of, ticked
+from agentruns.admin.filters import HEAVY, QUEUED, URGENT_FIRST
 from agentruns.admin.forms import NoteForm
 from agentruns.admin.html import named, person, plain, plain_line, risk_badge, visible
 from agentruns.admin.runs.steps import mask_for
@@ -39,7 +39,6 @@ from agentruns.services.approvals import extend
 from agentruns.tools import to_jsonable
 from agentruns.utils import json as canonical
 
-MOST = 100  # what one page can show and one person can look at
 VERBS = ("approve", "deny")  # of a page for several
 TITLES = {"approve": gettext_lazy("Approve these calls?"), "deny": gettext_lazy("Deny these calls?")}
 WARNED_SALT = "agentruns.admin.approvals.warned"
@@ -167,7 +166,7 @@ def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:
     listed = admin.get_queryset(request).order_by(*URGENT_FIRST)
     if query:  # else it is the list as it opens, without the cost of what its filters offer
         with suppress(IncorrectLookupParameters):  # not from a list of ours
-            listed = admin.listed(request, query)
+            listed = admin.listing(request, query).queryset
     return list(listed.filter(status=PENDING).values_list("pk", flat=True)[:QUEUED])
 
 
@@ -193,20 +192,14 @@ def _tell(
     admin.message_user(request, format_html('{} <a href="{}">{}</a>', text, url, visible(title)), level)
 
 
-def decide_selected(admin: ReadOnlyAdmin, request: HttpRequest, verb: str) -> HttpResponse | None:
-    """Ask, then decide on the ids that were on the page, whatever else "select all" may mean."""
-    approvals = _chosen(request, admin.get_queryset(request))
-    if len(approvals) > MOST:
-        text = _("Choose at most %(most)d: nobody can check more on one page.") % {"most": MOST}
-        admin.message_user(request, text, messages.WARNING)
-        return None
-    confirmed, title = "confirmed" in request.POST, str(TITLES[verb])
-    if request.POST.get("select_across") == "1" and not confirmed:
-        text = _("Only what was on the page is decided: %(count)d.") % {"count": len(approvals)}
-        admin.message_user(request, text, messages.WARNING)
-    refused = _incomplete(request, verb, approvals, (verb,)) if confirmed else {}
-    if refused or not confirmed:
-        return _ask(admin, request, approvals, (verb,), title=title, **refused)
+def decide_selected(
+    admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: list[Approval]
+) -> HttpResponse:
+    """Ask, then decide on the approvals that were on the page, whatever else "select all" may mean."""
+    is_confirmed = "confirmed" in request.POST
+    refused = _incomplete(request, verb, approvals, (verb,)) if is_confirmed else {}
+    if refused or not is_confirmed:
+        return _ask(admin, request, approvals, (verb,), title=str(TITLES[verb]), **refused)
     lines = _decide(admin, request, verb, approvals)
     return _show(admin, request, lines, title=_("Outcome of each"), outcome=True)
 
@@ -219,7 +212,7 @@ def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpRe
         raise Http404(_("There is no run %(id)s.") % {"id": plain(run_id)})
     rows = admin.get_queryset(request).filter(run_id=run_id).order_by("requested_at", "id")
     waiting, refused = list(rows.filter(status=PENDING)), dict[str, Any]()
-    verb, chosen = request.POST.get("verb", ""), _chosen(request, rows)
+    verb, chosen = request.POST.get("verb", ""), ticked(request, rows)
     if request.method == "POST" and verb in VERBS and chosen:
         refused = _incomplete(request, verb, chosen, VERBS)
         if not refused:
@@ -241,13 +234,6 @@ def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpRe
     title %= {"agent": plain(run.agent), "count": len(waiting)}
     run_url = admin.other_page(request, Run, run.pk)
     return _ask(admin, request, waiting, VERBS, title=title, run_url=run_url, is_turn=True, **refused)
-
-
-def _chosen(request: HttpRequest, rows: Any) -> list[Approval]:
-    """Find the ticked approvals, in the order of the page."""
-    keys = [UUID(key) for key in request.POST.getlist(ACTION_CHECKBOX_NAME) if is_uuid(key)]
-    found = rows.in_bulk(keys[: MOST + 1]) if keys else {}
-    return [found[key] for key in dict.fromkeys(keys) if key in found]
 
 
 def _incomplete(

@@ -135,19 +135,15 @@ def _link(link: Any) -> tuple[str, str] | None:
         text, url = link
     else:
         text, url = "", link
-    if not isinstance(url, str) or not _is_safe(url):
+    if not isinstance(url, str) or bare(url) != url or url.startswith("//"):
+        return None
+    try:
+        scheme, site = urlsplit(url)[:2]
+    except ValueError:
+        return None
+    is_safe = scheme in ("http", "https") if scheme or site else url.startswith("/")
+    if not is_safe or any(character in url for character in "\\\n\t "):
         return None
     if not text:
-        site = urlsplit(url).netloc
         text = _("Open %(site)s") % {"site": site} if site else _("Open the page about it")
     return plain(text), url
-
-
-def _is_safe(url: str) -> bool:
-    if bare(url) != url or any(character in url for character in "\\\n\t ") or url.startswith("//"):
-        return False
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") if parts.scheme or parts.netloc else url.startswith("/")

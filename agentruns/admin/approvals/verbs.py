@@ -15,17 +15,11 @@ from agentruns.models import Approval
 from agentruns.services.approvals import answer, approve, deny
 from agentruns.tools.questions import choices_of
 
-FORMS: dict[str, type[Form]] = {
-    "approve": DecideForm,
-    "answer": AnswerForm,
-    "deny": DecideForm,
-    "extend": ExtendForm,
-}
-
 
 def form_of(verb: str, approval: Approval, data: Any = None) -> Form:
     """Build the form of a verb other than edit, whose form the card builds because it knows the masks."""
-    return FORMS[verb](data, **form_options(verb, approval))
+    forms: dict[str, type[Form]] = {"answer": AnswerForm, "extend": ExtendForm}
+    return forms.get(verb, DecideForm)(data, **form_options(verb, approval))
 
 
 def form_options(verb: str, approval: Approval) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from agentruns.utils.late import modules_of
 if TYPE_CHECKING:
     from agentruns.admin.runs import actions as actions
     from agentruns.admin.runs import audit as audit
-    from agentruns.admin.runs import bulk as bulk
     from agentruns.admin.runs import history as history
     from agentruns.admin.runs import limits as limits
     from agentruns.admin.runs import list as list

@@ -14,7 +14,7 @@ from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
@@ -22,7 +22,6 @@ from agentruns.admin.html import ago, bare, exact, plain, plain_line, reason
 from agentruns.admin.runs.steps import evidence, mask_for
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError, RunStateError
-from agentruns.journal.masking import Mask
 from agentruns.journal.policy import ACTIONS
 from agentruns.journal.read import UNREADABLE
 from agentruns.journal.verify import check
@@ -36,6 +35,7 @@ from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
 
 SILENT_AFTER = timedelta(minutes=5)
+FINISHES = gettext_lazy("A tool that is running now finishes, and its result is kept.")
 BUTTONS = ("resume", "pause", "cancel", "adopt")
 
 
@@ -65,12 +65,6 @@ class Situation:
     drift: Any = None  # limits.Drift, on the page of a run that goes on
 
     @property
-    def is_stuck(self) -> bool:
-        """Return whether no worker takes the run as it is, as far as is known here."""
-        is_other = self.drift is not None and self.drift.is_other
-        return is_other or any(wait.kind == waiting.BLOCKED for wait in self.waits)
-
-    @property
     def is_scheduled(self) -> bool:
         """Return whether the run waits for the time of its start."""
         return any(wait.kind == waiting.SCHEDULED for wait in self.waits)
@@ -85,22 +79,20 @@ def situation(request: HttpRequest, run: Run) -> Situation:
     """Return where the run stands now, and what this user may do about it."""
     alias, user = settings.DATABASE, request.user
     paused, pause_requested = (False, None) if run.is_ended else waiting.pause_of(alias, run)
-    mask = mask_for(run)
+    mask, approved = mask_for(run), list[str]()
+    if run.status == Run.Status.PAUSED:
+        cards = Approval.objects.using(alias).filter(run_id=run.pk, status=Approval.Status.APPROVED)
+        approved = [plain(mask.made(one.tool_name, one.title)) for one in cards.order_by("requested_at")]
     return Situation(
         run=mask.run(run),
         waits=waiting.waits(alias, [run], {run.session_id: mask}).get(run.pk, []),
         cancel_requested=None if run.is_ended else waiting.cancel_requests(alias, [run]).get(run.pk),
         sweeper_seen=waiting.sweeper_seen(alias) if run.status in ("queued", "running") else None,
         is_paused=paused,
-        approved=_approved(run, mask) if run.status == Run.Status.PAUSED else (),
+        approved=approved,
         pause_requested=pause_requested,
         may=[button for button in BUTTONS if permissions.may(user, button, run)],
     )
-
-
-def _approved(run: Run, mask: Mask) -> list[str]:
-    cards = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk, status=Approval.Status.APPROVED)
-    return [plain(mask.made(one.tool_name, one.title)) for one in cards.order_by("requested_at")]
 
 
 def headline(situation: Situation) -> str:
@@ -137,7 +129,8 @@ def headline(situation: Situation) -> str:
         return _("It starts at %(time)s.") % {"time": exact(run.not_before)}
     if waits_for_time(run):
         return _("It waits a while, because its model failed.")
-    if situation.is_stuck:
+    is_other = situation.drift is not None and situation.drift.is_other
+    if is_other or any(wait.kind == waiting.BLOCKED for wait in situation.waits):
         return _("It is queued, but cannot go on here as it is.")
     return _("It is queued: the next free worker takes it.")
 
@@ -159,13 +152,34 @@ def notes(situation: Situation) -> list[str]:
 
 
 def resume(situation: Situation) -> Action:
-    """Return what Resume will do, or why it cannot be done."""
+    """Say what Resume will do, or why it cannot be done."""
     run = situation.run
+    text = _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
+    effect = [text % {"tool": plain(orphan.tool)} for orphan in situation.orphans]
+    if situation.orphans:
+        effect.append(
+            _("Calls it asked for after that in the same reply are not run; their approvals are cancelled.")
+        )
+    if run.status == Run.Status.RUNNING:
+        text = _(
+            "If its worker was inside a tool, that call is repeated where the tool says that is safe; "
+            "otherwise the model is told that its outcome is unknown."
+        )
+        effect.append(text)
+    if run.status == Run.Status.PAUSED:
+        effect.append(_("The pause ends."))
+    text = _("A worker then carries out what was approved: %(title)s.")
+    effect += [text % {"title": title} for title in situation.approved]
+    if situation.is_scheduled:
+        effect.append(_("It starts at once, before its time."))
+    elif waits_for_time(run):
+        effect.append(_("The wait for the next attempt ends: the model is asked again at once."))
+    effect.append(_("A worker picks up the run; nothing runs inside this page."))
     is_next = run.status == Run.Status.QUEUED and not waits_for_time(run) and "resume" in situation.may
     return action(
         situation,
         "resume",
-        _resume_effect(situation),
+        effect,
         over(situation),
         run.status == Run.Status.AWAITING_APPROVAL
         and _("It waits for a decision. Approve or deny, and it goes on by itself."),
@@ -180,7 +194,7 @@ def pause(situation: Situation) -> Action:
     run = situation.run
     effect = [_("The run is paused now.")]
     if is_live(run):
-        effect = [_("The worker pauses it before its next tool starts."), _finishes()]
+        effect = [_("The worker pauses it before its next tool starts."), str(FINISHES)]
     if run.status == Run.Status.AWAITING_APPROVAL:
         effect.append(_("People can still decide meanwhile. What they approve runs when the run is resumed."))
     effect.append(_("It goes on only after Resume. The time until then does not count towards its deadline."))
@@ -201,7 +215,7 @@ def cancel(situation: Situation) -> Action:
     is_asked = asked is not None and clock.now(settings.DATABASE) - asked[1] < patience
     effect = [_("The run ends now. It cannot be resumed afterwards.")]
     if is_live(run):
-        effect = [_("The worker stops before its next tool starts."), _finishes()]
+        effect = [_("The worker stops before its next tool starts."), str(FINISHES)]
     effect.append(
         _("Open approvals are cancelled. A call that started and has no result is recorded as unknown.")
     )
@@ -211,10 +225,6 @@ def cancel(situation: Situation) -> Action:
             _("A call that is running is recorded as unknown; what it still returns is kept as evidence."),
         ]
     return action(situation, "cancel", effect, (run.is_ended or is_asked) and over(situation))
-
-
-def _finishes() -> str:
-    return _("A tool that is running now finishes, and its result is kept.")
 
 
 def action(situation: Situation, button: str, effect: list[str], *reasons: str | bool) -> Action:
@@ -227,31 +237,6 @@ def action(situation: Situation, button: str, effect: list[str], *reasons: str |
 def _request(request: tuple[str, datetime]) -> dict[str, str]:
     name, when = request
     return {"name": plain(name or _("the program")), "when": ago(when)}
-
-
-def _resume_effect(situation: Situation) -> list[str]:
-    text = _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
-    effect = [text % {"tool": plain(orphan.tool)} for orphan in situation.orphans]
-    if situation.orphans:
-        effect.append(
-            _("Calls it asked for after that in the same reply are not run; their approvals are cancelled.")
-        )
-    if situation.run.status == Run.Status.RUNNING:
-        text = _(
-            "If its worker was inside a tool, that call is repeated where the tool says that is safe; "
-            "otherwise the model is told that its outcome is unknown."
-        )
-        effect.append(text)
-    if situation.run.status == Run.Status.PAUSED:
-        effect.append(_("The pause ends."))
-    text = _("A worker then carries out what was approved: %(title)s.")
-    effect += [text % {"title": title} for title in situation.approved]
-    if situation.is_scheduled:
-        effect.append(_("It starts at once, before its time."))
-    elif waits_for_time(situation.run):
-        effect.append(_("The wait for the next attempt ends: the model is asked again at once."))
-    effect.append(_("A worker picks up the run; nothing runs inside this page."))
-    return effect
 
 
 def buttons(situation: Situation) -> dict[str, Any]:
@@ -292,26 +277,20 @@ def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) 
             require_last_row(run, form.cleaned_data.get("seq"))
         if verb != "cancel":  # which is taken as often as it is asked for
             require(button.advice(situation(request, run)))
-        return button.act(run, request.user, form.cleaned_data.get("reason", ""))
+        return act(verb, run, request.user, form.cleaned_data.get("reason", ""))
 
     return press(admin, request, run, do, str(button.logged))
 
 
-def resumed(run: Run, user: Any, reason: str = "") -> str:
-    """Let a run go on, and say what was done; a resume takes no reason."""
-    resume_run(run.pk, user, drive=False)
-    return _("Resumed. A worker picks it up.")
-
-
-def paused(run: Run, user: Any, reason: str) -> str:
-    """Pause a run, or ask its worker to, and say which."""
-    if is_live(pause_run(run.pk, user, reason=reason)):
-        return _("Pause requested. The worker pauses it before its next tool starts.")
-    return _("Paused. It goes on when somebody resumes it.")
-
-
-def cancelled(run: Run, user: Any, reason: str) -> str:
-    """Cancel a run, or ask its worker to, and say which."""
+def act(verb: str, run: Run, user: Any, reason: str) -> str:
+    """Resume, pause or cancel a run, or ask its worker to, and say which; a resume keeps no reason."""
+    if verb == "resume":
+        resume_run(run.pk, user, drive=False)
+        return _("Resumed. A worker picks it up.")
+    if verb == "pause":
+        if is_live(pause_run(run.pk, user, reason=reason)):
+            return _("Pause requested. The worker pauses it before its next tool starts.")
+        return _("Paused. It goes on when somebody resumes it.")
     if cancel_run(run.pk, user, reason=reason).is_ended:
         return _("Cancelled.")
     return _("Cancel requested. The worker stops before its next tool starts.")
@@ -322,12 +301,12 @@ def press(
 ) -> HttpResponse:
     """Do what a button says to a run that is locked, log it, and say what was done."""
 
-    def act() -> str:
+    def pressed() -> str:
         lock_session(settings.DATABASE, run.session_id)
         return do(find_run(run.pk))
 
     try:
-        done = in_transaction(settings.DATABASE, act)
+        done = in_transaction(settings.DATABASE, pressed)
     except UNREADABLE as error:
         if not check(run.session_id, settings.DATABASE):
             raise
@@ -355,15 +334,34 @@ class Verb:
 
     form: type[Form]
     advice: Callable[[Situation], Action]
-    act: Callable[[Run, Any, str], str]
     logged: Any
+    title: Any  # of the page for several
+    button: Any
     stops: bool = False
 
 
 VERBS = {
-    "resume": Verb(ResumeForm, resume, resumed, gettext_lazy("Resumed from the console.")),
-    "pause": Verb(PauseForm, pause, paused, gettext_lazy("Pause requested in the console."), stops=True),
+    "resume": Verb(
+        ResumeForm,
+        resume,
+        gettext_lazy("Resumed from the console."),
+        gettext_lazy("Resume these runs?"),
+        ngettext_lazy("Resume this run", "Resume these %(count)d runs", "count"),
+    ),
+    "pause": Verb(
+        PauseForm,
+        pause,
+        gettext_lazy("Pause requested in the console."),
+        gettext_lazy("Pause these runs?"),
+        ngettext_lazy("Pause this run", "Pause these %(count)d runs", "count"),
+        stops=True,
+    ),
     "cancel": Verb(
-        CancelForm, cancel, cancelled, gettext_lazy("Cancel requested in the console."), stops=True
+        CancelForm,
+        cancel,
+        gettext_lazy("Cancel requested in the console."),
+        gettext_lazy("Cancel these runs?"),
+        ngettext_lazy("Cancel this run", "Cancel these %(count)d runs", "count"),
+        stops=True,
     ),
 }

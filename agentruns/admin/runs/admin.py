@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns import journal, services
 from agentruns.admin import runs
-from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, View, bounded, selected
+from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, View, bounded, is_uuid, selected
 from agentruns.admin.filters import (
     SEARCHED,
     AgentFilter,
@@ -29,50 +29,17 @@ from agentruns.admin.filters import (
     RunStatusFilter,
     SessionFilter,
     StartedFilter,
-    is_uuid,
     run_texts,
     searched,
     with_texts,
 )
 from agentruns.admin.html import EMPTY, age, person, plain, run_badge, two_lines, visible
 from agentruns.conf import settings
-from agentruns.models import Approval, Run
-
-if TYPE_CHECKING:
-    from agentruns.services.waiting import Wait
+from agentruns.models import Run
 
 ACT = "runs.bulk.act_on_selected"
+ONLY = gettext_lazy("Only what was on the page is acted on: %(count)d.")
 VERBS = ("resume", "pause", "cancel")
-VIEWS = (
-    View("live", "runs.page.live_view"),
-    View("watch", "runs.page.watch_view", acts=True),
-    View("row", "runs.audit.row_view", "rows/<int:seq>/"),
-    View("content", "runs.audit.content_view", "rows/<int:seq>/content/", in_transaction=False),
-    View("file", "runs.audit.file_view", "files/<str:sha256>/", in_transaction=False),
-    View("erase", "runs.audit.erase_view", "rows/<int:seq>/erase/"),
-    *(View(verb, "runs.actions.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
-    View("adopt", "runs.limits.adopt_view", acts=True),
-    View("reply", "runs.chat.reply_view", acts=True),
-    View("review", "runs.review.review_view", acts=True),
-    View("verify", "runs.audit.verify_view", acts=True),
-    View("export", "runs.audit.export_view", acts=True),
-    View("again", "runs.history.again_view", acts=True),
-    View("fork", "runs.history.fork_view", acts=True),
-    View("at", "runs.history.at_view"),
-    View("replay", "runs.history.replay_view", in_transaction=False),
-    View("call", "runs.calls.call_view", "calls/<str:call_id>/"),
-    View("resolve", "runs.calls.resolve_view", "calls/<str:call_id>/resolve/"),
-    View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
-)
-PAGES = (
-    View("news", "base.news_view"),
-    View("figures", "dashboard.figures_view"),
-    View("start", "runs.start.start_view"),
-    View("costs", "costs.costs_view"),
-    View("csv", "costs.csv_view", "costs.csv"),
-    View("switches", "runs.switches.switches_view", "switches/"),
-    View("in_doubt", "runs.calls.in_doubt_view", "in-doubt/"),
-)
 # Where no price is known tokens are compared, as if they cost next to nothing.
 COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())
 
@@ -128,15 +95,42 @@ class RunAdmin(ReadOnlyAdmin):
         "or the beginning of an id"
     )
     actions = (
-        selected("resume", gettext_lazy("Resume selected…"), ACT),
-        selected("pause", gettext_lazy("Pause selected…"), ACT),
-        selected("cancel", gettext_lazy("Cancel selected…"), ACT),
+        selected("resume", gettext_lazy("Resume selected…"), ACT, ONLY),
+        selected("pause", gettext_lazy("Pause selected…"), ACT, ONLY),
+        selected("cancel", gettext_lazy("Cancel selected…"), ACT, ONLY),
     )
     page_template = "agentruns/admin/run.html"
-    live_interval = 2000  # milliseconds between two looks of an open page
 
-    views = VIEWS
-    pages = PAGES
+    views = (
+        View("live", "runs.page.live_view"),
+        View("watch", "runs.page.watch_view", acts=True),
+        View("row", "runs.audit.row_view", "rows/<int:seq>/"),
+        View("content", "runs.audit.content_view", "rows/<int:seq>/content/", in_transaction=False),
+        View("file", "runs.audit.content_view", "files/<str:sha256>/", in_transaction=False),
+        View("erase", "runs.audit.erase_view", "rows/<int:seq>/erase/"),
+        *(View(verb, "runs.actions.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
+        View("adopt", "runs.limits.adopt_view", acts=True),
+        View("reply", "runs.chat.reply_view", acts=True),
+        View("review", "runs.review.review_view", acts=True),
+        View("verify", "runs.audit.verify_view", acts=True),
+        View("export", "runs.audit.export_view", acts=True),
+        View("again", "runs.history.again_view", acts=True),
+        View("fork", "runs.history.fork_view", acts=True),
+        View("at", "runs.history.at_view"),
+        View("replay", "runs.history.replay_view", in_transaction=False),
+        View("call", "runs.calls.call_view", "calls/<str:call_id>/"),
+        View("resolve", "runs.verdicts.resolve_view", "calls/<str:call_id>/resolve/"),
+        View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
+    )
+    pages = (
+        View("news", "base.news_view"),
+        View("figures", "dashboard.figures_view"),
+        View("start", "runs.start.start_view"),
+        View("costs", "costs.costs_view"),
+        View("csv", "costs.csv_view", "costs.csv"),
+        View("switches", "runs.switches.switches_view", "switches/"),
+        View("in_doubt", "runs.calls.in_doubt_view", "in-doubt/"),
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the runs that the user may see, with their session and their review."""
@@ -203,13 +197,13 @@ class RunAdmin(ReadOnlyAdmin):
 
     def links(self, request: HttpRequest, run: Run) -> dict[str, SafeString]:
         """Return where the cells of a row lead to."""
-        wait = next((one for one in run.waits if self.wait_url(request, one)), None)  # type: ignore[attr-defined]
+        wait = next((one for one in run.waits if runs.list.wait_url(self, request, one)), None)  # type: ignore[attr-defined]
         verb, act = ("decide", _("Decide")) if wait and wait.approval_id else ("resolve", _("Give a verdict"))
         if wait and not services.permissions.may(request.user, verb):
             act = _("Look at it")
         name = person(run.owner_name)
         return {
-            "act": _link(self.wait_url(request, wait), act) if wait else SafeString(),
+            "act": _link(runs.list.wait_url(self, request, wait), act) if wait else SafeString(),
             "agent": _link("?" + urlencode({"agent": run.agent}), plain(run.agent)),
             "session": _link(f"?session={run.session_id}", visible(run.session.key), plain(run.session.key)),
             "requester": _link("?" + urlencode({"requester": run.owner_id}), name) if run.owner_id else name,
@@ -219,18 +213,11 @@ class RunAdmin(ReadOnlyAdmin):
 
     def page(self, request: HttpRequest, obj: Run, **context: Any) -> HttpResponse:
         """Return the page of one run; where its journal cannot be read, what is known without it."""
-        page = runs.page
-        sections = (
-            page.overview,
-            runs.limits.limits,
-            runs.history.lineage,
-            runs.review.review,
-        )
         try:
             # Before the rows are read: what comes in between is then new to the page, and not missed.
-            shown: dict[str, Any] = {} if "live" in context else {"live": page.live(self, request, obj)}
+            shown: dict[str, Any] = {} if "live" in context else {"live": runs.page.live(self, request, obj)}
             situation = runs.limits.situation(request, obj)
-            for section in sections:
+            for section in (runs.page.overview, runs.limits.limits, runs.history.lineage, runs.review.review):
                 shown |= section(self, request, situation)
         except journal.read.UNREADABLE:
             found = runs.audit.finding(request, obj)
@@ -250,9 +237,3 @@ class RunAdmin(ReadOnlyAdmin):
     def log_change(self, request: HttpRequest, obj: Run, message: Any) -> Any:
         """Keep what was done in the admin's history, which everybody may read who may see the run."""
         return super().log_change(request, obj, runs.steps.mask_for(obj).said(message))
-
-    def wait_url(self, request: HttpRequest, wait: Wait) -> str:
-        """Return where a person acts on what a run waits for, or ""."""
-        if wait.approval_id is not None:
-            return self.other_page(request, Approval, wait.approval_id)
-        return self.url(request, "call", wait.run_id, wait.call_id) if wait.call_id else ""

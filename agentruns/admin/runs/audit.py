@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet, TextField
+from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -23,12 +21,11 @@ from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, DurableRunNotFoundError, PayloadError
 from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.journal.read import UNREADABLE, read_rows
-from agentruns.journal.verify import Problem, check
+from agentruns.journal.verify import check
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.services import permissions
 from agentruns.services.erasure import UNREACHED, Erased, erase_rows
 from agentruns.services.transfer import (
-    Content,
     download,
     download_export,
     find_content,
@@ -60,7 +57,14 @@ def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> 
     except UNREADABLE:
         if not check(run.session_id, settings.DATABASE):
             raise
-        text = _unread(rows)
+        # The row without its payload: what cannot be parsed cannot be masked either.
+        parts = {f"{name}_text": Cast(name, TextField()) for name in ("facts", "content")}
+        written = {"written": Cast("created_at", TextField()), **parts}
+        values = rows.annotate(**written).values(*COLUMNS, *written)[0]
+        count = sum(len(values.pop(name) or "") for name in parts)
+        note = _("The content, %(count)d characters, cannot be read, so it is not shown.")
+        lines = [f"{name}: {value}" for name, value in values.items()]
+        text = "\n".join([*lines, "", note % {"count": count}])
     # No browser takes it for anything else.
     headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"}
     return HttpResponse(bare(text), content_type="text/plain; charset=utf-8", headers=headers)
@@ -73,23 +77,16 @@ def export_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
     return export
 
 
-def content_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponseBase:
-    """Stream what a row holds only the beginning of; what is guarded only when asked for by POST."""
-    found = partial(find_content, run, seq if seq < LARGEST else 0)
-    return _content_view(admin, request, run, seq, found)
-
-
-def file_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, sha256: str) -> HttpResponseBase:
-    """Stream a picture or document of a row, as `content_view`; pictures to be shown on a page."""
-    return _content_view(admin, request, run, 0, partial(find_file, run, sha256))
-
-
-def _content_view(
-    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int, find: Callable[[], Content]
+def content_view(
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int = 0, sha256: str = ""
 ) -> HttpResponseBase:
+    """Stream what a row holds only the beginning of, or the picture or document of a row that has a SHA-256.
+
+    Stream guarded content only when asked for by POST.
+    """
     content, refusal, may_reveal = None, "", permissions.may_reveal(request.user, run)
     try:
-        content = find()
+        content = find_file(run, sha256) if sha256 else find_content(run, seq if seq < LARGEST else 0)
         seq = content.stored.seq
         if not content.guarded or request.method == "POST":
             if content.guarded and not may_reveal:
@@ -174,7 +171,11 @@ def chain_page(
 
 def finding(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Check the journal of a run's session, and say up to which head."""
-    session, problems = _checked(run)
+    sessions = Session.objects.using(settings.DATABASE).filter(pk=run.session_id)
+    for _try in range(TRIES):
+        session, problems = sessions.get(), check(run.session_id, settings.DATABASE)
+        if sessions.filter(next_seq=session.next_seq, head=session.head).exists():
+            break  # the session is as it was meanwhile
     bad = next((each.seq for each in problems if each.seq is not None), None)
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, seq=bad or 0)
     return {
@@ -188,24 +189,3 @@ def finding(request: HttpRequest, run: Run) -> dict[str, Any]:
         "bad_seq": bad,
         "row_of": rows.filter(run__in=visible_runs(request.user)).values_list("run_id", flat=True).first(),
     }
-
-
-def _checked(run: Run) -> tuple[Session, list[Problem]]:
-    """Return what is wrong with a run's session, and the session as it was meanwhile."""
-    sessions = Session.objects.using(settings.DATABASE).filter(pk=run.session_id)
-    for _try in range(TRIES):
-        session, problems = sessions.get(), check(run.session_id, settings.DATABASE)
-        if sessions.filter(next_seq=session.next_seq, head=session.head).exists():
-            break
-    return session, problems
-
-
-def _unread(rows: QuerySet[Message]) -> str:
-    """Return a row without its payload: what cannot be parsed cannot be masked either."""
-    parts = {f"{name}_text": Cast(name, TextField()) for name in ("facts", "content")}
-    texts = {"written": Cast("created_at", TextField()), **parts}
-    row = rows.annotate(**texts).values(*COLUMNS, *texts)[0]
-    count = sum(len(row.pop(name) or "") for name in parts)
-    lines = [f"{name}: {value}" for name, value in row.items()]
-    note = _("The content, %(count)d characters, cannot be read, so it is not shown.")
-    return "\n".join([*lines, "", note % {"count": count}])

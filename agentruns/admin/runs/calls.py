@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.approvals.texts import Quote, brief, quote
-from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, neighbours, status_of
-from agentruns.admin.forms import CancelForm
-from agentruns.admin.html import Body, ago, arguments, as_text, body, cut, exact, named, plain
-from agentruns.admin.runs import actions, chat, verdicts
+from agentruns.admin.approvals.texts import brief, quote
+from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, neighbours
+from agentruns.admin.forms import RESULT_LENGTH, CancelForm, VerdictForm
+from agentruns.admin.html import (
+    Body,
+    ago,
+    arguments,
+    as_text,
+    bare,
+    body,
+    cut,
+    exact,
+    named,
+    plain,
+    plain_line,
+)
+from agentruns.admin.runs import actions, chat
 from agentruns.admin.runs.list import task_title
 from agentruns.admin.runs.steps import (
+    OF_A_CALL,
     ORPHAN_ACTIONS,
     TEXT_LIMIT,
     actor,
@@ -34,26 +44,22 @@ from agentruns.admin.runs.steps import (
 )
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
-from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
 from agentruns.journal import events
 from agentruns.journal.copies import original
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
-from agentruns.journal.masking import MOST_READ, NOTHING, Mask, masks_of
+from agentruns.journal.masking import MOST_READ, NOTHING, masks_of
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import definition_bodies, read_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
-from agentruns.services.control import resolve_orphan
-from agentruns.services.write import lock_session
 from agentruns.tools.card import MASK
 from agentruns.utils import clock
-from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import redact
 
 CALL_LENGTH = 36
+EARLIER = 5  # results of the tool of which one is an example
 SHORT = 60  # characters of an argument in a title
-MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is now.")
 ENDED = gettext_lazy("Its run has ended. Whether it happened is not known.")
 LOOKED_AT = 200  # runs with a call in doubt among which the next one is looked for
 
@@ -128,7 +134,7 @@ def _shown_by(run: Run, call_id: str) -> Approval | Run:
 
 def call_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
     """Show a call: what it was, what is known of it, and what can be decided."""
-    return _call_page(admin, request, _history(run, call_id))
+    return call_page(admin, request, history(run, call_id))
 
 
 def reveal_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
@@ -138,46 +144,10 @@ def reveal_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: s
     shown = _shown_by(run, call_id)
     if not permissions.may_reveal(request.user, shown):
         raise PermissionDenied
-    found = _history(run, call_id, revealed=True)
+    found = history(run, call_id, revealed=True)
     permissions.reveal(request.user, shown, door=CHANNEL, what=f"call={found.call.id}")
     admin.log_change(request, run, _("Saw the sensitive arguments of call %s.") % found.call.id)
-    return _call_page(admin, request, found)
-
-
-def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Record a verdict on what was shown. Whatever is to run is run by a worker."""
-    found = _history(run, call_id)
-    if request.method != "POST":
-        return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
-    if not permissions.may(request.user, "resolve", run):
-        return _refused(admin, request, found, {}, PermissionDeniedError(actions.missing("resolve")))
-    verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
-    form = verdicts.blank(found, verdict, request.POST)
-    sound = form.is_valid() and verdicts.is_whole(found, form)
-    given = {**form.cleaned_data, "result": verdicts.entered(found, form.cleaned_data.get("result", ""))}
-    if seen != str(found.seq):
-        return _refused(admin, request, found, given, RunStateError(str(MOVED_ON)))
-    if not sound:
-        for name in list(form.errors)[:1]:  # to the field that is to be corrected
-            if name in form.fields:
-                form.fields[name].widget.attrs["autofocus"] = True
-        text = _("Nothing was decided. Correct the form below.")
-        return _call_page(admin, request, found, form, status=400, refusal=text)
-    queue = _queue(request, ended=True)  # before it is decided: afterwards it has no place in the queue
-    try:
-        now = in_transaction(settings.DATABASE, lambda: _resolve(request, found, given))
-    except AgentRunsError as error:
-        return _refused(admin, request, found, given, error)
-    logged = _("Verdict on call %(call)s of %(tool)s: %(verdict)s. %(evidence)s")
-    about = {"call": found.call.id, "tool": plain(found.call.tool), "evidence": plain(given["evidence"])}
-    back = admin.done(
-        request,
-        now,
-        logged % {**about, "verdict": verdict},
-        verdicts.done(found, now, verdict, given["result"]),
-    )
-    others = following(queue, (run.pk, call_id))
-    return HttpResponseRedirect(admin.url(request, "call", *others[0])) if others else back
+    return call_page(admin, request, found)
 
 
 def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
@@ -224,23 +194,33 @@ def _in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], li
     return runs, [*found, *(wait for wait in left if wait.run_id in runs)]
 
 
-def _queue(request: HttpRequest, *, ended: bool) -> list[tuple[UUID, str]]:
-    """Return the runs and calls of that list, in its order."""
+def queue(request: HttpRequest, *, ended: bool = False) -> list[tuple[UUID, str]]:
+    """List the runs and calls of the page of calls in doubt, in its order; those of ended runs if wanted."""
     return [(wait.run_id, wait.call_id) for wait in _in_doubt(request, ended=ended)[1]]
 
 
 def story(found: CallHistory) -> list[str]:
-    """Return in sentences what became of the call and who said so."""
-    says: dict[str, Callable[[Row], str]] = {
-        events.ORPHAN_FOUND: _doubt,
-        events.ORPHAN_RESOLVED: verdict,
-        events.TOOL_RESULT: partial(_outcome, found),
-    }
-    lines = [says[row.kind](row) for row in found.rows if row.kind in says]
+    """Say in sentences what became of the call and who said so."""
+    lines, call = [], found.call
+    for row in found.rows:
+        if row.kind == events.ORPHAN_FOUND:
+            text = _("In doubt since %(when)s. %(action)s Evidence: %(evidence)s")
+            facts = {"when": _moment(row), "evidence": evidence(row.payload.get("evidence", ""))}
+            lines.append(text % {**facts, "action": ORPHAN_ACTIONS.get(row.payload["action"], "")})
+        elif row.kind == events.ORPHAN_RESOLVED:
+            lines.append(verdict(row))
+        elif row.kind == events.TOOL_RESULT:
+            lines.append(_outcome(found, row))
     result = found.last(events.TOOL_RESULT)
-    if result is None:
-        return lines if found.waits else [*lines, _open(found.call)]
-    if events.leaves_doubt(result.payload):
+    if result is None and not found.waits:
+        if call.attempt == 0:
+            lines.append(_("It has not been started."))
+        elif call.is_contradicted:
+            lines.append(_("The tool has returned since. A worker will ask a person again."))
+        else:
+            started = _("Attempt %(attempt)d has started and has no result yet.") % {"attempt": call.attempt}
+            lines.append(str(_OPEN.get(call.orphan, started)))
+    if result is not None and events.leaves_doubt(result.payload):
         if found.settled is not None:
             text = _("%(name)s, knowing of it, approved the tool's next call on %(when)s.")
             lines.append(text % {"name": actor(found.settled), "when": _moment(found.settled)})
@@ -249,7 +229,7 @@ def story(found: CallHistory) -> list[str]:
 
 
 def verdict(row: Row) -> str:
-    """Return who gave a verdict, which, when, and how they know."""
+    """Say who gave which verdict, when, and how they know."""
     payload = row.payload
     said = _("%(name)s: %(verdict)s, %(when)s.") % {
         "name": actor(row),
@@ -258,12 +238,6 @@ def verdict(row: Row) -> str:
     }
     known = payload.get("evidence")
     return f"{said} " + _("Evidence: %s") % plain(known) if known else said
-
-
-def _doubt(row: Row) -> str:
-    text = _("In doubt since %(when)s. %(action)s Evidence: %(evidence)s")
-    facts = {"when": _moment(row), "evidence": evidence(row.payload.get("evidence", ""))}
-    return text % {**facts, "action": ORPHAN_ACTIONS.get(row.payload["action"], "")}
 
 
 def _outcome(found: CallHistory, row: Row) -> str:
@@ -283,49 +257,8 @@ def _outcome(found: CallHistory, row: Row) -> str:
     return _("%(outcome)s, on %(when)s.") % {**facts, "outcome": outcome_words(outcome)[0]}
 
 
-def _resolve(request: HttpRequest, found: CallHistory, given: dict[str, Any]) -> Run:
-    run = found.run
-    lock_session(settings.DATABASE, run.session_id)
-    now = _history(run, found.call.id)
-    if now.seq != found.seq:
-        raise RunStateError(str(MOVED_ON))
-    if now.returned is not None and given["verdict"] == "not_occurred":
-        raise RunStateError(_("The tool returned without an error, so it did happen."))
-    return resolve_orphan(
-        run.pk,
-        found.call.id,
-        given["verdict"],
-        request.user,
-        result=given["result"] if given["verdict"] == "occurred" else None,
-        evidence=given["evidence"],
-        channel=CHANNEL,
-    )
-
-
-def _refused(
-    admin: ReadOnlyAdmin, request: HttpRequest, was: CallHistory, given: dict[str, Any], error: Exception
-) -> HttpResponse:
-    """Say why nothing was recorded: what somebody else decided, unless this very click was recorded."""
-    run, why, seen = admin.find(request, was.run.pk), plain(error), given.get("seq") or 0
-    found, sent = _history(run, was.call.id), None
-    since = [row for row in found.rows if row.seq > seen] if given else []
-    first = next((row for row in since if row.kind == events.ORPHAN_RESOLVED), None)
-    if given.get("verdict"):
-        sent = verdicts.blank(found, keeps={"evidence": given.get("evidence", "")})
-    if first is not None and seen and sent is not None:
-        if verdicts.is_same(found, first, request.user, given):  # a double click
-            text = _("Your verdict was recorded already. %s")
-            admin.message_user(request, text % verdict(first), messages.INFO)
-            return admin.back(request, run)
-        why = verdict(first)
-    elif since and not found.in_doubt:
-        why = " ".join(story(found))
-    text = _("Your verdict was not recorded. %(why)s") % {"why": why}
-    return _call_page(admin, request, found, sent, status=status_of(error), refusal=text)
-
-
-def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
-    """Return what is known of a call, what is sensitive masked; Http404 where the run has no such call."""
+def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
+    """Read a call and its rows, what is sensitive masked; Http404 where the run has no such call."""
     about = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     mask = NOTHING if revealed else mask_for(run)
     is_id = 0 < len(call_id) <= CALL_LENGTH and call_id.isprintable()
@@ -336,34 +269,57 @@ def _history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
         its = [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
         call = fold(run.pk, its).calls.get(call_id)
         if call is not None:
+            # The later calls of the reply that are not run if the model reads that this one is unknown.
+            still_open = set(run.pending_calls)
+            later = [
+                sentence(after["tool"], after["arguments"])
+                for after in reply.payload["calls"][call.ordinal + 1 :]
+                if after["id"] in still_open and not after["parallel"]
+            ]
+            # The approval of a later call that settles the doubt about this one.
+            failed, settled = next((row for row in rows if row.payload.get("in_doubt")), None), None
+            if failed is not None:
+                decided = Message.objects.using(settings.DATABASE).filter(
+                    session_id=run.session_id,
+                    kind=events.APPROVAL_DECIDED,
+                    tool_name=failed.tool_name,
+                    seq__gt=failed.seq,
+                )
+                approvals = map(mask.row, read_rows(decided.order_by("seq")))
+                settling = (row for row in approvals if call_id in row.payload.get("settles", ()))
+                settled = next(settling, None)
             said = mask.made(call.tool, chat.described(run, [raw]).get(call_id, ""))
-            return CallHistory(run, call, rows, _later(run, reply, call), said, _settled(run, rows, mask))
+            return CallHistory(run, call, rows, later, said, settled)
     raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})
 
 
-def _description(run: Run, tool: str) -> Quote | None:
-    """Return what the tool does by its definition: the first thing that says where to look for its traces."""
-    bodies = definition_bodies(settings.DATABASE, [run.definition_id])
-    tools = bodies.get(run.definition_id, {}).get("tools", {})
-    text = tools.get(tool, {}).get("description", "")
-    return quote(_("What the tool does"), text) if text else None
-
-
-def _call_page(
+def call_page(
     admin: ReadOnlyAdmin, request: HttpRequest, found: CallHistory, sent: Any = None, **context: Any
 ) -> HttpResponse:
+    """Render the page of a call; `sent` is the form of a verdict that was not recorded."""
     run, call = found.run, found.call
-    situation, why_not = actions.situation(request, run), _why_not(request, found)
-    queue = _queue(request, ended=False) if found.waits else []
-    before, after, place = neighbours(queue, (run.pk, call.id), LOOKED_AT)
+    situation, why_not = actions.situation(request, run), ""
+    if found.in_doubt and not permissions.may(request.user, "resolve", run):
+        why_not = actions.missing("resolve")
+    elif found.waits and run.status != Run.Status.ORPHANED:
+        text = _("The run is %(status)s: other calls of the same reply are running. Look again in a while.")
+        why_not = text % {"status": run.get_status_display()}
+    before, after, place = neighbours(queue(request) if found.waits else [], (run.pk, call.id), LOOKED_AT)
     if found.in_doubt and not why_not:
+        reads = [body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=call.tool))]
+        if found.later:
+            reads.append(Body(_("Not run"), format_html("{}", "\n".join(found.later))))
+            reads.append(body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
         context |= {
-            "verdict_form": sent or verdicts.blank(found),
+            "verdict_form": sent or verdict_form(found),
             "paused": run.status == Run.Status.ORPHANED and bool(run.blocked_reason),
             "others_wait": any(wait.call_id != call.id for wait in situation.waits),
-            "stored_as": verdicts.kind_of(found.returned.payload.get("content")) if found.returned else "",
-            "model_reads": _told_if_unknown(found),
+            "stored_as": kind_of(found.returned.payload.get("content")) if found.returned else "",
+            "model_reads": reads,  # if nobody can say what became of the call
         }
+    tools = definition_bodies(settings.DATABASE, [run.definition_id]).get(run.definition_id, {})
+    # What the tool does by its definition: the first thing that says where to look for its traces.
+    text = tools.get("tools", {}).get(call.tool, {}).get("description", "")
     return admin.render(
         request,
         run,
@@ -379,7 +335,7 @@ def _call_page(
         next_url=admin.url(request, "call", *after) if after else "",
         card_url=admin.other_page(request, Approval, call.approval.id) if call.approval else "",
         story=story(found),
-        does=_description(run, call.tool),
+        does=quote(_("What the tool does"), text) if text else None,
         started=found.last(events.TOOL_STARTED),
         told=[(row, _content(row, _("Told to the model"))) for row in found.all(events.TOOL_RESULT)],
         arguments=arguments(call.arguments),
@@ -393,18 +349,51 @@ def _call_page(
     )
 
 
-def _told_if_unknown(found: CallHistory) -> list[Body]:
-    """Return what the model reads if nobody can say what became of the call."""
-    text = in_doubt.UNKNOWN.format(tool=found.call.tool)
-    reads = [body(_("Told to the model, as an error"), text)]
-    if found.later:
-        reads.append(Body(_("Not run"), format_html("{}", "\n".join(found.later))))
-        reads.append(body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
-    return reads
-
-
 def _content(row: Row, label: str, kind: str = "") -> Body:
     return body(label, as_text(row.payload.get("content")), TEXT_LIMIT, kind)
+
+
+def verdict_form(
+    found: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any = None
+) -> VerdictForm:
+    """Build the form of a verdict on the call as it is now, with what was typed before."""
+    initial = {"seq": str(found.seq), "result": prefilled(found), **(keeps or {})}
+    form = VerdictForm(
+        data,
+        initial=initial,
+        verdict=verdict,
+        is_uncleared=found.is_uncleared,
+        needs_result=found.waits and found.returned is None,
+    )
+    help_text = ""
+    if found.returned is None:  # the last result of the tool in the session, or one made up
+        help_text = _('For example: done by hand, or {"status": "sent"}')
+        rows = Message.objects.using(settings.DATABASE).filter(session_id=found.run.session_id)
+        results = rows.filter(kind=events.TOOL_RESULT, tool_name=found.call.tool).order_by("-seq")[:EARLIER]
+        oks = (row for row in read_rows(results) if row.payload.get("outcome") == "ok")
+        if row := next(oks, None):
+            text = plain_line(as_text(mask_for(found.run).row(row).payload.get("content")))
+            help_text = _("An earlier call of it returned: %(result)s") % {"result": text}
+    form.fields["result"].help_text = help_text
+    lines = initial["result"].count("\n") + 1
+    form.fields["result"].widget.attrs["rows"] = min(max(lines, 2), 16)
+    return form
+
+
+def prefilled(found: CallHistory) -> str:
+    """Build the text of what the handler returned after all, for a form; "" if nothing, or if too long."""
+    late = found.returned
+    if late is None:
+        return ""
+    text = bare(as_text(late.payload.get("content"))).strip()
+    return text if len(text) <= RESULT_LENGTH else ""
+
+
+def kind_of(value: Any) -> str:
+    """Say in words how a result is stored."""
+    if isinstance(value, str):
+        return _("text")
+    return str(_JSON_KINDS.get(type(value), _("JSON")))
 
 
 def _late(found: CallHistory, row: Row) -> tuple[str, Body | None]:
@@ -418,45 +407,7 @@ def _late(found: CallHistory, row: Row) -> tuple[str, Body | None]:
         text = _("The tool raised an error, too late to count. It may have happened all the same.")
     elif doubts and starts and doubts[0].epoch == starts[0].epoch:  # in one drive
         text = _("The tool returned after its time was over. This is evidence that it happened:")
-    return text, _content(row, _("Returned"), verdicts.kind_of(row.payload.get("content")))
-
-
-def _why_not(request: HttpRequest, found: CallHistory) -> str:
-    """Return why there are no buttons for this user on a call in doubt, or ""."""
-    if not found.in_doubt:
-        return ""
-    if not permissions.may(request.user, "resolve", found.run):
-        return actions.missing("resolve")
-    if found.waits and found.run.status != Run.Status.ORPHANED:
-        return _(
-            "The run is %(status)s: other calls of the same reply are running. Look again in a while."
-        ) % {"status": found.run.get_status_display()}
-    return ""
-
-
-def _later(run: Run, reply: Row, call: Call) -> list[str]:
-    """Return the later calls of its reply that are not run if the model reads that this one is unknown."""
-    still_open = set(run.pending_calls)
-    return [
-        sentence(later["tool"], later["arguments"])
-        for later in reply.payload["calls"][call.ordinal + 1 :]
-        if later["id"] in still_open and not later["parallel"]
-    ]
-
-
-def _settled(run: Run, rows: list[Row], mask: Mask) -> Row | None:
-    """Return the approval of a later call that settles the doubt about the call of these rows."""
-    failed = next((row for row in rows if row.payload.get("in_doubt")), None)
-    if failed is None:
-        return None
-    decided = Message.objects.using(settings.DATABASE).filter(
-        session_id=run.session_id,
-        kind=events.APPROVAL_DECIDED,
-        tool_name=failed.tool_name,
-        seq__gt=failed.seq,
-    )
-    found = map(mask.row, read_rows(decided.order_by("seq")))
-    return next((row for row in found if failed.call_id in row.payload.get("settles", ())), None)
+    return text, _content(row, _("Returned"), kind_of(row.payload.get("content")))
 
 
 def sentence(tool: str, arguments: dict[str, Any]) -> str:
@@ -466,34 +417,20 @@ def sentence(tool: str, arguments: dict[str, Any]) -> str:
     return cut(": ".join(filter(None, (plain(named(tool, "")[0]), ", ".join(map(plain, beside))))))
 
 
-def _open(call: Call) -> str:
-    if call.attempt == 0:
-        return _("It has not been started.")
-    if call.is_contradicted:
-        return _("The tool has returned since. A worker will ask a person again.")
-    text = _OPEN.get(call.orphan)
-    if text is not None:
-        return str(text)
-    return _("Attempt %(attempt)d has started and has no result yet.") % {"attempt": call.attempt}
-
-
 def _moment(row: Row) -> str:
     return f"{exact(row.created_at)} ({ago(row.created_at)})"
 
 
-# Rows of the call that say how it stands; requests for more time and the like are passed over.
-_FOLDED = (
-    events.APPROVAL_REQUESTED,
-    events.APPROVAL_DECIDED,
-    events.APPROVAL_VOIDED,
-    events.TOOL_STARTED,
-    events.TOOL_RESULT,
-    events.LATE_RESULT,
-    events.ORPHAN_FOUND,
-    events.ORPHAN_RESOLVED,
-)
+# Requests for more time and the like are passed over.
+_FOLDED = (events.APPROVAL_REQUESTED, *OF_A_CALL)
 _OPEN = {
     "not_occurred": gettext_lazy("A worker runs it again, with the same key."),
     "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),
     "reconcile": gettext_lazy("A worker asks the outside system what became of it."),
+}
+_JSON_KINDS = {
+    dict: gettext_lazy("a JSON object"),
+    list: gettext_lazy("a JSON array"),
+    int: gettext_lazy("a number"),
+    float: gettext_lazy("a number"),
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.contrib import messages
@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.approvals.around import Surroundings, tools_of
-from agentruns.admin.base import status_of
+from agentruns.admin.base import ReadOnlyAdmin, status_of
 from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import Body, as_text, body, person, plain, plain_line, visible
 from agentruns.admin.markdown import markdown
@@ -49,9 +49,6 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, starting, waiting
 from agentruns.tools.card import in_time
 from agentruns.utils.bounds import TEXT_LENGTH
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
 
 LONGEST = 4_000  # characters of what somebody said
 RESULT = 1_000  # characters of what a tool returned
@@ -172,7 +169,13 @@ class Talk:
         elif row.kind == events.ASSISTANT:
             self._agent(row)
         elif row.kind == events.RUN_RESUMED and str(payload.get("reason")) in TAKEN_OVER:
-            self._taken_over(row)
+            why, at_work = str(TAKEN_OVER[payload["reason"]]), 0
+            for each in self.lines.values():
+                if each.started and not each.seq:
+                    each.says.append(why)
+                    at_work += 1
+            if not at_work:  # said of no call, so between the turns
+                self.turns.append(Turn("", "note", row.seq, note=why))
         elif row.kind in NOTES:
             error = payload.get("error") or {}
             why = error.get("text") or payload.get("reason") or ""
@@ -205,15 +208,6 @@ class Talk:
         said = f"{actor(row)}{MARK if self.run.session.imported_at else ''}: {what}"
         why = why or row.payload.get("reason") or ""
         return f"{said}. {plain_line(why)}" if why else said
-
-    def _taken_over(self, row: Row) -> None:
-        """Say it of the calls that were at work, else between the turns."""
-        why = str(TAKEN_OVER[row.payload["reason"]])
-        at_work = [line for line in self.lines.values() if line.started and not line.seq]
-        for line in at_work:
-            line.says.append(why)
-        if not at_work:
-            self.turns.append(Turn("", "note", row.seq, note=why))
 
     def _person(self, row: Row) -> None:
         payload = row.payload
@@ -308,7 +302,12 @@ def repeated(user: Any, run: Run) -> Starts:
         if facts.get("digest") and facts.get("declares") != SAFE:
             found[tool, facts["digest"]].setdefault(call, (seq, run_id))
     several = {key: calls for key, calls in found.items() if len(calls) > 1}
-    undone = _undone(run, {call for calls in several.values() for call in calls}) if several else set()
+    undone: set[str] = set()  # refused, rolled back, or by a person's verdict: such calls did nothing
+    if several:
+        again = {call for calls in several.values() for call in calls}
+        ends = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, call_id__in=again)
+        ends = ends.filter(kind__in=(events.TOOL_RESULT, events.ORPHAN_RESOLVED))
+        undone = {call for call, facts in ends.values_list("call_id", "facts") if did_nothing(facts)}
     kept = [
         (tool, sorted(place for call, place in calls.items() if call not in undone))
         for (tool, _digest), calls in several.items()
@@ -323,13 +322,6 @@ def repeated(user: Any, run: Run) -> Starts:
     times = Counter(call for call, _approval in own) if is_all else None
     none_twice = is_all and not twice and not is_narrowed(seen)
     return Starts(twice, none_twice, times, {key for _call, key in own if key})
-
-
-def _undone(run: Run, calls: set[str]) -> set[str]:
-    """Find the calls that did nothing: refused, rolled back, or not occurred by a person's verdict."""
-    rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, call_id__in=calls)
-    rows = rows.filter(kind__in=(events.TOOL_RESULT, events.ORPHAN_RESOLVED))
-    return {call for call, facts in rows.values_list("call_id", "facts") if did_nothing(facts)}
 
 
 class ReplyForm(KeyForm):
@@ -347,24 +339,24 @@ def reply_form(user: Any, run: Run) -> ReplyForm | None:
     return ReplyForm(auto_id="reply_%s")
 
 
-def reply_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def reply_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Send a message into the run's session, and go to the run that reads it."""
-    form = ReplyForm(request.POST, auto_id="reply_%s")
-    if not form.is_valid():
-        refusal = _("Nothing was sent. Write what the agent is to be told.")
-        return admin.page(request, run, status=400, refusal=refusal, reply_form=form)
-    given = form.cleaned_data
-    try:
-        reader, is_new = starting.send_message(
-            request.user, run.session, given["text"], run.agent, idempotency_key=given["key"]
-        )
-    except (AgentRunsError, ValueError) as error:
-        text = _("Nothing was sent. %(why)s") % {"why": plain(error)}
-        return admin.page(request, run, status=status_of(error), refusal=text, reply_form=form)
-    if is_new:
-        admin.log_change(request, reader, _("Wrote to the agent from the console."))
-    sent = _("Sent. The agent reads it next.")
-    if reader.status in waiting.FOR_PEOPLE:
-        sent = _("Sent. The agent reads it when the run goes on, which waits for a person.")
-    admin.message_user(request, sent, messages.SUCCESS)
-    return admin.back(request, reader)
+    form, status = ReplyForm(request.POST, auto_id="reply_%s"), 400
+    refusal = _("Nothing was sent. Write what the agent is to be told.")
+    if form.is_valid():
+        text, key = form.cleaned_data["text"], form.cleaned_data["key"]
+        try:
+            reader, is_new = starting.send_message(
+                request.user, run.session, text, run.agent, idempotency_key=key
+            )
+        except (AgentRunsError, ValueError) as error:
+            status, refusal = status_of(error), _("Nothing was sent. %(why)s") % {"why": plain(error)}
+        else:
+            if is_new:
+                admin.log_change(request, reader, _("Wrote to the agent from the console."))
+            sent = _("Sent. The agent reads it next.")
+            if reader.status in waiting.FOR_PEOPLE:
+                sent = _("Sent. The agent reads it when the run goes on, which waits for a person.")
+            admin.message_user(request, sent, messages.SUCCESS)
+            return admin.back(request, reader)
+    return admin.page(request, run, status=status, refusal=refusal, reply_form=form)

@@ -17,7 +17,7 @@ from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import EMPTY, Body, as_text, body, plain, pretty, short_id
 from agentruns.admin.runs import calls
 from agentruns.admin.runs.actions import Situation, missing
-from agentruns.admin.runs.list import task_title
+from agentruns.admin.runs.list import counts, task_title
 from agentruns.admin.runs.page import seq_of
 from agentruns.admin.runs.steps import mask_for, outcome_words, row_card
 from agentruns.conf import settings
@@ -118,14 +118,27 @@ class Moment:
 
 
 def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return the origin of a run, the runs derived from it, and the ways to run, fork or replay it."""
+    """Build the context of a run's origin, of the runs derived from it, and of running it again."""
     run, listed = situation.run, admin.get_queryset(request)
     newest = list(listed.filter(origin_id=run.pk).order_by("-id")[: DERIVED + 1])
+    why_not = version = ""
+    if run.is_ended and not permissions.may(request.user, "fork", run):
+        why_not = missing("fork")
+    elif run.is_ended and run.session.imported_at is not None:
+        why_not = _("The run was imported: it is a record. Fork it to go on from it.")
+    elif run.is_ended:
+        try:
+            agent = agent_again(run)
+        except UnknownAgentError:
+            why_not = _("Agent %(agent)s is not known in this process.") % {"agent": plain(run.agent)}
+        else:
+            why_not = starting.why_not_start(request.user, agent)
+            version = agent.version if agent.version != run.version else ""
     return {
         "origin": listed.filter(pk=run.origin_id).first() if run.origin_id else None,
         "derived": newest[:DERIVED],
         "derived_more": len(newest) > DERIVED,
-        "again": _again(request, run) if run.is_ended else None,
+        "again": {"why_not": why_not, "version": version} if run.is_ended else None,
         "again_form": KeyForm(auto_id="again_%s"),
     }
 
@@ -288,7 +301,7 @@ def facts(moment: Moment) -> list[tuple[str, Any, Any]]:
     lines = [
         (_("Status"), _status(before), _status(after)),
         (_("Model replies"), before.step, after.step),
-        (_("Tokens"), _tokens(before), _tokens(after)),
+        (_("Tokens"), counts(before.usage), counts(after.usage)),
         (_("Cost"), before.usage.get("cost"), after.usage.get("cost")),
         (_("Failed attempts since the last reply"), before.failures, after.failures),
         (_("Paused"), before.paused, after.paused),
@@ -331,39 +344,19 @@ def _request(moment: Moment) -> dict[str, Any]:
 
 
 def _block(block: dict[str, Any]) -> Body:
-    kind = str(block.get("type"))
+    kind, label, text = str(block.get("type")), str(block.get("type")), pretty(block)
     if kind == "text":
-        return body(_("Text"), block.get("text", ""), LONGEST)
-    if kind == "tool_use":
-        label = _("Call of %(tool)s") % {"tool": block.get("name")}
-        return body(label, pretty(block.get("input")), LONGEST)
-    if kind == "tool_result":
+        label, text = _("Text"), block.get("text", "")
+    elif kind == "tool_use":
+        label, text = _("Call of %(tool)s") % {"tool": block.get("name")}, pretty(block.get("input"))
+    elif kind == "tool_result":
         label = _("Result, an error") if block.get("is_error") else _("Result")
-        return body(label, block.get("content", ""), LONGEST)
-    return body(kind, pretty(block), LONGEST)
+        text = block.get("content", "")
+    return body(label, text, LONGEST)
 
 
 def _status(state: RunState) -> str:
     return _("running") if state.status == ACTIVE else str(Run.Status(state.status).label)
-
-
-def _tokens(state: RunState) -> str:
-    return ", ".join(f"{plain(name)} {amount}" for name, amount in state.usage.items() if name != "cost")
-
-
-def _again(request: HttpRequest, run: Run) -> dict[str, str]:
-    """Return why the task of a run cannot be run again, and the version it then runs under if another."""
-    if not permissions.may(request.user, "fork", run):
-        return {"why_not": missing("fork")}
-    if run.session.imported_at is not None:
-        return {"why_not": _("The run was imported: it is a record. Fork it to go on from it.")}
-    try:
-        agent = agent_again(run)
-    except UnknownAgentError:
-        text = _("Agent %(agent)s is not known in this process.")
-        return {"why_not": text % {"agent": plain(run.agent)}}
-    version = agent.version if agent.version != run.version else ""
-    return {"why_not": starting.why_not_start(request.user, agent), "version": version}
 
 
 def _replay_page(
@@ -377,36 +370,22 @@ def _replay_page(
     may = permissions.may(request.user, "replay", run)
     context |= {"why_no_model": "" if may else missing("replay"), "report": report}
     if report is not None:
-        context |= _report(report)
-    return admin.render(
-        request,
-        run,
-        title=_("Replay of %(task)s") % {"task": task_title(run)},
-        template="agentruns/admin/replay.html",
-        form=form,
-        **context,
-    )
-
-
-def _report(report: ReplayReport) -> dict[str, Any]:
-    record, sides = report.record(), {"then": _("Then"), "now": _("Now")}
-    found = record["difference"]
-    shown: dict[str, Any] = {
-        "record": record,
-        "steps": [
-            (step, [body(sides[side], _decision(step[side]), LONGEST) for side in sides if step[side]])
-            for step in record["steps"]
-        ],
-    }
-    if found is not None:
-        shown["sides"] = [
-            body(sides[side], _("nothing") if found[side] is None else as_text(found[side]), LONGEST)
-            for side in sides
-        ]
-    return shown
-
-
-def _decision(said: dict[str, Any]) -> str:
-    lines = [said["text"]] if said["text"] else []
-    lines += [f"{call['name']}({pretty(call['input'])})" for call in said["calls"]]
-    return "\n".join(lines) or _("nothing (%(stop)s)") % {"stop": said["stop_reason"]}
+        record, sides = report.record(), {"then": _("Then"), "now": _("Now")}
+        steps = []
+        for step in record["steps"]:
+            texts = []
+            for side, label in sides.items():
+                if said := step[side]:
+                    lines = [said["text"]] if said["text"] else []
+                    lines += [f"{call['name']}({pretty(call['input'])})" for call in said["calls"]]
+                    nothing = _("nothing (%(stop)s)") % {"stop": said["stop_reason"]}
+                    texts.append(body(label, "\n".join(lines) or nothing, LONGEST))
+            steps.append((step, texts))
+        context |= {"record": record, "steps": steps}
+        if (found := record["difference"]) is not None:
+            context["sides"] = [
+                body(label, _("nothing") if found[side] is None else as_text(found[side]), LONGEST)
+                for side, label in sides.items()
+            ]
+    title, template = _("Replay of %(task)s") % {"task": task_title(run)}, "agentruns/admin/replay.html"
+    return admin.render(request, run, title=title, template=template, form=form, **context)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -75,11 +76,19 @@ def situation(request: HttpRequest, run: Run) -> Situation:
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Return the budgets and, of a run that goes on, its definition beside today's."""
     run, definition, now = situation.run, situation.definition, situation.drift
-    found = meters(definition, run.step, run.usage, _elapsed(run, definition))
+    elapsed = None
+    if definition.get("deadline"):  # only the whole journal says what counts for it
+        rows = run_rows(settings.DATABASE, run.pk)
+        closing = (row for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload)
+        ends = [row.created_at for row in closing]
+        elapsed = fold(run.pk, rows).elapsed(ends[-1] if ends else clock.now(settings.DATABASE))
+    found = meters(definition, run.step, run.usage, elapsed)
     tools = definition["tools"].values()
+    labels = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
+    names = ", ".join(label for name, label in labels.items() if not definition.get(name))
     context: dict[str, Any] = {
         "meters": found,
-        "unlimited": unlimited(definition),
+        "unlimited": _("No limit is set for: %(names)s.") % {"names": names} if names else "",
         "origins": [text for tool in tools if (text := origin_text(tool.get("origin")))],
         "unjournaled": bool(definition.get("unjournaled_tools")),
         "judgement": judgement(found, ended=run.is_ended, error=run.error),
@@ -139,12 +148,12 @@ def meters(
 
     `elapsed` leaves out the time spent waiting for people; it matters only where there is a deadline.
     """
-    found = []
+    found, count = [], partial(number_format, force_grouping=True)
     if limit := definition.get("max_steps"):
-        found.append(_meter("max_steps", _("Model replies"), step, limit, _count))
+        found.append(_meter("max_steps", _("Model replies"), step, limit, count))
     if limit := definition.get("token_budget"):
         tokens = sum(usage.get(kind, 0) for kind in TOKENS)
-        found.append(_meter("token_budget", _("Tokens"), tokens, limit, _count))
+        found.append(_meter("token_budget", _("Tokens"), tokens, limit, count))
     if limit := definition.get("cost_budget"):
         spent = Decimal(usage.get("cost", "0"))
         found.append(_meter("cost_budget", _("Cost"), spent, Decimal(limit), "{:f}".format))
@@ -153,13 +162,6 @@ def meters(
         whole = timedelta(seconds=int(elapsed.total_seconds()))
         found.append(_meter("deadline", label, whole, timedelta(seconds=limit), duration))
     return found
-
-
-def unlimited(definition: dict[str, Any]) -> str:
-    """Return in one sentence what a definition sets no budget for, or ""."""
-    labels = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
-    names = [label for name, label in labels.items() if not definition.get(name)]
-    return _("No limit is set for: %(names)s.") % {"names": ", ".join(names)} if names else ""
 
 
 def judgement(found: list[Meter], *, ended: bool, error: str = "") -> str:
@@ -185,19 +187,22 @@ def drift(run: Run, definition: dict[str, Any]) -> Drift:
     agent = newest if is_served else own or newest  # what adopting would take
     if agent is None or agent.definition_hash == run.definition_id:
         return Drift(agent, is_served, [])
-    now = agent.definition()
-    names = definition_difference(definition, now)
-    return Drift(agent, is_served, [_part(name, definition, now) for name in names])
-
-
-def _elapsed(run: Run, definition: dict[str, Any]) -> timedelta | None:
-    """Return the time that counts for the deadline, where there is one: only the whole journal says it."""
-    if not definition.get("deadline"):
-        return None
-    rows = run_rows(settings.DATABASE, run.pk)
-    ends = [row.created_at for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload]
-    until: datetime = ends[-1] if ends else clock.now(settings.DATABASE)
-    return fold(run.pk, rows).elapsed(until)
+    now, parts = agent.definition(), []
+    for name in definition_difference(definition, now):
+        texts = [redact(_value(name, body)) for body in (definition, now)]
+        start, cells = 0, list[dict[str, Any]]()
+        if max(map(len, texts)) > CUT:  # where they part, or both would begin with the same
+            pairs = enumerate(zip(*texts, strict=False))
+            start = max(0, next((at for at, (a, b) in pairs if a != b), min(map(len, texts))) - LEAD)
+        for text in texts:
+            piece = text[start : start + CUT]
+            if len(piece) < len(text):  # only the piece around what differs is shown first
+                piece = ("…" if start else "") + piece + ("…" if start + CUT < len(text) else "")
+                cells.append({"shown": piece, "whole": text, "length": len(text)})
+            else:
+                cells.append({"shown": text})
+        parts.append((name, cells))
+    return Drift(agent, is_served, parts)
 
 
 def _meter(name: str, label: str, used: Any, limit: Any, words: Any) -> Meter:
@@ -206,24 +211,11 @@ def _meter(name: str, label: str, used: Any, limit: Any, words: Any) -> Meter:
     return Meter(name, label, figures, percent, used >= limit)
 
 
-def _count(amount: int) -> str:
-    return number_format(amount, use_l10n=True, force_grouping=True)
-
-
 def _registered(name: str, version: str | None = None) -> Agent | None:
     try:
         return get_agent(name, version)
     except UnknownAgentError:
         return None
-
-
-def _part(name: str, before: dict[str, Any], now: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    texts = [redact(_value(name, body)) for body in (before, now)]
-    start = 0
-    if max(map(len, texts)) > CUT:  # where they part, or both would begin with the same
-        pairs = enumerate(zip(*texts, strict=False))
-        start = max(0, next((place for place, (a, b) in pairs if a != b), min(map(len, texts))) - LEAD)
-    return name, [_cell(text, start) for text in texts]
 
 
 def _value(name: str, body: dict[str, Any]) -> str:
@@ -234,12 +226,3 @@ def _value(name: str, body: dict[str, Any]) -> str:
         value = body.get("tools", {}).get(tool)
         value = value.get(key) if key and value is not None else value
     return _("not there") if value is None else as_text(value)
-
-
-def _cell(text: str, start: int) -> dict[str, Any]:
-    """Return one value of a part; the `whole` of it too where only the piece around what differs is shown."""
-    piece = text[start : start + CUT]
-    if len(piece) == len(text):
-        return {"shown": text}
-    shown = ("…" if start else "") + piece + ("…" if start + CUT < len(text) else "")
-    return {"shown": shown, "whole": text, "length": len(text)}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from django.http import HttpRequest
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.html import ago, bare, cut, exact, plain, plain_line, reason, run_badge, visible
 from agentruns.admin.html import words as time_words
 from agentruns.admin.markdown import unmarked
@@ -18,7 +20,7 @@ from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
 from agentruns.journal.fold import TOKENS
 from agentruns.journal.masking import Mask
-from agentruns.models import Review, Run
+from agentruns.models import Approval, Review, Run
 from agentruns.services import waiting
 from agentruns.services.waiting import Wait
 
@@ -93,6 +95,13 @@ def words(wait: Wait) -> str:
     return text.replace(f"Run {wait.run_id} ", "It ", 1)  # the page and the line are the run's own
 
 
+def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: Wait) -> str:
+    """Build the URL where a person acts on what a run waits for; "" where there is none."""
+    if wait.approval_id is not None:
+        return admin.other_page(request, Approval, wait.approval_id)
+    return admin.url(request, "call", wait.run_id, wait.call_id) if wait.call_id else ""
+
+
 def status(run: Run) -> SafeString:
     """Return the status of a run, and that it is stalled if its worker has fallen silent."""
     badge = run_badge(run)
@@ -117,6 +126,11 @@ def tokens(usage: dict[str, Any]) -> SafeString | str:
         return ""
     each = ", ".join(f"{kind} {amount}" for kind, amount in kinds.items())
     return format_html('<span title="{}">{}</span>', each, short(sum(kinds.values())))
+
+
+def counts(usage: dict[str, Any]) -> str:
+    """Write the number of tokens of each kind."""
+    return ", ".join(f"{plain(name)} {amount}" for name, amount in usage.items() if name != "cost")
 
 
 def short(number: int) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -14,23 +14,12 @@ from django.utils.crypto import salted_hmac
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
-from agentruns.admin.base import READING
-from agentruns.admin.html import (
-    EMPTY,
-    Body,
-    Fact,
-    body,
-    dated,
-    duration,
-    exact,
-    person,
-    plain,
-    visible,
-)
+from agentruns.admin.base import READING, ReadOnlyAdmin
+from agentruns.admin.html import EMPTY, Body, Fact, body, dated, duration, exact, person, plain, visible
 from agentruns.admin.runs import actions, chat
 from agentruns.admin.runs.actions import Situation
-from agentruns.admin.runs.list import cost, task_title, words
-from agentruns.admin.runs.steps import RowCard, mask_for, row_card, starts
+from agentruns.admin.runs.list import cost, counts, task_title, wait_url, words
+from agentruns.admin.runs.steps import mask_for, row_card, starts
 from agentruns.admin.runs.timing import Timing, timings
 from agentruns.conf import settings
 from agentruns.engine import drafts
@@ -42,9 +31,6 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, starting, waiting
 from agentruns.services.waiting import is_live
 from agentruns.utils import json as canonical
-
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
 
 PAGE = 100  # journal rows
 BEFORE = 20  # rows before a page that its first steps are timed from
@@ -64,21 +50,40 @@ class Rows:
     latest: int | None
 
 
-def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return where the run stands, the buttons beside it, its conversation and its steps."""
-    run, mask = situation.run, mask_for(situation.run)
-    uncleared = waiting.uncleared(settings.DATABASE, run, mask, visible_runs(request.user))
+def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+    """Build the context of where the run stands, the buttons beside it, its conversation and its steps."""
+    run, mask, alias = situation.run, mask_for(situation.run), settings.DATABASE
+    uncleared = waiting.uncleared(alias, run, mask, visible_runs(request.user))
     situation = replace(situation, uncleared=len(uncleared))
     waits, doubts = (
-        [(words(wait), admin.wait_url(request, wait), wait.kind) for wait in waits]
+        [(words(wait), wait_url(admin, request, wait), wait.kind) for wait in waits]
         for waits in (situation.waits, uncleared)
     )
-    after = seq_of(request.GET.get("after", ""))
-    rows = journal_rows(settings.DATABASE, run.pk, after)
+    after, is_live = seq_of(request.GET.get("after", "")), "seen" in request.GET
+    rows = journal_rows(alias, run.pk, after)
+    # An open page asks for the rows after its last one; its conversation is that of the latest.
+    spoken = journal_rows(alias, run.pk, None) if is_live and after is not None else rows
+    whole, is_plain = seq_of(request.GET.get("whole", "")), "plain" in request.GET
+    times = _timings(run, rows)
+    spoken_times = times if spoken is rows else _timings(run, spoken)
+    said = chat.Talk(run, mask, spoken_times, whole=whole, is_plain=is_plain)
+    said.add(spoken.rows)
+    before = admin.get_queryset(request).filter(session_id=run.session_id, pk__lt=run.pk).order_by("-id")
+    earlier = list(before.defer("input", "output", "error")[:EARLIER])
+    for one in earlier:
+        one.mask = mask
+    cards = []
+    for card in (row_card(mask.row(row)) for row in rows.rows):
+        card.timing = times.get(int(card.seq))
+        if run.session.imported_at:
+            card.who = format_html("{}{}", card.who, MARK)
+        card.call_url = admin.url(request, "call", run.pk, card.call) if card.call else ""
+        cards.append((card, admin.other_page(request, Approval, card.approval) if card.approval else ""))
     is_full = request.GET.get("rows") == "full"
     found = chat.repeated(request.user, run)
     elsewhere = chat.elsewhere(request.user, found.approvals, mask)
     none_twice = found.none_twice and not elsewhere
+    is_stopped = run.status in (Run.Status.FAILED, Run.Status.CANCELLED)
     return {
         "run": run,
         "stalled": waiting.is_stalled(run),
@@ -93,32 +98,10 @@ def overview(admin: RunAdmin, request: HttpRequest, situation: Situation) -> dic
         "may_resolve": permissions.may(request.user, "resolve", run),
         "doubt_url": next((url for _text, url, kind in waits if kind == waiting.ORPHAN), ""),
         **actions.buttons(situation),
-        **_conversation(admin, request, run, rows, after),
-        "facts": facts(run),
-        "bodies": texts(run),
-        "journal": rows,
-        "is_full": is_full,
-        "steps_open": is_full or after is not None,
-        "last_shown": rows.rows[-1].seq if rows.rows else 0,
-        "cards": _cards(admin, request, run, rows),
-    }
-
-
-def _conversation(
-    admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows, after: int | None
-) -> dict[str, Any]:
-    is_live, mask = "seen" in request.GET, mask_for(run)
-    # An open page asks for the rows after its last one; its conversation is that of the latest.
-    spoken = journal_rows(settings.DATABASE, run.pk, None) if is_live and after is not None else rows
-    whole, is_plain = seq_of(request.GET.get("whole", "")), "plain" in request.GET
-    said = chat.Talk(run, mask, _timings(run, spoken), whole=whole, is_plain=is_plain)
-    said.add(spoken.rows)
-    is_stopped = run.status in (Run.Status.FAILED, Run.Status.CANCELLED)
-    return {
         "is_stopped": is_stopped,
         "may_start": is_stopped and run.agent in {one.name for one in starting.agents_of(request.user)},
         "session_url": admin.listed_url(session=run.session_id),
-        "earlier": _earlier(admin, request, run),
+        "earlier": [(one, task_title(one)) for one in reversed(earlier)],
         "turns": said.turns,
         "query": query_of(request, FILTERS, *KEPT, *([] if is_live else ["after"])),
         "whole": whole,
@@ -129,23 +112,25 @@ def _conversation(
         "is_latest": is_live or rows.later is None,
         "talk": spoken,
         "reply_form": chat.reply_form(request.user, run),
+        "facts": facts(run),
+        "bodies": texts(run),
+        "journal": rows,
+        "is_full": is_full,
+        "steps_open": is_full or after is not None,
+        "last_shown": rows.rows[-1].seq if rows.rows else 0,
+        "cards": cards,
     }
 
 
-def _earlier(admin: RunAdmin, request: HttpRequest, run: Run) -> list[tuple[Run, str]]:
-    """Return the last runs of the session before this one, each with its title."""
-    before = admin.get_queryset(request).filter(session_id=run.session_id, pk__lt=run.pk).order_by("-id")
-    found = list(before.defer("input", "output", "error")[:EARLIER])
-    for one in found:
-        one.mask = mask_for(run)
-    return [(one, task_title(one)) for one in reversed(found)]
-
-
 def facts(run: Run) -> list[Fact]:
-    """Return the facts of a run, the ones an operator asks for first at the top."""
-    usage = ", ".join(f"{plain(name)} {amount}" for name, amount in run.usage.items() if name != "cost")
+    """List the facts of a run, the ones an operator asks for first at the top."""
     imported = _("%(when)s: a record; its decisions were made in another database")
     names = {"agent": plain(run.agent), "version": plain(run.version)}
+    expires, worker, heard = run.lease_expires_at, _("none"), None
+    if expires:
+        worker = _("%(owner)s until %(when)s") if is_live(run) else _("%(owner)s, silent since %(when)s")
+        worker %= {"owner": run.lease_owner[:8], "when": exact(expires)}
+        heard = expires - timedelta(seconds=settings.LEASE_SECONDS)  # it is extended for a fixed time
     found = [
         (_("Run"), str(run.pk)),
         (_("Agent"), _("%(agent)s, version %(version)s") % names),
@@ -155,10 +140,10 @@ def facts(run: Run) -> list[Fact]:
         (_("Started"), dated(run.created_at)),
         (_("Last change"), dated(run.updated_at)),
         (_("Model replies"), run.step),
-        (_("Tokens"), usage or EMPTY),
+        (_("Tokens"), counts(run.usage) or EMPTY),
         (_("Cost"), visible(run.usage.get("cost", EMPTY))),
-        (_("Worker"), _lease(run)),
-        (_("Worker last heard"), dated(_heard(run))),
+        (_("Worker"), worker),
+        (_("Worker last heard"), dated(heard)),
         (_("Crashes in a row"), run.attempts),
         (_("Imported"), run.session.imported_at and imported % {"when": exact(run.session.imported_at)}),
         (_("Idempotency key"), visible(run.idempotency_key)),
@@ -174,7 +159,7 @@ def texts(run: Run) -> list[Body]:
     return [body(label, text) for label, text in found if text]
 
 
-def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def live_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Return the run page without the site around it, or 204 if nothing changed since `seen`.
 
     While a reply is written, and nothing else is new, the words of it are all that is sent.
@@ -190,14 +175,14 @@ def live_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     return admin.page(request, run, base="agentruns/admin/fragment.html", live=now)
 
 
-def watch_view(admin: RunAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+def watch_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Ask the run's worker for the words that it writes, for as long as this is repeated."""
     if run.status in drafts.AT_WORK:
         drafts.watch([run.pk])
     return HttpResponse(status=204)
 
 
-def live(admin: RunAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
+def live(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
     """Return what an open page follows the run by; as long as `tag` is the same there is nothing new."""
     state = [run.status, run.blocked_reason, run.attempts, is_live(run), waiting.waits_for_time(run)]
     draft = drafts.draft_of(run)
@@ -262,27 +247,3 @@ def _timings(run: Run, rows: Rows) -> dict[int, Timing]:
         seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq__lt=rows.rows[0].seq)
         earlier = read_rows(seqs.order_by("-seq")[:BEFORE])[::-1]
     return timings([*earlier, *rows.rows])
-
-
-def _cards(admin: RunAdmin, request: HttpRequest, run: Run, rows: Rows) -> list[tuple[RowCard, str]]:
-    times = _timings(run, rows)
-    cards = [row_card(mask_for(run).row(row)) for row in rows.rows]
-    for card in cards:
-        card.timing = times.get(int(card.seq))
-        if run.session.imported_at:
-            card.who = format_html("{}{}", card.who, MARK)
-        card.call_url = admin.url(request, "call", run.pk, card.call) if card.call else ""
-    return [(one, admin.other_page(request, Approval, one.approval) if one.approval else "") for one in cards]
-
-
-def _heard(run: Run) -> datetime | None:
-    """Return when the worker last extended its lease: it does so for a fixed time."""
-    expires = run.lease_expires_at
-    return expires - timedelta(seconds=settings.LEASE_SECONDS) if expires else None
-
-
-def _lease(run: Run) -> str:
-    if run.lease_expires_at is None:
-        return _("none")
-    template = _("%(owner)s until %(when)s") if is_live(run) else _("%(owner)s, silent since %(when)s")
-    return template % {"owner": run.lease_owner[:8], "when": exact(run.lease_expires_at)}

@@ -62,24 +62,20 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
 def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Store the review."""
     form = ReviewForm(request.POST, auto_id="review_%s")
-    if not form.is_valid():
-        return _refused(admin, request, run, form, 400, _("Nothing was saved. Correct the review below."))
-    given, before = {**form.cleaned_data}, getattr(run, "review", None) or Review()
-    if given["note"] == bare(mask_for(run).said(before.note)):  # what was hidden was not seen, and stays
-        given["note"] = before.note
-    if given["assignee"] == bare(before.assignee_name):
-        given["assignee"] = before.assignee_name
-    try:
-        reviews.review_run(run.pk, request.user, **given)
-    except (AgentRunsError, ValueError) as error:
-        if not isinstance(error, AgentRunsError):  # the form knows all of the rest
-            form.add_error("assignee", plain(error))
-        return _refused(admin, request, run, form, status_of(error), plain(error))
-    return admin.done(request, run, _("Reviewed."), _("The review is saved."))
-
-
-def _refused(
-    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, form: ReviewForm, status: int, refusal: str
-) -> HttpResponse:
+    status, refusal = 400, _("Nothing was saved. Correct the review below.")
+    if form.is_valid():
+        given, before = {**form.cleaned_data}, getattr(run, "review", None) or Review()
+        if given["note"] == bare(mask_for(run).said(before.note)):  # what was hidden was not seen, and stays
+            given["note"] = before.note
+        if given["assignee"] == bare(before.assignee_name):
+            given["assignee"] = before.assignee_name
+        try:
+            reviews.review_run(run.pk, request.user, **given)
+        except (AgentRunsError, ValueError) as error:
+            if not isinstance(error, AgentRunsError):  # the form knows all of the rest
+                form.add_error("assignee", plain(error))
+            status, refusal = status_of(error), plain(error)
+        else:
+            return admin.done(request, run, _("Reviewed."), _("The review is saved."))
     sent = {"review_form": form} if permissions.may(request.user, "review", run) else {}
     return admin.page(request, run, status=status, refusal=refusal, **sent)

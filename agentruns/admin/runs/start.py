@@ -11,8 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import ReadOnlyAdmin, status_of
-from agentruns.admin.filters import is_uuid
+from agentruns.admin.base import ReadOnlyAdmin, is_uuid, status_of
 from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import bare, plain
 from agentruns.admin.runs.steps import mask_for
@@ -76,7 +75,10 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     if request.method != "POST":
         given = {name: request.GET.get(name, "") for name in ("agent", "session")}
-        given["text"] = _task(admin, request.GET.get("task", ""), request)
+        key = request.GET.get("task", "")  # a run whose task to begin from, where nothing of it is hidden
+        last: Run | None = admin.get_queryset(request).filter(pk=key).first() if is_uuid(key) else None
+        if last is not None and bare(mask_for(last).run(last).input) == last.input:
+            given["text"] = last.input
         return _page(admin, request, StartForm(agents, initial=given))
     form = StartForm(agents, request.POST, request.FILES)
     if not form.is_valid():
@@ -99,12 +101,6 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         return admin.done(request, run, logged, done)
     admin.message_user(request, _("This task was started already."), messages.INFO)
     return admin.back(request, run)
-
-
-def _task(admin: ReadOnlyAdmin, key: str, request: HttpRequest) -> str:
-    """Return the task of a run to begin from, where nothing of it is hidden from this user."""
-    run: Run | None = admin.get_queryset(request).filter(pk=key).first() if is_uuid(key) else None
-    return run.input if run is not None and bare(mask_for(run).run(run).input) == run.input else ""
 
 
 def _page(

@@ -31,6 +31,16 @@ PAYLOAD_LIMIT = 20_000
 DIGEST = re.compile("[0-9a-f]{64}")
 _HANDLER = re.compile(r"\b(the|its) handler\b", re.IGNORECASE)
 
+# The rows that say how a call stands.
+OF_A_CALL = (
+    events.APPROVAL_DECIDED,
+    events.APPROVAL_VOIDED,
+    events.TOOL_STARTED,
+    events.TOOL_RESULT,
+    events.LATE_RESULT,
+    events.ORPHAN_FOUND,
+    events.ORPHAN_RESOLVED,
+)
 Payload = dict[str, Any]
 
 
@@ -97,6 +107,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         files=shown_files(row.payload),
         limit=None if whole else TEXT_LIMIT,
         person=visible(name),
+        approval=row.payload.get("approval", "") if row.kind == events.APPROVAL_REQUESTED else "",
     )
     describe = _DESCRIBE.get(row.kind)
     if describe is not None:
@@ -107,22 +118,19 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
     if not result.brief and row.kind in _TOLD_BY_FACTS and result.facts:
         result.brief = format_html("{}", result.facts[0].value)
     if events.COPIED in row.payload:
-        _as_history(result, row.payload[events.COPIED])
+        # A fork copied the row from its origin: nothing happened twice.
+        source, result.tone = row.payload[events.COPIED], "copied"
+        if not isinstance(source, dict) or "hash" not in source:
+            result.title = _("%(title)s, at the fork") % {"title": result.title}
+            return result
+        result.title = _("Copied: %(title)s") % {"title": result.title}
+        names = {"run": str(source["run"])[:13], "seq": source["seq"]}
+        result.who = visible(_("run %(run)s, row %(seq)s") % names)
+        try:
+            result.at = stamp(events.moment(source.get("at")))
+        except (TypeError, ValueError):
+            result.at = ""
     return result
-
-
-def _as_history(card: RowCard, source: Any) -> None:
-    """Mark a row that a fork copied from its origin: nothing happened twice."""
-    card.tone = "copied"
-    if not isinstance(source, dict) or "hash" not in source:
-        card.title = _("%(title)s, at the fork") % {"title": card.title}
-        return
-    card.title = _("Copied: %(title)s") % {"title": card.title}
-    card.who = visible(_("run %(run)s, row %(seq)s") % {"run": str(source["run"])[:13], "seq": source["seq"]})
-    try:
-        card.at = stamp(events.moment(source.get("at")))
-    except (TypeError, ValueError):
-        card.at = ""
 
 
 def file_of(payload: Payload) -> File | None:
@@ -185,12 +193,8 @@ def _say(card: RowCard, label: str, text: object) -> None:
     if text not in (None, "", [], {}):
         shown = as_text(text)
         card.bodies.append(body(label, shown, card.limit))
-        card.brief = card.brief or _in_brief(" ".join(shown[: 4 * BRIEF].split()))
-
-
-def _in_brief(text: str) -> SafeString:
-    found = body("", text, BRIEF)
-    return format_html("{}…", found.inline) if found.left_out else found.inline
+        line = body("", " ".join(shown[: 4 * BRIEF].split()), BRIEF)
+        card.brief = card.brief or format_html("{}…" if line.left_out else "{}", line.inline)
 
 
 def _run_started(card: RowCard, payload: Payload) -> None:
@@ -232,15 +236,6 @@ def _assistant(card: RowCard, payload: Payload) -> None:
     _add(card, _("Model"), payload.get("model"))
     _add(card, _("Tokens"), ", ".join(f"{name} {amount}" for name, amount in usage.items()))
     _add(card, _("Cost"), payload.get("cost"))
-
-
-def _approval_requested(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = _("A person is asked"), "waits"
-    card.approval = payload["approval"]
-    _add(card, _("Decision on"), payload["title"])
-    _add(card, _("Why"), payload.get("why"))
-    _add(card, _("Risk"), payload.get("risk"))
-    _add(card, _("Expires"), payload.get("expires_at"))
 
 
 def _approval_decided(card: RowCard, payload: Payload) -> None:
@@ -388,6 +383,8 @@ _LABELS = {
     "expires_at": gettext_lazy("Expires"),
     "from": gettext_lazy("Would have expired"),
     "reason": gettext_lazy("Reason"),
+    "risk": gettext_lazy("Risk"),
+    "title": gettext_lazy("Decision on"),
     "why": gettext_lazy("Why"),
 }
 _VERDICTS = {
@@ -437,7 +434,9 @@ _DESCRIBE: dict[str, Callable[[RowCard, Payload], None]] = {
     events.RUN_STARTED: _run_started,
     events.USER: _user,
     events.ASSISTANT: _assistant,
-    events.APPROVAL_REQUESTED: _approval_requested,
+    events.APPROVAL_REQUESTED: _stating(
+        gettext_lazy("A person is asked"), "waits", "title", "why", "risk", "expires_at"
+    ),
     events.APPROVAL_DECIDED: _approval_decided,
     events.APPROVAL_EXTENDED: _stating(
         gettext_lazy("More time given"), "plain", "from", "expires_at", "reason"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -10,17 +10,15 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.html import origin_text, plain
 from agentruns.agents.agent import registered
 from agentruns.services import permissions, switches
 
-if TYPE_CHECKING:
-    from agentruns.admin.runs.admin import RunAdmin
-
 KINDS = {"agent": gettext_lazy("Agent"), "tool": gettext_lazy("Tool")}
 
 
-def switches_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
+def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show the agents and tools that this process knows, and all that are off; a POST moves one switch."""
     if not permissions.may(request.user, "switch"):
         raise PermissionDenied
@@ -38,7 +36,7 @@ def switches_view(admin: RunAdmin, request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect(admin.url(request, "switches"))
 
 
-def _page(admin: RunAdmin, request: HttpRequest, status: int = 200, refusal: str = "") -> HttpResponse:
+def _page(admin: ReadOnlyAdmin, request: HttpRequest, status: int = 200, refusal: str = "") -> HttpResponse:
     off = switches.switched_off()
     origins: dict[tuple[str, str], str] = dict.fromkeys(off, "")
     for agent in registered():
