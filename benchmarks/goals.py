@@ -51,7 +51,7 @@ CHECK, PEAK = "CPU of manage.py check over Django with ninja", "peak MB of 1,000
 LIMITS = {
     f"{LOAD}, PostgreSQL": 3,
     f"{LOAD}, SQLite": 4,
-    CHECK: 1.2,
+    CHECK: 1.5,
     f"{REACTION}, PostgreSQL": 100,
     f"{REACTION}, SQLite": 1000,
     f"{PEAK}, PostgreSQL": 40,

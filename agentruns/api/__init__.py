@@ -15,6 +15,7 @@ from functools import cache
 from ninja import NinjaAPI
 
 import agentruns
+from agentruns.api import agents, approvals, health, runs, sessions, stream  # noqa: F401 - operations
 from agentruns.api.auth import SessionAuth
 from agentruns.api.docs import GUIDE, Docs, RunsAPI, at_its_address
 from agentruns.api.errors import register_errors
@@ -22,10 +23,12 @@ from agentruns.api.routing import router
 
 __all__ = ["build_api", "register_errors", "router"]
 
+router._freeze()  # the operations of a project belong on a router of its own
+
 
 @cache
 def build_api() -> NinjaAPI:
-    """Return the API that `agentruns.urls` serves: one per process, in the URL namespace "agentruns"."""
+    """Build the API that `agentruns.urls` serves: one per process, in the URL namespace "agentruns"."""
     api = RunsAPI(
         title="agentruns",
         version=agentruns.__version__,

@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from ninja import security
 from ninja.conf import settings as ninja_settings
 from ninja.errors import AuthenticationError
+from ninja.operation import Operation
 from ninja.throttling import SimpleRateThrottle
 from ninja.utils import check_csrf
 
@@ -80,7 +81,19 @@ class BearerAuth(security.HttpBearer):
 
         request.auser = auser
         _throttle(request, user)
-        _require_scope(request, found)
+        entry = entry_of(request)
+        if found.session_id is not None:
+            if not entry.lets_visitors_in:  # nor do routes of a host that use these classes
+                raise Problem(
+                    403,
+                    URN + "scope",
+                    "The token is for one session",
+                    "A session token reads its session, starts runs in it and confirms its calls, nothing "
+                    "else.",
+                    scopes=list(entry.scopes),
+                )
+        elif entry.scopes and set(entry.scopes).isdisjoint(found.scopes):
+            raise _lacking(found, entry.scopes)
         return found
 
 
@@ -152,15 +165,18 @@ def require_password(request: HttpRequest, approval: Approval) -> None:
         )
 
 
-def entry_for(name: str, method: str, path: str) -> Entry:
-    """Return the notes on an operation of the router, by which tokens it may be used."""
-    scope, reads = ApiToken.Scope, method == "GET"
+def entry_for(operation: Operation) -> Entry:
+    """Build the notes on a request to an operation: the tokens that may use the operation."""
+    scope, reads = ApiToken.Scope, operation.methods == ["GET"]
     scopes = [scope.RUNS_READ if reads else scope.RUNS_WRITE]
-    if path.startswith("/approvals"):
+    if operation.auth_param is None:  # open to everybody
+        scopes = []
+    elif operation.path.startswith("/approvals"):
         # Which of the two a decision takes depends on the approval.
         deciding = [scope.APPROVALS_DECIDE, scope.APPROVALS_OWN]
         scopes = [scope.RUNS_READ, scope.APPROVALS_DECIDE] if reads else deciding
-    return Entry([each.value for each in scopes], name in VISITORS)
+    is_for_visitors = operation.operation_id in VISITORS
+    return Entry([each.value for each in scopes], is_for_visitors, operation=operation)
 
 
 def entry_of(request: HttpRequest) -> Entry:
@@ -178,21 +194,6 @@ def has_token_scope(request: HttpRequest, scope: str) -> bool:
     """Tell whether the request's token has a scope; a Django session has all."""
     token = getattr(request, "auth", None)
     return not isinstance(token, ApiToken) or scope in token.scopes
-
-
-def _require_scope(request: HttpRequest, token: ApiToken) -> None:
-    entry = entry_of(request)
-    if token.session_id is not None:
-        if not entry.lets_visitors_in:  # nor do routes of a host that use these classes
-            raise Problem(
-                403,
-                URN + "scope",
-                "The token is for one session",
-                "A session token reads its session, starts runs in it and confirms its calls, nothing else.",
-                scopes=list(entry.scopes),
-            )
-    elif entry.scopes and set(entry.scopes).isdisjoint(token.scopes):
-        raise _lacking(token, entry.scopes)
 
 
 def _lacking(token: ApiToken, scopes: Sequence[str]) -> Problem:

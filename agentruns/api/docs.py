@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import wraps
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ninja import NinjaAPI, Swagger
 from ninja.openapi.schema import OpenAPISchema
 
 from agentruns.api.errors import CONTENT_TYPE, TITLES, URN
+from agentruns.api.schemas import Problem
 
 GUIDE = (Path(__file__).parent / "guide.md").read_text("utf-8")
 _root: ContextVar[str] = ContextVar("agentruns_api_root", default="")
@@ -88,6 +89,9 @@ def at_its_address(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 JSON = "application/json"
+# The objects, requests and problems of the examples, and what ninja does not know of each operation.
+EXAMPLES: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
+PROBLEM = Problem.model_json_schema()
 USUAL = {
     401: ["not-authenticated"],
     404: ["not-found"],
@@ -101,26 +105,19 @@ READS = {400: ["bad-cursor"], 403: ["scope"]}
 WRITES = {400: ["malformed"], 403: ["scope", "csrf", "permission-denied"]}
 
 
-@cache
-def _examples() -> dict[str, Any]:
-    """The objects, requests and problems of the examples, and what ninja does not know of each operation."""
-    found: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
-    return found
-
-
 def _made(recipe: Any) -> dict[str, Any]:
     """Return an answer: the examples that a recipe names and the members that it gives, or a page of one."""
     if isinstance(recipe, dict):
         return {"items": [_made(recipe["page"])], "next": None}
     made: dict[str, Any] = {}
     for part in recipe:
-        made |= _examples()[part] if isinstance(part, str) else part
+        made |= EXAMPLES[part] if isinstance(part, str) else part
     return made
 
 
 def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
     """Return the OpenAPI extras of the endpoint `name`: its examples, its problems and its headers."""
-    known = _examples()
+    known = EXAMPLES
     answers = {int(status): answer for status, answer in known["responses"].get(name, {}).items()}
     for status, recipe in known["answers"].get(name, {}).items():
         answers[int(status)] = {"content": {JSON: {"example": _made(recipe)}}}
@@ -149,16 +146,14 @@ def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
 
 def _problem(types: list[str], status: int) -> dict[str, Any]:
     """Return the response of an error; ninja itself supports one media type only."""
-    from agentruns.api.schemas import Problem as Body  # with the endpoints, not with the URLs
-
     examples = {each: {"value": _example(each, status)} for each in types}
     named = ", ".join(f"`{URN}{each}`" for each in types)
     return {
         "description": f"{HTTPStatus(status).phrase}: {named}",
-        "content": {CONTENT_TYPE: {"schema": Body.model_json_schema(), "examples": examples}},
+        "content": {CONTENT_TYPE: {"schema": PROBLEM, "examples": examples}},
     }
 
 
 def _example(name: str, status: int) -> dict[str, Any]:
-    said, members = _examples()["sayings"][name], _examples()["members"].get(name, {})
+    said, members = EXAMPLES["sayings"][name], EXAMPLES["members"].get(name, {})
     return {"type": URN + name, "title": TITLES[name][1], "status": status, "detail": said, **members}

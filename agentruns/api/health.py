@@ -21,39 +21,31 @@ from agentruns.services.sweep import sweeper
 from agentruns.services.waiting import sweeper_seen
 
 
-@router.get("/health", response=Health, exclude_unset=True)
+@router.get("/health", auth=None, response=Health, exclude_unset=True)
 def health(request: HttpRequest) -> Health:
     """Return whether the database can be reached.
 
     For callers who may see all runs, by session or token, also the state of the workers.
     """
+    alias = settings.DATABASE
     try:
-        with connections[settings.DATABASE].cursor() as cursor:
+        with connections[alias].cursor() as cursor:
             cursor.execute("SELECT 1")
-        reader = _reader(request)
-        return _details(settings.DATABASE, reader) if reader else Health(status="ok")
+        token = token_of(request)
+        user: Any = token.owner if token else getattr(request, "user", None)
+        if HEADER in request.headers and (token is None or ApiToken.Scope.RUNS_READ not in token.scopes):
+            user = None  # a request with that header is never that of a session
+        if not policy.is_somebody(user) or not permissions.may(user, "monitor"):
+            return Health(status="ok")
+        runs: Any = policy.visible_runs(user)
+        waiting = runs.runnable().filter(status=Run.Status.QUEUED, blocked_reason="")
+        since = Min(Greatest("updated_at", Coalesce("not_before", "updated_at")))
+        return Health(
+            status="ok",
+            database=connections[alias].vendor,
+            sweeper=sweeper(alias),
+            sweeper_seen_at=sweeper_seen(alias),
+            oldest_queued_at=waiting.aggregate(since=since)["since"],
+        )
     except Error:
         raise Problem.named("unavailable", "The database cannot be reached.") from None
-
-
-def _reader(request: HttpRequest) -> Any:
-    """Return the user who may know of the workers, or None."""
-    token = token_of(request)
-    if HEADER in request.headers and (token is None or ApiToken.Scope.RUNS_READ not in token.scopes):
-        return None  # with that header no session counts, as everywhere
-    user: Any = token.owner if token else getattr(request, "user", None)
-    return user if policy.is_somebody(user) and permissions.may(user, "monitor") else None
-
-
-def _details(alias: str, reader: Any) -> Health:
-    runs: Any = policy.visible_runs(reader)
-    waiting = runs.runnable().filter(status=Run.Status.QUEUED, blocked_reason="")
-    return Health(
-        status="ok",
-        database=connections[alias].vendor,
-        sweeper=sweeper(alias),
-        sweeper_seen_at=sweeper_seen(alias),
-        oldest_queued_at=waiting.aggregate(
-            since=Min(Greatest("updated_at", Coalesce("not_before", "updated_at")))
-        )["since"],
-    )

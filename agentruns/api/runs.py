@@ -59,7 +59,7 @@ from agentruns.api.schemas import (
     StartRun,
     legal,
 )
-from agentruns.api.uploads import blocks_of
+from agentruns.api.uploads import UPLOAD, blocks_of
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.journal.masking import mask_of
@@ -80,7 +80,7 @@ ABSENT: Any = Body(None)
 
 
 @router.post("/runs", response={201: RunOut, 200: RunOut})
-def start_run(request: HttpRequest, body: StartRun, key: Key | None = KEY) -> Status[RunOut]:
+def start_run(request: HttpRequest, body: StartRun = UPLOAD, key: Key | None = KEY) -> Status[RunOut]:
     """Queue a run (201), or return the one that the same request started before (200).
 
     The same `idempotency_key` is the same run for ever; the same agent and input in a session whose run has

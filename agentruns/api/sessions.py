@@ -29,7 +29,7 @@ from agentruns.api.schemas import (
     SessionOut,
     SessionPage,
 )
-from agentruns.api.uploads import blocks_of
+from agentruns.api.uploads import UPLOAD, blocks_of
 from agentruns.conf import settings
 from agentruns.journal.copies import SAID
 from agentruns.journal.masking import NOTHING, mask_of
@@ -93,7 +93,7 @@ def get_session(
 
 @router.post("/sessions/{path:key}/messages", response={201: RunOut, 200: RunOut})
 def send_message(
-    request: HttpRequest, key: SessionKey, body: SendMessage, idempotency_key: Key | None = KEY
+    request: HttpRequest, key: SessionKey, body: SendMessage = UPLOAD, idempotency_key: Key | None = KEY
 ) -> Status[RunOut]:
     """Say something in a session (201); the same `idempotency_key` is the same message (200).
 

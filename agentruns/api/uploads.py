@@ -9,6 +9,8 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest
+from ninja import NinjaAPI
+from ninja.params import models as parameters
 
 from agentruns.agents import content
 from agentruns.api.errors import Problem
@@ -33,17 +35,36 @@ def require_small(request: HttpRequest) -> None:
         raise Problem.named("too-large", detail, max_bytes=MOST)
 
 
-def unpack(request: HttpRequest) -> None:
-    """Let an upload's JSON part be its body; raises Problem."""
-    try:
-        text = request.POST.get(PART)
-    except RequestDataTooBig:
-        most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        detail = f"What is no file has more than {most} bytes."
-        raise Problem.named("too-large", detail, max_bytes=most) from None
-    if text is None:
-        raise Problem.named("malformed", f"The part {PART!r} with the JSON is missing.")
-    request._body = text.encode(errors="surrogatepass")
+class UploadModel(parameters.BodyModel):
+    """The body of a request: JSON, or the JSON part of an upload."""
+
+    @classmethod
+    def get_request_data(cls, request: HttpRequest, api: NinjaAPI, path_params: Any) -> Any:
+        """Parse the JSON, for a caller who is known by now; raises Problem."""
+        if is_upload(request):
+            try:
+                text = request.POST.get(PART)
+            except RequestDataTooBig:
+                most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+                detail = f"What is no file has more than {most} bytes."
+                raise Problem.named("too-large", detail, max_bytes=most) from None
+            if text is None:
+                raise Problem.named("malformed", f"The part {PART!r} with the JSON is missing.")
+            request._body = text.encode(errors="surrogatepass")
+        return super().get_request_data(request, api, path_params)
+
+
+class Upload(parameters.Body):  # type: ignore[misc]
+    """A parameter for such a body."""
+
+    _model = UploadModel
+
+    @classmethod
+    def _param_source(cls) -> str:
+        return "body"
+
+
+UPLOAD: Any = Upload(...)
 
 
 def blocks_of(request: HttpRequest, given: Any) -> content.Input:

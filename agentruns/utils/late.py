@@ -1,5 +1,5 @@
 """Packages whose modules are imported when one is first asked for: `from agentruns import services`, then
-`services.permissions.may(...)`. Every command of a project loads its checks, its admin and its URLs.
+`services.permissions.may(...)`. Every command of a project loads its checks and its admin.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from agentruns.api.routing import router
+from agentruns.api import router
 from agentruns.models import IdempotencyRecord
 from tests.admin.people import user
 from tests.admin.world import World

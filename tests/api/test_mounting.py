@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.http import HttpRequest
 from django.urls import include, path, reverse
+from ninja.errors import ConfigError
 
 from agentruns import start_run
 from agentruns.agents.agent import Agent
-from agentruns.api import build_api
+from agentruns.api import build_api, router
 from agentruns.models import Run
 from tests.api.hosting import Bearer, host
 from tests.api.http import Api
@@ -27,6 +29,14 @@ def test_one_api_per_process() -> None:
     assert build_api() is build_api()
     assert reverse("agentruns:list_runs") == "/api/runs"
     assert reverse("agentruns:approve", args=["x"]) == "/api/approvals/x/approve"
+
+
+def test_our_router_takes_no_operation_of_somebody_else() -> None:
+    with pytest.raises(ConfigError, match="Cannot modify router"):
+
+        @router.get("/theirs")
+        def theirs(request: HttpRequest) -> None:
+            """Return nothing."""
 
 
 @pytest.mark.parametrize("installed", [False, True])

@@ -11,7 +11,7 @@ from django.db import connections
 from django.test.client import MULTIPART_CONTENT
 from django.urls import reverse
 
-from agentruns.api.routing import router
+from agentruns.api import router
 from agentruns.journal.verify import problems
 from agentruns.models import ApiToken, Approval, Message, Run
 from agentruns.services.api_tokens import create_token

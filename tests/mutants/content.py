@@ -103,7 +103,13 @@ MUTANTS = [
     ),
     Mutant(
         "content: an upload is read after it is known who sends it",
-        (Edit("api/routing.py", "if refusal is None and self.operation_id", "if self.operation_id"),),
+        (
+            Edit(
+                "api/routing.py",
+                "uploads.require_small(request)",
+                "uploads.UploadModel.get_request_data(request, operation.api, {})",
+            ),
+        ),
         ("api/test_uploads.py::test_only_who_may_start_is_read",),
     ),
 ]

@@ -138,7 +138,11 @@ def test_a_project_with_agents_on_claude_does_not_load_the_sdk(project: Path, ac
     assert found.splitlines()[-1] == "[]"
 
 
-def test_the_checks_of_a_project_import_no_page_no_service_and_no_journal(project: Path) -> None:
+def test_the_checks_of_a_project_without_the_api_import_no_page_no_service_and_no_journal(
+    project: Path,
+) -> None:
+    urls = (project / "urls.py").read_text()
+    (project / "urls.py").write_text(urls.replace(', path("api/", include("agentruns.urls"))', ""))
     code = (
         "import sys, django; from django.core.management import call_command; django.setup();"
         f"call_command('check'); print(sorted(name for name in sys.modules if name.startswith({LATE})))"
