@@ -372,7 +372,7 @@ GATED = [
         (
             Edit(
                 TOOL,
-                "            found += [each for each in finite.places(plain) if each[0][0] not in inside]\n",
+                "            found += [each for each in written if each[0][0] in hidden]\n",
                 "",
             ),
         ),
@@ -383,8 +383,8 @@ GATED = [
         (
             Edit(
                 "tools/finite.py",
-                "            yield annotation, allows\n",
-                "            yield annotation, True\n",
+                "        yield given, allows\n",
+                "        yield given, True\n",
             ),
         ),
         ("properties/test_numbers.py::test_a_tool_may_allow_it_number_by_number",),
