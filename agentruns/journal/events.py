@@ -432,6 +432,8 @@ def is_program(actor: Any) -> bool:
             f"An actor or owner must be a user object, such as request.user, or None for the program itself, "
             f"not {'a class' if isinstance(actor, type) else type(actor).__name__}."
         )
+    if getattr(actor, "pk", None) == "":  # the id that the journal has for parts of the program
+        raise TypeError(f"An actor or owner must have an id: the {type(actor).__name__} has an empty one.")
     return False
 
 

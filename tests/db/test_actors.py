@@ -186,3 +186,16 @@ def test_what_belongs_to_nobody_is_no_users() -> None:
             api_tokens.create_token(user, ["runs:read"])
     assert Message.objects.filter(content__isnull=True).count() == 0
     assert (Session.objects.count(), ApiToken.objects.count()) == (1, 0)
+
+
+class Unsaved:
+    """Like a user, with an id that the journal has for no user."""
+
+    pk = ""
+    is_active = is_authenticated = True
+
+
+def test_an_empty_id_is_no_users(given: dict[str, Any]) -> None:
+    for ask in (is_somebody, lambda user: start_run("shop", "say", "s3", actor=user)):
+        with pytest.raises(TypeError, match="must have an id: the Unsaved has an empty one"):
+            ask(Unsaved())
