@@ -312,22 +312,19 @@ def autodiscover() -> None:
 
 
 def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the parts that differ between two definitions: "instructions", "tools.refund (removed)" ..."""
-    parts = [part for part in sorted({*old, *new} - {"tools"}) if _differ(old.get(part), new.get(part))]
+    """List the parts that differ between two definitions: "instructions", "tools.refund (removed)" ..."""
+
+    def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+        names = sorted({*one, *other})
+        return [name for name in names if canonical.dumps(one.get(name)) != canonical.dumps(other.get(name))]
+
+    parts = [part for part in differing(old, new) if part != "tools"]
     before, after = old.get("tools", {}), new.get("tools", {})
-    for name in sorted({*before, *after}):
-        if name not in after:
-            parts.append(f"tools.{name} (removed)")
-        elif name not in before:
-            parts.append(f"tools.{name} (added)")
+    for name in differing(before, after):
+        if name in before and name in after:
+            parts += [f"tools.{name}.{each}" for each in differing(before[name], after[name])]
         else:
-            policies = before[name], after[name]
-            changed = sorted({*policies[0], *policies[1]})
-            parts += [
-                f"tools.{name}.{each}"
-                for each in changed
-                if _differ(policies[0].get(each), policies[1].get(each))
-            ]
+            parts.append(f"tools.{name} ({'added' if name in after else 'removed'})")
     return parts
 
 
@@ -336,10 +333,6 @@ def _without_secrets(params: Any) -> Any:
     if isinstance(params, dict):
         return {name: MASK if name in _SECRETS else _without_secrets(each) for name, each in params.items()}
     return [_without_secrets(each) for each in params] if isinstance(params, list | tuple) else params
-
-
-def _differ(old: Any, new: Any) -> bool:
-    return canonical.dumps(old) != canonical.dumps(new)
 
 
 def _checked_name(what: str, value: Any) -> str:

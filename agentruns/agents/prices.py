@@ -17,7 +17,8 @@ from typing import Any
 from agentruns.conf import settings
 
 MILLION = 1_000_000
-KINDS = frozenset({"input", "output", "cache_read", "cache_write", "cache_write_1h"})
+OF_INPUT = {"cache_read": Decimal("0.1"), "cache_write": Decimal("1.25"), "cache_write_1h": Decimal(2)}
+KINDS = frozenset({"input", "output", *OF_INPUT})
 _DATE = re.compile(r"[-@](\d{8}|\d{4}-\d\d-\d\d)(?!\d)")
 MAX_DIGITS = 20
 
@@ -27,10 +28,20 @@ def price_of(*models: str) -> dict[str, Decimal] | None:
     # An invalid price counts as none: a reply that was paid for must be journaled in any case.
     known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
     for model in models:
-        names = [name for name in known if isinstance(name, str) and _stands_for(name, model)]
-        if names:
-            name = max(names, key=len)
-            return None if mistakes({name: known[name]}) else _complete(known[name])
+        names = [
+            name
+            for name in known
+            if name == model
+            or (isinstance(name, str) and model.startswith(name) and _DATE.match(model, len(name)))
+        ]
+        if not names:
+            continue
+        name = max(names, key=len)
+        if mistakes({name: known[name]}):
+            return None
+        given = {kind: Decimal(str(value)) for kind, value in known[name].items()}
+        with localcontext(Context(prec=100)):
+            return {**{kind: given["input"] * factor for kind, factor in OF_INPUT.items()}, **given}
     return None
 
 
@@ -78,17 +89,6 @@ def mistakes(prices: Any) -> list[str]:
         elif not all(_is_amount(value) for value in price.values()):
             found.append(f"the prices of {name!r} must be numbers, not negative")
     return found
-
-
-def _stands_for(name: str, model: str) -> bool:
-    return model == name or (model.startswith(name) and _DATE.match(model, len(name)) is not None)
-
-
-def _complete(price: Mapping[str, Any]) -> dict[str, Decimal]:
-    given = {kind: Decimal(str(value)) for kind, value in price.items()}
-    of_input = {"cache_read": Decimal("0.1"), "cache_write": Decimal("1.25"), "cache_write_1h": Decimal(2)}
-    with localcontext(Context(prec=100)):
-        return {**{kind: given["input"] * factor for kind, factor in of_input.items()}, **given}
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:

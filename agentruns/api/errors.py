@@ -142,21 +142,19 @@ def register_errors(api: NinjaAPI) -> None:
         MultiPartParserError: _of_bad_request,
         RawPostDataException: _of_bad_request,
     }
+
+    def register(kind: type[Exception], convert: Callable[[Any], Problem]) -> None:
+        handlers = api._exception_handlers  # ninja has no public way to get a registered handler
+        theirs: Any = handlers.get(kind, handlers[Exception])
+
+        def handle(request: HttpRequest, error: Any) -> HttpResponse:
+            is_ours = isinstance(error, Problem) or getattr(request, MARK, False)
+            return convert(_made(error)).response() if is_ours else theirs(request, error)
+
+        api.add_exception_handler(kind, handle)
+
     for kind, convert in kinds.items():
-        # ninja has no public way to get a registered handler.
-        handlers = api._exception_handlers
-        api.add_exception_handler(kind, _ours_or(handlers.get(kind, handlers[Exception]), convert))
-
-
-def _ours_or(
-    theirs: Callable[[HttpRequest, Any], HttpResponse], convert: Callable[[Any], Problem]
-) -> Callable[[HttpRequest, Any], HttpResponse]:
-    def handle(request: HttpRequest, error: Any) -> HttpResponse:
-        if isinstance(error, Problem) or getattr(request, MARK, False):
-            return convert(_made(error)).response()
-        return theirs(request, error)
-
-    return handle
+        register(kind, convert)
 
 
 def _made(error: Any) -> Any:
@@ -180,19 +178,16 @@ def _of_bad_request(error: Exception) -> Problem:
 
 
 def _of_validation_error(error: ValidationError) -> Problem:
-    errors = [
-        {"loc": _where(each["loc"]), "msg": each["msg"], "type": each["type"]}
-        for each in error.errors[:MOST_ERRORS]
-    ]
+    errors = []
+    for each in error.errors[:MOST_ERRORS]:
+        place = [*each["loc"]]
+        if place[0] == "body":
+            del place[1:2]  # the name of our parameter, which the client does not know
+        parts = (part for part in place if part not in (AS_TEXT, AS_BLOCKS))
+        loc = [part[:LONGEST_NAME] if isinstance(part, str) else part for part in parts]
+        errors.append({"loc": loc, "msg": each["msg"], "type": each["type"]})
     detail = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in errors[:3])
     return Problem.named("validation", detail, errors=redacted(errors))
-
-
-def _where(loc: tuple[Any, ...]) -> list[Any]:
-    """Return the location of an error without the name of our parameter, which the client does not know."""
-    place = [loc[0], *loc[2:]] if loc[0] == "body" else list(loc)
-    place = [each for each in place if each not in (AS_TEXT, AS_BLOCKS)]
-    return [each[:LONGEST_NAME] if isinstance(each, str) else each for each in place]
 
 
 def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:

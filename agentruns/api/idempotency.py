@@ -49,8 +49,7 @@ def once(
     the key are one transaction: there is a record exactly if it was done, and concurrent requests wait for
     it. An error leaves no record. Raises Problem (409) for a key of another request.
     """
-    key = key_of(header, body)
-    if key is None:
+    if (key := key_of(header, body)) is None:
         return act()
     user = user_of(request)
     if isinstance(user, SessionBearer):

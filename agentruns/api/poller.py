@@ -116,7 +116,11 @@ class Poller:
             is_drafted = status == "running" and drafted[:2] == [epoch, step]
             found[run_id] = Head(status, seq - 1, step, drafted[2] if is_drafted else "")
         self._heads.update(found)
-        self._renew([run_id for run_id, head in found.items() if head and head.status in AT_WORK])
+        now = time.monotonic()
+        at_work = [run_id for run_id, head in found.items() if head and head.status in AT_WORK]
+        if due := [run_id for run_id in at_work if now - self._renewed.get(run_id, -RENEWED) >= RENEWED]:
+            self._renewed.update(dict.fromkeys(due, now))
+            watch(due)  # lets workers know that somebody listens
 
     def _gather(self, before: dict[UUID, Head | None]) -> None:
         """Read the rows of all runs that have more of them than before."""
@@ -134,15 +138,6 @@ class Poller:
         self._news = {
             run_id: (*both, [row for row in rows if row.run_id == run_id]) for run_id, both in known.items()
         }
-
-    def _renew(self, run_ids: list[UUID]) -> None:
-        """Let workers know that these runs are watched."""
-        now = time.monotonic()
-        due = [run_id for run_id in run_ids if now - self._renewed.get(run_id, -RENEWED) >= RENEWED]
-        if not due:
-            return
-        self._renewed.update(dict.fromkeys(due, now))
-        watch(due)
 
 
 poller = Poller()

@@ -458,18 +458,12 @@ class Shown(BaseModel):
     @classmethod
     def of(cls, approval: Approval) -> Shown:
         """Return an approval as people read it; a browser would round a number beyond 2**53."""
-        arguments = legal(approval.arguments)
-        return cls(
-            **{name: escaped(legal(getattr(approval, name))) for name in ("tool_name", "title", "why")},
-            arguments=[
-                ShownArgument(name=escaped(name), text=escaped(_readable(value)))
-                for name, value in arguments.items()
-            ],
-        )
-
-
-def _readable(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+        arguments = []
+        for name, value in legal(approval.arguments).items():
+            text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+            arguments.append(ShownArgument(name=escaped(name), text=escaped(text)))
+        texts = {name: escaped(legal(getattr(approval, name))) for name in ("tool_name", "title", "why")}
+        return cls(**texts, arguments=arguments)
 
 
 class ApprovalOut(Out):

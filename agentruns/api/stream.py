@@ -71,15 +71,8 @@ class Entrance:
         if user is not None and session is not None and session.get(SESSION_KEY) == str(user.pk):
             request.session = type(session)(session.session_key)
             request.user = get_user(request)
-        self._authenticate(request)
-        user, model = user_of(request), get_user_model()
-        if isinstance(user, model):
-            request.user = model._base_manager.filter(pk=user.pk).first() or AnonymousUser()
-        return user_of(request)
-
-    def _authenticate(self, request: HttpRequest) -> None:
-        """Raise AuthenticationError unless one of the operation's auth callbacks accepts the request."""
-        for authenticate in self._entry.operation.auth_callbacks:
+        callbacks = self._entry.operation.auth_callbacks
+        for authenticate in callbacks:
             try:
                 found = authenticate(request)
                 if inspect.isawaitable(found):
@@ -89,9 +82,14 @@ class Entrance:
             except Exception as error:  # a host's own may raise anything
                 raise AuthenticationError from error
             if found:
-                return
-        if self._entry.operation.auth_callbacks:
-            raise AuthenticationError
+                break
+        else:
+            if callbacks:
+                raise AuthenticationError
+        user, model = user_of(request), get_user_model()
+        if isinstance(user, model):
+            request.user = model._base_manager.filter(pk=user.pk).first() or AnonymousUser()
+        return user_of(request)
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
@@ -322,21 +320,23 @@ async def _asynchronous(feed: Feed) -> AsyncIterator[str]:
     await sync_to_async(_let_go_of_connections)()
     yield f"retry: {RETRY}\n\n"
     while not feed.over.is_set():
-        text = await _polled(feed) if feed.asks() else feed.pass_on()
+        if feed.asks():
+            while not turns.acquire(blocking=False):
+                await asyncio.sleep(0.01)
+            try:
+                text = await sync_to_async(feed.poll)()
+            finally:
+                turns.release()
+                # Django keeps a request's thread until its response is complete. The thread ends when nothing
+                # refers to its executor any more; the next poll gets another one.
+                if (context := SyncToAsync.thread_sensitive_context.get(None)) is not None:
+                    SyncToAsync.context_to_thread_executor.pop(context, None)
+        else:
+            text = feed.pass_on()
         if text:
             yield text
         if not feed.over.is_set():
             await asyncio.sleep(feed.pause())
-
-
-async def _polled(feed: Feed) -> str:
-    while not turns.acquire(blocking=False):
-        await asyncio.sleep(0.01)
-    try:
-        return await sync_to_async(feed.poll)()
-    finally:
-        turns.release()
-        _let_go_of_the_thread()
 
 
 def _let_go_of_connections() -> None:
@@ -344,11 +344,3 @@ def _let_go_of_connections() -> None:
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()
-
-
-def _let_go_of_the_thread() -> None:
-    # Django keeps a request's thread until its response is complete. The thread ends when nothing refers to
-    # its executor any more; the next poll gets another one.
-    context = SyncToAsync.thread_sensitive_context.get(None)
-    if context is not None:
-        SyncToAsync.context_to_thread_executor.pop(context, None)

@@ -55,7 +55,15 @@ class MailNotifier:
         if not people or not isinstance(people, list | tuple):
             hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."
             yield Error(MISSING, hint=hint, id="agentruns.E011")
-        if _may_hang():
+        mailers: dict[str, Any] | None = getattr(django_settings, "MAILERS", None)  # from Django 6.1 on
+        if mailers is not None:
+            default = mailers.get("default", {})
+            backend, timeout = default.get("BACKEND", ""), default.get("OPTIONS", {}).get("timeout")
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Django itself warns that 6.1 stops reading these
+                backend, timeout = django_settings.EMAIL_BACKEND, django_settings.EMAIL_TIMEOUT
+        if backend.endswith("smtp.EmailBackend") and timeout is None:
             text = "SMTP has no time-out: a mail server that does not answer blocks a worker for ever."
             hint = "EMAIL_TIMEOUT = 5, or OPTIONS['timeout'] in MAILERS."
             yield Warning(text, hint=hint, id="agentruns.W004")
@@ -101,15 +109,3 @@ def _body(notice: Notice) -> str:
 
 def _label(choices: type[TextChoices], value: str) -> str:
     return str(choices(value).label) if value in choices.values else value
-
-
-def _may_hang() -> bool:
-    mailers: dict[str, Any] | None = getattr(django_settings, "MAILERS", None)  # from Django 6.1 on
-    if mailers is not None:
-        default = mailers.get("default", {})
-        backend, timeout = default.get("BACKEND", ""), default.get("OPTIONS", {}).get("timeout")
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Django itself warns that 6.1 stops reading these
-            backend, timeout = django_settings.EMAIL_BACKEND, django_settings.EMAIL_TIMEOUT
-    return backend.endswith("smtp.EmailBackend") and timeout is None

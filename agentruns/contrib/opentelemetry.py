@@ -132,7 +132,13 @@ class OpenTelemetry:
     @contextmanager
     def span(self, name: str, facts: Facts) -> Iterator[None]:
         """Surround a drive, a request to the model or a tool's handler with a span, and measure it."""
-        title, attributes = self._heading(name, facts)
+        attributes = {"gen_ai.operation.name": OPERATIONS[name], **_named(BEGINS[name], facts)}
+        if name == "tool":
+            attributes["gen_ai.tool.type"] = "function"
+        if self.session_key and facts.get("session_key"):
+            attributes["agentruns.session.key"] = redact(facts["session_key"])[:LONGEST]
+        of = facts[{"drive": "agent", "model": "model", "tool": "tool"}[name]]
+        title = f"{OPERATIONS[name]} {of}"[:LONGEST]
         above, links = contexts.get_current(), list[Link]()
         if name == "drive":
             if facts["epoch"]:  # a stateless run stays in its caller's trace
@@ -168,16 +174,6 @@ class OpenTelemetry:
     def carried(self) -> AbstractContextManager[None]:
         """Return a context manager that makes another thread part of the current span."""
         return _within(contexts.get_current())
-
-    def _heading(self, name: str, facts: Facts) -> tuple[str, dict[str, Any]]:
-        """Return a span's name and its first attributes."""
-        attributes = {"gen_ai.operation.name": OPERATIONS[name], **_named(BEGINS[name], facts)}
-        if name == "tool":
-            attributes["gen_ai.tool.type"] = "function"
-        if self.session_key and facts.get("session_key"):
-            attributes["agentruns.session.key"] = redact(facts["session_key"])[:LONGEST]
-        of = facts[{"drive": "agent", "model": "model", "tool": "tool"}[name]]
-        return f"{OPERATIONS[name]} {of}"[:LONGEST], attributes
 
     def _trace_of(self, run_id: str, title: str, attributes: dict[str, Any]) -> tuple[Context, list[Link]]:
         """Return the context of the run's own trace, and a link to the caller's span."""

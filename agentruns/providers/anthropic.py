@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from agentruns.providers import window
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
@@ -81,7 +81,10 @@ class AnthropicModel(SDKModel):
 
     def _send(self, body: dict[str, Any], request: ModelRequest, answer: Answer) -> ModelReply:
         messages = self._messages(body)
-        arguments = {**self._arguments(body, *_NAMED), **self._timeout(self._seconds(body["max_tokens"]))}
+        seconds, most = self.timeout, body["max_tokens"]
+        if seconds is None and not self.streaming and most > _MAX_TOKENS_IN_TEN_MINUTES:
+            seconds = most * _SECONDS_PER_TOKEN
+        arguments = {**self._arguments(body, *_NAMED), **self._timeout(seconds)}
         if not self.streaming:
             message = messages.create(**arguments)
             return _reply(message, getattr(message, "_request_id", None))
@@ -90,7 +93,10 @@ class AnthropicModel(SDKModel):
             delta, inputs = None, dict[int, str]()
             for event in stream:
                 if delta is not None and event.type not in _ADDED:
-                    _not_added(delta, answer.raw)
+                    # The reply would be stored incomplete and could never be sent back.
+                    block = answer.raw.content[delta.index].type
+                    text = UNKNOWN_DELTA.format(block=block, delta=delta.delta.type)
+                    raise ProviderError(text, disposition="pause", type="unknown_delta")
                 delta = event if event.type == "content_block_delta" else None
                 if event.type == "message_start":
                     answer.raw = stream.current_message_snapshot
@@ -108,11 +114,6 @@ class AnthropicModel(SDKModel):
         client = self._ready()
         return client.beta.messages if body.get("betas") else client.messages
 
-    def _seconds(self, max_tokens: int) -> float | None:
-        if self.timeout is None and not self.streaming and max_tokens > _MAX_TOKENS_IN_TEN_MINUTES:
-            return max_tokens * _SECONDS_PER_TOKEN
-        return self.timeout
-
     def _fitting(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the request, compacted if necessary; raises ProviderError if it is still too long."""
         most = window.most_tokens(body)
@@ -121,7 +122,20 @@ class AnthropicModel(SDKModel):
         limit, counted = self._limit(), self._count(body)
         tokens = most if counted is None else counted
         if tokens > limit and self.compact is not None:
-            body = {**body, "messages": self._compacted(body["messages"], tokens, limit)}
+            messages: window.Messages = body["messages"]
+            failure: ProviderError | None = None
+            try:
+                shorter = self.compact(copy.deepcopy(messages), tokens, limit)
+                broken = window.broken_pairs(shorter, messages)
+            except Exception as error:
+                failure = classify(self.package, error)  # compact may have asked a model itself
+            if failure is not None:
+                failure.args = (f"compact() failed: {failure}",)
+                raise failure
+            if broken:
+                text = f"The messages that compact() returned cannot be sent: {broken}."
+                raise ProviderError(text, disposition="pause", type="compact_failed")
+            body = {**body, "messages": shorter}
             counted = self._count(body)
         # An estimate alone refuses nothing: without a count, only the provider can tell.
         if counted is not None and counted > limit:
@@ -129,22 +143,6 @@ class AnthropicModel(SDKModel):
             text = TOO_LONG.format(tokens=counted, model=self.name, limit=limit, advice=advice)
             raise ProviderError(text, disposition="fail", type="context_window_exceeded")
         return body
-
-    def _compacted(self, messages: window.Messages, tokens: int, limit: int) -> window.Messages:
-        compact: Any = self.compact
-        try:
-            shorter: window.Messages = compact(copy.deepcopy(messages), tokens, limit)
-            broken = window.broken_pairs(shorter, messages)
-            failure = None
-        except Exception as error:
-            failure = classify(self.package, error)  # compact may have asked a model itself
-        if failure is not None:
-            failure.args = (f"compact() failed: {failure}",)
-            raise failure
-        if broken:
-            text = f"The messages that compact() returned cannot be sent: {broken}."
-            raise ProviderError(text, disposition="pause", type="compact_failed")
-        return shorter
 
     def _count(self, body: dict[str, Any]) -> int | None:
         """Return the tokens of a request, or None if the client cannot have them counted."""
@@ -204,13 +202,6 @@ def _body(request: ModelRequest) -> dict[str, Any]:
         form = {"format": {"type": "json_schema", "schema": schema}}
         body["output_config"] = {**request.params.get("output_config", {}), **form}
     return body
-
-
-def _not_added(event: Any, message: Any) -> NoReturn:
-    """Refuse a reply that would be stored incomplete and could never be sent back."""
-    block = message.content[event.index].type
-    text = UNKNOWN_DELTA.format(block=block, delta=event.delta.type)
-    raise ProviderError(text, disposition="pause", type="unknown_delta")
 
 
 def _check_inputs(message: Any, inputs: dict[int, str], request: ModelRequest) -> None:

@@ -135,11 +135,12 @@ def _why_unusable(reply: ModelReply) -> str:
             return f"the text of block {position} is not a string"
         if block["type"] == "tool_result":
             return f"block {position} is a tool_result, which a model may not send"
-    kept = [reply.usage, *reply.content]
+    kept = [reply.usage]
+    for block in reply.content:  # the gate answers a call whose input is nested too deeply
+        is_deep = block["type"] == "tool_use" and is_deeper(block.get("input"), MAX_DEPTH)
+        kept.append({**block, "input": None} if is_deep else block)
     if is_deeper(kept, MAX_DEPTH + 2):  # the list and the block around an input
-        kept = [reply.usage, *map(_without_deep_input, reply.content)]
-        if is_deeper(kept, MAX_DEPTH + 2):
-            return f"its content or usage is nested more than {MAX_DEPTH} levels deep"
+        return f"its content or usage is nested more than {MAX_DEPTH} levels deep"
     return "" if _is_json(kept) else "its content or usage is not JSON"
 
 
@@ -156,11 +157,6 @@ def provider_tools(params: dict[str, Any] | None) -> list[str]:
     inner = params.get("extra_body")
     given = {**inner, **params} if isinstance(inner, dict) else params
     return [name for name in PROVIDER_TOOLS if given.get(name)]
-
-
-def _without_deep_input(block: dict[str, Any]) -> dict[str, Any]:
-    deep = block["type"] == "tool_use" and is_deeper(block.get("input"), MAX_DEPTH)
-    return {**block, "input": None} if deep else block
 
 
 def _unusable(why: str, reply: ModelReply | None = None) -> ProviderError:

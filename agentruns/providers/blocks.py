@@ -53,14 +53,17 @@ def for_claude(messages: Messages) -> Messages:
             items = [block for block in content if block["type"] == ITEM]
             if others := [block for block in items if not is_reasoning(block)]:
                 raise foreign(others[0])
-            content = [_for_claude(block) for block in content if block["type"] != ITEM]
+            content = [
+                {
+                    key: value
+                    for key, value in block.items()
+                    if block["type"] != "text" or key not in TEXT_EXTRAS
+                }
+                for block in content
+                if block["type"] != ITEM
+            ]
         found += [{**message, "content": content}] if content else []
     return found
-
-
-def _for_claude(block: Block) -> Block:
-    extras = TEXT_EXTRAS if block["type"] == "text" else ()
-    return {name: value for name, value in block.items() if name not in extras}
 
 
 def results_of(message: Block) -> tuple[list[Block], list[Block]]:

@@ -46,7 +46,7 @@ def provider_of(model: Model | str) -> str:
 
 
 def resolve(model: Model | str) -> Model:
-    """Return the object to ask; a name has one, and one client, in a process."""
+    """Find the object to ask; a name has one, and one client, in a process."""
     return _made(model, repr(options_of(model))) if isinstance(model, str) else model
 
 

@@ -45,10 +45,12 @@ def _items(message: Block, identity: str) -> list[Block]:
     if message["role"] == "assistant":
         return [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
     results, rest = blocks.results_of(message)
-    output = {"type": "function_call_output"}
-    items = [
-        {**output, "call_id": each["tool_use_id"], "output": _output(each, identity)} for each in results
-    ]
+    items: list[Block] = []
+    for result in results:
+        parts = [_part(block, identity) for block in blocks.result_parts(result)]
+        is_text = all(part["type"] == "input_text" for part in parts)
+        output = "\n".join(part["text"] for part in parts) if is_text else parts
+        items.append({"type": "function_call_output", "call_id": result["tool_use_id"], "output": output})
     said = [_part(block, identity) for block in rest]
     return [*items, {"role": "user", "content": said}] if said else items
 
@@ -67,12 +69,6 @@ def _said(block: Block, identity: str) -> list[Block]:
     if block["type"] == ITEM and block["from"].partition(":")[0] == identity.partition(":")[0]:
         return [block["item"]]
     raise blocks.foreign(block)
-
-
-def _output(result: Block, identity: str) -> Any:
-    parts = [_part(block, identity) for block in blocks.result_parts(result)]
-    is_text = all(part["type"] == "input_text" for part in parts)
-    return "\n".join(part["text"] for part in parts) if is_text else parts
 
 
 def _part(block: Block, identity: str) -> Block:

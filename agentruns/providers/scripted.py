@@ -67,42 +67,30 @@ class ScriptedModel:
             turn = turn(request)
             _check(turn, number)
         reply = turn if isinstance(turn, ModelReply) else _reply(turn, number, request.run_id)
-        if self.pace:
-            self._write(reply, request)
-        return reply
-
-    def _write(self, reply: ModelReply, request: ModelRequest) -> None:
-        for word in re.findall(r"\S+\s*", " ".join(b["text"] for b in reply.content if b["type"] == "text")):
+        said = " ".join(block["text"] for block in reply.content if block["type"] == "text")
+        for word in re.findall(r"\S+\s*", said) if self.pace else ():
             time.sleep(self.pace)
             text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=word)
             if request.on_text is not None:
                 request.on_text(word)
+        return reply
 
 
 def _reply(turn: dict[str, Any], number: int, run_id: str) -> ModelReply:
     turn = copy.deepcopy(turn)
-    content = turn["content"] if "content" in turn else _blocks(turn, number, run_id)
+    content: list[dict[str, Any]] = turn.get("content", [])
+    if "content" not in turn:
+        # Two runs of one session follow the same script, but ids must be unique in a session.
+        prefix = f"toolu_{hashlib.sha256(run_id.encode()).hexdigest()[:8]}_" if run_id else "toolu_"
+        if turn.get("text") is not None:
+            content.append({"type": "text", "text": turn["text"]})
+        for position, each in enumerate(turn.get("tools", [])):
+            call_id = each.get("id", f"{prefix}{number}_{position}")
+            call = {"id": call_id, "name": each["name"], "input": each.get("input", {})}
+            content.append({"type": "tool_use", **call})
     uses_tools = any(block.get("type") == "tool_use" for block in content)
     stop_reason = turn.get("stop_reason", "tool_use" if uses_tools else "end_turn")
     return ModelReply(content, stop_reason, turn.get("usage") or {}, model="scripted")
-
-
-def _blocks(turn: dict[str, Any], number: int, run_id: str) -> list[dict[str, Any]]:
-    # Two runs of one session follow the same script, but ids must be unique in a session.
-    prefix = f"toolu_{hashlib.sha256(run_id.encode()).hexdigest()[:8]}_" if run_id else "toolu_"
-    text = turn.get("text")
-    return [
-        *([{"type": "text", "text": text}] if text is not None else []),
-        *(
-            {
-                "type": "tool_use",
-                "id": each.get("id", f"{prefix}{number}_{position}"),
-                "name": each["name"],
-                "input": each.get("input", {}),
-            }
-            for position, each in enumerate(turn.get("tools", []))
-        ),
-    ]
 
 
 def _check(turn: Any, number: int) -> None:

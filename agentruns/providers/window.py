@@ -71,8 +71,12 @@ def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
 
 def broken_pairs(messages: Any, whole: Messages) -> str:
     """Return the reason why a shortened conversation cannot be sent, or ""."""
-    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-        return "it is not a list of messages, each with a role and a content"
+    for message in messages if isinstance(messages, list) else [None]:
+        known: dict[str, Any] = message if isinstance(message, dict) else {}
+        content = known.get("content")
+        are_blocks = isinstance(content, list) and all(isinstance(block, dict) for block in content)
+        if not (isinstance(content, str) or are_blocks) or known.get("role") not in ("user", "assistant"):
+            return "it is not a list of messages, each with a role and a content"
     if not messages or messages[0]["role"] != "user":
         return "it does not begin with a user message"
     open_calls: set[str] = set()
@@ -89,15 +93,6 @@ def broken_pairs(messages: Any, whole: Messages) -> str:
     first, last = messages[-1], whole[-1]
     same = _ids(first, "tool_result", "tool_use_id") == _ids(last, "tool_result", "tool_use_id")
     return "" if same and first["role"] == last["role"] else "it does not end as the whole one does"
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
-        return False
-    content = message.get("content")
-    return isinstance(content, str) or (
-        isinstance(content, list) and all(isinstance(b, dict) for b in content)
-    )
 
 
 def _is_spoken(message: dict[str, Any]) -> bool:

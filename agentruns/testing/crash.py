@@ -124,27 +124,24 @@ def manage_py(*arguments: str, crash_at: str = "", timeout: float = 120) -> subp
     return done
 
 
-def _require_shared(alias: str) -> None:
-    connection = connections[alias]
-    if connection.vendor == "sqlite" and connection.is_in_memory_db():  # type: ignore[attr-defined]
-        raise RuntimeError(
-            f"The test database {alias!r} is in memory, where no other process can see it. Give it a file: "
-            f'DATABASES[{alias!r}]["TEST"] = {{"NAME": "test.sqlite3"}} in the settings of your tests.'
-        )
-    if connection.in_atomic_block:
-        raise RuntimeError(
-            f"A transaction is open on {alias!r}, and no other process can see what is in it. Use "
-            "@pytest.mark.django_db(transaction=True), or TransactionTestCase."
-        )
-
-
 def _orders() -> dict[str, object]:
     from agentruns.testing.script import playing
 
     # Django blocks the others in a test, and they need not be test databases at all.
     allowed = [alias for alias in connections if not hasattr(connections[alias].connect, "wrapped")]
     for alias in allowed:
-        _require_shared(alias)
+        connection: Any = connections[alias]
+        if connection.vendor == "sqlite" and connection.is_in_memory_db():
+            raise RuntimeError(
+                f"The test database {alias!r} is in memory, where no other process can see it. Give it a "
+                f'file: DATABASES[{alias!r}]["TEST"] = {{"NAME": "test.sqlite3"}} in the settings of your '
+                "tests."
+            )
+        if connection.in_atomic_block:
+            raise RuntimeError(
+                f"A transaction is open on {alias!r}, and no other process can see what is in it. Use "
+                "@pytest.mark.django_db(transaction=True), or TransactionTestCase."
+            )
     return {
         "path": sys.path,
         "names": {alias: str(connections[alias].settings_dict["NAME"]) for alias in allowed},

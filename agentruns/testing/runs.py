@@ -53,7 +53,12 @@ def run_until_blocked(
         else:
             names = ", ".join(f"{each.agent} {each.pk} ({each.status})" for each in _unfinished(run_id))
             raise StillRunning(f"After {sweeps} sweeps these could still go on: {names}.")
-        _refuse_leased(run_id)
+        for leased in _unfinished(run_id).filter(lease_expires_at__gte=Now()):
+            raise StillRunning(
+                f"Run {leased.pk} is held by a worker's lease until "
+                f"{leased.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. If that worker is dead, as after a crash "
+                "that the test made, call expire_leases() first."
+            )
     return [result_of(pk) for pk in sorted(driven)]
 
 
@@ -76,11 +81,3 @@ def _unfinished(run_id: UUID | None) -> RunQuerySet:
 
     runs = Run.objects.using(settings.DATABASE).unfinished().order_by("pk")
     return runs if run_id is None else runs.filter(pk=run_id)
-
-
-def _refuse_leased(run_id: UUID | None) -> None:
-    for run in _unfinished(run_id).filter(lease_expires_at__gte=Now()):
-        raise StillRunning(
-            f"Run {run.pk} is held by a worker's lease until {run.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}. "
-            "If that worker is dead, as after a crash that the test made, call expire_leases() first."
-        )

@@ -131,7 +131,11 @@ def _block(block: Any, role: str, where: str) -> None:
         _text(block, where)
     elif kind == "tool_use":
         _require(role == "assistant", where, "tool_use belongs in an assistant message")
-        _tool_use(block, where)
+        for part, form, rule in (("id", _ID, "an id of"), ("name", _NAME, "a name of at most 64")):
+            given = block.get(part)
+            is_right = isinstance(given, str) and form.fullmatch(given)
+            _require(is_right, where, f"tool_use needs {rule} letters, digits, _ and -")
+        _require(isinstance(block.get("input"), dict), where, "the input of a tool_use is an object")
     elif kind in ("tool_result", "image", "document"):
         _require(role == "user", where, f"{kind} belongs in a user message")
         (_tool_result if kind == "tool_result" else _file)(block, where)
@@ -164,14 +168,6 @@ def _file(block: dict[str, Any], where: str) -> None:
 def _text(block: dict[str, Any], where: str) -> None:
     text = block.get("text")
     _require(isinstance(text, str) and text.strip(), where, "text must contain more than white space")
-
-
-def _tool_use(block: dict[str, Any], where: str) -> None:
-    for part, form, rule in (("id", _ID, "an id of"), ("name", _NAME, "a name of at most 64")):
-        given = block.get(part)
-        is_right = isinstance(given, str) and form.fullmatch(given)
-        _require(is_right, where, f"tool_use needs {rule} letters, digits, _ and -")
-    _require(isinstance(block.get("input"), dict), where, "the input of a tool_use is an object")
 
 
 def _tool_result(block: dict[str, Any], where: str) -> None:

@@ -85,7 +85,7 @@ class Options:
 
     def check(self, name: str, *, is_async: bool, parameters: Iterable[str]) -> None:
         """Raise TypeError for an option of the wrong kind, or for two that contradict each other."""
-        wrong = chain(self._kinds(), self._gate(), self._names(parameters), self._contradictions(is_async))
+        wrong = chain(self._kinds(), self._gate(), self._contradictions(is_async, parameters))
         if first := next(wrong, ""):
             raise TypeError(f"Tool {name!r}: {first}")
 
@@ -126,11 +126,9 @@ class Options:
         if self.risk not in ("low", "normal", "high"):
             yield f"risk must be 'low', 'normal' or 'high', not {self.risk!r}."
 
-    def _names(self, parameters: Iterable[str]) -> Iterator[str]:
+    def _contradictions(self, is_async: bool, parameters: Iterable[str]) -> Iterator[str]:
         if unknown := sorted({*self.sensitive} - {*parameters}):
             yield f"sensitive names {', '.join(unknown)}, which it does not take."
-
-    def _contradictions(self, is_async: bool) -> Iterator[str]:
         of_a_card = {
             "approvers": self.approvers is not None,
             "approvals": self.approvals != 1,

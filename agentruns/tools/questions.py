@@ -28,7 +28,7 @@ def question_to(
         approvers=approvers,
         expires_in=expires_in,
         risk=risk,
-        describe=_title,
+        describe=lambda arguments: one_line(str(arguments["question"])),
         safe_to_retry=True,  # nothing can happen twice
         only_answers=True,
     )
@@ -60,10 +60,6 @@ def _ask(question: str, choices: list[str] | None = None, free_text: bool = Fals
         free_text: true if the person may write another answer than one of the choices
     """
     raise RuntimeError("A question is answered by a person; nothing executes it.")
-
-
-def _title(arguments: dict[str, Any]) -> str:
-    return one_line(str(arguments["question"]))
 
 
 ask_human = question_to()

@@ -7,6 +7,7 @@ import enum
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -85,7 +86,10 @@ class _Walk:
         if isinstance(value, float):
             return float.__float__(value)
         if isinstance(value, bytes | bytearray | memoryview):
-            return _decode(bytes(value))
+            try:
+                return bytes(value).decode()
+            except UnicodeDecodeError:
+                return base64.b64encode(value).decode()
         return self.holder(value, depth)
 
     def holder(self, value: Any, depth: int) -> Any:
@@ -135,18 +139,14 @@ class _Walk:
                 text = to_json(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
                 json.loads(text, object_pairs_hook=_distinct)
         except Exception:
-            return self.fields(value)
+            kind = type(value)
+            names = getattr(kind, "__pydantic_fields__", None) or getattr(kind, "__dataclass_fields__", None)
+            with suppress(Exception):
+                if names:
+                    return {name: getattr(value, name) for name in names}
+            return self.text(value)
         self.stringified = self.stringified or bool(odd)
         return plain
-
-    def fields(self, value: Any) -> Any:
-        names = getattr(type(value), "__pydantic_fields__", None) or getattr(
-            type(value), "__dataclass_fields__", None
-        )
-        try:
-            return {name: getattr(value, name) for name in names} if names else self.text(value)
-        except Exception:
-            return self.text(value)
 
     def text(self, value: Any) -> str:
         self.stringified = True
@@ -154,13 +154,6 @@ class _Walk:
 
 
 _model_adapter = lru_cache(maxsize=256)(result_adapter)
-
-
-def _decode(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return base64.b64encode(value).decode()
 
 
 def _text(value: Any) -> str:

@@ -146,34 +146,25 @@ class Difference(NamedTuple):
 
 def first_difference(then: Any, now: Any, path: str = "$") -> Difference | None:
     """Return the first difference of two JSON values, or None: objects by sorted name, lists in order."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        for name in sorted({*then, *now}):
-            found = _inside(then, now, name, f"{path}{_step(name)}")
-            if found is not None:
-                return found
-        return None
     if isinstance(then, list) and isinstance(now, list):
-        for number in range(max(len(then), len(now))):
-            found = _inside(then, now, number, f"{path}[{number}]")
-            if found is not None:
-                return found
-        return None
-    # To Python True equals 1 and 1 equals 1.0; to the model they differ.
-    same = type(then) is type(now) and (then == now or (then != then and now != now))  # NaN is not itself
-    return None if same else Difference(path, then, now)
+        then, now = dict(enumerate(then)), dict(enumerate(now))
+    elif not isinstance(then, dict) or not isinstance(now, dict):
+        # To Python True equals 1 and 1 equals 1.0; to the model they differ.
+        same = type(then) is type(now) and (then == now or (then != then and now != now))  # NaN is not itself
+        return None if same else Difference(path, then, now)
+    for key in sorted({*then, *now}):
+        inner = f"{path}[{key}]" if isinstance(key, int) else f"{path}{_step(key)}"
+        found: Difference | None = Difference(inner, then.get(key), now.get(key))
+        if key in then and key in now:
+            found = first_difference(then[key], now[key], inner)
+        if found is not None:
+            return found
+    return None
 
 
 def passes(path: str, names: frozenset[str]) -> bool:
     """Return whether a path passes through a member with one of these names."""
     return any(_step(name) + end in path + "." for name in names for end in (".", "["))
-
-
-def _inside(then: Any, now: Any, key: Any, path: str) -> Difference | None:
-    has_then = key in then if isinstance(then, dict) else key < len(then)
-    has_now = key in now if isinstance(now, dict) else key < len(now)
-    if has_then and has_now:
-        return first_difference(then[key], now[key], path)
-    return Difference(path, then[key] if has_then else None, now[key] if has_now else None)
 
 
 def _step(name: str) -> str:

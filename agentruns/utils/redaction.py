@@ -278,13 +278,6 @@ def conceal(value: Any) -> None:
         hidden.add(value)
 
 
-def _hidden_in(record: logging.LogRecord) -> list[Secrets]:
-    args = record.args if isinstance(record.args, tuple) else ()
-    errors = [record.exc_info[1] if isinstance(record.exc_info, tuple) else None, *args]
-    found = [_secrets.get(), *(getattr(each, "agentruns_secrets", None) for each in errors)]
-    return [each for each in found if each]
-
-
 class RunFilter(logging.Filter):
     """Give records a `run_id` and `epoch`, unless they have their own: "" and 0 without a run."""
 
@@ -301,7 +294,10 @@ class RedactingFilter(RunFilter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
         super().filter(record)
-        hidden = _hidden_in(record)
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        args = record.args if isinstance(record.args, tuple) else ()
+        found = [secrets(), *(getattr(each, "agentruns_secrets", None) for each in (error, *args))]
+        hidden = [each for each in found if each]
         try:
             if not hidden and not is_on():
                 return _printable(record)

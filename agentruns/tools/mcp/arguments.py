@@ -33,7 +33,7 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
         kind = validator_for(schema)
         mine: dict[str, Any] = {"pattern": _pattern, "patternProperties": _pattern_properties}
         mine["additionalProperties"] = partial(_additional, kind.VALIDATORS["additionalProperties"])
-        mine["unevaluatedProperties"] = _left_to_the_server
+        mine["unevaluatedProperties"] = lambda validator, value, given, schema: ()  # left to the server
         return extend(kind, mine)(schema, registry=Registry())
 
     def fitting(given: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,3 @@ def _pattern_properties(validator: Any, patterns: dict[str, Any], given: Any, sc
 def _additional(check: Any, validator: Any, allowed: Any, given: Any, schema: Any) -> Iterator[Any]:
     if "patternProperties" not in schema:  # it would match these
         yield from check(validator, allowed, given, schema)
-
-
-def _left_to_the_server(validator: Any, value: Any, given: Any, schema: Any) -> Iterator[Any]:
-    yield from ()
