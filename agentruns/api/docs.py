@@ -36,20 +36,18 @@ class RunsAPI(NinjaAPI):
         schemas = document["components"]["schemas"]
         for operations in document["paths"].values():
             for operation in operations.values():
-                answers = sorted(operation["responses"].items())
-                operation["responses"] = {status: _referring(answer, schemas) for status, answer in answers}
+                answers = {}
+                for status, kept in sorted(operation["responses"].items()):
+                    answer = kept
+                    if problem := kept.get("content", {}).get(CONTENT_TYPE):
+                        schemas["Problem"] = problem["schema"]
+                        # All documents share the answer of an operation: it is copied and never changed.
+                        referring = {**problem, "schema": {"$ref": "#/components/schemas/Problem"}}
+                        answer = {**kept, "content": {**kept["content"], CONTENT_TYPE: referring}}
+                    answers[status] = answer
+                operation["responses"] = answers
         document["components"]["schemas"] = dict(sorted(schemas.items()))
         return document
-
-
-def _referring(answer: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    # An operation's answer is one object shared by all documents: copy it, never change it.
-    problem = answer.get("content", {}).get(CONTENT_TYPE)
-    if problem is None:
-        return answer
-    schemas["Problem"] = problem["schema"]
-    referring = {**problem, "schema": {"$ref": "#/components/schemas/Problem"}}
-    return {**answer, "content": {**answer["content"], CONTENT_TYPE: referring}}
 
 
 class Docs(Swagger):
@@ -126,8 +124,17 @@ def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
     errors = {int(status): types for status, types in known["errors"].get(name, {}).items()}
     usual = {**USUAL, **(READS if method == "GET" else WRITES)}
     always = () if is_open else (401, 403, 429, *((400, 404, 409, 413, 422) if method == "POST" else ()))
-    for status in {*always, *errors}:
-        answers[status] = _problem(errors.get(status) or usual[status], status)
+    for status in {*always, *errors}:  # ninja itself supports one media type only
+        types = errors.get(status) or usual[status]
+        examples = {}
+        for each in types:
+            about = {"type": URN + each, "title": TITLES[each][1], "status": status}
+            detail, members = known["sayings"][each], known["members"].get(each, {})
+            examples[each] = {"value": {**about, "detail": detail, **members}}
+        answers[status] = {
+            "description": f"{HTTPStatus(status).phrase}: {', '.join(f'`{URN}{each}`' for each in types)}",
+            "content": {CONTENT_TYPE: {"schema": PROBLEM, "examples": examples}},
+        }
     headers = {401: "WWW-Authenticate", 429: "Retry-After"}
     if name == "get_run":
         headers |= {200: "ETag", 304: "ETag"}
@@ -142,18 +149,3 @@ def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
             content["multipart/form-data"] = {"schema": known["upload"], "example": {"body": upload}}
         extra["requestBody"] = {"content": content}
     return extra
-
-
-def _problem(types: list[str], status: int) -> dict[str, Any]:
-    """Return the response of an error; ninja itself supports one media type only."""
-    examples = {each: {"value": _example(each, status)} for each in types}
-    named = ", ".join(f"`{URN}{each}`" for each in types)
-    return {
-        "description": f"{HTTPStatus(status).phrase}: {named}",
-        "content": {CONTENT_TYPE: {"schema": PROBLEM, "examples": examples}},
-    }
-
-
-def _example(name: str, status: int) -> dict[str, Any]:
-    said, members = EXAMPLES["sayings"][name], EXAMPLES["members"].get(name, {})
-    return {"type": URN + name, "title": TITLES[name][1], "status": status, "detail": said, **members}

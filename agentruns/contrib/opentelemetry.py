@@ -204,8 +204,17 @@ class OpenTelemetry:
         attributes = _named(AT_THE_END, facts)
         if facts.get("stop_reason"):
             attributes["gen_ai.response.finish_reasons"] = [str(facts["stop_reason"])[:LONGEST]]
-        usage = _usage(facts.get("usage") or getattr(error, "usage", None)) if name == "model" else {}
-        kind = _error_type(facts, error)
+        told, usage = facts.get("usage") or getattr(error, "usage", None), dict[str, int]()
+        if name == "model" and isinstance(told, dict):  # cached tokens are part of the input
+            usage = {name: _count(told, key) for name, key in CACHED.items() if key in told}
+            usage["gen_ai.usage.input_tokens"] = _count(told, "input_tokens") + sum(usage.values())
+            usage["gen_ai.usage.output_tokens"] = _count(told, "output_tokens")
+        # The kind of an error is the provider's type or the class's name, never its text.
+        cause = error.__cause__ if isinstance(error, Interrupted) and error.__cause__ is not None else error
+        word = cause.type if isinstance(cause, ProviderError) else ""
+        kind = str(word or (type(cause).__name__ if cause is not None else facts.get("error")) or "")[
+            :LONGEST
+        ]
         failed = {"error.type": kind} if kind else {}
         span.set_attributes({**attributes, **usage, **failed})
         if kind:
@@ -261,28 +270,6 @@ def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:
     return {
         name: value if isinstance(value, int | float) else str(value)[:LONGEST]
         for name, value in found.items()
-    }
-
-
-def _error_type(facts: Facts, error: BaseException | None) -> str:
-    """Return the kind of an error: the provider's type or the class's name, never its text."""
-    if error is None:
-        return str(facts.get("error") or "")[:LONGEST]
-    if isinstance(error, Interrupted) and error.__cause__ is not None:
-        error = error.__cause__
-    word = error.type if isinstance(error, ProviderError) else ""
-    return str(word or type(error).__name__)[:LONGEST]
-
-
-def _usage(usage: Any) -> dict[str, int]:
-    """Return tokens as the conventions count them: cached ones are part of the input."""
-    if not isinstance(usage, dict):
-        return {}
-    cached = {name: _count(usage, key) for name, key in CACHED.items() if key in usage}
-    return {
-        "gen_ai.usage.input_tokens": _count(usage, "input_tokens") + sum(cached.values()),
-        "gen_ai.usage.output_tokens": _count(usage, "output_tokens"),
-        **cached,
     }
 
 

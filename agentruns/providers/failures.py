@@ -44,7 +44,11 @@ class SDKModel:
     """A model that is asked through an SDK, with a client of its own or one that it is given."""
 
     package: ClassVar[str]
+    # A subclass asks (`_ask`), finds the usage in what has arrived (`_used`) and makes a client (`_made`).
     identity: Any
+    _ask: Any
+    _used: Any
+    _made: Any
     _client: Any = None
     _pid = 0  # the process of the client
 
@@ -59,7 +63,8 @@ class SDKModel:
         """Return the model's reply; raises a classified ProviderError for any failure."""
         answer, secrets = Answer(), list[str]()
         try:
-            return self._ask(request, answer)
+            reply: ModelReply = self._ask(request, answer)
+            return reply
         except Exception as error:
             client = self._client or self._given
             found = [getattr(client, name, None) for name in _CREDENTIALS]
@@ -73,15 +78,6 @@ class SDKModel:
         failure.usage = failure.usage or self._used(answer.raw) or None
         failure.request_id = failure.request_id or answer.request_id
         raise failure
-
-    def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
-        raise NotImplementedError
-
-    def _used(self, raw: Any) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _made(self) -> Any:
-        raise NotImplementedError
 
     def _ready(self) -> Any:
         """Return this process's client, whose own retries are off: the run's back-off occupies no worker."""

@@ -80,8 +80,20 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
         schema = _schema(model, texts)
     except Exception as error:
         raise TypeError(f"Tool {name!r} cannot be described to a model: {error}") from error
-    _refuse_aliases(model, parameters, name)
-    _refuse_hidden(model, name)
+    for named, field in parameters.items():
+        info = model.model_fields[field]
+        if {info.alias, info.validation_alias, info.serialization_alias} - {None, named}:
+            raise TypeError(
+                f"Parameter {named!r} of tool {name!r} has an alias: rename the parameter instead, so "
+                "that the model, the operator and the handler all see one name."
+            )
+    for kind in _kinds(model, set()):
+        for field, info in getattr(kind, "__pydantic_fields__", {}).items():
+            if info.exclude or getattr(info, "exclude_if", None):
+                raise TypeError(
+                    f"Field {field!r} of {kind.__name__!r}, which tool {name!r} takes, has `exclude`: it "
+                    "would be neither shown nor stored, and its default computed again each time. Remove it."
+                )
     return Signature(model, parameters, context, description, schema, _returns(hints))
 
 
@@ -142,17 +154,6 @@ def _check_default(parameter: inspect.Parameter, annotation: Any, name: str) -> 
         )
 
 
-def _refuse_aliases(model: type[BaseModel], parameters: dict[str, str], name: str) -> None:
-    for parameter, field in parameters.items():
-        info = model.model_fields[field]
-        names = {info.alias, info.validation_alias, info.serialization_alias} - {None, parameter}
-        if names:
-            raise TypeError(
-                f"Parameter {parameter!r} of tool {name!r} has an alias: rename the parameter instead, so "
-                "that the model, the operator and the handler all see one name."
-            )
-
-
 def _refuse_unstable(annotation: Any, where: str) -> None:
     for kind in _kinds(annotation, set()):
         if issubclass(kind, _SECRET):
@@ -172,16 +173,6 @@ def _refuse_unstable(annotation: Any, where: str) -> None:
             )
 
 
-def _refuse_hidden(model: type[BaseModel], name: str) -> None:
-    for kind in _kinds(model, set()):
-        for field, info in getattr(kind, "__pydantic_fields__", {}).items():
-            if info.exclude or getattr(info, "exclude_if", None):
-                raise TypeError(
-                    f"Field {field!r} of {kind.__name__!r}, which tool {name!r} takes, has `exclude`: it "
-                    "would be neither shown nor stored, and its default computed again each time. Remove it."
-                )
-
-
 def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:
     """Yield every class in an annotation, through models, dataclasses and typed dicts."""
     if id(annotation) in seen or isinstance(annotation, str):
@@ -195,19 +186,16 @@ def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:
         yield from _kinds(part, seen)
     if isinstance(annotation, type):
         yield annotation
-        for part in _members(annotation):
+        members: list[Any] = []
+        if issubclass(annotation, BaseModel):
+            members = [field.annotation for field in annotation.model_fields.values()]
+        elif is_dataclass(annotation) or is_typeddict(annotation) or hasattr(annotation, "_fields"):
+            try:
+                members = list(get_type_hints(annotation, include_extras=True).values())
+            except Exception:
+                members = [field.type for field in fields(annotation)] if is_dataclass(annotation) else []
+        for part in members:
             yield from _kinds(part, seen)
-
-
-def _members(kind: type) -> list[Any]:
-    if issubclass(kind, BaseModel):
-        return [field.annotation for field in kind.model_fields.values()]
-    if not (is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "_fields")):
-        return []
-    try:
-        return list(get_type_hints(kind, include_extras=True).values())
-    except Exception:
-        return [field.type for field in fields(kind)] if is_dataclass(kind) else []
 
 
 def _schema(model: type[BaseModel], texts: dict[str, str]) -> dict[str, Any]:

@@ -58,7 +58,8 @@ class Once(httpx2.AsyncClient):
         elif status >= 400 and request.method == "POST":
             said, refused = await _said(response), status < 500 and status not in UNDECIDED
             # To another request it may be a question of the protocol.
-            if said is not None and not (refused and _is_call(request)):
+            is_call = json.loads(request.content).get("method") == "tools/call"
+            if said is not None and not (refused and is_call):
                 return response
             text = f"HTTP status {status}" + (f": {said}" if said else "")
         else:
@@ -70,10 +71,6 @@ class Once(httpx2.AsyncClient):
 def _failed(request: httpx2.Request, text: str, verdict: str) -> httpx2.Response:
     error = {"code": -32603, "message": text, "data": {TOKEN: verdict}}
     return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
-
-
-def _is_call(request: httpx2.Request) -> bool:
-    return bool(json.loads(request.content).get("method") == "tools/call")
 
 
 async def _said(response: httpx2.Response) -> str | None:
