@@ -98,7 +98,21 @@ class Poller:
                     del known[run_id]
             before = dict(self._heads)
             self._see(list(self._asked))
-            self._gather(before)
+            # The rows of all runs that have more of them than before.
+            changed = {
+                run_id: (old.seq, head.seq)
+                for run_id, old in before.items()
+                if old and (head := self._heads.get(run_id)) and head.seq > old.seq
+            }
+            rows: list[Row] = []
+            if changed:
+                after = reduce(or_, (Q(run_id=run_id, seq__gt=seq) for run_id, (seq, _) in changed.items()))
+                found = Message.objects.using(settings.DATABASE).filter(after).order_by("seq")
+                rows = read_rows(found[: MOST + 1])
+            self._news = {
+                run_id: (*both, [row for row in rows if row.run_id == run_id])
+                for run_id, both in (changed.items() if len(rows) <= MOST else ())
+            }
             quiet = min(self._pause * 1.5, self.LONGEST_PAUSE)
             self._pause = self.FIRST_PAUSE if self._heads != before else quiet
             if any(head and head.draft for head in self._heads.values()):
@@ -121,23 +135,6 @@ class Poller:
         if due := [run_id for run_id in at_work if now - self._renewed.get(run_id, -RENEWED) >= RENEWED]:
             self._renewed.update(dict.fromkeys(due, now))
             watch(due)  # lets workers know that somebody listens
-
-    def _gather(self, before: dict[UUID, Head | None]) -> None:
-        """Read the rows of all runs that have more of them than before."""
-        changed = {
-            run_id: (old.seq, head.seq)
-            for run_id, old in before.items()
-            if old and (head := self._heads.get(run_id)) and head.seq > old.seq
-        }
-        rows: list[Row] = []
-        if changed:
-            after = reduce(or_, (Q(run_id=run_id, seq__gt=seq) for run_id, (seq, _) in changed.items()))
-            found = Message.objects.using(settings.DATABASE).filter(after).order_by("seq")
-            rows = read_rows(found[: MOST + 1])
-        known = changed if len(rows) <= MOST else {}
-        self._news = {
-            run_id: (*both, [row for row in rows if row.run_id == run_id]) for run_id, both in known.items()
-        }
 
 
 poller = Poller()

@@ -228,7 +228,13 @@ class Feed:
                 head = poller.join(self._run_id)
             if head is None:
                 raise DurableRunNotFoundError(f"There is no run {self._run_id}.")
-            return self._ping() + self._news(head)
+            ping = ""
+            if time.monotonic() >= self._ping_at:
+                self._user = self._entrance.recheck_auth()
+                find_run(self._user, str(self._run_id))
+                self._ping_at = time.monotonic() + settings.API_PING_SECONDS
+                ping = PING
+            return ping + self._news(head)
         except (AuthenticationError, DurableRunNotFoundError):
             logger.info("The stream of run=%s ends: its listener may no longer see it", self._run_id)
         except Error as error:
@@ -248,14 +254,6 @@ class Feed:
         if self._is_behind:
             return 0.0
         return min(poller.pause(), max(poller.FIRST_PAUSE, self._ping_at - time.monotonic()))
-
-    def _ping(self) -> str:
-        if time.monotonic() < self._ping_at:
-            return ""
-        self._user = self._entrance.recheck_auth()
-        find_run(self._user, str(self._run_id))
-        self._ping_at = time.monotonic() + settings.API_PING_SECONDS
-        return PING
 
     def _news(self, head: Head) -> str:
         text = self._rows(head) if head.seq != self._seen else ""

@@ -119,7 +119,19 @@ class AnthropicModel(SDKModel):
         most = window.most_tokens(body)
         if most <= (self.context_window or window.SMALLEST):
             return body
-        limit, counted = self._limit(), self._count(body)
+        if self.context_window is None:
+            import anthropic
+
+            known = None
+            try:
+                known = self._ready().models.retrieve(self.name).max_input_tokens
+            except AttributeError:  # Bedrock and Vertex have no list of models
+                pass
+            except anthropic.APIStatusError as error:  # nor do many gateways
+                if error.status_code == 401 or of_status(error.status_code) == "retry":
+                    raise
+            self.context_window = known or window.SMALLEST
+        limit, counted = self.context_window, self._count(body)
         tokens = most if counted is None else counted
         if tokens > limit and self.compact is not None:
             messages: window.Messages = body["messages"]
@@ -160,21 +172,6 @@ class AnthropicModel(SDKModel):
             if isinstance(error, anthropic.APIError) and not isinstance(error, anthropic.NotFoundError):
                 raise
             return None
-
-    def _limit(self) -> int:
-        if self.context_window is None:
-            import anthropic
-
-            try:
-                known = self._ready().models.retrieve(self.name).max_input_tokens
-            except AttributeError:  # Bedrock and Vertex have no list of models
-                known = None
-            except anthropic.APIStatusError as error:  # nor do many gateways
-                if error.status_code == 401 or of_status(error.status_code) == "retry":
-                    raise
-                known = None
-            self.context_window = known or window.SMALLEST
-        return self.context_window
 
     def _made(self) -> Any:
         import anthropic

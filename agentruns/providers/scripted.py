@@ -66,7 +66,24 @@ class ScriptedModel:
         if callable(turn):
             turn = turn(request)
             _check(turn, number)
-        reply = turn if isinstance(turn, ModelReply) else _reply(turn, number, request.run_id)
+        if isinstance(turn, ModelReply):
+            reply = turn
+        else:
+            turn = copy.deepcopy(turn)
+            content: list[dict[str, Any]] = turn.get("content", [])
+            if "content" not in turn:
+                # Two runs of one session follow the same script, but ids must be unique in a session.
+                digest = hashlib.sha256(request.run_id.encode()).hexdigest()[:8]
+                prefix = f"toolu_{digest}_" if request.run_id else "toolu_"
+                if turn.get("text") is not None:
+                    content.append({"type": "text", "text": turn["text"]})
+                for position, each in enumerate(turn.get("tools", [])):
+                    call_id = each.get("id", f"{prefix}{number}_{position}")
+                    call = {"id": call_id, "name": each["name"], "input": each.get("input", {})}
+                    content.append({"type": "tool_use", **call})
+            uses_tools = any(block.get("type") == "tool_use" for block in content)
+            stop_reason = turn.get("stop_reason", "tool_use" if uses_tools else "end_turn")
+            reply = ModelReply(content, stop_reason, turn.get("usage") or {}, model="scripted")
         said = " ".join(block["text"] for block in reply.content if block["type"] == "text")
         for word in re.findall(r"\S+\s*", said) if self.pace else ():
             time.sleep(self.pace)
@@ -74,23 +91,6 @@ class ScriptedModel:
             if request.on_text is not None:
                 request.on_text(word)
         return reply
-
-
-def _reply(turn: dict[str, Any], number: int, run_id: str) -> ModelReply:
-    turn = copy.deepcopy(turn)
-    content: list[dict[str, Any]] = turn.get("content", [])
-    if "content" not in turn:
-        # Two runs of one session follow the same script, but ids must be unique in a session.
-        prefix = f"toolu_{hashlib.sha256(run_id.encode()).hexdigest()[:8]}_" if run_id else "toolu_"
-        if turn.get("text") is not None:
-            content.append({"type": "text", "text": turn["text"]})
-        for position, each in enumerate(turn.get("tools", [])):
-            call_id = each.get("id", f"{prefix}{number}_{position}")
-            call = {"id": call_id, "name": each["name"], "input": each.get("input", {})}
-            content.append({"type": "tool_use", **call})
-    uses_tools = any(block.get("type") == "tool_use" for block in content)
-    stop_reason = turn.get("stop_reason", "tool_use" if uses_tools else "end_turn")
-    return ModelReply(content, stop_reason, turn.get("usage") or {}, model="scripted")
 
 
 def _check(turn: Any, number: int) -> None:

@@ -87,11 +87,18 @@ def check_messages(messages: Any) -> None:
     seen: set[str] = set()
     waiting: list[str] = []
     for role, blocks in turns:
-        if role == "assistant":
-            waiting = _assistant(blocks, seen)
-        else:
+        if role == "user":
             _user(blocks, waiting)
             waiting = []
+            continue
+        waiting = []
+        for where, block in blocks:
+            if block["type"] != "tool_use":
+                _require(not waiting, where, "nothing but tool_use may follow a tool_use")
+                continue
+            _require(block["id"] not in seen, where, f"tool_use id {block['id']} is not unique")
+            seen.add(block["id"])
+            waiting.append(block["id"])
     if waiting:
         raise InvalidMessages(f"tool_use {', '.join(waiting)} at the end has no tool_result after it")
 
@@ -189,19 +196,6 @@ def _tool_result(block: dict[str, Any], where: str) -> None:
         else:
             is_held = kind in ("search_result", "tool_reference", "browser_state")
             _require(is_held, at, f"a result holds no {kind}")
-
-
-def _assistant(blocks: list[tuple[str, dict[str, Any]]], seen: set[str]) -> list[str]:
-    """Check one assistant turn; return the ids of its calls."""
-    calls: list[str] = []
-    for where, block in blocks:
-        if block["type"] != "tool_use":
-            _require(not calls, where, "nothing but tool_use may follow a tool_use")
-            continue
-        _require(block["id"] not in seen, where, f"tool_use id {block['id']} is not unique")
-        seen.add(block["id"])
-        calls.append(block["id"])
-    return calls
 
 
 def _user(blocks: list[tuple[str, dict[str, Any]]], waiting: list[str]) -> None:

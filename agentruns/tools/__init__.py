@@ -8,17 +8,6 @@ from agentruns.tools.refusals import http_refusal
 from agentruns.tools.results import to_jsonable
 
 __all__ = [
-    "InvalidArguments",
-    "NotOccurred",
-    "Occurred",
-    "RunContext",
-    "Tool",
-    "ToolContext",
-    "ToolOutput",
-    "Unknown",
-    "ask_human",
-    "http_refusal",
-    "question_to",
-    "to_jsonable",
-    "tool",
-]
+    "InvalidArguments", "NotOccurred", "Occurred", "RunContext", "Tool", "ToolContext", "ToolOutput",
+    "Unknown", "ask_human", "http_refusal", "question_to", "to_jsonable", "tool",
+]  # fmt: skip

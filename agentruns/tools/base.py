@@ -209,7 +209,7 @@ class Tool(Options, Generic[P, R]):
         return validated, plain
 
     def output(self, result: Any) -> ToolOutput:
-        """Return a handler's result as JSON; never raises."""
+        """Convert a handler's result to JSON; never raises."""
         if content.is_block(result):
             items = result if isinstance(result, list | tuple) else [result]
             made = content.packed(content.admitted(map(_block, items)))

@@ -85,7 +85,7 @@ class Options:
 
     def check(self, name: str, *, is_async: bool, parameters: Iterable[str]) -> None:
         """Raise TypeError for an option of the wrong kind, or for two that contradict each other."""
-        wrong = chain(self._kinds(), self._gate(), self._contradictions(is_async, parameters))
+        wrong = chain(self._kinds(), self._contradictions(is_async, parameters))
         if first := next(wrong, ""):
             raise TypeError(f"Tool {name!r}: {first}")
 
@@ -106,8 +106,6 @@ class Options:
                 yield f"refuses names what it cannot: {wrong}."
         if self.timeout is not None and not 0 < self.timeout <= _LONGEST.total_seconds():  # false for NaN
             yield f"timeout must be positive and at most ten years, not {self.timeout!r}."
-
-    def _gate(self) -> Iterator[str]:
         asks, who, count, lifetime = self.requires_approval, self.approvers, self.approvals, self.expires_in
         if not isinstance(asks, bool) and not callable(asks):
             yield f"requires_approval must be a bool or a function, not {asks!r}."

@@ -90,10 +90,7 @@ class _Walk:
                 return bytes(value).decode()
             except UnicodeDecodeError:
                 return base64.b64encode(value).decode()
-        return self.holder(value, depth)
-
-    def holder(self, value: Any, depth: int) -> Any:
-        """Convert a container, or an object of any other type, unless it holds itself."""
+        # A container, or an object of any other type, unless it holds itself.
         is_container = isinstance(value, Mapping | list | tuple | set | frozenset | deque)
         if isinstance(value, Iterator) and not is_container:
             return self.text(value)  # consuming it would run more of the handler's code
@@ -104,24 +101,18 @@ class _Walk:
         self.inside.add(id(value))
         try:
             if isinstance(value, Mapping):
-                return self.mapping(value, depth)
+                members: dict[str, Any] = {}
+                for key, item in value.items():
+                    plain = self.convert(key, MAX_RESULT_DEPTH)
+                    name = json.dumps(plain) if plain is None or isinstance(plain, bool) else str(plain)
+                    self.stringified = self.stringified or name in members
+                    members[canonical.free_name(name, members)] = self.convert(item, depth + 1)
+                return members
             if is_container:
                 return [self.convert(item, depth + 1) for item in value]
             return self.convert(self.foreign(value), depth + 1)
         finally:
             self.inside.discard(id(value))
-
-    def mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, item in value.items():
-            name = self.key(key)
-            self.stringified = self.stringified or name in result
-            result[canonical.free_name(name, result)] = self.convert(item, depth + 1)
-        return result
-
-    def key(self, key: Any) -> str:
-        plain = self.convert(key, MAX_RESULT_DEPTH)
-        return json.dumps(plain) if plain is None or isinstance(plain, bool) else str(plain)
 
     def foreign(self, value: Any) -> Any:
         """Return dates, decimals, models, dataclasses ... as pydantic writes them in JSON."""

@@ -53,8 +53,17 @@ class Signature:
 
 
 def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> Signature:
-    """Return the signature of `fn`; raises TypeError naming the tool and what is wrong with it."""
-    hints = _hints(fn, name, local_names)
+    """Read the signature of `fn`; raises TypeError naming the tool and what is wrong with it."""
+    inner = inspect.unwrap(fn)
+    # ToolContext is often imported under TYPE_CHECKING only.
+    names = {"ToolContext": ToolContext, **getattr(inner, "__globals__", {})}
+    try:
+        hints = get_type_hints(fn, names, dict(local_names), include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"Tool {name!r}: an annotation cannot be resolved ({error}). Import that name at module level, "
+            "not under TYPE_CHECKING: the schema is built from it."
+        ) from error
     context: str | None = None
     definitions: dict[str, Any] = {}
     parameters: dict[str, str] = {}
@@ -95,19 +104,6 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
                     "would be neither shown nor stored, and its default computed again each time. Remove it."
                 )
     return Signature(model, parameters, context, description, schema, _returns(hints))
-
-
-def _hints(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> dict[str, Any]:
-    inner = inspect.unwrap(fn)
-    # ToolContext is often imported under TYPE_CHECKING only.
-    names = {"ToolContext": ToolContext, **getattr(inner, "__globals__", {})}
-    try:
-        return get_type_hints(fn, names, dict(local_names), include_extras=True)
-    except NameError as error:
-        raise TypeError(
-            f"Tool {name!r}: an annotation cannot be resolved ({error}). Import that name at module level, "
-            "not under TYPE_CHECKING: the schema is built from it."
-        ) from error
 
 
 def _annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) -> Any:

@@ -40,9 +40,21 @@ def now(alias: str | None) -> datetime:
     """
     if alias is None or connections[alias].vendor != "postgresql":
         return datetime.now(UTC)
-    reading = _readings.get(alias)
-    if reading is None or uptime() - reading.received > REFRESH:
-        reading = _asked(alias, reading)
+    known = _readings.get(alias)
+    if known is not None and uptime() - known.received <= REFRESH:
+        return known.now()
+    for _ in range(3):
+        sent = uptime()
+        try:
+            reading = Reading(database_now(alias), sent, uptime())
+        except Exception:  # of a connection that user code may have spoilt, or the server has ended
+            close_stale(alias)  # for whoever tries again
+            if known is None:
+                raise
+            return known.now()  # better a little off than a reply lost because it cannot be timed
+        if reading.received - sent <= PRECISION:
+            break
+    _readings[alias] = reading
     return reading.now()
 
 
@@ -55,22 +67,6 @@ def told(alias: str, moment: datetime, sent: float) -> None:
         return
     if known is None or took <= known.received - known.sent or sent - known.received > REFRESH / 2:
         _readings[alias] = reading
-
-
-def _asked(alias: str, known: Reading | None) -> Reading:
-    for _ in range(3):
-        sent = uptime()
-        try:
-            reading = Reading(database_now(alias), sent, uptime())
-        except Exception:  # of a connection that user code may have spoilt, or the server has ended
-            close_stale(alias)  # for whoever tries again
-            if known is None:
-                raise
-            return known  # better a little off than a reply lost because it cannot be timed
-        if reading.received - sent <= PRECISION:
-            break
-    _readings[alias] = reading
-    return reading
 
 
 def utc(moment: datetime) -> str:

@@ -264,12 +264,47 @@ def call_tool(
     end = math.inf if timeout is None else uptime() + timeout
 
     async def work(held: Session, session: ClientSession) -> CallToolResult:
+        from mcp import types
+        from mcp.shared.exceptions import MCPError
+        from pydantic import TypeAdapter
+
+        from agentruns.tools.mcp.http import TOKEN
+
         if why := why_not(await _tools(held, session, anew=False)):
             raise McpChanged(why)
         left = end - uptime()
         if left <= 0:  # by now the call may be in doubt, and a person may have it run again
             raise ToolRefused(f"The MCP server {target.shown} was not reached within {timeout:g} s.")
-        return await _call(session, name, arguments, key, None if timeout is None else left)
+        # `Client.call_tool` would send the request again: with answers to what the server asks for, and
+        # after HEADER_MISMATCH. `ClientSession.call_tool` drops a result that does not fit the tool's
+        # output schema.
+        params = types.CallToolRequestParams(
+            name=name, arguments=arguments, _meta=cast("Any", {KEY_META: key})
+        )
+        adapter: TypeAdapter[Any] = TypeAdapter(types.CallToolResult | types.InputRequiredResult)
+        try:
+            result = await session.send_request(
+                types.CallToolRequest(params=params),
+                adapter,
+                request_read_timeout_seconds=None if timeout is None else left,
+            )
+        except MCPError as error:
+            verdict = error.error.data.get(TOKEN) if isinstance(error.error.data, dict) else None
+            text = _bounded(error.error.message)
+            if verdict == "refused":
+                raise ToolRefused(text) from error
+            lost = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
+            if verdict == "lost" or error.code in lost:
+                raise ToolDurabilityError(f"No answer: {text}") from error
+            raise McpError(f"{text} (code {error.code})") from error
+        except Exception as error:
+            raise ToolDurabilityError(f"No answer that can be read: {_told(error)}") from error
+        if isinstance(result, types.InputRequiredResult):
+            asked = ", ".join(sorted({each.method for each in (result.input_requests or {}).values()}))
+            raise McpError(
+                f"The server asks for more before it goes on ({asked or 'state'}); nobody answers that."
+            )
+        return result  # type: ignore[no-any-return]
 
     return _use(target, headers, work)
 
@@ -295,48 +330,6 @@ async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed
         raise _refusal(held.key[0], error) from error
     held.listed = found
     return found
-
-
-async def _call(
-    session: ClientSession, name: str, arguments: dict[str, Any], key: str, timeout: float | None
-) -> CallToolResult:
-    """Send one request.
-
-    `Client.call_tool` would send it again: with answers to what the server asks for, and after
-    HEADER_MISMATCH. `ClientSession.call_tool` drops a result that does not fit the tool's output schema.
-    """
-    from mcp import types
-    from mcp.shared.exceptions import MCPError
-    from pydantic import TypeAdapter
-
-    from agentruns.tools.mcp.http import TOKEN
-
-    params = types.CallToolRequestParams(name=name, arguments=arguments, _meta=cast("Any", {KEY_META: key}))
-    adapter: TypeAdapter[Any] = TypeAdapter(types.CallToolResult | types.InputRequiredResult)
-    try:
-        result = await session.send_request(
-            types.CallToolRequest(params=params), adapter, request_read_timeout_seconds=timeout
-        )
-    except MCPError as error:
-        verdict = error.error.data.get(TOKEN) if isinstance(error.error.data, dict) else None
-        text = _bounded(error.error.message)
-        if verdict == "refused":
-            raise ToolRefused(text) from error
-        if verdict == "lost" or error.code in (
-            types.CONNECTION_CLOSED,
-            types.REQUEST_TIMEOUT,
-            types.PARSE_ERROR,
-        ):
-            raise ToolDurabilityError(f"No answer: {text}") from error
-        raise McpError(f"{text} (code {error.code})") from error
-    except Exception as error:
-        raise ToolDurabilityError(f"No answer that can be read: {_told(error)}") from error
-    if isinstance(result, types.InputRequiredResult):
-        asked = ", ".join(sorted({each.method for each in (result.input_requests or {}).values()}))
-        raise McpError(
-            f"The server asks for more before it goes on ({asked or 'state'}); nobody answers that."
-        )
-    return result  # type: ignore[no-any-return]
 
 
 def _refusal(target: Target, error: BaseException) -> ToolRefused:

@@ -27,23 +27,18 @@ def result_of(answer: CallToolResult) -> Any:
         texts = [block.text for block in blocks if isinstance(block, Text)]
         raise McpError("\n".join(texts)[: 2 * LONGEST_ERROR] or "The server gives no reason.")
     if structured is not None:
-        blocks = [
-            block for block in blocks if not (isinstance(block, Text) and _repeats(block.text, structured))
-        ]
+        for block in [block for block in blocks if isinstance(block, Text)]:
+            repeats = structured == {"result": block.text}  # as the SDK's servers wrap a text
+            with suppress(ValueError, RecursionError):
+                repeats = repeats or json.loads(block.text) == structured
+            if repeats:
+                blocks.remove(block)
         if not blocks:
             return structured
         blocks.append(Text(canonical.dumps(structured)))
     if len(blocks) > 1 or not all(isinstance(block, Text) for block in blocks):
         return blocks
     return blocks[0].text if blocks else ""
-
-
-def _repeats(text: str, structured: Any) -> bool:
-    if structured == {"result": text}:  # as the SDK's servers wrap a text
-        return True
-    with suppress(ValueError, RecursionError):
-        return bool(json.loads(text) == structured)
-    return False
 
 
 def _block(item: Any) -> Any:
