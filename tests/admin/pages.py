@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from django.urls import reverse
 
 from agentruns.models import Approval, Message, Run
+from tests.admin.people import browser
 
 HIDDEN = "\u202e\u200b\u2066\x00\x1b\ud800"
 
@@ -101,6 +102,16 @@ def read(response: Any) -> Page:
     ] == []
     assert [character for character in HIDDEN if character in html] == []
     return page
+
+
+def page(run: Run, role: str = "superuser", query: str = "") -> Page:
+    """Read the page of a run as somebody of a role."""
+    return read(browser(role).get(url(run) + query))
+
+
+def text(run: Run, query: str = "") -> str:
+    """Read what the page of a run says, with single spaces."""
+    return " ".join(page(run, query=query).text.split())
 
 
 def url(obj: Run | Approval, action: str = "change", *args: Any) -> str:

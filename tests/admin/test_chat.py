@@ -21,21 +21,13 @@ from agentruns.services.control import resolve_orphan
 from agentruns.services.forks import fork_run
 from agentruns.services.sweep import sweep
 from agentruns.tools import tool
-from tests.admin.pages import Page, read, snapshot, url
+from tests.admin.pages import page, read, snapshot, text, url
 from tests.admin.people import browser, user
 from tests.admin.world import World, secretive
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TWICE = "ran 2 times with equal arguments"
-
-
-def page(run: Run, role: str = "superuser", query: str = "") -> Page:
-    return read(browser(role).get(url(run) + query))
-
-
-def text(run: Run, query: str = "") -> str:
-    return " ".join(page(run, query=query).text.split())
 
 
 def ran(name: str, *turns: Any, session: str = "s1", **options: Any) -> Run:

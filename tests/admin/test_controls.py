@@ -21,9 +21,9 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, triggers
 from agentruns.services.control import cancel_run
 from agentruns.services.sweep import sweep
-from tests.admin.pages import Page, read, snapshot, url
+from tests.admin.pages import page, read, snapshot, url
 from tests.admin.people import browser, user
-from tests.admin.world import World, drifted, seen
+from tests.admin.world import World, drifted, seen, status
 from tests.effects import Effects
 from tests.rows import change
 
@@ -56,17 +56,8 @@ def somebody(name: str) -> Client:
     return client
 
 
-def page(run: Run, role: str = "superuser") -> Page:
-    return read(browser(role).get(url(run)))
-
-
 def press(run: Run, action: str, **data: Any) -> Any:
     return browser("superuser").post(url(run, action), {"reason": "at night", **data}, follow=True)
-
-
-def status(run: Run) -> str:
-    run.refresh_from_db()
-    return run.status
 
 
 @pytest.mark.parametrize("name", PEOPLE)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.urls import reverse
 
-from agentruns import Agent, approve, deny, run_agent, tool
+from agentruns import Agent, approve, deny, run_agent
 from agentruns.models import Approval, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.pages import read, url
 from tests.admin.people import browser, user
-from tests.admin.texts import HOSTILE
+from tests.admin.texts import HOSTILE, explode, write
 from tests.admin.world import World
 from tests.shop.agents import call
 
@@ -23,18 +21,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(params=list(HOSTILE))
 def hostile(request: pytest.FixtureRequest) -> str:
     return HOSTILE[request.param]
-
-
-@tool(requires_approval=True, describe=lambda args: f"Write {args['text']}")
-def write(text: str) -> dict[str, Any]:
-    """Write, and return what was written."""
-    return {"wrote": text, text: [text]}
-
-
-@tool
-def explode(text: str) -> str:
-    """Fail with the text."""
-    raise ValueError(text)
 
 
 def agent_saying(text: str) -> Agent:

@@ -18,17 +18,13 @@ from agentruns.models import Run
 from agentruns.providers.names import model_identity
 from agentruns.services.sweep import sweep
 from agentruns.testing import DatabaseClock
-from tests.admin.pages import Page, read, snapshot, url
+from tests.admin.pages import page, read, snapshot, url
 from tests.admin.people import browser
 from tests.admin.world import TURN, World, drifted, seen
 from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def page(run: Run) -> Page:
-    return read(browser("superuser").get(url(run)))
 
 
 def adopt(run: Run, form: dict[str, Any]) -> Any:

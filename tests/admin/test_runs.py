@@ -15,28 +15,19 @@ from agentruns.models import Control, Run
 from agentruns.providers.names import model_identity
 from agentruns.services.control import cancel_run
 from agentruns.services.sweep import sweep
-from tests.admin.pages import read, snapshot, url
+from tests.admin.pages import page, read, snapshot, url
 from tests.admin.people import browser, user
-from tests.admin.world import ONCE, World
+from tests.admin.world import ONCE, World, status
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
 
 
-def page(run: Run, role: str = "superuser", query: str = "") -> Any:
-    return read(browser(role).get(url(run) + query))
-
-
 def press(run: Run, action: str, seen: int | None = None, **data: Any) -> Any:
     last = run.messages.order_by("-seq").first().seq
     data = {"seq": last if seen is None else seen, "reason": "at night", **data}
     return browser("superuser").post(url(run, action), data, follow=True)
-
-
-def status(run: Run) -> str:
-    run.refresh_from_db()
-    return run.status
 
 
 @ONCE

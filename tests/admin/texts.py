@@ -1,6 +1,10 @@
-"""Texts that a page must show as text."""
+"""Texts that a page must show as text, and tools that repeat a text."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from agentruns import tool
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",
@@ -18,3 +22,15 @@ HOSTILE = {
     "separators": "line\u2028separator\u2029\u0085",
     "tags": "smuggled\U000e0041\U000e0042\U000e0100",
 }
+
+
+@tool(requires_approval=True, describe=lambda args: f"Write {args['text']}")
+def write(text: str) -> dict[str, Any]:
+    """Write, and return what was written."""
+    return {"wrote": text, text: [text]}
+
+
+@tool
+def explode(text: str) -> str:
+    """Fail with the text."""
+    raise ValueError(text)

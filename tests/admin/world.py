@@ -91,3 +91,9 @@ def drifted(world: World, **options: Any) -> Run:
 def seen(run: Run) -> dict[str, Any]:
     """What the form of Adopt carries on a page that is opened now."""
     return {"hash": get_agent(run.agent).definition_hash, "seq": run.messages.latest("seq").seq}
+
+
+def status(run: Run) -> str:
+    """Read the status of a run anew."""
+    run.refresh_from_db()
+    return run.status

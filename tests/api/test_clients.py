@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from agentruns import Agent, start_run
 from agentruns.models import Run
 from agentruns.services.api_tokens import create_token
 from tests.api.http import Api, make_user
+from tests.programs import run_program
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,8 +29,7 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     monkeypatch.syspath_prepend(tmp_path)
 
     def generate(*words: str) -> str:
-        done = subprocess.run([BIN / words[0], *words[1:]], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        done = run_program(BIN / words[0], *words[1:], cwd=tmp_path)
         return done.stdout + done.stderr
 
     yield generate

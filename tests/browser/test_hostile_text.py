@@ -11,6 +11,7 @@ from agentruns.models import Approval, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.people import user
+from tests.admin.texts import explode, write
 from tests.browser.desk import Desk
 from tests.browser.visitor import INDEX, QUEUE, RUNS, Visitor, call_path, turn_path
 from tests.shop.agents import call
@@ -24,18 +25,6 @@ HOSTILE = {
 
 # The console's own drawings have a viewBox.
 FOREIGN = "#content :is(script, style, iframe, object, base, svg:not([viewBox]))"
-
-
-@tool(requires_approval=True, describe=lambda args: f"Write {args['text']}")
-def write(text: str) -> dict[str, Any]:
-    """Write, and return what was written."""
-    return {"wrote": text, text: [text]}
-
-
-@tool
-def explode(text: str) -> str:
-    """Fail with the text."""
-    raise ValueError(text)
 
 
 @tool

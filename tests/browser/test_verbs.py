@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from agentruns.models import Approval, Run
+from agentruns.models import Approval
 from agentruns.services.sweep import sweep
-from tests.admin.world import World
+from tests.admin.world import World, status
 from tests.browser.desk import CARD, MAIL, QUESTION, REFUND, TICKET, Desk
 from tests.browser.visitor import QUEUE, REASON, Visitor, Visitors, call_path, decided, turn_path
 from tests.effects import Effects
@@ -260,9 +260,3 @@ def test_resuming_and_cancelling_a_run(desk: Desk, visitor: Visitor) -> None:
     visitor.choose("Cancel the run", **{"Reason, kept in the journal": "enough"})
     visitor.wait_for("Cancelled.")
     assert status(run) == "cancelled"
-
-
-def status(run: Run) -> str:
-    """Return what a run is now."""
-    run.refresh_from_db()
-    return run.status

@@ -21,8 +21,9 @@ from django.db import connection
 from agentruns import approve, start_run
 from agentruns.models import Approval, Run
 from agentruns.services import write
-from tests.crash.processes import ROOT, wait_for
+from tests.crash.processes import wait_for
 from tests.effects import Effects
+from tests.programs import ROOT
 from tests.settings import DATABASE
 
 pytestmark = pytest.mark.django_db(transaction=True)

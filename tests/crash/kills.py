@@ -7,8 +7,6 @@ import signal
 
 from django.db import connection
 
-from agentruns.journal.verify import problems
-from agentruns.models import Run
 from tests.crash.child import Orders, perform
 from tests.crash.processes import Forked
 from tests.effects import VARIABLE
@@ -41,9 +39,3 @@ def run_and_die(*action: str, point: str = "", **environment: str) -> None:
 def finish(*action: str, **environment: str) -> None:
     """Do it in another process, which ends well."""
     assert child(*action, **environment) == 0
-
-
-def sound(run: Run) -> Run:
-    """Check the journal and return the run as it is now."""
-    assert problems(run.session_id) == []
-    return Run.objects.get(pk=run.pk)

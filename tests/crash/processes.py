@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.db import connection
 
 from agentruns.models import Run
+from tests.programs import run_program
 
 if TYPE_CHECKING:
     from tests.crash.child import Orders
 
 LEASE = 1
 LIMIT = 180  # seconds after which a process counts as hung, on a machine however slow
-ROOT = Path(__file__).parents[2]
 
 
 def start(
@@ -68,15 +66,8 @@ def run_and_die(*action: str, **environment: str) -> None:
 def interpret_and_die(*words: str, **environment: str) -> None:
     """Let a new interpreter work on this test's database, until it is killed by SIGKILL."""
     database = {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])}
-    child = subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", **database, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.settings", **database, **environment}
+    run_program(sys.executable, *words, code=-signal.SIGKILL, **environment)
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:

@@ -12,11 +12,11 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.kills import run_and_die
 from tests.crash.processes import expire_lease
+from tests.db.helpers import GO_ON
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 AGENT = "calls-lookup"
-GO_ON = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
 
 
 def said(run: Run) -> list[str]:

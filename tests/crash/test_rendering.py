@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentruns.models import Message, Run
-from tests.crash.kills import finish, run_and_die, sound
+from tests.crash.kills import finish, run_and_die
 from tests.crash.processes import expire_lease
-from tests.db.helpers import payloads
+from tests.db.helpers import payloads, sound
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

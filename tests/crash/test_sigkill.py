@@ -8,8 +8,9 @@ from agentruns import approve, resume_run
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.crash.kills import finish, run_and_die, sound
+from tests.crash.kills import finish, run_and_die
 from tests.crash.processes import expire_lease
+from tests.db.helpers import sound
 from tests.effects import Effects
 from tests.shop.models import Order
 

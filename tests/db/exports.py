@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from django.db import connection, transaction
 
-from agentruns import export_run
+from agentruns import ToolContext, export_run, tool
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
 from agentruns.services.transfer import _written
+from tests.programs import run_program
+from tests.shop.agents import act
 
 VERIFY = Path(__file__).resolve().parents[2] / "docs" / "verify_export.py"
 Line = dict[str, Any]
+
+
+@tool(name="report", safe_to_retry=True)
+def report(ctx: ToolContext) -> str:
+    """Return far more than a row should hold."""
+    act("report", ctx)
+    return "all of it " * 20_000
 
 
 def forget_everything() -> None:
@@ -41,7 +49,5 @@ def exported(run: Run, path: Path, **options: Any) -> list[Line]:
 
 def verified(path: Path) -> tuple[int, str]:
     """Check an export with docs/verify_export.py; give its exit code and what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-I", str(VERIFY), str(path)], capture_output=True, text=True, check=False
-    )
+    done = run_program(sys.executable, "-I", str(VERIFY), str(path), code=None)
     return done.returncode, done.stdout + done.stderr

@@ -24,6 +24,9 @@ from agentruns.testing import ScriptedModel, check_messages
 from tests.effects import Effects
 from tests.shop.agents import shop_agent
 
+# What a user says next, so that a conversation can be sent to a provider.
+GO_ON = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
+
 
 class Checked(ScriptedModel):
     """Says its turns, and takes no conversation that Claude would refuse."""
@@ -40,8 +43,15 @@ def run_turns(*turns: object, text: str = "do it", session: str = "s1", **option
 
 
 def the_run(result: RunResult) -> Run:
-    """Return the run of a result, its journal checked."""
+    """Read the run of a result, and check its journal."""
     run = Run.objects.get(pk=result.run_id)
+    assert problems(run.session_id) == []
+    return run
+
+
+def sound(run: Run) -> Run:
+    """Read a run anew, and check its journal."""
+    run.refresh_from_db()
     assert problems(run.session_id) == []
     return run
 

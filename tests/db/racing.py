@@ -20,14 +20,13 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.processes import wait_for
-from tests.db.helpers import outcomes
+from tests.db.helpers import GO_ON, outcomes
 from tests.effects import Effects
 from tests.shop.models import Order
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 LIMIT = 120  # seconds after which a race counts as hung, on a machine however slow
 CLIENTS = 8
-GO_ON = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
 
 
 def at_once(*actions: Callable[[], Any]) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from agentruns import approve
-from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from tests.db.helpers import run_turns, the_run
@@ -28,10 +27,3 @@ def story() -> Run:
 def seq_of(run: Run, kind: str, position: int = 0) -> int:
     """Find the number of a run's row of a kind: the first, or a later one."""
     return Message.objects.filter(run=run, kind=kind).order_by("seq")[position].seq
-
-
-def the_run_of(run: Run) -> Run:
-    """Read a run anew, and check its journal."""
-    run.refresh_from_db()
-    assert problems(run.session_id) == []
-    return run

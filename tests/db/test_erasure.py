@@ -44,7 +44,7 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.processes import interpret_and_die
-from tests.db.helpers import everywhere, run_turns, user
+from tests.db.helpers import GO_ON, everywhere, run_turns, user
 from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.files import fetched, row_of, stored_in
@@ -61,8 +61,7 @@ def intact() -> None:
     for session in Session.objects.all():
         assert problems(session.pk) == []
     for run in Run.objects.all():
-        go_on = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
-        check_messages([*result_of(run.pk).messages, go_on])
+        check_messages([*result_of(run.pk).messages, GO_ON])
 
 
 def tell(notice: Any) -> None:

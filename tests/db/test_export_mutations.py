@@ -21,7 +21,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Definition, Run, Session
 from agentruns.services.transfer import import_run
 from agentruns.tools import ToolContext
-from tests.db.exports import forget_everything, sealed
+from tests.db.exports import Line, forget_everything, report, sealed
 from tests.db.helpers import the_run
 from tests.effects import Effects
 from tests.registry import isolated_registry
@@ -29,7 +29,6 @@ from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-Line = dict[str, Any]
 VERIFY = Path(__file__).resolve().parents[2] / "docs" / "verify_export.py"
 
 # Where the hash of all lines alone protects an export: line and member.
@@ -55,13 +54,6 @@ HIDES = {
     ("redacted", "content removed"),
     ("redacted", "facts removed"),
 }
-
-
-@tool(name="report", safe_to_retry=True)
-def report(ctx: ToolContext) -> str:
-    """Return far more than a row should hold."""
-    act("report", ctx)
-    return "all of it " * 20_000
 
 
 @tool(name="whisper", sensitive=["token"])

@@ -15,7 +15,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, triggers
 from agentruns.services.sweep import sweep
 from agentruns.testing import crashing_at, expire_leases
-from tests.db.helpers import names, outcomes, payloads, the_run
+from tests.db.helpers import names, outcomes, payloads, sound, the_run
 from tests.effects import Effects
 from tests.files import MEGABYTE, fetch, report_of, said
 from tests.rows import change
@@ -37,8 +37,7 @@ def reply_of(run: Run) -> int:
 
 
 def settled(fork: Run) -> list[tuple[str, str]]:
-    fork.refresh_from_db()
-    assert problems(fork.session_id) == []
+    sound(fork)
     return [(row["outcome"], str(row["content"])) for row in payloads(fork, "tool_result")]
 
 

@@ -38,8 +38,8 @@ from agentruns.services.sweep import sweep
 from agentruns.services.write import write
 from agentruns.signals import run_ended
 from agentruns.testing import check_messages, crashing_at
-from tests.db.helpers import payloads, run_turns, the_run, user
-from tests.db.stories import TURNS, seq_of, story, the_run_of
+from tests.db.helpers import payloads, run_turns, sound, the_run, user
+from tests.db.stories import TURNS, seq_of, story
 from tests.effects import Effects
 from tests.rows import change
 from tests.shop.agents import call, shop_agent
@@ -74,7 +74,7 @@ def test_it_goes_on_from_there_as_a_run_of_its_own(effects: Effects) -> None:
     assert effects.count() == 3
     approve(Approval.objects.get(run=fork).pk, None)
     sweep()
-    assert the_run_of(fork).status == "completed"
+    assert sound(fork).status == "completed"
     assert effects.count() == 4
     assert set(effects.counts().values()) == {1}, (
         "what the model asks for again is another call, with its own key"
@@ -113,7 +113,7 @@ def test_a_doubt_inherited_asks_a_person_before_the_same_tool_runs(effects: Effe
     assert effects.count() == 2
     fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
     sweep()
-    assert the_run_of(fork).status == "awaiting-approval"
+    assert sound(fork).status == "awaiting-approval"
     assert effects.count() == 2
 
 
@@ -168,7 +168,7 @@ def test_the_steps_and_the_deadline_of_a_fork_are_its_own() -> None:
     fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
     sweep()
     # The script has no third turn: what it says proves which turn was asked for.
-    assert "asked for number 3" in the_run_of(fork).error
+    assert "asked for number 3" in sound(fork).error
 
 
 def test_a_fork_of_a_fork_and_of_a_session_with_several_runs() -> None:
@@ -177,7 +177,7 @@ def test_a_fork_of_a_fork_and_of_a_session_with_several_runs() -> None:
     run = the_run(run_agent(agent, "more", "s1", idempotency_key="k2"))
     first = fork_run(run.pk, seq_of(run, "tool_result"))
     sweep()
-    assert the_run_of(first).status == "completed"
+    assert sound(first).status == "completed"
     for seq in (1, 7, seq_of(run, "user")):
         second = fork_run(first.pk, seq, text="go on")
         check_messages(load("default", second.session_id, second.pk).conversation.messages())
@@ -196,7 +196,7 @@ def test_with_another_agent() -> None:
     other = shop_agent("other", {"text": "never"}, {"text": "I am the other"}, tools=[])
     fork = fork_run(run.pk, seq_of(run, "tool_result", 1), agent=other)
     sweep()
-    fork = the_run_of(fork)
+    fork = sound(fork)
     assert (fork.agent, fork.output, fork.definition_id) == ("other", "I am the other", other.definition_hash)
 
 
@@ -317,7 +317,7 @@ def test_rows_of_newer_code_and_evidence_that_came_late_are_copied() -> None:
         check_messages(load("default", fork.session_id, fork.pk).conversation.messages())
         assert repair_session("default", fork.session_id) == ([], [])
     sweep()
-    assert the_run_of(fork).status == "completed"
+    assert sound(fork).status == "completed"
     assert replay_run(fork.pk).is_equal
 
 
@@ -328,7 +328,7 @@ def test_the_columns_of_a_fork_can_be_repaired() -> None:
     Run.objects.filter(pk=fork.pk).update(step=9, usage={}, status="queued", pending_calls=[])
     Approval.objects.filter(run=fork).update(status="denied")
     assert len(repair_session("default", fork.session_id).changed) == 4
-    assert the_run_of(fork).status == "awaiting-approval"
+    assert sound(fork).status == "awaiting-approval"
 
 
 def test_a_fork_of_a_cancelled_run_is_not_cancelled() -> None:
@@ -340,4 +340,4 @@ def test_a_fork_of_a_cancelled_run_is_not_cancelled() -> None:
     assert not lease.is_cancel_requested()
     lease.release()
     sweep()
-    assert the_run_of(fork).status == "completed"
+    assert sound(fork).status == "completed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,12 +28,12 @@ from tests.bells import WitnessBell
 from tests.db.dying import elsewhere
 from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
+from tests.programs import run_program
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ROOT = Path(__file__).parents[2]
 TABLES = (Definition, Session, Run, Message, Approval)
 
 
@@ -43,14 +42,8 @@ TABLES = (Definition, Session, Run, Message, Approval)
 
 def live(host: str) -> subprocess.CompletedProcess[str]:
     """Let a process live the story of tests.hosts.story in a project."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.hosts"],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": f"tests.hosts.{host}"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    return run_program(
+        sys.executable, "-m", "tests.hosts", code=None, DJANGO_SETTINGS_MODULE=f"tests.hosts.{host}"
     )
 
 
@@ -76,15 +69,8 @@ def test_a_project_lives_the_whole_story(host: str, effects: Effects) -> None:
 
 
 def test_a_project_without_time_zones_is_told_before_anything_runs() -> None:
-    checked = subprocess.run(
-        [sys.executable, "-m", "django", "check"],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.hosts.naive_times"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 1
+    command = (sys.executable, "-m", "django", "check")
+    checked = run_program(*command, code=1, DJANGO_SETTINGS_MODULE="tests.hosts.naive_times")
     assert "agentruns.E002" in checked.stderr
     assert "Set USE_TZ = True" in checked.stderr
 
@@ -265,16 +251,8 @@ def test_a_dump_of_the_journal_is_the_journal(effects: Effects, tmp_path: Path) 
 
 def test_a_project_without_pytest_empties_its_databases(effects: Effects) -> None:
     """Django's own runner, with serialized_rollback, several databases, `flush`, and no plugin."""
-    tested = subprocess.run(
-        [sys.executable, "-m", "django", "test", "tests.hosts.cases"],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.hosts.base"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert tested.returncode == 0, tested.stderr
+    command = (sys.executable, "-m", "django", "test", "tests.hosts.cases")
+    tested = run_program(*command, DJANGO_SETTINGS_MODULE="tests.hosts.base")
     assert "Ran 7 tests" in tested.stderr
     assert effects.count() == 2
 

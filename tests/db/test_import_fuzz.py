@@ -12,32 +12,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentruns import approve, export_run, run_agent, tool
+from agentruns import approve, export_run, run_agent
 from agentruns.exceptions import PayloadError, RunStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Run, Session
 from agentruns.models.parts import commitment
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import import_run
-from agentruns.tools import ToolContext
 from agentruns.utils import json as canonical
 from tests.commands.running import run as command
-from tests.db.exports import forget_everything, sealed
+from tests.db.exports import Line, forget_everything, report, sealed
 from tests.db.helpers import the_run
 from tests.settings import BRIEF
-from tests.shop.agents import TOOLS, act, call, shop_agent
+from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-Line = dict[str, Any]
 OUTSIDE = {"prev_hash", "hash", "facts", "facts_salt", "content", "content_salt"}
-
-
-@tool(name="report", safe_to_retry=True)
-def report(ctx: ToolContext) -> str:
-    """Return far more than a row should hold."""
-    act("report", ctx)
-    return "all of it " * 20_000
 
 
 def exported(folder: Path) -> list[Line]:

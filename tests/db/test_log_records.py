@@ -15,8 +15,8 @@ from agentruns import approve, tool
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils.redaction import RunFilter, bound, driven
-from tests.crash.processes import ROOT
 from tests.db.helpers import run_turns, the_run
+from tests.programs import ROOT
 from tests.shop.agents import TOOLS, call
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -52,7 +52,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils import json as canonical
 from tests.db.dying import die_at
-from tests.db.helpers import Checked, forget_backoff, outcomes, payloads, user
+from tests.db.helpers import GO_ON, Checked, forget_backoff, outcomes, payloads, user
 from tests.db.racing import at_once
 from tests.files import stored_in
 from tests.shop.agents import TOOLS, call
@@ -62,7 +62,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 POST = {"tools": [call("post", text="hello"), call("lookup", number="A1")]}
 GATED = {"tools": [call("refund", cents=5000)]}
-GO_ON = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
 
 
 def chat(name: str, *turns: Any, **options: Any) -> Agent:

@@ -12,8 +12,8 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run
 from agentruns.services.history import session_at
 from agentruns.services.sweep import sweep
-from tests.db.helpers import payloads, the_run
-from tests.db.stories import seq_of, story, the_run_of
+from tests.db.helpers import payloads, sound, the_run
+from tests.db.stories import seq_of, story
 from tests.shop.agents import shop_agent
 from tests.statements import broken_commit
 
@@ -31,7 +31,7 @@ def test_again_in_the_same_session() -> None:
     with pytest.raises(RunStateError, match=f"'s1' belongs to run {run.pk}"):
         run_again(run.pk, idempotency_key=run.idempotency_key)
     sweep()
-    assert the_run_of(again).status == "awaiting-approval"
+    assert sound(again).status == "awaiting-approval"
     assert len(session_at(again.pk, seq_of(again, "user")).conversation.messages()) == 7, (
         "the model sees what was done before"
     )

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PATIENCE = 180  # seconds
+from tests.programs import ROOT, run_program
+
 TICKETS = {f"ticket-{number}" for number in range(1, 6)}
 STATUSES = {
     "ticket-1": "completed",
@@ -49,15 +49,7 @@ class Project:
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command of manage.py to its end."""
-        return subprocess.run(
-            self.command(*arguments),
-            cwd=ROOT,
-            env=self.environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        return run_program(*self.command(*arguments), code=None, env=self.environment(**environment))
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """Return the runs of the five tickets by session, as `list_runs --json` has them."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.e2e import claude
-from tests.e2e.demo_project import EFFECTS, ROOT, STATUSES, Project
+from tests.e2e.demo_project import EFFECTS, STATUSES, Project
 from tests.e2e.faulty import FATAL, FAULTS, HARMLESS, met
 from tests.fake_anthropic import FakeAnthropic
+from tests.programs import run_program
 
 REFUND, EMAIL = "refund", "email"
 DOES = {1: [EMAIL], 2: [REFUND, EMAIL], 3: [REFUND, EMAIL], 4: [REFUND, EMAIL], 5: [EMAIL]}
@@ -37,16 +37,7 @@ def test_every_fault_at_every_request_leaves_the_ledger_exact(tmp_path: Path) ->
     project = Project(tmp_path)
     project.run("migrate", "-v0")
     project.run("loaddata", "helpdesk", "-v0")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.faulty"],
-        cwd=ROOT,
-        env=project.environment(),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(sys.executable, "-m", "tests.e2e.faulty", env=project.environment())
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(
         (line["ticket"], position, name)

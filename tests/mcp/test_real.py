@@ -17,8 +17,9 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.tools import Tool
 from agentruns.tools.mcp import client
-from tests.crash.processes import ROOT, wait_for
+from tests.crash.processes import wait_for
 from tests.mcp.servers import lock
+from tests.programs import ROOT, run_program
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,7 +48,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return run_program("git", *words, cwd=folder).stdout
 
 
 def git_tools(tmp_path: Path, repository: Path, **options: Any) -> list[Tool]:

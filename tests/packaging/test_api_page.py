@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from agentruns.testing import ScriptedModel
 from tests.admin.people import user
 from tests.api.snapshot import FILE
 from tests.commands.running import run as manage
+from tests.programs import run_program
 from tests.shop.agents import call
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
@@ -120,15 +120,7 @@ def here() -> dict[str, str]:
 def curl(command: str, names: dict[str, str], server: str) -> str:
     """Send a request of the page."""
     words = command.replace("curl ", "curl -sS --noproxy '*' --max-time 30 ", 1)
-    done = subprocess.run(
-        ["sh", "-c", words.replace("https://example.org", server)],
-        env=names,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_program("sh", "-c", words.replace("https://example.org", server), env=names).stdout
 
 
 def test_the_table_of_errors_has_every_type() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +16,9 @@ from agentruns.providers import anthropic as provider
 from agentruns.providers import window
 from agentruns.providers.base import ModelRequest, call_model
 from tests.fake_anthropic import FakeAnthropic
+from tests.programs import ROOT, run_program
 from tests.unit.claude import HELLO
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "claude.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
@@ -72,7 +70,5 @@ def test_prices_parameters_and_figures_are_true(page: dict[str, Any]) -> None:
 def test_the_first_block_is_a_module_that_does_not_load_the_sdk() -> None:
     code = f"{BLOCKS[0]}\nimport sys; print('anthropic' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    done = run_program(sys.executable, "-c", code, env=environment)
     assert done.stdout.strip() == "False"

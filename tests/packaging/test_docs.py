@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import agentruns
+from tests.programs import ROOT, run_program
 from tests.registry import isolated_registry
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", tmp_path / "trees"]
-    done = subprocess.run([*words, DOCS, tmp_path / "site"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_program(*words, DOCS, tmp_path / "site")
     for page in DOCS.rglob("*.md"):
         assert (tmp_path / "site" / page.relative_to(DOCS).with_suffix(".html")).exists()
     loaded = re.findall(

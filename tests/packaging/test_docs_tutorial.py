@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.programs import run_program
+
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 SAMPLE = "01a203b4-0487-77a1-ab95-a6812d163362"  # the run of the page
 HERE_ALREADY = ("python -m venv ", "python -m pip install ")
@@ -58,13 +60,8 @@ class Reader:
         subprocess.run([sys.executable, "-c", VISITOR], cwd=self.folder, env=names, check=True, timeout=60)
 
     def give(self, command: str, said: str) -> None:
-        done = subprocess.run(
-            ["sh", "-c", command.replace(SAMPLE, self.run_id)],
-            cwd=self.folder,
-            env=self.names,
-            capture_output=True,
-            text=True,
-            timeout=60,
+        done = run_program(
+            "sh", "-c", command.replace(SAMPLE, self.run_id), code=None, cwd=self.folder, env=self.names
         )
         expected = 3 if " run_agent " in command else 0
         if said == "Killed\n":  # how a shell says it, which may run the command in its own place

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 
 from agentruns import services
 from agentruns.utils.late import modules_of
+from tests.programs import ROOT, run_program
 
-ROOT = Path(__file__).parents[2]
 SDK = ("anthropic", "httpx2", "httpx")
 # Folders of which no check imports more than it asks.
 LATE = tuple(
@@ -24,14 +23,7 @@ HEAVY = ("django.db.models", "anthropic", "celery", "ninja")
 
 def python(code: str, **variables: str) -> str:
     given = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**given, **variables},
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+    return run_program(sys.executable, "-c", code, env=given, **variables).stdout.strip()
 
 
 def test_import_without_django_settings_loads_nothing_heavy() -> None:
@@ -194,14 +186,7 @@ def test_declaring_agents_on_claude_needs_no_sdk_at_all(project: Path) -> None:
 def test_manage_py_check_of_the_demo_does_not_load_the_sdk() -> None:
     given = {**os.environ, "ANTHROPIC_API_KEY": "x", "MODEL": "claude-sonnet-5-5"}
     given.pop("DJANGO_SETTINGS_MODULE", None)
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "manage.py", "check"],
-        env=given,
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run_program(sys.executable, "-X", "importtime", "manage.py", "check", env=given)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"agentruns.agents.agent", "agentruns.checks", "project.helpdesk.tools"} <= loaded
     assert not {name for name in loaded if name.partition(".")[0] in SDK}

@@ -8,22 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, run_program
+
 README = (ROOT / "README.md").read_text()
 
 
 def manage(folder: Path, *arguments: str, code: int = 0) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "AGENTRUNS"))}
-    done = subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code, f"{arguments}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return run_program(sys.executable, "manage.py", *arguments, code=code, cwd=folder, env=env).stdout
 
 
 def test_ten_lines_add_an_agent_to_a_new_project(tmp_path: Path) -> None:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.packaging import declared
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_program
 
 
 def test_a_type_checker_finds_what_is_wrong_and_nothing_else() -> None:
     """With the cache of `make check`, or it takes a while."""
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", declared.__file__],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    run_program(sys.executable, "-m", "mypy", declared.__file__)
 
 
 @pytest.mark.parametrize("declare", declared.WRONG, ids=lambda declare: declare.__name__)

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, run_program
+
 UV = shutil.which("uv", path=str(Path(sys.executable).parent))
 ENVIRONMENT = {
     name: value
@@ -33,16 +34,7 @@ DOORS = {
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env={**ENVIRONMENT, **variables},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return run_program(*map(str, command), cwd=cwd, env=ENVIRONMENT, **variables).stdout
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, InterfaceError, connection, connections
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from agentruns import answer, approve, cancel_run, deny, pause_run, resolve_orphan, resume_run, run_agent
@@ -26,6 +27,7 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.db.helpers import forget_backoff, kill
 from tests.hostile import HOSTILITIES, clean
+from tests.rebuild import examples
 from tests.shop.agents import call
 
 CALLS = [
@@ -225,6 +227,12 @@ def clear(run: Run) -> None:
     raise AssertionError(f"run {run.pk} never ends: {Run.objects.values().get(pk=run.pk)}")
 
 
+def tried_on(usually: int, *, brief: int, long: int) -> settings:
+    """Set how many random runs a property is tried on; all of them share the fixtures of one test."""
+    shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=examples(usually, brief=brief, long=long), suppress_health_check=shared)
+
+
 def scripts(calls: list[Any], shortest: int = 0) -> st.SearchStrategy[list[dict[str, Any]]]:
     """Return a strategy of what a model says in a run, before it is done."""
     use = [{"type": "tool_use", **one} for one in calls]
@@ -263,3 +271,12 @@ def click(word: str, run: Run) -> None:
         surviving(lambda: resume_run(run.pk))
     elif word == "run":
         surviving(lambda: run_agent(run.agent, "do it", run.session.key, idempotency_key=run.session.key))
+
+
+def live(run: Run, clicks: list[str]) -> None:
+    """Sweep, let people click with a sweep after each click, and end the run."""
+    sweep()
+    for word in clicks:
+        click(word, Run.objects.get(pk=run.pk))
+        surviving(sweep)
+    clear(run)

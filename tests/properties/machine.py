@@ -28,12 +28,11 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import InvalidMessages, ScriptedModel, check_messages
 from agentruns.tools import Tool
 from agentruns.utils.db import uptime
+from tests.db.helpers import GO_ON
 from tests.effects import Effects
 from tests.properties.faults import Unwell, Worker, at_each_append, at_each_point
 from tests.shop.agents import TOOLS, act
 from tests.shop.models import Order
-
-GO_ON = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
 
 
 @tool(transactional=True)

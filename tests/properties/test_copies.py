@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -24,9 +24,8 @@ from agentruns.services.transfer import import_run
 from agentruns.testing import check_messages
 from tests.db.helpers import kill, run_out
 from tests.effects import Effects
-from tests.properties.faults import CALLS, CLICKS, DEATHS, clear, click, scripts, surviving
+from tests.properties.faults import CALLS, CLICKS, DEATHS, clear, click, scripts, surviving, tried_on
 from tests.properties.machine import OLD_TOOLS
-from tests.rebuild import examples
 from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
@@ -149,11 +148,7 @@ def move(runs: list[Run], folder: Path) -> None:
     assert closed or stored() == before
 
 
-@settings(
-    max_examples=examples(20, brief=6, long=500),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@tried_on(20, brief=6, long=500)
 @given(
     turns=TURNS, options=st.sampled_from(OPTIONS), life=LIVES, ends=st.booleans(), forked=LIVES,
     cuts=st.lists(CUTS, min_size=1, max_size=4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentruns import run_agent, start_run
@@ -13,11 +13,10 @@ from agentruns.journal import read
 from agentruns.journal.fold import fold
 from agentruns.journal.store import SessionState
 from agentruns.management import timeline
-from agentruns.models import Message, Run
-from agentruns.services.sweep import sweep
+from agentruns.models import Message
 from agentruns.testing import check_messages
-from tests.properties.faults import CLICKS, NUMBER, TURNS, clear, click, surviving
-from tests.rebuild import examples
+from tests.db.helpers import GO_ON
+from tests.properties.faults import CLICKS, NUMBER, TURNS, live, tried_on
 from tests.registry import isolated_registry
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
@@ -34,22 +33,14 @@ def without(message: Message) -> Any:
     return read.row_of([*(values | {"content": None, "content_salt": None}).values()])
 
 
-@settings(
-    max_examples=examples(40, brief=15, long=500),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@tried_on(40, brief=15, long=500)
 @given(turns=TURNS, clicks=CLICKS, data=st.data())
 def test_any_rows_may_be_erased(turns: list[Any], clicks: list[str], data: Any) -> None:
     session = f"erased-{next(NUMBER)}"
     Order.objects.get_or_create(number="A1", customer="Ada", total_cents=100)
     with isolated_registry():
         run = start_run(shop_agent("random", *turns), "do it", session, idempotency_key=session)
-        sweep()
-        for word in clicks:
-            click(word, Run.objects.get(pk=run.pk))
-            surviving(sweep)
-        clear(run)
+        live(run, clicks)
         run_agent(shop_agent("next"), "and now?", session, idempotency_key=f"{session}-2")
     stored = list(Message.objects.filter(session_id=run.session_id).order_by("seq"))
     gone = data.draw(st.sets(st.sampled_from([message.seq for message in stored])), label="erased")
@@ -69,5 +60,4 @@ def test_any_rows_may_be_erased(turns: list[Any], clicks: list[str], data: Any) 
         for row in left:
             state.apply(row)
             timeline.line(row)
-        end = {"role": "user", "content": [{"type": "text", "text": "go"}]}
-        check_messages([*state.conversation.settled_messages(), end])
+        check_messages([*state.conversation.settled_messages(), GO_ON])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentruns import erase_payload, fork_run, start_run
@@ -13,11 +13,9 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session
 from agentruns.services.control import cancel_run
 from agentruns.services.runs import result_of
-from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.db.helpers import everywhere
-from tests.properties.faults import CLICKS, NUMBER, TURNS, clear, click, surviving
-from tests.rebuild import examples
+from tests.db.helpers import GO_ON, everywhere
+from tests.properties.faults import CLICKS, NUMBER, TURNS, live, tried_on
 from tests.registry import isolated_registry
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
@@ -25,11 +23,7 @@ from tests.shop.models import Order
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@settings(
-    max_examples=examples(25, brief=10, long=300),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@tried_on(25, brief=10, long=300)
 @given(turns=TURNS, clicks=CLICKS, data=st.data())
 def test_an_erased_row_is_nowhere(turns: list[Any], clicks: list[str], data: Any) -> None:
     session = f"gone-{next(NUMBER)}"
@@ -41,11 +35,7 @@ def test_an_erased_row_is_nowhere(turns: list[Any], clicks: list[str], data: Any
     with isolated_registry():
         agent = shop_agent("random", *marked, {"text": f"MARK-end-{session}"})
         run = start_run(agent, f"MARK-task-{session}", session, idempotency_key=session)
-        sweep()
-        for word in clicks:
-            click(word, Run.objects.get(pk=run.pk))
-            surviving(sweep)
-        clear(run)
+        live(run, clicks)
         rows = list(Message.objects.filter(run=run).order_by("seq"))
         fork = fork_run(run.pk, data.draw(st.sampled_from(rows)).seq, text="go on", session=f"{session}-fork")
         cancel_run(fork.pk)
@@ -59,6 +49,4 @@ def test_an_erased_row_is_nowhere(turns: list[Any], clicks: list[str], data: Any
     for one in Session.objects.filter(key__startswith=session):
         assert problems(one.pk) == []
     for one in Run.objects.filter(session__key__startswith=session):
-        check_messages(
-            [*result_of(one.pk).messages, {"role": "user", "content": [{"type": "text", "text": "go"}]}]
-        )
+        check_messages([*result_of(one.pk).messages, GO_ON])

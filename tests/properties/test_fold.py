@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from agentruns import (
     run_agent,
@@ -15,7 +15,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.db.helpers import kill
+from tests.db.helpers import GO_ON, kill
 from tests.effects import Effects
 from tests.properties.faults import (
     CLICKS,
@@ -26,8 +26,8 @@ from tests.properties.faults import (
     clear,
     click,
     surviving,
+    tried_on,
 )
-from tests.rebuild import examples
 from tests.registry import isolated_registry
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
@@ -43,11 +43,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@settings(
-    max_examples=examples(60, brief=20, long=1000),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@tried_on(60, brief=20, long=1000)
 @given(turns=TURNS, clicks=CLICKS, dying=DEATHS)
 def test_random_runs(
     turns: list[Any],
@@ -76,7 +72,7 @@ def test_random_runs(
         clear(run)
         again = run_agent(shop_agent("next"), "and now?", session, idempotency_key=f"{session}-2")
         assert wrong == []
-        check_messages([*again.messages, {"role": "user", "content": [{"type": "text", "text": "go"}]}])
+        check_messages([*again.messages, GO_ON])
     once = [line["key"] for line in effects.lines() if line["tool"] in ("post", "refund", "broken")]
     confirmed = clicks.count("not_occurred")
     assert len(once) <= len(set(once)) + confirmed, "a tool that declares nothing acted twice"

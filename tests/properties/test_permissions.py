@@ -10,14 +10,14 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentruns import Policy, approve, run_agent, tool
 from agentruns.journal.deciders import why_not_decide
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
-from tests.rebuild import examples
+from tests.properties.faults import tried_on
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db
@@ -101,11 +101,7 @@ def change(approval: Approval, card: dict[str, Any], users: list[User]) -> None:
     st.booleans(),
     st.sampled_from(["agentruns.Policy", f"{__name__}.Even"]),
 )
-@settings(
-    max_examples=examples(40, brief=20, long=1000),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@tried_on(40, brief=20, long=1000)
 def test_one_by_one_and_by_query(
     waiting: list[Approval], persons: list[Any], asked: list[Any], requester_may: bool, rule: str
 ) -> None:

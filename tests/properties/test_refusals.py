@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentruns import (
@@ -30,8 +30,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import kill
 from tests.effects import Effects
-from tests.properties.faults import DEATHS, surviving
-from tests.rebuild import examples
+from tests.properties.faults import DEATHS, surviving, tried_on
 from tests.registry import isolated_registry
 from tests.shop.agents import call
 
@@ -113,11 +112,7 @@ def drive(run: Run, clicks: Any) -> None:
     raise AssertionError(f"run {run.pk} never ends: {Run.objects.values().get(pk=run.pk)}")
 
 
-@settings(
-    max_examples=examples(60, brief=20, long=1000),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@tried_on(60, brief=20, long=1000)
 @given(tasks=st.lists(TURNS, min_size=1, max_size=2), clicks=CLICKS, dying=st.just([]) | DEATHS)
 def test_only_what_may_have_happened_costs_a_card(
     tasks: list[Any], clicks: list[str], dying: list[Any], effects: Effects, deaths: list[Any]

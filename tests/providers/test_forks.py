@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 from typing import Any
@@ -13,9 +11,9 @@ from django.db import connection
 
 from agentruns.models import Run
 from agentruns.utils.forks import without_connections
-from tests.crash.processes import LIMIT, ROOT
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
+from tests.programs import run_program
 
 WORKER = """
 import os, sys
@@ -54,16 +52,8 @@ sys.exit(max(codes))
 def interpret(program: str, *words: str) -> str:
     """Run a program in an interpreter of its own, on this test's database; return what it prints."""
     database = {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", **database},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.settings", **database}
+    return run_program(sys.executable, "-c", program, *words, **settings).stdout
 
 
 @pytest.mark.django_db(transaction=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import subprocess
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, check_reply
 from agentruns.providers.names import model_identity, resolve
+from tests.programs import run_program
 from tests.unit.claude import failure, request
 
 TEXT = {"type": "text", "text": "Hello."}
@@ -23,7 +23,7 @@ def test_importing_the_providers_does_not_import_the_sdk() -> None:
         "import sys, agentruns.agents.agent, agentruns.providers.anthropic, agentruns.testing as t;"
         "print([m for m in ('anthropic', 'httpx2', 'agentruns.models') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = run_program(sys.executable, "-c", code)
     assert found.stdout.strip() == "[]"
 
 

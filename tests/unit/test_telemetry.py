@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from agentruns import run_agent
 from agentruns.journal import telemetry
 from agentruns.journal.telemetry import Facts
 from agentruns.utils.redaction import bound, driven
-from tests.crash.processes import ROOT
+from tests.programs import run_program
 from tests.shop.agents import call, shop_agent
 
 
@@ -140,8 +139,5 @@ def test_everything_else_works_without_opentelemetry() -> None:
         "with override_settings(AGENTRUNS_TELEMETRY='agentruns.contrib.opentelemetry.OpenTelemetry'):\n"
         "    assert run_agent(agent, 'go').output == 'done' and telemetry.listener() is None\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(sys.executable, "-c", program)
     assert "AGENTRUNS_TELEMETRY failed" in done.stderr

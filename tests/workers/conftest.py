@@ -14,7 +14,7 @@ from django.db import connection
 
 from agentruns import tasks
 from tests.celery_app import app
-from tests.crash.processes import ROOT
+from tests.programs import ROOT
 from tests.servers import Broker
 from tests.workers.processes import QUICK, Workers, kill
 

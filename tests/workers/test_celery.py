@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,9 +14,10 @@ from agentruns import approve, start_run, tasks
 from agentruns.models import Approval, Run
 from agentruns.tasks import advance_run, sweep_runs
 from tests.celery_app import app
-from tests.crash.processes import ROOT, wait_for
+from tests.crash.processes import wait_for
 from tests.db.helpers import outcomes
 from tests.effects import Effects
+from tests.programs import run_program
 from tests.servers import Broker
 from tests.workers.processes import Workers
 
@@ -137,14 +136,7 @@ def test_the_demo_project_has_both_tasks_and_a_schedule(tmp_path: Path) -> None:
         "DJANGO_SETTINGS_MODULE": "project.settings",
         "AGENTRUNS_DEMO_DIR": str(tmp_path),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program(sys.executable, "-c", code, **environment)
     for word in ("agentruns.advance_run", "agentruns.sweep_runs", "'schedule': 10.0"):
         assert word in done.stdout
 

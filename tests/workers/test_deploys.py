@@ -16,8 +16,9 @@ from django.db import connection, transaction
 from agentruns import adopt_definition, approve, start_run
 from agentruns.models import Approval, Run
 from tests.commands import running
-from tests.crash.processes import ROOT, wait_for
+from tests.crash.processes import wait_for
 from tests.effects import Effects
+from tests.programs import ROOT
 from tests.registry import isolated_registry
 from tests.shop.releases import declare
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from tests.crash.processes import ROOT
+from tests.programs import ROOT
 
 RUNS, WORKERS = ("1000", "4") if os.environ.get("AGENTRUNS_LONG") else ("8", "2")
 
