@@ -52,3 +52,13 @@ def files_of(row: Message) -> list[dict[str, Any]]:
     """Return the blocks of a row that name a file."""
     assert has_blocks(row.payload)
     return [block for block in row.payload["content"] if "sha256" in block]
+
+
+scanned: list[tuple[str, str, bytes]] = []
+
+
+def scanner(name: str, media_type: str, data: bytes) -> None:
+    """Remember each file, and refuse the test file of virus scanners."""
+    scanned.append((name, media_type, data))
+    if b"EICAR" in data:
+        raise ValueError("a virus")

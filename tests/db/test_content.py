@@ -473,7 +473,7 @@ def test_a_reconciled_result_is_a_picture(folder: Path) -> None:
 
 def test_bad_input_starts_nothing(settings: Any) -> None:
     agent, _ = agent_of("looks")
-    settings.AGENTRUNS_SCANNER = "tests.unit.test_content.scanner"
+    settings.AGENTRUNS_SCANNER = "tests.pictures.scanner"
     for given in ([], [1], [Document(data=b"EICAR")], [Image(data=png(n)) for n in range(21)]):
         with pytest.raises(ContentError):
             start_run(agent, given, "s1")

@@ -140,7 +140,7 @@ def test_its_history_is_neither_told_again_nor_counted(
     settings: Any, django_capture_on_commit_callbacks: Callable[..., Any]
 ) -> None:
     run = story()
-    settings.AGENTRUNS_NOTIFIERS = ["tests.db.test_forks.ignore"]
+    settings.AGENTRUNS_NOTIFIERS = ["tests.bells.ignore"]
     heard: list[object] = []
 
     def listen(**facts: object) -> None:
@@ -155,10 +155,6 @@ def test_its_history_is_neither_told_again_nor_counted(
     assert not Notification.objects.exists()
     assert (fork.step, fork.usage, fork.attempts, fork.output) == (0, {}, 0, None)
     assert state_at(fork.pk, fork.messages.latest("seq").seq).inherited == 3
-
-
-def ignore(notice: object) -> None:
-    """A notifier that wants everything."""
 
 
 def test_the_steps_and_the_deadline_of_a_fork_are_its_own() -> None:

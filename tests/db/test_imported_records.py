@@ -155,7 +155,7 @@ def test_nothing_is_added_to_a_record(act: str, effects: Effects) -> None:
 
 
 def test_it_is_read_verified_replayed_and_forked(effects: Effects, settings: Any) -> None:
-    settings.AGENTRUNS_NOTIFIERS = ["tests.db.test_forks.ignore"]
+    settings.AGENTRUNS_NOTIFIERS = ["tests.bells.ignore"]
     first = run_turns(GATED, {"tools": [call("post", text="hello")]}, {"text": "done"}, {"text": "once"})
     approve(first.pending[0].pk, None, reason="fine")
     sweep()

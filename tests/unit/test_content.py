@@ -20,7 +20,7 @@ from agentruns.exceptions import ContentError, ContentTooLargeError, ContentType
 from agentruns.providers import attachments
 from agentruns.testing import check_messages
 from agentruns.testing.script import InvalidMessages
-from tests.pictures import GIF, HOSTILE, JPEG, NOTE, PDF, PNG, WEBP, png
+from tests.pictures import GIF, HOSTILE, JPEG, NOTE, PDF, PNG, WEBP, png, scanned
 
 TAKEN = {
     "image/png": PNG, "image/jpeg": JPEG, "image/gif": GIF, "image/webp": WEBP,
@@ -173,24 +173,15 @@ def test_limits_are_those_of_the_provider() -> None:
 
 
 def test_a_scanner_sees_each_file_before_it_is_taken(settings: Any) -> None:
-    settings.AGENTRUNS_SCANNER = "tests.unit.test_content.scanner"
-    seen.clear()
+    settings.AGENTRUNS_SCANNER = "tests.pictures.scanner"
+    scanned.clear()
     content.checked([Text("x"), Image(data=PNG, name="a.png"), Document(data=NOTE)])
-    assert seen == [("a.png", "image/png", PNG), ("", "text/plain", NOTE)]
+    assert scanned == [("a.png", "image/png", PNG), ("", "text/plain", NOTE)]
     with pytest.raises(ContentError, match=r"The document 'bad.txt' was refused: a virus"):
         content.checked([Document(data=b"EICAR", name="bad.txt")])
     kept = content.admitted([Text("x"), Document(data=b"EICAR", name="bad.txt"), Image(data=PNG)])
     assert [type(block) for block in kept] == [Text, Text, Image]
     assert "was refused: a virus" in str(kept[1])
-
-
-seen: list[tuple[str, str, bytes]] = []
-
-
-def scanner(name: str, media_type: str, data: bytes) -> None:
-    seen.append((name, media_type, data))
-    if b"EICAR" in data:
-        raise ValueError("a virus")
 
 
 PICTURE = sent(Image(data=PNG))
@@ -245,9 +236,9 @@ def test_where_files_may_be(block: Any) -> None:
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        ({"SCANNER": "tests.unit.test_content.scanner", "FILE_MAX": 1}, ""),
+        ({"SCANNER": "tests.pictures.scanner", "FILE_MAX": 1}, ""),
         ({"SCANNER": "shop.nowhere.scan"}, "No module named"),
-        ({"SCANNER": "tests.unit.test_content.seen"}, "cannot be called"),
+        ({"SCANNER": "tests.pictures.scanned"}, "cannot be called"),
         ({"FILE_MAX": 0}, "not a number of bytes"),
         ({"FILE_MAX": "20 MB"}, "not a number of bytes"),
     ],
