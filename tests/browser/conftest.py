@@ -63,6 +63,12 @@ def visitor(visit: Visitors) -> Visitor:
     return visit()
 
 
+@pytest.fixture(params=[False, True], ids=["letters", "wide letters"])
+def _letters(visit: Visitors, request: pytest.FixtureRequest) -> None:
+    """Run the test with the fonts of this machine, and with letters a fifth wider."""
+    visit.has_wide_letters = request.param
+
+
 @pytest.fixture
 def desk(live_server: LiveServer) -> Desk:
     """What the desk's agent asks for; its effects are in `effects`."""

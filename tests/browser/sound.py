@@ -16,10 +16,27 @@ LOOKS: tuple[tuple[dict[str, int], str, dict[str, object]], ...] = (
     (WIDE, "dark", COLOUR),
     (NARROW, "light", {}),
 )
+# Links beside other words that only their colour tells apart. Axe finds those that it can judge, which
+# depends on where they happen to lie.
+UNTOLD = """djangos => {
+    const found = [];
+    for (const link of document.querySelectorAll("#content a")) {
+        const style = getComputedStyle(link);
+        const isPlain = style.display === "inline" && style.textDecorationLine === "none";
+        if (!isPlain || !link.checkVisibility() || link.closest(djangos)) continue;
+        let block = link.parentElement;
+        while (getComputedStyle(block).display.startsWith("inline")) block = block.parentElement;
+        const rest = block.cloneNode(true);
+        rest.querySelectorAll("a, button, input, select").forEach(each => each.remove());
+        if (/[\\p{L}\\p{N}]/u.test(rest.textContent)) found.push(link.outerHTML);
+    }
+    return found;
+}"""
 SERIOUS = ("serious", "critical")
 DJANGOS = [
     ".breadcrumbs",
     "#toolbar",
+    ".paginator",
 ]  # of its own templates: links told by colour alone, a search without label
 # Preloading fetches what style sheets import, from where the page is and not from where they are.
 OPTIONS = {"resultTypes": ["violations"], "preload": False}
@@ -54,5 +71,7 @@ def _problems(page: Page, rules: dict[str, object]) -> list[str]:
         if violation["impact"] in SERIOUS
         for node in violation["nodes"]
     ]
+    untold = page.evaluate(UNTOLD, ", ".join(DJANGOS))
+    found += [f"told from the words beside it by its colour alone: {html}" for html in untold]
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return found + [f"scrolls sideways by {wide} pixels"] * (wide > 0)

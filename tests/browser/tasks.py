@@ -267,7 +267,7 @@ def doubt(people: People) -> list[Measure]:
 def cancel(people: People) -> list[Measure]:
     from agentruns import start_run
     from agentruns.models import Run
-    from tests.browser.visitor import RUNS
+    from tests.browser.visitor import LINES, RUNS
 
     for number in range(22):
         start_run(agent("mailer", {"text": "x"}), f"Write to customer {number}", f"mail-{number}")
@@ -278,15 +278,15 @@ def cancel(people: People) -> list[Measure]:
     visitor.act("Cancel selected")
     visitor.wait_for("Cancel these 22 runs")
     lines = page.locator(".ar-lines > li:has(a)")
-    tallest = max(box["height"] for line in lines.all() if (box := line.bounding_box()))
-    pixels = height(visitor)
+    most = max(line.evaluate(LINES) for line in lines.all())
+    screens = height(visitor) / DESK["height"]
     visitor.click(visitor.button("Cancel these 22 runs"))
     visitor.wait_for("22 were done.")
     left = Run.objects.filter(agent="mailer").exclude(status="cancelled").count()
     return [
         at_most(visitor.clicks, 4, "{} clicks"),
-        at_most(tallest, 36, "a run takes {} px"),
-        at_most(pixels, 1400, "confirmation {} px"),
+        at_most(most, 1, "a run takes {} line"),
+        Measure(f"confirmation {screens:.1f} screens", screens <= 1.55),
         there(left == 0, "all cancelled"),
     ]
 
@@ -458,6 +458,8 @@ def looked_up(steps: int) -> Run:
     "at most 3 screens folded, under 120 kB; each step one line",
 )
 def steps(people: People) -> list[Measure]:
+    from tests.browser.visitor import LINES
+
     run = looked_up(25)
     visitor = people.at()
     page = visitor.page
@@ -466,11 +468,11 @@ def steps(people: People) -> list[Measure]:
     size, screens = len(answer.value.body()), height(visitor) / DESK["height"]
     visitor.click(page.locator("#ar-journal > summary"))
     lines = page.locator("#ar-journal li.ar-step").all()
-    tallest = max(box["height"] for line in lines if (box := line.bounding_box()))
+    most = max(line.locator("> div").evaluate(LINES) for line in lines)
     return [
         Measure(f"{screens:.1f} screens", screens <= 3),
         at_most(size / 1000, 119, "{} kB"),
-        at_most(tallest, 30, f"each of {len(lines)} rows at most {{}} px"),
+        at_most(most, 1, f"each of {len(lines)} rows {{}} line"),
     ]
 
 

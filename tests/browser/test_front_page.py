@@ -147,6 +147,7 @@ def test_costs_lead_to_their_runs(visitor: Visitor) -> None:
     assert visitor.page.locator("#result_list tbody tr").count() == 1
 
 
+@pytest.mark.usefixtures("_letters")
 def test_no_cost_is_cut_on_a_phone(desk: Desk, visit: Visitors, settings: Any) -> None:
     settings.AGENTRUNS_CURRENCY = "EUR"
     desk.one(REFUND, session="dear")

@@ -11,7 +11,16 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.urls import reverse
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, Response
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    Response,
+    Route,
+)
 
 from agentruns.models import Approval, Run
 from tests.admin.people import browser as client_of
@@ -23,6 +32,20 @@ QUEUE = "/admin/agentruns/approval/"
 INDEX = "/admin/"
 LOGIN = "/admin/login/"
 RUNS = "/admin/agentruns/run/"
+# On how many lines the text of an element stands.
+LINES = """element => {
+    const range = document.createRange();
+    range.selectNodeContents(element);
+    const boxes = [...range.getClientRects()].filter(({ width }) => width > 1);
+    let [count, bottom] = [0, -Infinity];
+    for (const box of boxes.sort((one, other) => one.top - other.top)) {
+        count += (box.top + box.bottom) / 2 > bottom;
+        bottom = Math.max(bottom, box.bottom);
+    }
+    return count;
+}"""
+# Stands for other fonts: those of this machine may be the narrowest or the widest there are.
+WIDE_LETTERS = "* { letter-spacing: 0.1em !important; }"
 NOTHING = "/static/agentruns/moment.js"  # a page that runs and asks nothing
 REASON = "Note, kept in the journal"
 
@@ -223,6 +246,7 @@ class Visitors:
 
     def __init__(self, chromium: Browser, base: str) -> None:
         self.chromium, self.base = chromium, base
+        self.has_wide_letters = False  # for those who are let in from now on
         self.inside: list[Visitor] = []
         self.gone: list[Visitor] = []
 
@@ -244,6 +268,7 @@ class Visitors:
             "viewport": size,
             "java_script_enabled": javascript,
             "clock": clock,
+            "wide letters": self.has_wide_letters,
         }
         visitor = self._visitor(options)
         if role != "anonymous":
@@ -257,6 +282,7 @@ class Visitors:
     def leave(self) -> list[str]:
         """Let everybody go and return what their browsers complained about."""
         inside, self.inside = self.inside, []
+        self.has_wide_letters = False
         for visitor in inside:
             visitor.page.wait_for_timeout(0)  # what was reported meanwhile comes in
         complaints = [complaint for visitor in inside for complaint in visitor.complaints]
@@ -270,11 +296,18 @@ class Visitors:
         for number, visitor in enumerate(self.gone):
             if visitor.options == options:
                 return self.gone.pop(number)
-        of_context = {name: value for name, value in options.items() if name != "clock"}
+        of_context = {name: value for name, value in options.items() if name not in ("clock", "wide letters")}
         context = self.chromium.new_context(**of_context, locale="en-US")
         if options["clock"]:
             context.clock.install()
+        if options["wide letters"]:
+            context.route("**/agentruns/admin.css", _widen)
         return Visitor(context, self.base, options)
+
+
+def _widen(route: Route) -> None:
+    response = route.fetch()
+    route.fulfill(response=response, body=response.text() + WIDE_LETTERS)
 
 
 def named(name: str) -> re.Pattern[str]:
