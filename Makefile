@@ -47,7 +47,7 @@ define install
 endef
 
 .PHONY: demo console test chromium $(BRIEF) test-full test-fast test-sqlite test-rebuild test-browser test-browser-61 \
-	coverage mutants check messages bench
+	coverage mutants mutants-changed check messages bench
 
 demo: $(VENV)/runtime
 	@$(BIN)/python manage.py demo
@@ -133,6 +133,10 @@ messages: $(VENV)/dev
 # Takes out each guard of the promise, in copies of the code, and runs the tests that must notice.
 mutants: $(VENV)/dev
 	@$(BIN)/python -m tests.mutants
+
+# Those whose guard or test changed since the commit AGENTRUNS_GREEN, or since origin/main.
+mutants-changed: $(VENV)/dev
+	@$(BIN)/python -m tests.mutants --changed
 
 # Beside the peers that requirements-bench.txt names: some ten minutes, or three with `python -m benchmarks --quick`.
 bench:

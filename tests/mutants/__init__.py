@@ -1,6 +1,7 @@
 """Guards of the promise, each taken out in a copy of the code: the tests named with it must notice.
 
-`make mutants` runs them; `python -m tests.mutants WORD ...` those whose guard has all the words.
+`make mutants` runs them; `python -m tests.mutants WORD ...` those whose guard has all the words, with
+`--changed` those that a change since the last green commit concerns.
 A snippet that no longer stands in its file fails the run: put the new text there, or drop the
 mutant with its guard.
 """

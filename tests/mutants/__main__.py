@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -9,75 +10,135 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import TypeVar
 
 from tests import scratch
-from tests.mutants import POSTGRESQL, SQLITE, Edit, Mutant, content, engine, journal, providers, services
+from tests.mutants import (
+    POSTGRESQL,
+    SQLITE,
+    Edit,
+    Mutant,
+    changes,
+    content,
+    engine,
+    forkserver,
+    journal,
+    providers,
+    services,
+)
+from tests.mutants.templates import VARIABLE
 from tests.servers import postgres
+
+Job = TypeVar("Job")
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("agentruns", "fixtures", "project", "templates", "tests", "pyproject.toml", "manage.py")
 COPIES = 2  # at work at a time
-LIGHT = ("-p", "no:hypothesispytest", "-p", "no:xdist")  # a second less for each mutant
+# What the tests import of others, as far as it needs no settings. Celery is missing: a system check asks
+# whether the process has imported Celery.
+IMPORTED = (
+    "pytest", "pytest_django.plugin", "pytest_randomly", "time_machine", "typeguard._pytest_plugin",
+    "xdist.looponfail", "hypothesis.stateful", "django.contrib.admin", "django.contrib.sessions.backends.db",
+    "django.core.management.commands.migrate", "django.db.backends.postgresql.base",
+    "django.db.backends.sqlite3.base", "django.template.backends.jinja2", "django.test", "django_tasks",
+    "anthropic", "cryptography", "jsonschema", "markdown_it", "mcp", "nh3", "openai",
+    "opentelemetry.sdk.metrics", "opentelemetry.sdk.trace", "pydantic.v1",
+)  # fmt: skip
+OPTIONS = (
+    *("-q", "-rf", "--tb=short", "-p", "no:cacheprovider"),
+    *("--assert=plain", "-p", "no:hypothesispytest", "-p", "no:xdist"),  # quicker
+)
+TOGETHER = 25  # tests in one run without mutants
+SCHEMA = ("apps.py", "conf.py", "migrations/", "models/", "utils/")  # what migrations import
 FAILED = "the tests could not be run"
 PATIENCE = 180  # seconds for the tests of one mutant; a test that hangs does not count as fallen
-ALL = [*journal.MUTANTS, *engine.MUTANTS, *services.MUTANTS, *content.MUTANTS, *providers.MUTANTS]
+DEFINITIONS = (journal, engine, services, content, providers)
+ALL = [mutant for module in DEFINITIONS for mutant in module.MUTANTS]
 
 
 class Copy:
-    """A copy of the tree, with databases of its own."""
+    """A copy of the tree, with databases of its own, and a process whose forks run its tests."""
 
     def __init__(self, folder: Path, number: int, servers: dict[str, dict[str, str]]) -> None:
         self.folder = folder / str(number)
-        self.number = number
         self.servers = servers
+        self.runs = 0
         self.folder.mkdir()
         for name in COPIED:
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, self.folder / name)
             else:
                 shutil.copy(ROOT / name, self.folder / name)
-
-    def fallen(self, database: str, tests: Iterable[str], *options: str) -> tuple[set[str], str]:
-        """Run tests; return those that fell, without their parameters, and all that pytest says."""
-        environment = os.environ | self.servers[database] | {
-            "PYTHONPATH": str(self.folder),
-            "AGENTRUNS_TEST_NAME": f"mutant_{self.number}",
-        }  # fmt: skip
-        environment.pop("AGENTRUNS_TEST_BRIEF", None)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-rf",
-            "--tb=short",
-            "-p",
-            "no:cacheprovider",
-            *LIGHT,
-        ]
-        done = subprocess.run(
-            [*command, *options, *(f"tests/{test}" for test in tests)],
-            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
+        self.environment = os.environ | {"PYTHONPATH": str(self.folder)}
+        for variable in ("AGENTRUNS_TEST_BRIEF", "PYTHONDONTWRITEBYTECODE"):
+            self.environment.pop(variable, None)
+        self.forks = subprocess.Popen(
+            [sys.executable, "-P", forkserver.__file__, *IMPORTED],
+            cwd=self.folder, env=self.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        if done.returncode not in (0, 1):  # a test that is not there, or code that cannot be imported
-            return set(), f"{FAILED}:\n{done.stdout}{done.stderr}"
-        return set(re.findall(r"^FAILED tests/([^\s\[]+)", done.stdout, re.MULTILINE)), done.stdout
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self.forks:  # the end of its input is its end
+            pass
+
+    def fallen(
+        self, database: str, tests: Iterable[str], *options: str, fresh: bool = False
+    ) -> tuple[set[str], str]:
+        """Run tests; find the failed ones, without their parameters, and pytest's output.
+
+        With `fresh` the databases are migrated instead of copied. Raises TimeoutError after PATIENCE.
+        """
+        self.runs += 1
+        temporary = self.folder.with_name(f"{self.folder.name}_{self.runs}")
+        temporary.mkdir()
+        name = f"{self.folder.parent.name}_{temporary.name}"
+        environment = self.environment | self.servers[database] | {
+            "AGENTRUNS_TEST_NAME": name,
+            "TMPDIR": str(temporary),
+            VARIABLE: str(self.folder.with_name(f"{database}_{self.folder.name}")),
+        }  # fmt: skip
+        plugins = () if fresh else ("-p", "tests.mutants.templates")
+        request: forkserver.Request = {
+            "arguments": [*OPTIONS, *plugins, *options, *(f"tests/{test}" for test in tests)],
+            "environment": environment,
+            "output": str(temporary / "output"),
+            "patience": PATIENCE,
+        }
+        code = self.ask(request)
+        said = (temporary / "output").read_text(errors="replace")
+        shutil.rmtree(temporary, ignore_errors=True)
+        for file in Path(scratch.folder()).glob(f"agentruns-*-{name}*"):
+            file.unlink()  # of tests that were killed
+        if code is None:
+            raise TimeoutError
+        if code not in (0, 1):  # a test that is not there, or code that cannot be imported
+            return set(), f"{FAILED}:\n{said}"
+        return set(re.findall(r"^FAILED tests/([^\s\[]+)", said, re.MULTILINE)), said
+
+    def ask(self, request: forkserver.Request) -> int | None:
+        """Let a fork run pytest; return its exit code, or None if it had to be killed."""
+        assert self.forks.stdin is not None and self.forks.stdout is not None
+        print(json.dumps(request), file=self.forks.stdin, flush=True)
+        return json.loads(self.forks.stdout.readline())
 
     def try_out(self, mutant: Mutant) -> str:
         """Apply a mutant, run its tests and undo it; return "" if all of them fell, else what happened."""
+        fresh = any(edit.file.startswith(SCHEMA) for edit in mutant.edits)
         try:
             for edit in mutant.edits:
                 self.write(edit.file, mutated(edit, (self.folder / "agentruns" / edit.file).read_text()))
             options = ["-x"] if len(mutant.tests) == 1 else []  # one case of it is enough
-            fallen, said = self.fallen(mutant.database, mutant.tests, *options)
-        except subprocess.TimeoutExpired:
+            fallen, said = self.fallen(mutant.database, mutant.tests, *options, fresh=fresh)
+        except TimeoutError:
             return f"its tests did not end within {PATIENCE} s"
         finally:
             for edit in mutant.edits:
@@ -111,61 +172,83 @@ def inapplicable(mutants: Iterable[Mutant]) -> list[str]:
     return wrong
 
 
-def work(copies: list[Copy], jobs: Iterable[Mutant]) -> dict[str, str]:
-    """Try the mutants out, each copy one at a time; return what survived, and why."""
-    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
-    survived: dict[str, str] = {}
+def deal(copies: list[Copy], jobs: Iterable[Job], perform: Callable[[Copy, Job], None]) -> None:
+    """Perform the jobs, one at a time on each copy."""
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
 
     def drain(copy: Copy) -> None:
         while True:
             try:
-                mutant = waiting.get_nowait()
+                job = waiting.get_nowait()
             except queue.Empty:
                 return
-            began = time.monotonic()
-            said = copy.try_out(mutant)
-            if said:
-                survived[mutant.guard] = said
-            word, took = "SURVIVED" if said else "fell", time.monotonic() - began
-            print(f"{word:8}  {took:4.0f} s  {mutant.database:10}  {mutant.guard}", flush=True)
+            perform(copy, job)
 
-    threads = [threading.Thread(target=drain, args=(copy,)) for copy in copies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(copies)) as pool:
+        list(pool.map(drain, copies))  # raises what one of them raised
+
+
+def work(copies: list[Copy], mutants: Iterable[Mutant]) -> dict[str, str]:
+    """Try the mutants out; return what survived, and why."""
+    survived: dict[str, str] = {}
+
+    def judge(copy: Copy, mutant: Mutant) -> None:
+        began = time.monotonic()
+        said = copy.try_out(mutant)
+        if said:
+            survived[mutant.guard] = said
+        word, took = "SURVIVED" if said else "fell", time.monotonic() - began
+        print(f"{word:8}  {took:4.0f} s  {mutant.database:10}  {mutant.guard}", flush=True)
+
+    deal(copies, mutants, judge)
     return survived
 
 
 def without_mutants(copies: list[Copy], mutants: list[Mutant]) -> str:
     """Run all the tests on the tree as it is: what falls there, too, would prove nothing."""
-    tests: dict[str, list[str]] = {}
-    for mutant in mutants:
-        tests.setdefault(mutant.database, []).extend(mutant.tests)
-    with ThreadPoolExecutor() as pool:
-        done = pool.map(lambda copy, of: copy.fallen(of, sorted({*tests[of]})), copies, tests)
-        for database, (fallen, said) in zip(tests, done, strict=True):
-            if fallen or FAILED in said:
-                return f"Without any mutant, on {database}:\n{said}"
-    return ""
+    wrong = []
+    jobs = []
+    for database in (SQLITE, POSTGRESQL):
+        tests = sorted({test for one in mutants if one.database == database for test in one.tests})
+        jobs += [(database, tests[start : start + TOGETHER]) for start in range(0, len(tests), TOGETHER)]
+
+    def run(copy: Copy, job: tuple[str, list[str]]) -> None:
+        try:
+            fallen, said = copy.fallen(*job)
+        except TimeoutError:
+            fallen, said = set(), f"{FAILED} within {PATIENCE} s: {' '.join(job[1])}"
+        if fallen or FAILED in said:
+            wrong.append(f"Without any mutant, on {job[0]}:\n{said}")
+
+    deal(copies, jobs, run)
+    return "\n".join(wrong)
 
 
 def main(words: list[str]) -> int:
-    mutants = [one for one in ALL if all(word.lower() in one.guard.lower() for word in words)]
+    """Run the mutants whose guard has all the words; with `--changed`, those that a change concerns."""
+    mutants = ALL
+    if "--changed" in words:
+        words = [word for word in words if word != "--changed"]
+        files = [Path(str(module.__file__)).relative_to(ROOT).as_posix() for module in DEFINITIONS]
+        mutants, reason = changes.affected(ROOT, ALL, files)
+        print(f"{len(mutants)} of {len(ALL)} mutants: {reason}.", flush=True)
+        if not mutants:
+            return 0
+    mutants = [one for one in mutants if all(word.lower() in one.guard.lower() for word in words)]
     wrong = inapplicable(mutants)
     if wrong or not mutants:
         print("\n\n".join(wrong) or "No guard has these words.")
         return 1
     with ExitStack() as stack:
         folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-", dir=scratch.folder()))
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants_", dir=scratch.folder()))
         )
         servers: dict[str, dict[str, str]] = {SQLITE: {"AGENTRUNS_TEST_DATABASE": "sqlite"}}
         if any(mutant.database == POSTGRESQL for mutant in mutants):
             servers[POSTGRESQL] = stack.enter_context(postgres()).environment
-        copies = [Copy(folder, number, servers) for number in range(COPIES)]
+        copies = [stack.enter_context(Copy(folder, number, servers)) for number in range(COPIES)]
         if wrong := without_mutants(copies, mutants):
             print(wrong)
             return 1

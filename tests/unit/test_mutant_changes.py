@@ -1,0 +1,149 @@
+"""The selection of `python -m tests.mutants --changed`."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import Edit, Mutant, changes
+
+A, B = (
+    Mutant(name, (Edit(f"{name}.py", "old", "new"),), (f"db/test_{name}.py::test_it[case]",)) for name in "ab"
+)
+DEFINITIONS = "tests/mutants/engine.py"
+FILES = {
+    "agentruns/a.py": "",
+    "agentruns/b.py": "",
+    "agentruns/c.py": "",
+    "docs/page.md": "",
+    "fixtures/old.json": "",
+    "pyproject.toml": "",
+    "tests/conftest.py": "",
+    "tests/db/conftest.py": "from tests import shared",
+    "tests/db/helpers.py": "from tests.ledger import Effects",
+    "tests/db/test_a.py": "from tests.db.helpers import run\nNAMED = ['python -m tests.child', 'tests.app']",
+    "tests/db/test_b.py": "import json",
+    "tests/app/models.py": "",
+    "tests/child.py": "",
+    "tests/ledger.py": "",
+    "tests/settings.py": "ROOT_URLCONF = 'tests.urls'",
+    "tests/shared.py": "",
+    "tests/urls.py": "",
+    "tests/mutants/__main__.py": "",
+    DEFINITIONS: f"from tests.mutants import Edit, Mutant\nMUTANTS = [{A!r}, {B!r}]",
+}
+
+
+def git(root: Path, *words: str) -> str:
+    given = ["-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", *given, *words], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one commit, which is known to be green."""
+    for file, text in FILES.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    git(tmp_path, "init", "-q", "-b", "main")
+    commit(tmp_path)
+    monkeypatch.setenv(changes.VARIABLE, git(tmp_path, "rev-parse", "HEAD"))
+    return tmp_path
+
+
+def commit(root: Path) -> None:
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "Change", "--allow-empty")
+
+
+def selected(root: Path, *mutants: Mutant) -> list[Mutant]:
+    return changes.affected(root, list(mutants or (A, B)), [DEFINITIONS])[0]
+
+
+def append(root: Path, file: str) -> None:
+    with (root / file).open("a") as opened:
+        opened.write("\n")
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("agentruns/a.py", [A]),
+        ("agentruns/b.py", [B]),
+        ("agentruns/c.py", []),
+        ("docs/page.md", []),
+        ("tests/db/test_a.py", [A]),
+        ("tests/db/test_b.py", [B]),
+        ("tests/db/helpers.py", [A]),
+        ("tests/ledger.py", [A]),
+        ("tests/child.py", [A]),
+        ("tests/app/models.py", [A]),
+        ("tests/db/conftest.py", [A, B]),
+        ("tests/shared.py", [A, B]),
+        ("tests/conftest.py", [A, B]),
+        ("tests/settings.py", [A, B]),
+        ("tests/urls.py", [A, B]),
+        ("tests/mutants/__main__.py", [A, B]),
+        (DEFINITIONS, []),
+        ("pyproject.toml", [A, B]),
+        ("fixtures/old.json", [A, B]),
+        ("tests/new.json", [A, B]),
+        ("locked-dev.txt", [A, B]),
+    ],
+)
+def test_a_change_selects_the_mutants_of_its_file(
+    tree: Path, file: str, expected: list[Mutant], committed: bool
+) -> None:
+    append(tree, file)
+    if committed:
+        commit(tree)
+    assert selected(tree) == expected
+
+
+def test_a_new_or_changed_definition_selects_its_mutant(tree: Path) -> None:
+    changed = Mutant("a", A.edits, A.tests, "postgresql")
+    new = Mutant("new", A.edits, A.tests)
+    assert selected(tree, changed, B, new) == [changed, new]
+
+
+def test_definitions_that_no_longer_load_select_all(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / DEFINITIONS).write_text("from tests.mutants import a_name_that_has_gone")
+    commit(tree)
+    monkeypatch.setenv(changes.VARIABLE, "HEAD")
+    assert selected(tree) == [A, B]
+
+
+def test_without_a_green_commit_all_are_selected(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(changes.VARIABLE, "0" * 40)
+    assert selected(tree) == [A, B]
+    monkeypatch.delenv(changes.VARIABLE)
+    assert selected(tree) == [A, B]
+
+
+@pytest.mark.parametrize("base", ["refs/remotes/origin/HEAD", "refs/remotes/origin/main"])
+def test_a_branch_is_compared_with_the_base_that_it_left(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    monkeypatch.delenv(changes.VARIABLE)
+    git(tree, "update-ref", base, "HEAD")
+    assert selected(tree) == [A, B]  # the base itself, of which nobody said that it is green
+    append(tree, "agentruns/a.py")
+    commit(tree)
+    assert selected(tree) == [A]
+    git(tree, "checkout", "-q", "--orphan", "elsewhere")
+    commit(tree)
+    assert selected(tree) == [A, B]
+
+
+def test_outside_its_own_repository_all_are_selected(tree: Path) -> None:
+    assert selected(tree / "tests") == [A, B]
+
+
+def test_without_git_all_are_selected(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tree))
+    assert selected(tree) == [A, B]
