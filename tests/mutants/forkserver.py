@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -71,6 +72,8 @@ def fork(request: Request) -> int | None:
         try:
             os.setpgid(0, 0)
             code = perform(request)
+        except BaseException:
+            traceback.print_exc()
         finally:
             end(code)
     with suppress(OSError):  # the fork has done so, or has ended
@@ -84,10 +87,10 @@ def fork(request: Request) -> int | None:
 def wait(child: int, until: float) -> int | None:
     """Wait for the exit code of a process, as `subprocess` has it; None if it does not end in time."""
     while time.monotonic() < until:
-        process, status = os.waitpid(child, os.WNOHANG)
-        if process:
+        process, status = os.waitpid(-1, os.WNOHANG)  # orphans of the tests are children of this process, too
+        if process == child:
             return os.waitstatus_to_exitcode(status)
-        if select.select([sys.stdin], [], [], BETWEEN_LOOKS)[0]:
+        if not process and select.select([sys.stdin], [], [], BETWEEN_LOOKS)[0]:
             break  # whoever asked has gone
     return None
 
