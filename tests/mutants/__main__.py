@@ -32,7 +32,7 @@ from tests.mutants import (
     providers,
     services,
 )
-from tests.mutants.templates import VARIABLE
+from tests.mutants.plugin import VARIABLE
 from tests.servers import postgres
 
 Job = TypeVar("Job")
@@ -51,7 +51,7 @@ IMPORTED = (
     "opentelemetry.sdk.metrics", "opentelemetry.sdk.trace", "pydantic.v1",
 )  # fmt: skip
 OPTIONS = (
-    *("-q", "-rf", "--tb=short", "-p", "no:cacheprovider"),
+    *("-q", "-rf", "--tb=short", "-p", "no:cacheprovider", "-p", "tests.mutants.plugin"),
     *("--assert=plain", "-p", "no:hypothesispytest", "-p", "no:xdist"),  # quicker
 )
 TOGETHER = 25  # tests in one run without mutants
@@ -110,11 +110,11 @@ class Copy:
         environment = self.environment | self.servers[database] | {
             "AGENTRUNS_TEST_NAME": name,
             "TMPDIR": str(temporary),
-            VARIABLE: str(self.folder.with_name(f"{database}_{self.folder.name}")),
         }  # fmt: skip
-        plugins = () if fresh else ("-p", "tests.mutants.templates")
+        if not fresh:
+            environment[VARIABLE] = str(self.folder.with_name(f"{database}_{self.folder.name}"))
         request: forkserver.Request = {
-            "arguments": [*OPTIONS, *plugins, *options, *(f"tests/{test}" for test in tests)],
+            "arguments": [*OPTIONS, *options, *(f"tests/{test}" for test in tests)],
             "environment": environment,
             "output": str(temporary / "output"),
             "patience": patience,

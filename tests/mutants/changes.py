@@ -19,7 +19,7 @@ VARIABLE = "AGENTRUNS_GREEN"  # the commit, from a caller who knows one
 BASES = ("origin/HEAD", "origin/main")  # what a branch is based on
 EVERYTHING = (
     "pyproject.toml", "locked*.txt", "fixtures/*", "tests/servers.py",
-    *(f"tests/mutants/{name}.py" for name in ("__init__", "__main__", "changes", "forkserver", "templates")),
+    *(f"tests/mutants/{name}.py" for name in ("__init__", "__main__", "changes", "forkserver", "plugin")),
 )  # fmt: skip
 NAME = re.compile(r"\b(?:tests|project)(?:\.\w+)+")  # of a module of this tree that a test may use
 

@@ -1,4 +1,8 @@
-"""A pytest plugin: test databases are copies of a migrated one, which the first run keeps as the template."""
+"""A pytest plugin that makes the tests of a mutant quick.
+
+Test databases are copies of a migrated one, which the first run keeps as the template.
+Hypothesis does not shrink an example that fails: that takes minutes, and the mutant has fallen already.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
-VARIABLE = "AGENTRUNS_MUTANT_TEMPLATES"  # the beginning of the templates' names
+VARIABLE = (
+    "AGENTRUNS_MUTANT_TEMPLATES"  # the beginning of the templates' names; unset, databases are migrated
+)
+
+settings.register_profile(
+    "mutants", phases={*Phase} - {Phase.shrink, Phase.explain}, report_multiple_bugs=False
+)
+settings.load_profile("mutants")  # the profile in conftest.py inherits from it
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
     """Fill the test databases from their templates while Django makes the databases."""
-    if fixturedef.argname != "django_db_setup":
+    if fixturedef.argname != "django_db_setup" or VARIABLE not in os.environ:
         return (yield)
     from django.core.management.commands.migrate import Command
     from django.db import connections
