@@ -16,7 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-SLOW_SECONDS = 60
+SLOW_SECONDS = 600
 
 
 class LedgerError(ValueError):

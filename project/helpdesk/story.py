@@ -23,6 +23,8 @@ from project.helpdesk.narrator import Narrator
 from project.helpdesk.workers import Worker, log_path
 
 BLINK = 0.05  # seconds between two reads of the journal
+PATIENCE = 600.0  # seconds for one worker, on a machine however slow
+QUIET = 10.0  # seconds after which the story says what it waits for
 SECOND_MESSAGE = "One more thing: I have thrown the box away. Can you take the machine back without it?"
 UNDER_WAY = (Run.Status.QUEUED, Run.Status.RUNNING)
 ME = f"demo {os.getpid()}"
@@ -32,6 +34,25 @@ class DemoError(Exception):
     """The story cannot continue; the message says why."""
 
 
+class Wait:
+    """A wait for one event: over after PATIENCE; where it takes long, the story says what it waits for."""
+
+    def __init__(self, narrator: Narrator, what: str) -> None:
+        self.narrator, self.what = narrator, what
+        self.began, self.is_told = time.monotonic(), False
+
+    def left(self) -> float:
+        """Return the seconds until it is over, 0 if it is."""
+        return max(0.0, self.began + PATIENCE - time.monotonic())
+
+    def pause(self) -> None:
+        """Leave the processor to others until the journal is read again."""
+        if not self.is_told and time.monotonic() > self.began + QUIET:
+            self.narrator.says(ME, f"waits for {self.what}")
+            self.is_told = True
+        time.sleep(BLINK)
+
+
 class Story:
     """Works through the tickets one by one; finished ones are reported, not repeated."""
 
@@ -39,7 +60,6 @@ class Story:
         self.narrator = narrator
         self.user = user
         self.scripted = isinstance(helpdesk.model, TranscriptModel)
-        self.patience = 30 if self.scripted else 300  # seconds for one worker
         self.scenes: dict[int, Callable[[Ticket], None]] = {
             1: self.runs_through,
             2: self.killed_inside_the_refund,
@@ -170,7 +190,7 @@ class Story:
 
     def _watch(self, ticket: Ticket, worker: Worker, until: Callable[[], bool] = lambda: False) -> Run:
         """Narrate a worker until it ends, or until a condition holds."""
-        give_up, run = time.monotonic() + self.patience, None
+        wait, run = Wait(self.narrator, f"{worker.name}, which works on ticket {ticket.number}"), None
         while not until():
             alive = worker.is_alive()
             run = run or run_of(ticket)
@@ -178,12 +198,12 @@ class Story:
                 self.narrator.follow(run, worker.name)
             if not alive:
                 break
-            if time.monotonic() > give_up:
+            if not wait.left():
                 raise DemoError(
-                    f"{worker.name} is still at work on ticket {ticket.number} after {self.patience} s. "
+                    f"{worker.name} is still at work on ticket {ticket.number} after {PATIENCE:g} s. "
                     "It is stopped now; run the demo again and it continues from there."
                 )
-            time.sleep(BLINK)
+            wait.pause()
         run = run or run_of(ticket)
         if run is None:
             raise DemoError(
@@ -215,15 +235,15 @@ class Story:
 
     def _recover(self, run: Run) -> None:
         """Let another process continue as soon as one may, until the run has ended or waits for a person."""
-        give_up = time.monotonic() + self.patience
+        wait = Wait(self.narrator, "the end of the run")
         run.refresh_from_db()
         while True:
-            self._wait_until_free(run, give_up)
+            self._wait_until_free(run, wait)
             self._drive(run)
-            if run.status not in UNDER_WAY or run.blocked_reason or time.monotonic() > give_up:
+            if run.status not in UNDER_WAY or run.blocked_reason or not wait.left():
                 return
 
-    def _wait_until_free(self, run: Run, give_up: float) -> None:
+    def _wait_until_free(self, run: Run, wait: Wait) -> None:
         """Wait until a dead worker's lease or a back-off is over."""
         until, why = run.not_before, "the model asked for a pause"
         if run.status == Run.Status.RUNNING:
@@ -231,25 +251,26 @@ class Story:
         left = (until - timezone.now()).total_seconds() if until is not None else 0.0
         if left > 0:
             self.narrator.says(ME, f"waits {left:.1f} s: {why}")
-            time.sleep(min(left + 2 * BLINK, max(0.0, give_up - time.monotonic())))
+            time.sleep(min(left + 2 * BLINK, wait.left()))
 
     def _drive(self, run: Run) -> None:
         """Let a new process drive the run, unless the worker of an open console is faster."""
         with Worker("resume_runs", f"--run={run.pk}") as worker:
             self.narrator.says(worker.name, "starts: manage.py resume_runs")
-            give_up = time.monotonic() + self.patience
-            while worker.is_alive() and time.monotonic() < give_up:
+            wait = Wait(self.narrator, f"{worker.name}, which takes over what it finds")
+            while worker.is_alive() and wait.left():
                 self.narrator.follow(run, worker.name)
-                time.sleep(BLINK)
+                wait.pause()
             self.narrator.follow(run, worker.name)
         if "driven" not in worker.said():
             self.narrator.says(
                 worker.name, "found nothing to do; if the run went on, another worker was quicker"
             )
         run.refresh_from_db()
-        while run.status == Run.Status.RUNNING and time.monotonic() < give_up:
+        wait = Wait(self.narrator, "another worker, which has the run")
+        while run.status == Run.Status.RUNNING and wait.left():
             self.narrator.follow(run, "another worker")
-            time.sleep(BLINK)
+            wait.pause()
             run.refresh_from_db()
         self.narrator.follow(run, "another worker")
         if run.blocked_reason:

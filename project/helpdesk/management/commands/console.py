@@ -19,7 +19,7 @@ from project.helpdesk.preparation import NAME, PASSWORD, prepare
 
 HOST = "127.0.0.1"
 WORD = "0.3"  # seconds
-PATIENCE = 10  # seconds for a child that was asked to stop
+PATIENCE = 60  # seconds for a child that was asked to stop
 
 
 class Command(BaseCommand):
