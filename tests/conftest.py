@@ -4,10 +4,9 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +34,7 @@ from tests.registry import isolated_registry
 from tests.settings import BRIEF, DATABASE
 from tests.shop.agents import call, shop_agent
 from tests.tenants.project import waiting_runs
+from tests.waiting import LIMIT, wait_for
 
 # Child processes start twice as fast from compiled modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -56,6 +56,16 @@ def _asked_for_database() -> None:
     """Without this, a wrong start would test SQLite twice and still be green."""
     vendor = {"sqlite": "sqlite", "postgres": "postgresql"}[DATABASE]
     assert {connection.vendor for connection in connections.all()} == {vendor}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _time_enough() -> Iterator[None]:
+    """Give minutes to work that a page or a worker waits seconds for; a test of such a limit sets its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentruns.tools.card.PATIENCE", LIMIT)
+        for module in ("agentruns.contrib.mail", "agentruns.contrib.webhook", "agentruns.journal.anchor"):
+            patch.setattr(f"{module}.TIMEOUT", LIMIT)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -163,8 +173,8 @@ def two(settings: Any) -> dict[str, Run]:
     return waiting_runs()
 
 
+LEFT = 120.0  # seconds for what a test left at work
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}
-PATIENCE = 30  # seconds
 # What takes ten seconds and more: begun first, so that no process works on one of them alone at the end.
 LONG = (
     "test_machine", "test_copies", "test_random_runs", "test_soak", "test_at_each_statement", "test_plugin",
@@ -273,12 +283,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     mark = item.get_closest_marker("django_db")
     if mark is None or not mark.kwargs.get("transaction"):
         return
-    until = time.monotonic() + PATIENCE
-    for thread in threading.enumerate():
-        if thread.name.startswith("agentruns-"):
-            thread.join(max(0.0, until - time.monotonic()))
-    while DATABASE == "postgres" and _somebody_writes() and time.monotonic() < until:
-        time.sleep(0.02)
+    with suppress(AssertionError):  # what hangs for ever is the next test's to complain of
+        wait_for(lambda: not _is_at_work(), "what the test left at work", LEFT)
+
+
+def _is_at_work() -> bool:
+    names = [thread.name for thread in threading.enumerate()]
+    return any(name.startswith("agentruns-") for name in names) or (
+        DATABASE == "postgres" and _somebody_writes()
+    )
 
 
 def _somebody_writes() -> bool:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import signal
-import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,10 +14,10 @@ from django.core.files.storage import FileSystemStorage
 from agentruns import ToolContext, run_agent, tool
 from agentruns.models import Message, Run
 from tests.shop.agents import act, call, shop_agent
+from tests.waiting import Hanging
 
 LINE = "Order 1004, Lindqvist, espresso machine, 349.00 EUR\n"
 MEGABYTE = 2**20
-LONG = 120.0  # seconds that a storage hangs
 
 
 def report_of(size: int) -> str:
@@ -65,14 +64,14 @@ class DeadlyDeletingStorage(FileSystemStorage):
 class HangingStorage(FileSystemStorage):
     """Answers only when the test is over, or after a long time."""
 
-    over: ClassVar[threading.Event] = threading.Event()
+    hanging: ClassVar[Hanging] = Hanging()
 
     def _save(self, name: str, content: Any) -> str:
-        self.over.wait(LONG)
+        self.hanging.hang()
         return super()._save(name, content)
 
     def _open(self, name: str, mode: str = "rb") -> Any:
-        self.over.wait(LONG)
+        self.hanging.hang()
         return super()._open(name, mode)
 
 

@@ -10,15 +10,14 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.servers import stop_with_parent
+from tests.waiting import wait_for
 
 PORT = "6432"
-READY_WITHIN = 10  # seconds
 # Three connections to the server, taken in turns: what a session keeps is not there at the next transaction.
 CONFIG = """
 [databases]
@@ -68,11 +67,12 @@ def pgbouncer(host: str, port: str, user: str) -> Iterator[str]:
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], path: str, log: Path) -> None:
-    deadline = time.monotonic() + READY_WITHIN
-    while True:
+    def answers() -> bool:
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.connect(path)
-            return
-        if server.poll() is not None or time.monotonic() > deadline:
+            return True
+        if server.poll() is not None:
             raise RuntimeError(f"pgbouncer did not start:\n{log.read_text()}")
-        time.sleep(0.02)
+        return False
+
+    wait_for(answers, "pgbouncer")

@@ -13,15 +13,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests import scratch
+from tests.waiting import wait_for
 
 PR_SET_PDEATHSIG = 1
-READY_WITHIN = 30  # seconds
 
 
 def installation(package: str) -> Path:
@@ -133,11 +132,7 @@ class Broker:
             stderr=subprocess.DEVNULL,
             preexec_fn=stop_with_parent,
         )
-        deadline = time.monotonic() + READY_WITHIN
-        while not self._answers():
-            if self.server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("Valkey did not start.")
-            time.sleep(0.02)
+        wait_for(self._answers, "Valkey")
 
     def stop(self) -> None:
         """Stop it at once."""
@@ -151,15 +146,20 @@ class Broker:
         with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
             client.connect(str(self.socket))
             return True
+        if self.server is None or self.server.poll() is not None:
+            raise RuntimeError("Valkey did not start.")
         return False
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], probe: list[Any], log: Path) -> None:
-    deadline = time.monotonic() + READY_WITHIN
-    while subprocess.run(probe, check=False, env={}).returncode:
-        if server.poll() is not None or time.monotonic() > deadline:
+    def answers() -> bool:
+        if subprocess.run(probe, check=False, env={}).returncode == 0:
+            return True
+        if server.poll() is not None:
             raise RuntimeError(f"PostgreSQL did not start:\n{log.read_text()}")
-        time.sleep(0.05)
+        return False
+
+    wait_for(answers, "PostgreSQL")
 
 
 def main(command: list[str]) -> int:

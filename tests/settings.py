@@ -24,7 +24,7 @@ def sqlite(name: str) -> dict[str, Any]:
         "TEST": {"NAME": str(file)},
         "OPTIONS": {
             "transaction_mode": "IMMEDIATE",
-            "timeout": 20,
+            "timeout": 120,
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL",
         },
     }
@@ -104,3 +104,4 @@ TASKS = {"default": {"BACKEND": "django_tasks_db.DatabaseBackend"}}
 # Short enough that a test may wait for a dead worker's lease to run out.
 AGENTRUNS_LEASE_SECONDS = float(os.environ.get("AGENTRUNS_TEST_LEASE", "60"))
 AGENTRUNS_HEARTBEAT_SECONDS = AGENTRUNS_LEASE_SECONDS / 4
+AGENTRUNS_PAYLOAD_TIMEOUT = 300  # however slow the machine

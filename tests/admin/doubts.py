@@ -6,6 +6,7 @@ import threading
 from html import unescape
 from typing import Any
 
+import pytest
 from django.db import connections
 
 from agentruns import ToolContext, resume_run, run_agent, tool
@@ -15,10 +16,10 @@ from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from tests.admin.pages import Page, read, url
 from tests.admin.people import browser
-from tests.crash.processes import wait_for
-from tests.db.helpers import kill
+from tests.db.helpers import kill, only_the_first_is_late
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
+from tests.waiting import LIMIT, wait_for
 
 EVIDENCE = "the bank's statement of today"
 
@@ -103,7 +104,7 @@ class Late:
         """Take long."""
         Effects.from_environment().record(ctx.idempotency_key)
         self.entered.set()
-        assert self.go.wait(60)
+        assert self.go.wait(LIMIT)
         if isinstance(self.returns, Exception):
             raise self.returns
         return self.returns
@@ -117,7 +118,9 @@ class Late:
 def timed_out(returns: Any) -> tuple[Run, Late]:
     """A run whose handler did not return in time, and will return when told to."""
     late = Late(returns, timeout=0.05)
-    run = start({"tools": [call("slow")]}, tools=[late.tool])
+    with pytest.MonkeyPatch.context() as patch:
+        only_the_first_is_late(patch, late.entered.is_set)
+        run = start({"tools": [call("slow")]}, tools=[late.tool])
     assert run.status == "orphaned"
     return run, late
 
@@ -135,7 +138,7 @@ def zombie(returns: Any, timeout: float | None = None) -> tuple[Run, Late, threa
 
     worker = threading.Thread(target=drive, daemon=True)
     worker.start()
-    assert late.entered.wait(60)
+    assert late.entered.wait(LIMIT)
     run = Run.objects.get()
     kill(run)
     return finish(run), late, worker

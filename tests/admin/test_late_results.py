@@ -20,6 +20,7 @@ from tests.admin.doubts import (
 from tests.admin.pages import read, snapshot, url
 from tests.admin.world import ONCE, World
 from tests.effects import Effects
+from tests.waiting import LIMIT
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
 
@@ -29,7 +30,7 @@ def test_what_a_zombie_returned_is_evidence(world: World, effects: Effects) -> N
     assert run.status == "orphaned"
     assert url(run, "resolve", doubtful(run)) in card(run).forms
     late.report()
-    worker.join(60)
+    worker.join(LIMIT)
     page = card(run)
     assert (
         "The tool returned after its worker had lost the run. This is evidence that it happened:" in page.text
@@ -96,4 +97,4 @@ def test_it_is_not_run_again_before_its_time_is_over(world: World, effects: Effe
     assert (run.status, effects.count()) == ("queued", 1)
     assert run.not_before is not None
     late.go.set()
-    worker.join(60)
+    worker.join(LIMIT)

@@ -6,7 +6,6 @@ import gc
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,8 +20,8 @@ from django.test import Client
 import agentruns
 from agentruns.models import Message, Run
 from tests.api.http import strict_json
+from tests.waiting import LIMIT, wait_for
 
-PATIENCE = 120  # seconds, on a machine however slow
 RESET = struct.pack("ii", 1, 0)  # linger for no time: the server sees a broken connection, not an end
 
 
@@ -86,15 +85,15 @@ class Listener(Reader):
     def __init__(self, server: str, path: str, cookie: str, last: str = "") -> None:
         super().__init__()
         address = urlsplit(server)
-        self._socket = socket.create_connection((address.hostname, address.port or 80), timeout=PATIENCE)
+        self._socket = socket.create_connection((address.hostname, address.port or 80), timeout=LIMIT)
         headers = [f"GET {path} HTTP/1.1", f"Host: {address.netloc}", f"Cookie: {cookie}"]
         headers += [f"Last-Event-ID: {last}"] if last else []
         self._socket.sendall("\r\n".join([*headers, "", ""]).encode())
         self._head: bytes | None = b""
 
-    def listen(self, *, until: float, most: int = 65_536) -> int:
-        """Read what comes, at most so many bytes; return how many, -1 if the server has closed."""
-        self._socket.settimeout(max(0.001, until - time.monotonic()))
+    def listen(self, seconds: float = 1.0, most: int = 65_536) -> int:
+        """Read what comes in time, at most so many bytes; return how many, -1 if the server has closed."""
+        self._socket.settimeout(seconds)
         try:
             chunk = self._socket.recv(max(1, most))
         except TimeoutError:
@@ -106,16 +105,26 @@ class Listener(Reader):
 
     def wait_for(self, seen: Callable[[Listener], Any]) -> None:
         """Read until something was seen; fail if the server closes or is silent before that."""
-        until = time.monotonic() + PATIENCE
-        while not seen(self):
-            assert time.monotonic() < until, (self.events, self.comments)
-            assert self.listen(until=until) >= 0, (self.events, self.comments)
+
+        def read_on() -> bool:
+            while not seen(self):
+                size = self.listen()
+                assert size >= 0, (self.events, self.comments)
+                if not size:
+                    return False
+            return True
+
+        wait_for(read_on, "an event")
 
     def to_the_end(self) -> list[Event]:
         """Read until the server closes; return the events."""
-        until = time.monotonic() + PATIENCE
-        while self.listen(until=until) >= 0:
-            assert time.monotonic() < until, (self.events, self.comments)
+
+        def read_on() -> bool:
+            while (size := self.listen()) > 0:
+                pass
+            return size < 0
+
+        wait_for(read_on, "the end of the stream")
         self._socket.close()
         return self.events
 
@@ -135,10 +144,7 @@ class Listener(Reader):
 
 def wait_until_nobody_is_served() -> None:
     """Wait for the threads of the live server: each notices within two polls that its client is gone."""
-    until = time.monotonic() + PATIENCE
-    while serving():
-        assert time.monotonic() < until, serving()
-        time.sleep(0.05)
+    wait_for(lambda: not serving(), "the threads of the server")
 
 
 def serving() -> list[str]:
@@ -218,27 +224,25 @@ class Guest(Reader):
 
     async def arrive(self) -> None:
         await self._there.send_input({"type": "http.request"})
-        self.head = await self._there.receive_output(PATIENCE)
+        self.head = await self._there.receive_output(LIMIT)
         assert self.head["status"] == 200
 
     async def hear(self, number: int) -> None:
         """Listen until so many events have come."""
         while len(self.events) < number:
-            message = await self._there.receive_output(PATIENCE)
+            message = await self._there.receive_output(LIMIT)
             assert message.get("more_body"), "it has ended"
             self.feed(message["body"])
 
     async def to_the_end(self) -> None:
-        while (message := await self._there.receive_output(PATIENCE)).get("more_body"):
+        while (message := await self._there.receive_output(LIMIT)).get("more_body"):
             self.feed(message["body"])
-        await self._there.wait(PATIENCE)
+        await self._there.wait(LIMIT)
 
-    async def leave(self) -> float:
-        """Go away; return in how many seconds everything of it had ended."""
-        began = time.monotonic()
+    async def leave(self) -> None:
+        """Go away, and wait until everything of it has ended."""
         await self._there.send_input({"type": "http.disconnect"})
-        await self._there.wait(PATIENCE)
-        return time.monotonic() - began
+        await self._there.wait(LIMIT)
 
 
 async def in_a_thread(ask: Callable[[], Any]) -> Any:

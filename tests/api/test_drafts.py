@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import Counter
@@ -28,10 +29,10 @@ from agentruns.services.transfer import export_run
 from agentruns.testing import ScriptedModel
 from tests.api.http import Api, make_user
 from tests.api.streaming import Event, Guest, Stream, connected, cookies, in_a_thread, journal, rows
-from tests.crash.processes import wait_for
 from tests.db.dying import elsewhere
 from tests.settings import BRIEF
 from tests.shop.agents import shop_agent
+from tests.waiting import LIMIT, wait_for, wait_for_async
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -171,7 +172,7 @@ def test_who_comes_between_two_looks_takes_no_row_from_the_others(owner: Any) ->
     pause_run(run.pk, owner)
     first.poll()
     cancel_run(run.pk, owner)
-    stream.poller._claimed = time.monotonic() + 60  # nobody looks for all
+    stream.poller._claimed = math.inf  # nobody looks for all
     second = Stream(owner, run)
     second.poll()
     first.poll()
@@ -248,20 +249,37 @@ def test_two_hundred_listeners_cost_one_query_a_look(
     wait_for(lambda: connected() == 0, "the server to see the connections closed")
 
 
+async def wait_for_looks(counted: Count, times: int) -> None:
+    """Wait until the heads were read so many times more."""
+    before = counted.heads()
+
+    async def were_read() -> bool:
+        return counted.heads() >= before + times
+
+    await wait_for_async(were_read, "a look at the runs")
+
+
 async def listened(runs: list[Run], cookie: str, counted: Count) -> None:
     application = ASGIHandler()
     guests = [Guest(application, runs[number % len(runs)], cookie) for number in range(MANY)]
     await come(guests)
-    await asyncio.sleep(1)
-    counted.taken()
-    began, held = time.monotonic(), []
-    while time.monotonic() < began + 2 or (counted.heads() < 2 and time.monotonic() < began + 60):
-        await asyncio.sleep(0.1)
+
+    async def is_calm() -> bool:
+        counted.taken()
+        await wait_for_looks(counted, 1)
+        return not [sql for sql in counted.taken() if "agentruns_message" in sql or "auth_user" in sql]
+
+    await wait_for_async(is_calm, "the listeners to come to rest")
+    held: list[int] = []
+    began = time.monotonic()  # waits: for nothing; the looks of a longer time may be more
+
+    async def has_looked() -> bool:
         held.append(await in_a_thread(connected))
+        return len(held) >= 20 and counted.heads() >= 4
+
+    await wait_for_async(has_looked, "some looks")
     idle = counted.taken()
-    assert 2 <= idle["heads"] <= 2 + (time.monotonic() - began) / 0.5, idle
-    others = [sql for sql in idle if sql != "heads" and "pg_stat" not in sql]
-    assert not [sql for sql in others if "agentruns_message" in sql or "auth_user" in sql], others
+    assert idle["heads"] <= 2 + (time.monotonic() - began) / 0.5, idle  # waits: the same
     assert sorted(held)[len(held) // 2] <= 1
     await in_a_thread(lambda: [write(run, "some words") for run in runs])
     await asyncio.gather(*(heard(guest, lambda one: bool(one.notes)) for guest in guests))
@@ -279,7 +297,7 @@ async def listened(runs: list[Run], cookie: str, counted: Count) -> None:
 
 
 def test_two_hundred_listeners_share_a_pool_of_four(
-    owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, counted: Count
 ) -> None:
     """Nobody waits for a connection while it holds what the others wait for."""
     if connection.vendor != "postgresql":
@@ -287,21 +305,21 @@ def test_two_hundred_listeners_share_a_pool_of_four(
     settings.AGENTRUNS_POLICY = "tests.api.streaming.Unlimited"
     run, cookie, aliases = running(owner), cookies(owner), connections.settings["default"]
     connections.close_all()
-    pool = {"pool": {"min_size": 1, "max_size": 4, "timeout": 5}}
+    pool = {"pool": {"min_size": 1, "max_size": 4, "timeout": LIMIT}}
     with monkeypatch.context() as patch:
         patch.setitem(aliases, "OPTIONS", {**aliases["OPTIONS"], **pool})
         try:
-            asyncio.run(pooled(run, cookie))
+            asyncio.run(pooled(run, cookie, counted))
         finally:
             connections.close_all()
             connection.close_pool()  # type: ignore[attr-defined]
 
 
-async def pooled(run: Run, cookie: str) -> None:
+async def pooled(run: Run, cookie: str, counted: Count) -> None:
     application = ASGIHandler()
     guests = [Guest(application, run, cookie) for _number in range(MANY)]
     await come(guests)
-    await asyncio.sleep(1)
+    await wait_for_looks(counted, 3)
     await in_a_thread(lambda: finish([run]))
     await asyncio.gather(*(guest.to_the_end() for guest in guests))
     everything = await in_a_thread(lambda: journal(run))
@@ -318,7 +336,7 @@ async def come(guests: list[Guest]) -> None:
 
 async def heard(guest: Guest, seen: Callable[[Guest], bool]) -> None:
     while not seen(guest):
-        message = await guest._there.receive_output(10)
+        message = await guest._there.receive_output(LIMIT)
         guest.feed(message["body"])
 
 

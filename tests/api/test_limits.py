@@ -16,6 +16,7 @@ from agentruns.agents.agent import Agent
 from agentruns.api import router
 from agentruns.models import Run
 from tests.api.http import Api
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,9 +77,9 @@ def test_a_length_that_is_a_lie(api: Api, shop: Agent, settings: Any, length: by
         connection = ApplicationCommunicator(get_asgi_application(), scope)
         await connection.send_input({"type": "http.request", "body": body[:500], "more_body": True})
         await connection.send_input({"type": "http.request", "body": body[500:]})
-        status = int((await connection.receive_output(10))["status"])
-        await connection.receive_output(10)
-        await connection.wait(10)
+        status = int((await connection.receive_output(LIMIT))["status"])
+        await connection.receive_output(LIMIT)
+        await connection.wait(LIMIT)
         return status
 
     assert asyncio.run(send()) == 413

@@ -6,7 +6,7 @@ import gc
 import json
 import random
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -30,7 +30,7 @@ from agentruns.api import router
 from agentruns.api.errors import Problem
 from agentruns.api.poller import Poller
 from agentruns.api.stream import Places, _place, places
-from agentruns.models import ApiToken, Run, SessionBearer
+from agentruns.models import ApiToken, Message, Run, SessionBearer
 from agentruns.services import api_tokens
 from agentruns.services.sweep import sweep
 from agentruns.utils.ids import uuid7
@@ -51,6 +51,7 @@ from tests.api.streaming import (
 from tests.db.dying import elsewhere
 from tests.redacting import HIDE, leaks, story
 from tests.shop.agents import call, search, shop_agent
+from tests.waiting import LIMIT, pause, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -324,9 +325,13 @@ def test_idle_listeners_hold_no_connection_and_leave_nothing(
         for listener in listeners:
             listener.wait_for(lambda heard: len(heard.events) == known)
         assert len(serving()) == LISTENERS
-        used = sorted(in_use(pooled) for _look in range(15) if time.sleep(0.05) is None)
-        assert used[0] == 0
-        assert used[len(used) // 2] <= 2
+        used: deque[int] = deque(maxlen=15)
+
+        def is_calm() -> bool:
+            used.append(in_use(pooled))
+            return len(used) == 15 and min(used) == 0 and sorted(used)[7] <= 2
+
+        wait_for(is_calm, "looks that find hardly a connection held")
     finally:
         for listener in listeners:
             listener.cut()
@@ -352,7 +357,7 @@ class Endless:
         self.numbers = count()
 
     def propose(self, request: Any) -> ModelReply:
-        time.sleep(0.02)
+        pause()
         if self.enough.is_set():
             return ModelReply([{"type": "text", "text": "done"}], "end_turn")
         number = next(self.numbers)
@@ -374,9 +379,9 @@ def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
     try:
         while cuts < CUTS or (workers[0].is_alive() and len(journal(run)) <= CUTS):
             listener = Listener(server, url(run), cookie, last)
-            most, until = chance.randrange(6_000), time.monotonic() + chance.uniform(0, 0.07)
-            while most > 0 and time.monotonic() < until:
-                most -= max(0, listener.listen(until=until, most=most))
+            most = chance.randrange(6_000)
+            while most > 0 and (size := listener.listen(chance.uniform(0.001, 0.07), most)) > 0:
+                most -= size
             listener.cut()
             cuts += 1
             got += listener.events
@@ -395,19 +400,29 @@ def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
 def test_listeners_who_share_a_look_and_come_at_any_time_get_every_row(
     server: str, owner: Any, nobody_left: None
 ) -> None:
-    model, cookie, heard = Endless(), cookies(owner), dict[int, list[Any]]()
+    model, cookie, heard, came = Endless(), cookies(owner), dict[int, list[Any]](), list[int]()
     agent = Agent("endless", instructions="go", tools=[search], model=model, max_steps=10_000)
     runs = [start_run(agent, "go", session, actor=owner) for session in ("s1", "s2")]
 
+    def rows_of(number: int) -> int:
+        try:
+            return Message.objects.filter(run=runs[number % 2]).count()
+        finally:
+            connections.close_all()
+
     def listen(number: int) -> None:
-        time.sleep(number * 0.1)
-        heard[number] = Listener(server, url(runs[number % 2]), cookie).to_the_end()
+        wait_for(lambda: rows_of(number) > 3 * number, "some rows more than for the one before")
+        listener = Listener(server, url(runs[number % 2]), cookie)
+        came.append(number)
+        heard[number] = listener.to_the_end()
 
     listeners = [threading.Thread(target=listen, args=(number,)) for number in range(LISTENERS)]
     workers = [threading.Thread(target=work, args=(run.pk,)) for run in runs]
     for thread in (*listeners, *workers):
         thread.start()
-    time.sleep(LISTENERS * 0.1 + 1)
+    wait_for(lambda: len(came) == LISTENERS, "all to listen")
+    before = rows_of(0)
+    wait_for(lambda: rows_of(0) > before + 20, "rows that all of them wait for")
     model.enough.set()
     for thread in (*listeners, *workers):
         thread.join()
@@ -432,17 +447,14 @@ def test_a_user_has_so_many_streams_at_once_and_the_server_goes_on(
         listener.wait_for(lambda one: one.events)
     request = Request(f"{server}{other}", headers={"Cookie": cookie})
     with pytest.raises(HTTPError) as refused:
-        urlopen(request, timeout=60)
+        urlopen(request, timeout=LIMIT)
     problem = json.loads(refused.value.read())
     assert (refused.value.code, refused.value.headers["Retry-After"]) == (429, "5")
     assert (problem["type"], problem["retry_after"]) == ("urn:agentruns:streams", 5)
-    with urlopen(Request(f"{server}/api/runs", headers={"Cookie": cookie}), timeout=60) as response:
+    with urlopen(Request(f"{server}/api/runs", headers={"Cookie": cookie}), timeout=LIMIT) as response:
         assert response.status == 200  # any other request is answered
     listeners[0].cut()  # the server learns of it by writing
-    until = time.monotonic() + 60
-    while len(places._open[owner.pk]) == 4:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: len(places._open[owner.pk]) < 4, "the server to see that one is gone")
     again = Listener(server, other, cookie)
     again.wait_for(lambda one: one.events)
     for listener in [*listeners[1:], again]:
@@ -522,7 +534,7 @@ def test_a_quota_that_raises_lets_nobody_through(
     path, cookie = url(pending("a").run), cookies(owner)
     with override_settings(AGENTRUNS_POLICY="tests.api.test_stream.Broken"):
         with pytest.raises(HTTPError) as refused:
-            urlopen(Request(f"{server}{path}", headers={"Cookie": cookie}), timeout=60)
+            urlopen(Request(f"{server}{path}", headers={"Cookie": cookie}), timeout=LIMIT)
         with refused.value:  # its socket
             assert refused.value.code == 429
     assert owner.pk not in places._open

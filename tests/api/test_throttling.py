@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,11 +67,16 @@ def test_behind_a_proxy_the_address_is_the_one_it_saw(settings: Any, monkeypatch
     assert statuses == [401, 429, 401]
 
 
-def test_after_the_time_that_it_says_one_may_come_again(api: Api, settings: Any) -> None:
-    settings.AGENTRUNS_API_THROTTLE = {"user": "1/s"}
-    while api.get("/runs")[0] == 200:
-        pass
-    time.sleep(int(api.response["Retry-After"]))
+def test_after_the_time_that_it_says_one_may_come_again(
+    api: Api, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"user": "1/h"}
+    clock = [1_700_000_000.0]
+    monkeypatch.setattr(auth.Throttle, "timer", lambda throttle: clock[0])
+    assert [api.get("/runs")[0] for _request in range(2)] == [200, 429]
+    clock[0] += int(api.response["Retry-After"]) - 1
+    assert api.get("/runs")[0] == 429
+    clock[0] += 1
     assert api.get("/runs")[0] == 200
 
 

@@ -56,8 +56,8 @@ def server() -> Iterator[str]:
 @contextmanager
 def demo(folder: Path) -> Iterator[str]:
     """Serve the demo project with a worker beside it; yield its URL."""
-    from tests.crash.processes import wait_for
     from tests.e2e.demo_project import ROOT, Project, answers
+    from tests.waiting import wait_for
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -22,9 +21,9 @@ from agentruns.management.terminal import moment
 from agentruns.models import Approval, Message, Run
 from agentruns.testing import crashing_at, expire_leases
 from tests.commands.running import run
-from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.waiting import wait_for
 
 PEOPLE = "/admin/agentruns/run/?status=person"
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -236,7 +235,6 @@ class TestWatchingProcess:
         wait_for(lambda: effects.count("at:post:after") == 1, "the call")
         watcher.send_signal(signal.SIGTERM)
         wait_for(lambda: has_heard(watcher), "it to hear the signal")
-        time.sleep(0.3)
         assert watcher.poll() is None
         (tmp_path / "gate").unlink()
         out, err = watcher.communicate(timeout=120)

@@ -10,9 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -21,16 +19,14 @@ from django.db import connection
 from agentruns import approve, start_run
 from agentruns.models import Approval, Run
 from agentruns.services import write
-from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.programs import ROOT
 from tests.settings import DATABASE
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 POSTGRES = DATABASE == "postgres"
-AT_MOST = 0.5 if POSTGRES else 1.0  # seconds; five times what it takes where nothing else is at work
-LIMIT = 120  # seconds for a slow machine
-SELDOM = "--interval=36000"  # nothing is found in time by looking: the first time is after more than an hour
+SELDOM = "--interval=36000"  # nothing is found by looking: the first time is after more than an hour
 LISTENERS = "FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN agentruns'"
 needs_postgres = pytest.mark.skipif(not POSTGRES, reason="only PostgreSQL has LISTEN")
 
@@ -70,15 +66,11 @@ def waiting(number: int) -> Approval:
     return Approval.objects.get(run=run)
 
 
-def reaction(card: Approval, effects: Effects) -> float:
-    """Return the seconds from an approval to its handler."""
+def approve_and_wait(card: Approval, effects: Effects) -> None:
+    """Approve a call, and wait until its handler begins; `make bench` measures how long that takes."""
     before = effects.count()
     approve(card.pk, None)
-    began = time.monotonic()
-    while effects.count() == before:
-        assert time.monotonic() < began + LIMIT
-        time.sleep(0.002)
-    return time.monotonic() - began
+    wait_for(lambda: effects.count() > before, "the handler")
 
 
 def listeners() -> list[Any]:
@@ -89,27 +81,24 @@ def listeners() -> list[Any]:
 
 def test_the_handler_begins_right_after_the_approval(watch: Watch, effects: Effects) -> None:
     watch(SELDOM)
-    took = []
     for number in range(20):
         card = waiting(number)
-        time.sleep(random.uniform(0, 0.3))
-        took.append(reaction(card, effects))
-    assert median(took) < AT_MOST, took
+        time.sleep(random.uniform(0, 0.3))  # waits: so that the watcher is at any place of its round
+        approve_and_wait(card, effects)
     assert effects.count() == 20
 
 
 @needs_postgres
 def test_a_listener_that_broke_is_made_anew(watch: Watch, effects: Effects, tmp_path: Path) -> None:
-    watch("--interval=60")  # at the latest it listens again when it looks
+    watch(SELDOM)
     card = waiting(0)
     ((pid, *_rest),) = listeners()
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
     wait_for(lambda: bool({row[0] for row in listeners()} - {pid}), "another listener")
     assert re.search("listens for runs broke; it is made anew: ", (tmp_path / "said").read_text())
-    # By looking it would find each of them after seven seconds and a half.
-    took = [reaction(card, effects), *(reaction(waiting(number), effects) for number in range(1, 5))]
-    assert min(took) < 2 * AT_MOST, took
+    approve_and_wait(card, effects)
+    approve_and_wait(waiting(1), effects)
 
 
 def test_a_lost_ring_delays_a_run_until_the_next_look(
@@ -118,15 +107,7 @@ def test_a_lost_ring_delays_a_run_until_the_next_look(
     watch("--interval=2")
     card = waiting(0)
     monkeypatch.setattr(write, "notify_on_commit", lambda alias, run_id: None)
-    reaction(card, effects)
-
-
-def seconds_to_end(child: subprocess.Popen[str]) -> float:
-    """Return how long a watcher takes to end after SIGTERM."""
-    began = time.monotonic()
-    child.terminate()
-    assert child.wait(LIMIT) == 0
-    return time.monotonic() - began
+    approve_and_wait(card, effects)
 
 
 def test_an_idle_watcher_holds_no_transaction_and_ends_at_once(
@@ -144,6 +125,6 @@ def test_an_idle_watcher_holds_no_transaction_and_ends_at_once(
                 return bool(cursor.fetchone()[0] == 0)
 
             wait_for(is_free, "a moment without readers")
-    # A crowded machine may end one late; one that waits for its next look is late always.
-    assert any(seconds_to_end(one) < 3 for one in chain([child], (watch(SELDOM) for _ in range(2))))
+    child.terminate()
+    assert child.wait(LIMIT) == 0, "it does not wait for its next look"
     assert (tmp_path / "said").read_text().endswith("Stopped.\n")

@@ -139,10 +139,11 @@ def work() -> None:
     """Sweep until killed."""
     while True:
         try:
-            if not sweep().driven:
-                time.sleep(0.1)
+            if sweep().driven:
+                continue
         except DatabaseError:  # busy; the next sweep goes on
-            time.sleep(0.1)
+            pass
+        time.sleep(0.1)  # waits: as a worker does that found nothing
 
 
 ACTIONS: dict[str, Callable[..., object]] = {

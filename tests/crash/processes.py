@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -15,12 +14,12 @@ from django.db import connection
 
 from agentruns.models import Run
 from tests.programs import run_program
+from tests.waiting import LIMIT, wait_for
 
 if TYPE_CHECKING:
     from tests.crash.child import Orders
 
 LEASE = 1
-LIMIT = 180  # seconds after which a process counts as hung, on a machine however slow
 
 
 def start(
@@ -68,14 +67,6 @@ def interpret_and_die(*words: str, **environment: str) -> None:
     database = {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])}
     environment = {"DJANGO_SETTINGS_MODULE": "tests.settings", **database, **environment}
     run_program(sys.executable, *words, code=-signal.SIGKILL, **environment)
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    """Wait until something is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for: {what}"
-        time.sleep(0.02)
 
 
 def expire_lease(run: Run) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from agentruns.exceptions import ApprovalStateError, RunStateError, SessionBusyE
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from tests.crash.processes import expire_lease, finish, start, wait_for
+from tests.crash.processes import expire_lease, finish, start
 from tests.effects import Effects
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -132,8 +132,7 @@ def test_a_second_cancel_takes_the_run_from_a_worker_that_does_not_listen(
     assert cancel_run(slow.run.pk).status == "running"
     assert cancel_run(slow.run.pk).status == "running", "too soon: the worker had no chance to honour it"
     settings.AGENTRUNS_LEASE_SECONDS = 0.01
-    time.sleep(0.1)
-    assert cancel_run(slow.run.pk, reason="now").status == "cancelled"
+    wait_for(lambda: cancel_run(slow.run.pk, reason="now").status == "cancelled", "the lease to be over")
     run = slow.let_go()
     assert outcomes(run) == ["ok", "unknown", "cancelled"]
     late = Message.objects.get(kind="late_result")

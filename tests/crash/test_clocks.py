@@ -20,10 +20,11 @@ from agentruns.testing import frozen_clock
 from agentruns.utils import clock
 from agentruns.utils.db import database_now, uptime
 from tests.crash import child
-from tests.crash.processes import Forked, expire_lease, finish, start, wait_for
+from tests.crash.processes import Forked, expire_lease, finish, start
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.shop.agents import act, call, charged, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,16 +23,17 @@ from agentruns.services.transfer import export_run
 from tests.api.http import make_user
 from tests.api.streaming import Stream
 from tests.crash import child
-from tests.crash.processes import Forked, expire_lease, finish, start, wait_for
+from tests.crash.processes import Forked, expire_lease, finish, start
+from tests.effects import Effects
+from tests.waiting import pause, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 WORDS = "words of one who is gone"
-STEP = 0.05
 
 
 class Writing:
-    """A model that never comes to an end, or comes to it at once, as its process is told."""
+    """A model that writes for as long as there is a gate, or ends at once, as its process is told."""
 
     identity = "writing"
 
@@ -42,9 +43,10 @@ class Writing:
             return ModelReply([{"type": "text", "text": "the answer"}], "end_turn")
         assert request.on_text is not None
         request.on_text(WORDS)
-        for _ in range(int(os.environ.get("SHOP_PACE", "0"))):
+        while os.path.exists(os.environ["SHOP_GATE"]):
             request.on_text(".")
-            time.sleep(STEP)
+            Effects.from_environment().record("piece")
+            pause()
         return ModelReply([{"type": "text", "text": WORDS}], "end_turn")
 
 
@@ -64,13 +66,21 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Poller, name, 0.05)
 
 
-def writing(pace: int = 600, **environment: str) -> tuple[Forked, Run, Stream]:
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A file; the model stops writing when it is gone."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    return gate
+
+
+def writing(gate: Path) -> tuple[Forked, Run, Stream]:
     """Start a worker that writes to a listener; return it when something has come."""
     owner = make_user("listener")
     run = start_run("writes-long", "do it", "s1", actor=owner)
     listener = Stream(owner, run)
-    Draft.objects.update_or_create(pk=run.pk, defaults={"watched_until": Now() + timedelta(minutes=1)})
-    environment |= {"SHOP_SLOW": "writing", "SHOP_PACE": str(pace)}
+    Draft.objects.update_or_create(pk=run.pk, defaults={"watched_until": Now() + timedelta(hours=1)})
+    environment = {"SHOP_SLOW": "writing", "SHOP_GATE": str(gate)}
     worker = start("advance", str(run.pk), serve=serve, **environment)
     wait_for(lambda: bool(Draft.objects.get(pk=run.pk).text), "a draft")
     return worker, run, listener
@@ -99,8 +109,8 @@ def late(run: Run, listener: Any) -> None:
     assert not Draft.objects.exists()
 
 
-def test_killed_while_it_writes() -> None:
-    worker, run, listener = writing()
+def test_killed_while_it_writes(gate: Path) -> None:
+    worker, run, listener = writing(gate)
     wait_for(lambda: bool(listener.poll() or drafted(listener)), "the draft")
     assert drafted(listener)[0].startswith(WORDS)
     worker.signal(signal.SIGKILL)
@@ -118,12 +128,14 @@ def test_killed_while_it_writes() -> None:
 
 
 @pytest.mark.parametrize("point", ["after_model", "after_finish"])
-def test_killed_at_the_moment_of_the_row(point: str) -> None:
+def test_killed_at_the_moment_of_the_row(point: str, gate: Path) -> None:
     owner = make_user("listener")
     run = start_run("writes-long", "do it", "s1", actor=owner)
-    Draft.objects.create(pk=run.pk, watched_until=Now() + timedelta(minutes=1))
-    environment = {"SHOP_SLOW": "writing", "SHOP_PACE": "10", "DRAFTS_DIE_AT": point}
+    Draft.objects.create(pk=run.pk, watched_until=Now() + timedelta(hours=1))
+    environment = {"SHOP_SLOW": "writing", "SHOP_GATE": str(gate), "DRAFTS_DIE_AT": point}
     worker = start("advance", str(run.pk), serve=dies, **environment)
+    wait_for(lambda: bool(Draft.objects.get(pk=run.pk).text), "a draft")
+    gate.unlink()
     assert worker.ended() == -signal.SIGKILL
     worker.close()
     assert WORDS in Draft.objects.get(pk=run.pk).text
@@ -145,14 +157,17 @@ def dies(orders: child.Orders, pipe: Connection) -> None:
     serve(orders, pipe)
 
 
-def test_a_frozen_one_wakes_up_and_writes_on() -> None:
-    worker, run, listener = writing(pace=40)
+def test_a_frozen_one_wakes_up_and_writes_on(gate: Path, effects: Effects) -> None:
+    worker, run, listener = writing(gate)
     worker.signal(signal.SIGSTOP)
     expire_lease(run)
     listener.poll()
     frozen = len(drafted(listener))
     assert sweep().completed == 1
+    written = effects.count("piece")
     worker.signal(signal.SIGCONT)
+    wait_for(lambda: effects.count("piece") > written, "the words after")
+    gate.unlink()
     finish(worker)
     while listener.is_open:
         listener.poll()
@@ -161,8 +176,8 @@ def test_a_frozen_one_wakes_up_and_writes_on() -> None:
     late(run, run.owner)
 
 
-def test_a_zombie_writes_over_nobodys_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, run, listener = writing(pace=60)
+def test_a_zombie_writes_over_nobodys_draft(gate: Path, effects: Effects) -> None:
+    worker, run, listener = writing(gate)
     worker.signal(signal.SIGSTOP)
     expire_lease(run)
     run.refresh_from_db()
@@ -171,11 +186,11 @@ def test_a_zombie_writes_over_nobodys_draft(monkeypatch: pytest.MonkeyPatch) -> 
     Draft.objects.filter(pk=run.pk).update(**mine)
     before = len(drafted(listener))
     listener.poll()
+    written = effects.count("piece")
     worker.signal(signal.SIGCONT)
-    for _ in range(10):
-        listener.poll()
-        time.sleep(0.05)
+    wait_for(lambda: bool(listener.poll()) or effects.count("piece") > written + 10, "many words more")
     assert drafted(listener)[before:] == ["mine"]
+    gate.unlink()
     finish(worker)
     assert Draft.objects.get(pk=run.pk).text == "mine"
     listener.response.close()

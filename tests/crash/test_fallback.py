@@ -12,9 +12,10 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run
 from tests.crash import processes
 from tests.crash.kills import finish, run_and_die
-from tests.crash.processes import expire_lease, start, wait_for
+from tests.crash.processes import expire_lease, start
 from tests.db.helpers import payloads
 from tests.effects import Effects
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -21,12 +20,13 @@ from agentruns.testing import check_messages
 from agentruns.utils.failpoints import POINTS
 from tests.crash.child import Orders, perform
 from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, SERVED, Cell, cells
-from tests.crash.processes import LEASE, Forked, expire_lease, wait_for
+from tests.crash.processes import LEASE, Forked, expire_lease
 from tests.crash.proxy import PORT, Proxy
 from tests.effects import VARIABLE, Effects
 from tests.settings import BRIEF as BRIEFLY
 from tests.settings import DATABASE
 from tests.shop.models import Order
+from tests.waiting import pause, wait_for
 
 TABLE = cells(DATABASE)
 POSSIBLE = [cell for cell in TABLE if not cell.impossible]
@@ -173,7 +173,7 @@ def stop(worker: Forked) -> None:
     worker.signal(signal.SIGSTOP)
     while DATABASE == "postgres" and heartbeat_writes():
         worker.signal(signal.SIGCONT)
-        time.sleep(0.02)
+        pause()
         worker.signal(signal.SIGSTOP)
 
 
@@ -206,8 +206,15 @@ def somebody_waits() -> bool:
 
 
 def heartbeat_writes() -> bool:
-    """Whether a heartbeat's UPDATE is not committed yet."""
-    time.sleep(0.02)  # for what it has sent to arrive
+    """Whether a heartbeat's UPDATE is not committed yet; looks again, as it may not have arrived yet."""
+    for _ in range(3):
+        pause()
+        if a_heartbeat_is_open():
+            return True
+    return False
+
+
+def a_heartbeat_is_open() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"

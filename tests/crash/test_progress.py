@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,20 +15,21 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from tests.crash import child
-from tests.crash.processes import Forked, expire_lease, finish, start, wait_for
+from tests.crash.processes import Forked, expire_lease, finish, start
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.shop.agents import act, call, misfortune, shop_agent
 from tests.shop.models import Order
+from tests.waiting import pause, wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
-PATIENCE = 2.0
+AT_MOST = 2.0  # waits: seconds of AGENTRUNS_TOOL_TIMEOUT in the child, which nothing here has to meet
 
 
 def is_at_work() -> bool:
     """Let some time pass; return whether the test wants more of it."""
-    time.sleep(0.2)
+    pause()
     return os.path.exists(os.environ["SHOP_GATE"])
 
 
@@ -65,7 +66,7 @@ def asks_whether_to_stop(ctx: ToolContext) -> str:
     """Stop when nobody waits any more."""
     Effects.from_environment().record("at:asks_whether_to_stop")
     while not ctx.is_cancelled():
-        time.sleep(0.1)
+        pause()
     return act("asks_whether_to_stop", ctx)
 
 
@@ -97,7 +98,7 @@ def hanging(agent: str, place: str, effects: Effects, gate: Path) -> tuple[Forke
     """Start a worker that hangs at a place; return it when nothing extends its lease any more."""
     gate.touch()
     where = {"SHOP_SLOW": place, "SHOP_GATE": str(gate)}
-    worker = start("run", agent, "s1", serve=serve, patience=PATIENCE, **where)
+    worker = start("run", agent, "s1", serve=serve, patience=AT_MOST, **where)
     wait_for(lambda: bool(effects.count(f"at:{place}")), "the worker to hang")
     run = Run.objects.get()
     expire_lease(run)
@@ -129,7 +130,7 @@ def test_a_model_that_hangs_keeps_no_run(effects: Effects, tmp_path: Path) -> No
 
 
 def test_a_handler_that_nobody_waits_for_is_told_so(effects: Effects) -> None:
-    worker = start("run", "asks_whether_to_stop", "s1", serve=serve, patience=PATIENCE)
+    worker = start("run", "asks_whether_to_stop", "s1", serve=serve, patience=AT_MOST)
     finish(worker)
     run = Run.objects.get()
     assert (run.status, outcomes(run), effects.count()) == (
@@ -147,11 +148,12 @@ def test_a_tool_that_is_at_work_keeps_its_run(patient: str, effects: Effects, tm
     gate = tmp_path / "gate"
     gate.touch()
     worker = start(
-        "run", patient, "s1", serve=serve, patience=PATIENCE, lease=60, beat=0.25, SHOP_GATE=str(gate)
+        "run", patient, "s1", serve=serve, patience=AT_MOST, lease=60, beat=0.25, SHOP_GATE=str(gate)
     )
     wait_for(lambda: bool(effects.count(f"at:{patient}")), "the handler")
-    time.sleep(2 * PATIENCE)
     ends = Run.objects.values_list("lease_expires_at", flat=True)
+    later = ends.get() + timedelta(seconds=2 * AT_MOST)
+    wait_for(lambda: ends.all().get() > later, "a heartbeat after more than that time")
     for _ in range(3):
         end = ends.get()
         wait_for(lambda end=end: ends.all().get() > end, "the lease to be extended")  # type: ignore[misc]

@@ -12,6 +12,7 @@ from django.db import connection
 
 from tests.crash.proxy import COMMITTED, PORT, ROLLED_BACK, Proxy
 from tests.settings import DATABASE
+from tests.waiting import LIMIT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -51,7 +52,7 @@ def test_each_form_of_a_commit_is_lost(protocol: str, inside: bool, how: str, pr
                 assert not proxy.cut.is_set()
         else:
             cursor.execute(APPEND, [2], prepare=prepare)
-    assert proxy.over.wait(60)
+    assert proxy.over.wait(LIMIT)
     with suppress(psycopg.Error):
         client.close()
     with connection.cursor() as reader:

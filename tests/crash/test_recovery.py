@@ -18,10 +18,10 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.crash.disasters import ended, forked
-from tests.crash.processes import wait_for
 from tests.db.helpers import forget_backoff, kill, outcomes, payloads
 from tests.effects import Effects
 from tests.shop.models import Order
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 

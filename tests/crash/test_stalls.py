@@ -21,11 +21,12 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.crash import child
 from tests.crash.child import Orders
-from tests.crash.processes import LIMIT, Forked, expire_lease, wait_for
+from tests.crash.processes import Forked, expire_lease
 from tests.crash.proxy import PORT, Proxy
 from tests.effects import VARIABLE, Effects
 from tests.settings import DATABASE
 from tests.shop.agents import call, shop_agent
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -64,9 +65,15 @@ def pay(ctx: ToolContext) -> str:
     return act(ctx)
 
 
-@tool(reconcile=paid, timeout=LIMIT / 100)
+@tool(reconcile=paid, timeout=2)
 def pay_soon(ctx: ToolContext) -> str:
-    """Pay in time."""
+    """Pay in time, which is over when the other worker asks."""
+    return act(ctx)
+
+
+@tool(reconcile=paid, timeout=LIMIT)
+def pay_in_time(ctx: ToolContext) -> str:
+    """Pay in time, however slow the machine."""
     return act(ctx)
 
 
@@ -96,7 +103,7 @@ def announce_and_wait(ctx: ToolContext) -> str:
     return done
 
 
-TOOLS = [pay, pay_soon, pay_async, announce, write_down, announce_and_wait]
+TOOLS = [pay, pay_soon, pay_in_time, pay_async, announce, write_down, announce_and_wait]
 for _tool in TOOLS:
     shop_agent(f"stalls-{_tool.name}", {"tools": [call(_tool.name)]}, tools=TOOLS)
 
@@ -161,7 +168,7 @@ def test_no_handler_is_entered_after_a_stall_that_outlasts_the_lease(
     assert (late.payload["never_entered"], late.attempt, problems(run.session_id)) == (True, 1, [])
 
 
-@pytest.mark.parametrize("name", ["pay", "pay_soon", "announce", "write_down"])
+@pytest.mark.parametrize("name", ["pay", "pay_in_time", "announce", "write_down"])
 def test_where_nobody_took_over_the_lease_is_extended_and_the_handler_entered(
     name: str, effects: Effects, proxy: Proxy
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from agentruns.services.write import write
 from agentruns.testing import ScriptedModel, check_messages
 from tests.effects import Effects
 from tests.shop.agents import shop_agent
+from tests.waiting import wait_for
 
 # What a user says next, so that a conversation can be sent to a provider.
 GO_ON = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
@@ -56,12 +58,19 @@ def sound(run: Run) -> Run:
     return run
 
 
-def only_the_first_is_late(patch: pytest.MonkeyPatch, times: int = 1) -> None:
-    """Let the time of a tool count for so many attempts: the next is not late, however slow the machine."""
+def only_the_first_is_late(
+    patch: pytest.MonkeyPatch, is_at_work: Callable[[], object], times: int = 1
+) -> None:
+    """Let the time of a tool count for so many attempts, and from when each is at work in its handler.
+
+    So on no slow machine an attempt is late before its handler was entered, nor the one after these.
+    """
     waits = itertools.count()
 
     def wait(futures: Any, timeout: float | None = None, **how: Any) -> Any:
         is_timed = timeout is not None and next(waits) < times
+        if is_timed:
+            wait_for(is_at_work, "the handler")
         return concurrent.futures.wait(futures, timeout if is_timed else None, **how)
 
     patch.setattr(tool_calls, "wait", wait)

@@ -19,13 +19,12 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.crash.processes import wait_for
 from tests.db.helpers import GO_ON, outcomes
 from tests.effects import Effects
 from tests.shop.models import Order
+from tests.waiting import LIMIT, wait_for
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
-LIMIT = 120  # seconds after which a race counts as hung, on a machine however slow
 CLIENTS = 8
 
 
@@ -93,7 +92,7 @@ def deadlocks() -> int:
             cursor.execute(sql, values)
             return cursor.fetchone()
 
-    wait_for(lambda: ask(others, "client backend") is None, "the backends to end", LIMIT)
+    wait_for(lambda: ask(others, "client backend") is None, "the backends to end")
     (count,) = ask(f"SELECT deadlocks FROM pg_stat_database WHERE {mine}")
     return int(count)
 

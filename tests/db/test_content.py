@@ -298,10 +298,10 @@ def test_a_small_file_is_verified_too() -> None:
 def test_storages_that_fail_leave_files_in_their_rows(backend: str, tmp_path: Path, settings: Any) -> None:
     settings.STORAGES = {**settings.STORAGES, **alias(tmp_path, backend)}
     settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.3
-    HangingStorage.over.clear()
+    HangingStorage.hanging.reset()
     agent, seeing = agent_of("looks", {"tools": [call("photograph", big=True)]}, tools=[photograph])
     run = the_run(run_agent(agent, [Image(data=BIG)], "s1"))
-    HangingStorage.over.set()
+    HangingStorage.hanging.let_go()
     assert pictures(seeing.asked[1]) == [BIG, BIG]
     assert "data" in row_of(run).payload["stored"][0]
     assert "data" in row_of(run, "user").payload["stored"][0]

@@ -15,10 +15,10 @@ from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
-from tests.crash.processes import wait_for
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import act, call, refund, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

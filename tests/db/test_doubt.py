@@ -14,11 +14,11 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
-from tests.crash.processes import wait_for
 from tests.db.doubts import wire
 from tests.db.helpers import only_the_first_is_late, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -136,8 +136,11 @@ def test_surfacing_cancels_what_was_approved_after_it(effects: Effects) -> None:
     check_messages(result.messages)
 
 
-def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(effects: Effects) -> None:
+def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
     let_go = threading.Event()
+    only_the_first_is_late(monkeypatch, lambda: effects.count() == 1)
 
     @tool(timeout=0.2)
     def slow(text: str) -> str:
@@ -149,7 +152,6 @@ def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(effects: Effects
     agent = shop_agent("slow", {"tools": [call("slow", text="x")]}, tools=[slow])
     result = run_agent(agent, "do it", "s1", idempotency_key="k")
     assert result.status == "orphaned"
-    wait_for(lambda: effects.count() == 1, "the handler")
     assert not Message.objects.filter(kind="late_result").exists()
     let_go.set()
     wait_for(Message.objects.filter(kind="late_result").exists, "what came late")
@@ -169,7 +171,7 @@ def sluggish(ctx: ToolContext, text: str) -> str:
 
 
 def test_a_timeout_of_a_safe_tool_is_tried_again(effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
-    only_the_first_is_late(monkeypatch)
+    only_the_first_is_late(monkeypatch, lambda: effects.count() == 1)
     agent = shop_agent("sluggish", {"tools": [call("sluggish", text="x")]}, tools=[sluggish])
     result = run_agent(agent, "do it", "s1", idempotency_key="k")
     assert result.status == "completed"

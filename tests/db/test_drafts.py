@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
@@ -26,10 +25,10 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import db
 from agentruns.utils.redaction import Secrets
-from tests.crash.processes import wait_for
 from tests.db.dying import elsewhere
 from tests.redacting import CARD, HIDE
 from tests.shop.agents import call
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -39,6 +38,28 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "PERIOD", 0.02)
     monkeypatch.setattr(drafts, "PERIODS", {})
     monkeypatch.setattr(drafts, "LOOKS", 0.02)
+
+
+rounds: list[str] = []  # of the writer: a round ends when it has done all that was due
+
+
+@pytest.fixture(autouse=True)
+def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = drafts._serve
+
+    def serve_and_count(alias: str, *about: Any) -> None:
+        serve(alias, *about)
+        rounds.append(alias)
+
+    monkeypatch.setattr(drafts, "_serve", serve_and_count)
+
+
+class Time:
+    """A clock of the writer that only the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(drafts, "uptime", lambda: self.now)
 
 
 class Talking:
@@ -83,8 +104,16 @@ def is_shown(run: Run, text: str) -> None:
 
 
 def settle() -> None:
-    """Let the writer have had the time to do more."""
-    time.sleep(0.3)
+    """Wait until the writer has begun and ended a round after now: what it would do, it has done."""
+    before = len(rounds)
+    wait_for(lambda: len(rounds) >= before + 2, "the writer")
+
+
+def somebody_waits() -> bool:
+    """Whether another connection waits for a lock."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
+        return bool(cursor.fetchone()[0])
 
 
 def is_quiet() -> bool:
@@ -116,7 +145,8 @@ def test_what_is_watched_is_stored_as_it_is_written_and_gone_with_the_reply() ->
 def test_nobody_watches_so_nothing_is_stored_and_the_step_asks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drafts, "LOOKS", 0.2)
+    monkeypatch.setattr(drafts, "LOOKS", 2)
+    clock = Time(monkeypatch)
     asked: list[tuple[str, str]] = []
     execute = CursorWrapper.execute
 
@@ -124,24 +154,18 @@ def test_nobody_watches_so_nothing_is_stored_and_the_step_asks_nothing(
         asked.append((threading.current_thread().name, str(sql)))
         return execute(self, sql, params)
 
-    def has_looked() -> bool:
-        return any(name == "agentruns-drafts" for name, _ in [*asked])
-
     def after(said: str) -> None:
-        time.sleep(0.1)
-        if said == "abcdefghij":
-            wait_for(has_looked, "a look")
+        clock.now += 1
+        settle()
 
     model = Talking(*"abcdefghij")
     model.after = after
     run = started(model, watched=False)
     monkeypatch.setattr(CursorWrapper, "execute", count)
-    began = time.monotonic()
     assert sweep().completed == 1
-    took = time.monotonic() - began
     monkeypatch.undo()
     theirs = [sql for name, sql in asked if name == "agentruns-drafts"]
-    assert len([sql for sql in theirs if "SELECT" in sql]) <= 1 + took / 0.2, theirs
+    assert 3 <= len([sql for sql in theirs if "SELECT" in sql]) <= 5, "one look in two seconds, of ten"
     assert not [sql for sql in theirs if "UPDATE" in sql or "INSERT" in sql]
     others = [sql for name, sql in asked if name != "agentruns-drafts" and "agentruns_draft" in sql]
     assert len(others) == 1, "the sweep's"
@@ -156,29 +180,26 @@ def test_a_quick_reply_in_pieces_starts_no_connection(monkeypatch: pytest.Monkey
 
 
 def test_at_most_so_many_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "PERIOD", 0.2)
-    stored: list[float] = []
+    clock, stored = Time(monkeypatch), list[float]()
     store = Draft.objects.none().__class__.update
 
     def update(self: Any, **written: Any) -> int:
         if written.get("text"):
-            stored.append(time.monotonic())
-        return store(self, **written)  # the next one is due so long after this has returned
+            stored.append(clock.now)
+        return store(self, **written)
 
     monkeypatch.setattr(Draft.objects.none().__class__, "update", update)
-    model = Talking(*(f"{number} " for number in range(100)))
+    model = Talking(*(f"{number} " for number in range(20)))
 
     def after(said: str) -> None:
-        time.sleep(0.01)
-        if said.endswith(" 99 "):
-            wait_for(lambda: len(stored) >= 2, "a second time")
+        clock.now += drafts.PERIOD / 4
+        settle()
 
     model.after = after
     started(model)
-    began = time.monotonic()
     assert sweep().completed == 1
-    assert 2 <= len(stored) <= 2 + (time.monotonic() - began) / 0.2
-    assert min(later - one for one, later in pairwise(stored)) >= 0.19
+    assert 4 <= len(stored) <= 6, "the time of five periods"
+    assert min(later - one for one, later in pairwise(stored)) > 0.9 * drafts.PERIOD
 
 
 def test_a_secret_in_two_pieces_is_never_stored(settings: Any) -> None:
@@ -277,14 +298,13 @@ def test_a_lock_on_the_draft_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) ->
     if connection.vendor == "sqlite":
         pytest.skip("SQLite locks the whole file")
     model = Talking("a", "b", "c")
-    model.after = lambda said: time.sleep(0.1)
+    model.after = lambda said: wait_for(somebody_waits, "the writer to wait for the lock")
     run = started(model)
     monkeypatch.setattr(db, "LOCK_TIMEOUT", db.LOCK_TIMEOUT.replace(f"'{db.LOCK_SECONDS}s'", "'300s'"))
     with transaction.atomic():
         Draft.objects.select_for_update().get(pk=run.pk)
-        began = time.monotonic()
         assert elsewhere(sweep).completed == 1
-        assert time.monotonic() - began < 100, "its five minutes were not waited for"
+        assert somebody_waits(), "the writer, and nobody else"
 
 
 @pytest.mark.parametrize("verb", [pause_run, cancel_run])
@@ -296,7 +316,7 @@ def test_a_pause_or_a_cancel_stops_the_reply(verb: Callable[..., Run]) -> None:
         said.append(text)
         if len(said) == 3:
             elsewhere(lambda: verb(run.pk))
-        time.sleep(0.05)
+            settle()
 
     model.after = look
     sweep()

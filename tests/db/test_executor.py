@@ -15,6 +15,7 @@ from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from tests import waiting
 from tests.db.helpers import kill, names, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.registry import isolated_registry
@@ -195,7 +196,7 @@ def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects) -> 
     @tool(safe_to_retry=True, parallel=True)
     def gather(ctx: ToolContext, number: int) -> str:
         """Wait for the others."""
-        met.wait(60)
+        met.wait(waiting.LIMIT)
         effects.record(ctx.idempotency_key, tool="gather")
         return "met"
 

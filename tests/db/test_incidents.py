@@ -19,6 +19,7 @@ from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, refund, shop_agent
+from tests.waiting import LIMIT, pause
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -122,8 +123,8 @@ def test_a_handler_that_never_lets_go_of_the_processor_keeps_its_lease(
     def crunch(ctx: ToolContext) -> str:
         """Compute until the lease was extended again and again."""
         effects.record(ctx.idempotency_key)
-        end, number = time.monotonic() + 120, 0
-        while len(ends) < 5 and time.monotonic() < end:
+        end, number = time.monotonic() + LIMIT, 0  # waits: no event, as it is to compute all the time
+        while len(ends) < 5 and time.monotonic() < end:  # waits: the same
             number += 1
         over.append(True)
         return "computed"
@@ -133,7 +134,7 @@ def test_a_handler_that_never_lets_go_of_the_processor_keeps_its_lease(
         while not over:
             found.append(sweep().found)
             ends.update(Run.objects.filter(status="running").values_list("lease_expires_at", flat=True))
-            time.sleep(0.1)
+            pause()
         return found
 
     agent = shop_agent("cruncher", {"tools": [call("crunch")]}, tools=[crunch])

@@ -12,11 +12,11 @@ from agentruns.exceptions import (
 )
 from agentruns.models import Message
 from agentruns.services.sweep import sweep
-from tests.crash.processes import wait_for
 from tests.db.dying import die_at
 from tests.db.helpers import names, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

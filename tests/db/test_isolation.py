@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,10 +17,12 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.processes import expire_lease, run_and_die
 from tests.db import races
+from tests.db.dying import elsewhere
 from tests.db.helpers import outcomes, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 from tests.shop.models import Order
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -55,10 +56,21 @@ def look(ctx: ToolContext) -> str:
 
 @tool(transactional=True)
 def slow_note(ctx: ToolContext, note: str) -> str:
-    """Write a note, slowly enough for many heartbeats."""
+    """Write a note, slowly enough for some heartbeats."""
     Order.objects.filter(number="A1").update(note=note)
-    time.sleep(1)
+    wait_for_heartbeats(3)
     return level()
+
+
+def wait_for_heartbeats(times: int) -> None:
+    """Wait until the lease of the only run was extended so many times."""
+    ends: set[Any] = set()
+
+    def are_enough() -> bool:
+        ends.add(elsewhere(lambda: Run.objects.get().lease_expires_at))
+        return len(ends) > times
+
+    wait_for(are_enough, "heartbeats")
 
 
 def an_order() -> None:
@@ -115,7 +127,7 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.25  # so that a beat spoils some tries of the click, and not all
     errors: list[BaseException] = []
 
-    def elsewhere(run_id: Any) -> None:
+    def click_once(run_id: Any) -> None:
         try:
             click(run_id)
         except BaseException as error:
@@ -126,10 +138,10 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
     @tool
     def clicked(ctx: ToolContext) -> str:
         """Work on while somebody clicks."""
-        person = threading.Thread(target=elsewhere, args=[ctx.run_id])
+        person = threading.Thread(target=click_once, args=[ctx.run_id])
         person.start()
-        time.sleep(0.6)
-        person.join(120)
+        wait_for_heartbeats(2)
+        person.join(LIMIT)
         effects.record("clicked")
         return "done"
 

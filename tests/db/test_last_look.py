@@ -18,15 +18,16 @@ from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
-from tests.crash.processes import expire_lease, wait_for
+from tests.crash.processes import expire_lease
 from tests.db.dying import die_at, elsewhere
-from tests.db.helpers import outcomes, payloads
-from tests.db.racing import LIMIT
+from tests.db.helpers import only_the_first_is_late, outcomes, payloads
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 first_spans: list[Callable[[], object]] = []  # what blocks the next span of a tool
+longer: list[Callable[[], object]] = []  # what makes the leases of this test long from now on
 
 
 class Slow:
@@ -47,11 +48,12 @@ class Slow:
 
 @pytest.fixture(autouse=True)
 def _short_leases(settings: Any) -> Iterator[None]:
-    """A lease lasts a second, and no heartbeat extends it."""
+    """A lease lasts a second until one was waited out, and no heartbeat extends it."""
     settings.AGENTRUNS_LEASE_SECONDS = 1
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 3600
     settings.AGENTRUNS_TELEMETRY = f"{__name__}.Slow"
     telemetry._made.clear()
+    longer[:] = [lambda: setattr(settings, "AGENTRUNS_LEASE_SECONDS", 600)]
     yield
     first_spans.clear()
     telemetry._made.clear()
@@ -68,6 +70,7 @@ def known(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
 
 def wait_out_the_lease() -> None:
     elsewhere(lambda: expire_lease(Run.objects.get()))
+    longer[0]()  # what is extended or claimed now stays live, however slow the machine
 
 
 def lose_the_run() -> None:
@@ -155,9 +158,12 @@ def test_a_parallel_call_that_was_not_entered_has_its_turn_again(effects: Effect
     assert (run.status, outcomes(run), attempts(effects)) == ("completed", ["ok", "ok"], [1, 1])
 
 
-def test_a_thread_that_nobody_waits_for_any_more_enters_no_handler(effects: Effects, settings: Any) -> None:
+def test_a_thread_that_nobody_waits_for_any_more_enters_no_handler(
+    effects: Effects, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before its handler something takes longer than the tool's time; a person says that nothing happened."""
     settings.AGENTRUNS_LEASE_SECONDS = 600
+    only_the_first_is_late(monkeypatch, lambda: not first_spans)
     let_go = threading.Event()
     first_spans.append(lambda: let_go.wait(LIMIT))
     run = run_with(tool(plain, timeout=1))
@@ -244,13 +250,17 @@ def test_without_an_engine_there_is_no_lease() -> None:
     ToolContext(run_id="r", call_id="c", tool_name="t", idempotency_key="k").require_lease()
 
 
-def test_a_handler_that_nobody_waits_for_may_not_act(effects: Effects, settings: Any) -> None:
+def test_a_handler_that_nobody_waits_for_may_not_act(
+    effects: Effects, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.AGENTRUNS_LEASE_SECONDS = 600
-    refused: list[str] = []
+    refused, entered = list[str](), threading.Event()
+    only_the_first_is_late(monkeypatch, entered.is_set)
 
     @tool(timeout=0.3)
     def slow(ctx: ToolContext) -> str:
         """Prepare for longer than the time of the tool."""
+        entered.set()
         wait_for(ctx.is_cancelled, "the time to be over")
         try:
             ctx.require_lease()

@@ -19,11 +19,11 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from tests.crash.processes import wait_for
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, payloads
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,12 +14,12 @@ from agentruns.engine.leases import Lease, claim
 from agentruns.engine.worker import advance
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
-from tests.crash.processes import wait_for
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, payloads, the_run
 from tests.db.racing import LIMIT
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

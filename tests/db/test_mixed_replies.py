@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
 
 from agentruns import Agent, RunResult, ToolContext, answer, approve, deny, resume_run, run_agent, tool
 from agentruns.exceptions import ApprovalStateError, ToolDurabilityError
@@ -24,6 +24,7 @@ from tests.db.helpers import Checked, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
 from tests.shop.agents import act, call, post, search
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -101,7 +102,8 @@ def decide(run_id: str | None) -> None:
     for card in Approval.objects.pending().filter(run_id=run_id or ""):
         if card.tool_name == "ask":
             DECIDE[card.arguments["what"]](card)
-    time.sleep(0.01)
+    brief = Approval.objects.pending().filter(run_id=run_id or "", tool_name="ask_briefly")
+    wait_for(lambda: not brief.filter(expires_at__gt=Now()).exists(), "the time of a card to be over")
     expire_due()  # a sweep would drive first, and tell the model of the doubt
     sweep()
 

@@ -19,12 +19,13 @@ from agentruns.services.sweep import sweep
 from tests import pgbouncer
 from tests.commands.running import run as command
 from tests.crash import child  # noqa: F401 - declares its agents
-from tests.crash.processes import expire_lease, run_and_die, wait_for
+from tests.crash.processes import expire_lease, run_and_die
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.settings import DATABASE
 from tests.shop.agents import TOOLS, act, call, shop_agent
 from tests.shop.models import Order
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

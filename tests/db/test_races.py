@@ -21,7 +21,6 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
-from tests.crash.processes import wait_for
 from tests.db import races
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, run_turns, the_run
@@ -43,6 +42,7 @@ from tests.registry import isolated_registry
 from tests.settings import BRIEF, DATABASE
 from tests.shop.agents import TOOLS, act, call, shop_agent
 from tests.statements import statement_wrapper
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -217,7 +217,7 @@ def everybody_at_once(number: int, effects: Effects) -> None:
         return act_then
 
     def cancel() -> None:
-        time.sleep(0.01 * (number % 6))  # so that not every round ends before it began
+        time.sleep(0.01 * (number % 6))  # waits: so that not every round ends before it began
         cancel_run(run.pk)
 
     tools = [call("meet"), call("annotate", number="A1", note="seen"), *TWO_CARDS["tools"]]
@@ -251,7 +251,7 @@ def test_whole_drives_at_any_isolation_level(level: str, effects: Effects, setti
                 start_run(shop_agent("retired"), "do it", f"retired-{number}")
 
             def click(word: str, run: Run = run) -> bool:
-                wait_for(lambda: Approval.objects.filter(run=run).exists(), "the card", LIMIT)
+                wait_for(lambda: Approval.objects.filter(run=run).exists(), "the card")
                 return CLICKS[word](run.pk)
 
             clicks = [partial(click, word) for word in ("approve", "deny", *["pause"] * (number % 2))]
@@ -334,9 +334,7 @@ def test_a_lost_race_at_the_release_is_no_failed_drive() -> None:
 @tool
 def stubborn(ctx: ToolContext) -> str:
     """Return only after somebody took the run away."""
-    cancel_run(ctx.run_id)
-    time.sleep(0.7)
-    cancel_run(ctx.run_id)
+    wait_for(lambda: cancel_run(ctx.run_id).status == "cancelled", "a cancel that does not wait for this")
     return act("stubborn", ctx)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +31,10 @@ from agentruns.services.sweep import sweep
 from agentruns.services.waiting import uncleared
 from agentruns.testing import ScriptedModel, check_messages, frozen_clock
 from agentruns.tools import Tool
-from tests.db.helpers import names, outcomes, payloads, the_run, user
+from tests.db.helpers import names, only_the_first_is_late, outcomes, payloads, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -291,11 +293,12 @@ def test_what_raised_is_asked_about_when_its_time_is_over(
         assert (outcomes(the_run(result)), effects.count()) == (["unknown"], 1)
 
 
-def test_a_reconciler_that_hangs_puts_the_call_in_doubt(effects: Effects) -> None:
-    from threading import Event
-
-    over = Event()
-    pay = payer(ConnectionError("lost"), reconcile=lambda ctx, args: over.wait(20), timeout=0.2)
+def test_a_reconciler_that_hangs_puts_the_call_in_doubt(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_the_first_is_late(monkeypatch, lambda: True, times=0)
+    over = threading.Event()
+    pay = payer(ConnectionError("lost"), reconcile=lambda ctx, args: over.wait(LIMIT), timeout=0.2)
     with frozen_clock() as clock:
         result = go_on(PAY, tools=[pay])
         clock.forward(seconds=1)

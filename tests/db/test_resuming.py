@@ -14,12 +14,12 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.crash.processes import wait_for
 from tests.db.dying import die_at
 from tests.db.helpers import kill, outcomes, payloads, run_turns, the_run
 from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from agentruns.utils.ids import uuid7
 from tests.db.helpers import the_run
 from tests.effects import Effects
 from tests.files import (
-    LONG,
     MEGABYTE,
     HangingStorage,
     alias,
@@ -37,6 +35,7 @@ from tests.files import (
     stored_in,
 )
 from tests.shop.agents import call, shop_agent
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -88,9 +87,9 @@ def hangs(folder: Path, settings: Any) -> Iterator[None]:
     """The storage hangs from now on, until the test is over."""
     settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.5
     settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.HangingStorage")}
-    HangingStorage.over.clear()
+    HangingStorage.hanging.reset()
     yield
-    HangingStorage.over.set()
+    HangingStorage.hanging.let_go()
 
 
 def stored_of(run: Run) -> Stored:
@@ -169,15 +168,14 @@ def test_a_storage_that_hangs_keeps_no_result_out_of_the_journal(
     hangs: None, effects: Effects, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[str] = []
-    began = time.monotonic()
     run = fetched(MEGABYTE, lambda request: asked.append(said(request)) or {"text": "read"})
-    assert time.monotonic() - began < LONG / 2
+    assert not HangingStorage.hanging.was_waited_for
     assert (run.status, run.output, effects.count()) == ("completed", "read", 1)
     payload = row_of(run).payload
     assert (payload["content"], "stored" in payload) == (report_of(MEGABYTE), False)
     assert asked == [report_of(MEGABYTE)]
     assert "no answer within 0.5 s" in caplog.text
-    HangingStorage.over.set()
+    HangingStorage.hanging.let_go()
 
 
 def test_a_storage_that_hangs_is_not_given_ever_more_threads(hangs: None, settings: Any) -> None:
@@ -185,12 +183,9 @@ def test_a_storage_that_hangs_is_not_given_ever_more_threads(hangs: None, settin
     before = threading.active_count()
     assert [payloads.put("s/c", "x" * MEGABYTE) for _ in range(24)] == [{}] * 24
     assert threading.active_count() - before <= payloads.THREADS == 8
-    HangingStorage.over.set()
-    settings.AGENTRUNS_PAYLOAD_TIMEOUT = LONG
-    until = time.monotonic() + LONG
-    while not payloads.put("s/c", "x" * MEGABYTE):
-        assert time.monotonic() < until, "it is used again once it answers"
-        time.sleep(0.05)
+    HangingStorage.hanging.let_go()
+    settings.AGENTRUNS_PAYLOAD_TIMEOUT = LIMIT
+    assert payloads.put("s/c", "x" * MEGABYTE), "it is used again once it answers"
 
 
 def test_a_file_that_cannot_be_read_in_time_pauses_the_run(
@@ -209,14 +204,13 @@ def test_a_file_that_cannot_be_read_in_time_pauses_the_run(
     run = Run.objects.get()
     settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.5
     settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.HangingStorage")}
-    HangingStorage.over.clear()
-    began = time.monotonic()
+    HangingStorage.hanging.reset()
     try:
         assert resume_run(run.pk).status == "paused"
     finally:
-        HangingStorage.over.set()
-    assert time.monotonic() - began < LONG / 2
-    settings.AGENTRUNS_PAYLOAD_TIMEOUT = LONG
+        HangingStorage.hanging.let_go()
+    assert not HangingStorage.hanging.was_waited_for
+    settings.AGENTRUNS_PAYLOAD_TIMEOUT = LIMIT
     run.refresh_from_db()
     assert "cannot be read (TimeoutError: no answer within 0.5 s)" in run.blocked_reason
     assert resume_run(run.pk).status == "completed"

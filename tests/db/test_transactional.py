@@ -16,12 +16,12 @@ from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from tests.crash.processes import wait_for
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
 from tests.shop.models import Order
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -173,7 +173,7 @@ def test_the_writes_of_a_zombie_roll_back_with_its_lease() -> None:
         wait_for(lambda: elsewhere(started.all().count) == 2, "the other worker to start the call again")
 
     run = count_once(take_over)
-    workers[0].join(60)
+    workers[0].join(LIMIT)
     run = Run.objects.get(pk=run.pk)
     assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
     assert payloads(run, "tool_result")[0]["content"] == "attempt 2"
@@ -206,10 +206,10 @@ def test_a_block_that_outlives_its_lease_keeps_others_out_until_it_is_done(setti
         wait_for(Run.objects.runnable().exists, "the lease to expire")
         workers.append(threading.Thread(target=elsewhere, args=(sweep,)))
         workers[0].start()
-        time.sleep(0.2)  # the other one waits for the write lock, or is about to
+        time.sleep(0.2)  # waits: until the other one wants the write lock; it may also come later
 
     run = count_once(outlive)
-    workers[0].join(60)
+    workers[0].join(LIMIT)
     sweep()  # on a slow machine the lease may have run out again on the way
     run = Run.objects.get(pk=run.pk)
     assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
@@ -226,7 +226,7 @@ def test_two_runs_that_lock_the_same_order_both_count() -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(LIMIT)
     assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
     assert Order.objects.get().refunded_cents == 4
     assert {outcome for run in Run.objects.all() for outcome in outcomes(run)} == {"ok"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -33,12 +32,12 @@ from agentruns.models import Approval, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages, frozen_clock
-from tests.crash.processes import wait_for
 from tests.db.dying import die_at
 from tests.db.helpers import only_the_first_is_late, outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 from tests.shop.models import Order
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -111,7 +110,7 @@ def surfaced(agent: Agent) -> RunResult:
 def test_a_person_is_asked_each_time_the_tool_would_act_again(
     fate: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only_the_first_is_late(monkeypatch)
+    only_the_first_is_late(monkeypatch, lambda: effects.count() == 1)
     calls = [call("shaky", fate=fate, text=text) for text in ("send it", "send it", "please send it")]
     declared = shaky_in_time if fate == TIMEOUT else shaky
     agent = shop_agent("shaky", *[{"tools": [one]} for one in calls], tools=[declared])
@@ -209,8 +208,11 @@ def test_each_verdict_lifts_its_own_doubt_and_no_other(effects: Effects) -> None
 def test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew(
     effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only_the_first_is_late(monkeypatch, times=5)
+    only_the_first_is_late(monkeypatch, lambda: effects.count() == len(starts()), times=5)
     cured: list[bool] = []
+
+    def starts() -> list[dict[str, Any]]:
+        return payloads(Run.objects.get(), "tool_started")
 
     @tool(safe_to_retry=True, timeout=0.05)
     def slow(ctx: ToolContext) -> str:
@@ -261,7 +263,6 @@ def test_a_reconciler_that_leaves_the_process_does_not_know(timeout: float | Non
         effects.record(ctx.idempotency_key)
         raise ConnectionError("lost")
 
-    began = time.monotonic()
     with frozen_clock() as clock:
         start_run(shop_agent("payer", {"tools": [call("pay")]}, tools=[pay]), "do it", "s1")
         sweep()
@@ -269,7 +270,8 @@ def test_a_reconciler_that_leaves_the_process_does_not_know(timeout: float | Non
         sweep()
     run = the_run(result_of(Run.objects.get().pk))
     assert (run.status, outcomes(run), effects.count()) == ("orphaned", [], 1)
-    assert time.monotonic() - began < 100, "nobody waits for a thread that has ended"
+    evidence = payloads(run, "orphan_found")[-1]["evidence"]
+    assert "did not return within" not in evidence, "nobody waits for a thread that has ended"
 
 
 @pytest.mark.parametrize("where", ["handler", "reconcile"])
@@ -294,7 +296,7 @@ def test_what_turns_autocommit_off_and_does_not_know_hides_no_row(where: str, ef
 
 
 def test_a_stateless_call_in_doubt_is_reconciled_without_waiting_for_a_handler_that_has_ended(
-    effects: Effects,
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @tool(reconcile=lambda ctx, args: Occurred("paid, says the bank"), timeout=300)
     def pay(ctx: ToolContext) -> str:
@@ -302,11 +304,10 @@ def test_a_stateless_call_in_doubt_is_reconciled_without_waiting_for_a_handler_t
         effects.record(ctx.idempotency_key)
         raise ToolDurabilityError("lost")
 
-    began = time.monotonic()
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
     result = run_agent(shop_agent("payer", {"tools": [call("pay")]}, tools=[pay]), "do it")
     assert (result.status, effects.count()) == ("completed", 1)
     assert result.messages[2]["content"][0]["content"] == "paid, says the bank"
-    assert time.monotonic() - began < 100
 
 
 @pytest.mark.parametrize("word", ["pause", "cancel", "die"])

@@ -23,11 +23,12 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils import failpoints
 from tests.crash.disasters import ended, forked
-from tests.crash.processes import Forked, expire_lease, wait_for
+from tests.crash.processes import Forked, expire_lease
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, only_the_first_is_late, outcomes, payloads
 from tests.effects import Effects
 from tests.shop.agents import call, refund, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -209,12 +210,13 @@ def test_those_of_a_parallel_group_that_had_to_wait_are_known_not_to_have_begun(
 def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    only_the_first_is_late(monkeypatch)
-    told = []
+    told, entered = [], threading.Event()
+    only_the_first_is_late(monkeypatch, entered.is_set)
 
     @tool(safe_to_retry=True, timeout=0.3)
     def slow(ctx: ToolContext) -> str:
         """Take too long the first time; say at each attempt whether to stop."""
+        entered.set()
         if ctx.attempt == 1:
             wait_for(ctx.is_cancelled, "the time to be over")
         told.append((ctx.attempt, ctx.is_cancelled()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.programs import ROOT, run_program
+from tests.waiting import LIMIT
 
 TICKETS = {f"ticket-{number}" for number in range(1, 6)}
 STATUSES = {
@@ -80,7 +81,7 @@ class Project:
 def answers(port: int) -> bool:
     """Say whether a server listens on a port of this machine."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1):
+        with socket.create_connection(("127.0.0.1", port), timeout=LIMIT):
             return True
     except OSError:
         return False

@@ -15,8 +15,8 @@ from http.cookiejar import CookieJar
 
 import pytest
 
-from tests.crash.processes import wait_for
 from tests.e2e.demo_project import ROOT, Project, answers
+from tests.waiting import LIMIT, wait_for
 
 PACE = "HELPDESK_PACE"
 
@@ -31,7 +31,7 @@ class Browser:
 
     def get(self, path: str) -> str:
         """Return a page."""
-        with self.opener.open(self.base + path, timeout=30) as answer:
+        with self.opener.open(self.base + path, timeout=LIMIT) as answer:
             return str(answer.read().decode())
 
     def log_in(self) -> str:
@@ -40,7 +40,7 @@ class Browser:
         token = next(cookie.value for cookie in self.cookies if cookie.name == "csrftoken")
         form = {"username": "demo", "password": "demo", "csrfmiddlewaretoken": token, "next": "/admin/"}
         data = urllib.parse.urlencode(form).encode()
-        with self.opener.open(f"{self.base}/admin/login/", data, timeout=30) as answer:
+        with self.opener.open(f"{self.base}/admin/login/", data, timeout=LIMIT) as answer:
             return str(answer.read().decode())
 
 
@@ -61,10 +61,10 @@ def console(project: Project, port: int) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    wait_for(lambda: answers(port), "the web server", seconds=60)
+    wait_for(lambda: answers(port), "the web server")
     yield child
     child.terminate()
-    child.communicate(timeout=30)
+    child.communicate(timeout=LIMIT)
 
 
 def is_there(pid: int) -> bool:
@@ -89,7 +89,7 @@ def test_log_in_decide_and_stop(project: Project, console: subprocess.Popen[str]
     wait_for(lambda: project.runs()["ticket-4"]["status"] == "completed", "the worker beside the server")
 
     console.send_signal(signal.SIGTERM)
-    out, _ = console.communicate(timeout=30)
+    out, _ = console.communicate(timeout=LIMIT)
     assert console.returncode == 0, out
     assert f"http://127.0.0.1:{port}/admin/   user demo, password demo" in out
     worker = re.search(r"Process (\d+) watches", out)

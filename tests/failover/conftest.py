@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from tests.crash.processes import wait_for
 from tests.failover import replica
 from tests.failover.replica import NAME
 from tests.programs import ROOT
 from tests.servers import Postgres
+from tests.waiting import wait_for
 
 MIGRATED = f"""
 import django, psycopg, os

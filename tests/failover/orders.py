@@ -10,8 +10,8 @@ from django.db import connection
 from agentruns import approve, deny, get_run, resolve_orphan, resume_run, start_run
 from agentruns.models import Control, Run
 from agentruns.services.waiting import waits
-from tests.crash.processes import wait_for
 from tests.effects import Effects
+from tests.waiting import wait_for
 
 # A lookup is safe to retry, a post declares nothing, a charge can be asked about.
 AGENT = "posts-in-the-middle"

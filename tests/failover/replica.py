@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 
 from tests import scratch
-from tests.crash.processes import wait_for
 from tests.servers import Postgres
+from tests.waiting import wait_for
 
 NAME = "shop"  # the database of the project
 SOCKET = ".s.PGSQL.5432"

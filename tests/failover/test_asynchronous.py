@@ -13,11 +13,11 @@ from agentruns import get_run
 from agentruns.journal.verify import problems
 from agentruns.models import Run
 from tests.commands.running import run as command
-from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.failover.orders import acted, begin, is_at, left_alone, noted, settle
 from tests.failover.replica import Pair
 from tests.settings import DATABASE
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(DATABASE != "postgres", reason="only PostgreSQL has replicas")
 

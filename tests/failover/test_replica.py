@@ -9,9 +9,9 @@ from django.db import connection
 
 from agentruns import start_run
 from agentruns.models import Run
-from tests.crash.processes import wait_for
 from tests.failover.replica import Pair, ask
 from tests.settings import DATABASE
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(DATABASE != "postgres", reason="only PostgreSQL has replicas")
 

@@ -12,11 +12,11 @@ from django.db import connection
 
 from agentruns.models import Run
 from tests.commands.running import run as command
-from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.failover.orders import acted, begin, is_at, left_alone, settle
 from tests.failover.replica import Pair
 from tests.settings import DATABASE
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(DATABASE != "postgres", reason="only PostgreSQL has replicas")
 

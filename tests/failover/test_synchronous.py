@@ -11,11 +11,11 @@ from django.db import connection
 
 from agentruns.journal.verify import problems
 from agentruns.models import Run
-from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.failover.orders import acted, begin, is_at
 from tests.failover.replica import Pair, ask
 from tests.settings import DATABASE
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(DATABASE != "postgres", reason="only PostgreSQL has replicas")
 

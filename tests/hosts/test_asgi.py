@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +13,12 @@ from django.core.handlers.asgi import ASGIHandler
 from django.db import connections
 
 from agentruns import deny
+from agentruns.api import stream
 from agentruns.api.poller import Poller
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
-from tests.api.streaming import PATIENCE, Guest, connected, cookies, in_a_thread, journal, rows
-from tests.crash.processes import wait_for
+from tests.api.streaming import Guest, connected, cookies, in_a_thread, journal, rows
+from tests.waiting import LIMIT, wait_for, wait_for_async
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,9 +38,25 @@ def test_streams_under_asgi(
     threads = threading.active_count()
     run, cookie = approval.run, cookies(owner)
     connections.close_all()
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "poller", Poller())
+        for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+            patch.setattr(Poller, name, 10 * LIMIT)
+        asyncio.run(left_before_the_next_look(run, cookie))
     asyncio.run(listened_to(run, cookie, lambda: decide(approval, decider)))
     wait_for(lambda: threading.active_count() <= threads + 2, "the threads to end")
     wait_for(lambda: connected() == 0, "the server to see the connections closed")
+
+
+async def left_before_the_next_look(run: Run, cookie: str) -> None:
+    """Who leaves does not stay until the next look at the run, which is a long time off here."""
+    application = ASGIHandler()
+    known = await in_a_thread(lambda: journal(run))
+    for _number in range(3):
+        guest = Guest(application, run, cookie)
+        await guest.arrive()
+        await guest.hear(len(known))
+        await guest.leave()
 
 
 async def listened_to(run: Run, cookie: str, decide: Callable[[], None]) -> None:
@@ -51,13 +67,14 @@ async def listened_to(run: Run, cookie: str, decide: Callable[[], None]) -> None
     await asyncio.gather(*(guest.arrive() for guest in guests))
     await asyncio.gather(*(guest.hear(len(known)) for guest in guests))
     looks: deque[tuple[int, int]] = deque(maxlen=15)
-    until = time.monotonic() + PATIENCE
-    while not is_calm(looks, threads):  # a slow machine takes a while to come to rest
-        assert time.monotonic() < until, looks
-        looks.append(await look())
-    # All of them wait for the same look: who would not leave before it, is gone as late as the next one.
-    _first, *left = [await guests.pop().leave() for _guest in range(6)]
-    assert min(left) < 0.5, left
+
+    async def come_to_rest() -> bool:
+        looks.append((threading.active_count(), await in_a_thread(connected)))
+        return is_calm(looks, threads)
+
+    await wait_for_async(come_to_rest, "the listeners to come to rest")
+    for _guest in range(6):
+        await guests.pop().leave()
     await in_a_thread(decide)
     await asyncio.gather(*(guest.to_the_end() for guest in guests))
     everything = await in_a_thread(lambda: journal(run))
@@ -73,12 +90,6 @@ def is_calm(looks: deque[tuple[int, int]], threads: int) -> bool:
     busy, held = (sorted(counted) for counted in zip(*looks, strict=True))
     quiet = busy[0] <= threads + 2 and held[0] == 0
     return quiet and busy[7] <= threads + 4 and held[7] <= 2
-
-
-async def look() -> tuple[int, int]:
-    """Return how many threads there are, and connections to the database that the streams hold."""
-    await asyncio.sleep(0.05)
-    return threading.active_count(), await in_a_thread(connected)
 
 
 def decide(approval: Approval, decider: Any) -> None:

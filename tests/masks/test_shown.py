@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
-import time
 from collections.abc import Callable
 from functools import partial
 from shutil import which
@@ -23,8 +21,10 @@ from agentruns.models import Approval, Run
 from agentruns.testing import ScriptedModel
 from agentruns.utils.bounds import TEXT_LENGTH
 from tests.api.http import Api, make_user
+from tests.cost import grows_at_most, least
 from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -54,7 +54,11 @@ def test_what_javascript_reads_has_the_digits_that_are_approved() -> None:
         client = Api(make_user("decider", "decide_approval"))
         client.get(f"/approvals/{approval.pk}")
         told = subprocess.run(
-            ["node", "-e", READ], input=client.response.content, capture_output=True, check=True, timeout=60
+            ["node", "-e", READ],
+            input=client.response.content,
+            capture_output=True,
+            check=True,
+            timeout=LIMIT,
         ).stdout
         rounded, shown = json.loads(told)
         assert rounded == 2**53  # which is why people are shown the texts
@@ -104,37 +108,37 @@ def test_an_answer_may_be_as_long_in_the_console_as_over_the_api() -> None:
     assert AnswerForm.base_fields["text"].max_length == TEXT_LENGTH
 
 
-def opened(client: Client, calls: int) -> tuple[float, list[int]]:
-    """Return the seconds of the pages of a reply with so many gated calls, and the queries of each."""
+def opener(client: Client, calls: int) -> Callable[[], list[int]]:
+    """Make a reply with so many gated calls; return what opens its pages, and tells the queries of each."""
     turns = [{"tools": [call("pay", account=n, text=f"no. {n}", deep={}) for n in range(calls)]}]
     agent = Agent(f"payer-{calls}", instructions="Pay.", tools=[pay], model=ScriptedModel(turns))
     run_id = run_agent(agent, "pay", f"payments {calls}").run_id
     one = Approval.objects.filter(run_id=run_id).first()
     assert one is not None
     pages = [("run_change", run_id), ("approval_change", one.pk), ("approval_turn", run_id)]
-    best = []
-    for _attempt in range(3):
-        begin = time.perf_counter()
+
+    def opened() -> list[int]:
         queries = []
         for name, key in pages:
             with CaptureQueriesContext(connection) as asked:
                 assert client.get(reverse(f"admin:agentruns_{name}", args=[key])).status_code == 200
             queries.append(len(asked))
-        best.append(time.perf_counter() - begin)
-    return min(best), queries
+        return queries
+
+    return opened
 
 
 def test_pages_ask_no_more_for_more_calls_of_a_reply() -> None:
     client = Client()
     client.force_login(make_user("reader", "view_run", "view_approval", "decide_approval", is_staff=True))
     with isolated_registry():
-        _least, (run, card, turn) = opened(client, 1)
-        few, queries_of_few = opened(client, 6)
-        many, queries_of_many = opened(client, 60)
+        run, card, turn = opener(client, 1)()
+        few, many = opener(client, 6), opener(client, 60)
+        assert grows_at_most(20, few, many), "more than twice as much for each of ten times as many calls"
+        queries_of_few, queries_of_many = few(), many()
     # A card with others on its reply reads those as well: their rows, and their cards.
     assert queries_of_many == queries_of_few == [run, card + 2, turn]
     assert turn <= 15  # one for the equal calls that wait
-    assert many < 20 * few  # ten times as many calls
 
 
 @tool(sensitive_results=["iban"])
@@ -150,26 +154,22 @@ def listed(pages: int, count: int, session: str) -> Any:
     return run_agent(agent, "list them", session).run_id
 
 
-def seconds(work: Callable[[], object]) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
-
-
 def test_many_values_are_masked_in_a_moment() -> None:
-    run, api = listed(10, 400, "s1"), Api(make_user("reader", "view_run"))
-    assert min(seconds(lambda: api.get(f"/runs/{run}/messages")) for _ in range(3)) < 2
+    api = Api(make_user("reader", "view_run"))
+    less, run = listed(10, 40, "s0"), listed(10, 400, "s1")
+    few, many = (partial(api.get, f"/runs/{each}/messages") for each in (less, run))
+    assert grows_at_most(20, few, many), "more than twice as much for each of ten times as many values"
+    many()
     shown = api.response.content.decode()
     assert "DE0000" not in shown and shown.count("***") >= 4000
 
 
 def test_a_list_of_runs_reads_no_whole_journals() -> None:
     first, api = listed(2, 10, "s1"), Api(make_user("reader", "view_run"))
-    api.get("/runs")
-    few = min(seconds(lambda: api.get("/runs")) for _ in range(3))
+    few = least(lambda: api.get("/runs"))
     large = listed(150, 500, "s2")
-    many = min(seconds(lambda: api.get("/runs")) for _ in range(3))
-    assert many < 3 * few + 0.1, "one more line costs its whole session"
+    many = least(lambda: api.get("/runs"), enough=10 * few)
+    assert many <= 10 * few, "one more line costs its whole session"
     titles = {one["id"]: (one["title"], one["error"]) for one in api.get("/runs")[1]["items"]}
     assert titles == {first: ("list them", ""), large: ("***", "")}
     assert api.get(f"/runs/{large}")[1]["title"] == "list them"
@@ -188,9 +188,4 @@ def test_the_page_of_a_reply_is_linear_in_its_calls() -> None:
         agent = shop_agent(f"notes-{count}", {"tools": calls}, tools=[note])
         run_id = run_agent(agent, "note", f"s{count}").run_id
         pages[count] = partial(api.client.get, f"/admin/agentruns/approval/turn/{run_id}/")
-    took = dict.fromkeys(pages, math.inf)
-    for _ in range(20):  # until the tests beside this one have left the machine alone for both
-        took = {count: min(took[count], seconds(page)) for count, page in pages.items()}
-        if took[64] < 5 * took[16]:
-            return
-    raise AssertionError(took)
+    assert grows_at_most(5, pages[16], pages[64])

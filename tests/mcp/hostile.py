@@ -64,7 +64,7 @@ def perform(name: str, given: dict[str, Any], tell: Any, key: str) -> dict[str, 
     if name == "silent":
         return None
     if name == "slow":
-        time.sleep(given["size"])
+        time.sleep(given["size"])  # waits: as the test asks
     if name == "dies":
         os._exit(3)
     if name == "kills":
@@ -87,7 +87,7 @@ def perform(name: str, given: dict[str, Any], tell: Any, key: str) -> dict[str, 
         tell({"jsonrpc": "2.0", "id": 901, "method": "sampling/createMessage", "params": sample})
         form = {"message": "Your password?", "requestedSchema": FORM}
         tell({"jsonrpc": "2.0", "id": 902, "method": "elicitation/create", "params": form})
-        time.sleep(0.5)
+        time.sleep(0.5)  # waits: for answers, of which none need come
         return text("asked")
     if name == "fails":
         return text(f"it broke {HOSTILE}{given.get('text', '')}", isError=True)
@@ -129,7 +129,7 @@ def answer(message: dict[str, Any], tell: Any) -> None:
     elif method == "tools/list":
         more = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"} if modern else {}
         pages = float(os.environ.get("PAGES", "0"))  # seconds for each, and no end of them
-        time.sleep(pages)
+        time.sleep(pages)  # waits: as the test asks
         tell({**reply, "result": {"tools": tools(), **more, **({"nextCursor": "more"} if pages else {})}})
     elif method == "tools/call":
         name, given = params["name"], params.get("arguments") or {}
@@ -164,7 +164,7 @@ def stdio() -> None:
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
 
-    time.sleep(float(os.environ.get("SLEEPS", "0")))
+    time.sleep(float(os.environ.get("SLEEPS", "0")))  # waits: as the test asks
     if os.environ.get("CHILD"):
         child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         record("process", pid=child.pid)
@@ -176,7 +176,7 @@ def stdio() -> None:
     if os.environ.get("CLOSES"):
         record("input closed", pid=os.getpid())
     if os.environ.get("STAYS"):
-        time.sleep(600)
+        time.sleep(600)  # waits: until it is killed
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -220,7 +220,7 @@ class Handler(BaseHTTPRequestHandler):
                     200, json.dumps(said[-1] if name != "twice" else said[1]).encode(), "application/json"
                 )
             else:
-                time.sleep(30)
+                time.sleep(600)  # waits: until it is killed
 
     def do_GET(self) -> None:
         self.reply(405, b"", "text/plain")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from agentruns.models import Approval, Message, Run
 from agentruns.tools import ToolContext
 from agentruns.tools import mcp as declared
 from agentruns.tools.mcp import client
-from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.mcp.hostile import HOSTILE as WORDS
 from tests.mcp.hostile import PNG
 from tests.mcp.servers import HOSTILE, Declare, drive
 from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -102,7 +101,7 @@ def test_what_the_schema_does_not_take_is_not_sent(hostile: Declare, effects: Ef
 def test_no_answer_is_in_doubt_and_held(either: Declare, effects: Effects, name: str) -> None:
     run = drive(either(timeout=4), name)
     assert run.status == "orphaned"
-    assert acted(effects, name) == 1
+    wait_for(lambda: acted(effects, name) == 1, "the server to read the call")
     resume_run(run.pk)
     run.refresh_from_db()
     assert acted(effects, name) == 1, "resuming tells the model, and sends nothing again"
@@ -215,10 +214,8 @@ def test_hostile_words_are_kept_as_they_are_and_never_a_tool_or_a_template(hosti
 
 def test_a_result_of_many_megabytes_is_kept(either: Declare) -> None:
     size = 49 * 2**20
-    began = time.monotonic()
     run = drive(either(ERA="modern", timeout=600), "huge", size=size)
     assert run.status == "completed"
-    assert time.monotonic() - began < 180, "four seconds where nothing else is at work"
     assert [len(each) for each in results(run)] == [size]
 
 
@@ -324,10 +321,8 @@ def test_a_list_without_end_holds_no_worker(effects: Effects, monkeypatch: pytes
     """A run waits for it before its first call; each page by itself comes in time."""
     monkeypatch.setattr(client, "CONNECT_SECONDS", 3.0)
     environment = (("LEDGER", str(effects.path)), ("PAGES", "1"))
-    began = time.monotonic()
     with pytest.raises(ToolRefused, match="cannot be reached: TimeoutError"):
         client.list_tools(client.Target(command=(sys.executable, HOSTILE), env=environment), {})
-    assert time.monotonic() - began < 100, "it never ends"
 
 
 def test_a_call_whose_time_is_over_before_the_server_answers_is_never_sent(effects: Effects) -> None:

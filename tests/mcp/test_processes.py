@@ -14,10 +14,11 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.tools.mcp import client
-from tests.crash.processes import expire_lease, run_and_die, wait_for
+from tests.crash.processes import expire_lease, run_and_die
 from tests.effects import VARIABLE, Effects
 from tests.mcp import agents  # noqa: F401 - for the parent as well
 from tests.mcp.servers import HOSTILE, Declare, drive
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.tools import Tool
 from agentruns.tools.mcp import client
-from tests.crash.processes import wait_for
 from tests.mcp.servers import lock
 from tests.programs import ROOT, run_program
 from tests.shop.agents import call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -111,7 +110,6 @@ def url() -> Iterator[str]:
             try:
                 return bool(client.list_tools(client.Target(url=place), {}))
             except Exception:
-                time.sleep(0.1)
                 return False
 
         wait_for(answers, "the server")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.programs import run_program
+from tests.waiting import LIMIT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 SAMPLE = "01a203b4-0487-77a1-ab95-a6812d163362"  # the run of the page
@@ -19,6 +20,7 @@ import re
 import django
 django.setup()
 from django.test import Client
+
 ann = Client(SERVER_NAME="127.0.0.1")
 assert ann.login(username="ann", password="tutorial")
 queue = ann.get("/admin/agentruns/approval/").content.decode()
@@ -57,7 +59,7 @@ class Reader:
         """Press Approve in the admin."""
         assert not (self.folder / "bank.txt").exists()
         names = self.names | {"DJANGO_SETTINGS_MODULE": "mysite.settings"}
-        subprocess.run([sys.executable, "-c", VISITOR], cwd=self.folder, env=names, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", VISITOR], cwd=self.folder, env=names, check=True, timeout=LIMIT)
 
     def give(self, command: str, said: str) -> None:
         done = run_program(

@@ -14,6 +14,7 @@ from agentruns.utils.forks import without_connections
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
 from tests.programs import run_program
+from tests.waiting import LIMIT
 
 WORKER = """
 import os, sys
@@ -61,7 +62,7 @@ def interpret(program: str, *words: str) -> str:
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 def test_forked_workers_store_the_replies_to_their_own_requests(kind: str, whose: str) -> None:
     """Both ask before either is answered, which two requests over one connection cannot."""
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=LIMIT)
 
     def answer(body: Any) -> dict[str, Any]:
         said = repr(body["messages"])

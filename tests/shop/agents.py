@@ -10,6 +10,7 @@ from agentruns import Agent, ModelRequest, NotOccurred, Occurred, ToolContext, U
 from agentruns.testing import ScriptedModel
 from tests.effects import Effects
 from tests.shop.models import Order
+from tests.waiting import pause
 
 
 def misfortune(where: str) -> None:
@@ -21,14 +22,14 @@ def misfortune(where: str) -> None:
     if where in os.environ.get("SHOP_SLOW", "").split():  # each place may have a gate of its own
         Effects.from_environment().record(f"at:{where}")
         while os.path.exists(os.environ["SHOP_GATE"].replace("{where}", where)):
-            time.sleep(0.02)
+            pause()
 
 
 def act(name: str, ctx: ToolContext, **facts: object) -> str:
     """Let an effect happen outside, with places to die before and after it."""
     misfortune(f"{name}:before")
     Effects.from_environment().record(ctx.idempotency_key, tool=name, attempt=ctx.attempt, **facts)
-    time.sleep(float(os.environ.get("SHOP_PACE", "0")))
+    time.sleep(float(os.environ.get("SHOP_PACE", "0")))  # waits: as the test asks
     misfortune(f"{name}:after")
     return f"{name} done"
 

@@ -89,9 +89,10 @@ def main(runs: int, workers: int) -> None:
         prepare(runs)
         fleet = Fleet(workers)
         stack.callback(lambda: [kill(worker) for worker in fleet.workers])
-        began = time.monotonic()
+        began = time.monotonic()  # waits: for nothing; it is printed
         disturb(runs, fleet, broker, database)
-        print(json.dumps({**check(runs), "kills": fleet.kills, "seconds": round(time.monotonic() - began)}))
+        took = round(time.monotonic() - began)  # waits: the same
+        print(json.dumps({**check(runs), "kills": fleet.kills, "seconds": took}))
 
 
 def prepare(runs: int) -> None:
@@ -115,7 +116,8 @@ def disturb(runs: int, fleet: Fleet, broker: Broker, database: Postgres) -> None
     """Kill, restart, sweep and decide until every run has ended."""
     from django.db import DatabaseError, InterfaceError, connections
 
-    dice, give_up = random.Random(time.time_ns()), time.monotonic() + PATIENCE
+    dice = random.Random(time.time_ns())
+    give_up = time.monotonic() + PATIENCE  # waits: an hour, in which it kills
     to_come = [(runs // 3, broker.stop, broker.start), (2 * runs // 3, crash(database), database.start)]
     while True:
         try:
@@ -125,14 +127,14 @@ def disturb(runs: int, fleet: Fleet, broker: Broker, database: Postgres) -> None
             continue
         if ended == runs:
             return
-        if time.monotonic() > give_up:
+        if time.monotonic() > give_up:  # waits: the same
             raise SystemExit(f"Only {ended} of {runs} runs have ended.")
         if to_come and ended >= to_come[0][0]:
             _, stop, start = to_come.pop(0)
             stop()
-            time.sleep(2)
+            time.sleep(2)  # waits: so that workers meet what is away
             start()
-        time.sleep(1 + 2 * dice.random())
+        time.sleep(1 + 2 * dice.random())  # waits: the pace of the kills
         fleet.kill_one(dice)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,11 @@ from agentruns import approve, start_run, tasks
 from agentruns.models import Approval, Run
 from agentruns.tasks import advance_run, sweep_runs
 from tests.celery_app import app
-from tests.crash.processes import wait_for
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.programs import run_program
 from tests.servers import Broker
+from tests.waiting import LIMIT, wait_for
 from tests.workers.processes import Workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -115,9 +114,8 @@ def test_a_warm_shutdown_finishes_the_call_and_another_worker_goes_on(
     first.send_signal(signal.SIGTERM)
     (log,) = tmp_path.glob("worker-*.log")
     wait_for(lambda: "Warm shutdown" in log.read_text(), "it to hear the signal")
-    time.sleep(0.5)
     gate.unlink()
-    assert first.wait(120) == 0
+    assert first.wait(LIMIT) == 0
     assert (ended(run, "queued"), outcomes(run)) == (True, ["ok", "ok"])
     assert Run.objects.get().attempts == 0
     worker()  # rung by the first as it left

@@ -16,11 +16,11 @@ from django.db import connection, transaction
 from agentruns import adopt_definition, approve, start_run
 from agentruns.models import Approval, Run
 from tests.commands import running
-from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.programs import ROOT
 from tests.registry import isolated_registry
 from tests.shop.releases import declare
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -106,7 +106,7 @@ def test_a_deploy(manage: Callable[..., Process], effects: Effects) -> None:
 
     for process in (*old, *new):
         process.send_signal(signal.SIGTERM)
-    outs = [process.communicate(timeout=120)[0] for process in (*old, *new)]
+    outs = [process.communicate(timeout=LIMIT)[0] for process in (*old, *new)]
     assert [process.returncode for process in (*old, *new)] == [0, 0, 0, 0], outs
     assert ["Draining" in out for out in outs] == [True, True, True, False]
     by_release = check_ledger(effects)

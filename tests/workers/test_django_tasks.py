@@ -16,9 +16,9 @@ from agentruns import approve, start_run
 from agentruns.checks.deployment import check_dispatcher
 from agentruns.contrib.django_tasks import TasksDispatcher, advance_run
 from agentruns.models import Approval, Run
-from tests.crash.processes import wait_for
 from tests.effects import Effects
 from tests.programs import ROOT
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "agentruns.contrib.django_tasks.TasksDispatcher"

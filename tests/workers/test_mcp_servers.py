@@ -10,9 +10,9 @@ import pytest
 from agentruns import start_run
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
-from tests.crash.processes import wait_for
 from tests.effects import VARIABLE, Effects
 from tests.mcp import agents  # noqa: F401 - for this process as well
+from tests.waiting import wait_for
 from tests.workers.processes import Workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
