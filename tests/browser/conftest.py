@@ -14,6 +14,7 @@ from pytest_django.live_server_helper import LiveServer
 from tests.browser import chromium
 from tests.browser.desk import Desk
 from tests.browser.visitor import PATIENCE, Visitor, Visitors
+from tests.waiting import LIMIT
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +48,7 @@ def _visitors(browser: Browser, live_server: LiveServer) -> Iterator[Visitors]:
         visitor.context.close()
     for thread in threading.enumerate():  # each still has a connection that the server takes from it
         if "process_request_thread" in thread.name:
-            thread.join(30)
+            thread.join(LIMIT)
 
 
 @pytest.fixture

@@ -33,11 +33,11 @@ class Writer:
 
     def propose(self, request: Any) -> ModelReply:
         """Write the text."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE  # waits: the test, for minutes
         for number, word in enumerate(self.text.split(" ")):
-            while number in self.stops and not self._steps.acquire(timeout=0.05):
+            while number in self.stops and not self._steps.acquire(timeout=0.05):  # waits: the same
                 request.on_text("")  # what was written goes out meanwhile
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline:  # waits: the same
                     raise TimeoutError("The test did not let the model go on.")
             request.on_text(f"{word} ")
         return ModelReply([{"type": "text", "text": self.text}], "end_turn")

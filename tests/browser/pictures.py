@@ -70,11 +70,11 @@ def demo(folder: Path) -> Iterator[str]:
         stdout=subprocess.DEVNULL,
     )
     try:
-        wait_for(lambda: answers(port), "the web server", seconds=120)
+        wait_for(lambda: answers(port), "the web server")
         yield f"http://127.0.0.1:{port}"
     finally:
         child.terminate()
-        child.wait(30)
+        child.wait(120)
 
 
 def take_front_page(visitors: Visitors, folder: Path) -> None:

@@ -254,6 +254,6 @@ def test_what_is_not_sent_stays_and_a_chat_can_be_over(chat: Visitor) -> None:
     chat.expected.add(401)  # of the stream and of the message, whichever is answered first
     revoke(ApiToken.objects.get().pk, None)
     with suppress(PlaywrightTimeout):  # the stream may have closed the form
-        page.get_by_role("button", name="Send").click(timeout=5_000)
+        page.get_by_role("button", name="Send").click(timeout=5_000)  # waits: what is to come may have come
     chat.wait_for("This chat has ended.")
     assert page.evaluate("sessionStorage.length") == 0

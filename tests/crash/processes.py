@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from django.db import connection
 
 from agentruns.models import Run
 from tests.programs import run_program
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import LIMIT, pause, wait_for
 
 if TYPE_CHECKING:
     from tests.crash.child import Orders
@@ -72,6 +74,36 @@ def interpret_and_die(*words: str, **environment: str) -> None:
 def expire_lease(run: Run) -> None:
     """Wait until the dead worker's lease has run out by the database clock."""
     wait_for(lambda: Run.objects.runnable().filter(pk=run.pk).exists(), "the lease to expire")
+
+
+def freeze(child: Forked) -> None:
+    """Stop a process while it is inside no transaction: its locks would hold up whoever goes on beside it."""
+
+    def is_outside() -> bool:
+        child.signal(signal.SIGSTOP)
+        if not any(_is_anybody_inside() for _look in range(3)):  # what it has sent may arrive late
+            return True
+        child.signal(signal.SIGCONT)
+        return False
+
+    wait_for(is_outside, "a moment in which the process is inside no transaction")
+
+
+def _is_anybody_inside() -> bool:
+    pause()
+    if connection.vendor == "sqlite":
+        with closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=0)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+            return False
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND xact_start IS NOT NULL AND backend_type = 'client backend')"
+        )
+        return bool(cursor.fetchone()[0])
 
 
 class Forked:

@@ -13,7 +13,7 @@ from agentruns.exceptions import ApprovalStateError, RunStateError, SessionBusyE
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from tests.crash.processes import expire_lease, finish, start
+from tests.crash.processes import expire_lease, finish, freeze, start
 from tests.effects import Effects
 from tests.waiting import wait_for
 
@@ -98,7 +98,7 @@ def test_the_heartbeat_keeps_a_slow_tool_alive(effects: Effects, tmp_path: Path)
 
 def test_a_zombie_that_wakes_writes_evidence_and_no_engine_row(effects: Effects, tmp_path: Path) -> None:
     slow = SlowTool("calls-post", "post:after", effects, tmp_path / "gate", lease=1)
-    slow.child.signal(signal.SIGSTOP)
+    freeze(slow.child)
     expire_lease(slow.run)
     sweep()
     assert Run.objects.get().status == "orphaned"

@@ -23,7 +23,7 @@ from agentruns.services.transfer import export_run
 from tests.api.http import make_user
 from tests.api.streaming import Stream
 from tests.crash import child
-from tests.crash.processes import Forked, expire_lease, finish, start
+from tests.crash.processes import Forked, expire_lease, finish, freeze, start
 from tests.effects import Effects
 from tests.waiting import pause, wait_for
 
@@ -159,7 +159,7 @@ def dies(orders: child.Orders, pipe: Connection) -> None:
 
 def test_a_frozen_one_wakes_up_and_writes_on(gate: Path, effects: Effects) -> None:
     worker, run, listener = writing(gate)
-    worker.signal(signal.SIGSTOP)
+    freeze(worker)
     expire_lease(run)
     listener.poll()
     frozen = len(drafted(listener))
@@ -178,7 +178,7 @@ def test_a_frozen_one_wakes_up_and_writes_on(gate: Path, effects: Effects) -> No
 
 def test_a_zombie_writes_over_nobodys_draft(gate: Path, effects: Effects) -> None:
     worker, run, listener = writing(gate)
-    worker.signal(signal.SIGSTOP)
+    freeze(worker)
     expire_lease(run)
     run.refresh_from_db()
     mine = {"epoch": run.lease_epoch + 1, "text": "mine"}
@@ -188,7 +188,12 @@ def test_a_zombie_writes_over_nobodys_draft(gate: Path, effects: Effects) -> Non
     listener.poll()
     written = effects.count("piece")
     worker.signal(signal.SIGCONT)
-    wait_for(lambda: bool(listener.poll()) or effects.count("piece") > written + 10, "many words more")
+
+    def has_written() -> bool:
+        listener.poll()
+        return effects.count("piece") > written + 10 or not worker.process.is_alive()
+
+    wait_for(has_written, "many words more, or the end of who has lost the run")
     assert drafted(listener)[before:] == ["mine"]
     gate.unlink()
     finish(worker)

@@ -21,7 +21,7 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.crash import child
 from tests.crash.child import Orders
-from tests.crash.processes import Forked, expire_lease
+from tests.crash.processes import Forked, expire_lease, freeze
 from tests.crash.proxy import PORT, Proxy
 from tests.effects import VARIABLE, Effects
 from tests.settings import DATABASE
@@ -192,7 +192,7 @@ def test_a_frozen_worker_whose_connections_were_ended_meanwhile_still_leaves_its
     first = worker(run, effects)
     try:
         wait_for(lambda: effects.count() == 1, "the effect")
-        first.signal(signal.SIGSTOP)
+        freeze(first)
         expire_lease(run)
         sweep()
         assert Run.objects.get(pk=run.pk).status == "orphaned"
