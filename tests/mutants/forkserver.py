@@ -79,14 +79,14 @@ def fork(request: Request) -> int | None:
     with suppress(OSError):  # the fork has done so, or has ended
         os.setpgid(child, child)
     try:
-        return wait(child, time.monotonic() + request["patience"])
+        return wait(child, time.monotonic() + request["patience"])  # waits: a mutant that hangs survives
     finally:
         kill_all(child)
 
 
 def wait(child: int, until: float) -> int | None:
     """Wait for the exit code of a process, as `subprocess` has it; None if it does not end in time."""
-    while time.monotonic() < until:
+    while time.monotonic() < until:  # waits: the same
         process, status = os.waitpid(-1, os.WNOHANG)  # orphans of the tests are children of this process, too
         if process == child:
             return os.waitstatus_to_exitcode(status)
