@@ -14,6 +14,7 @@ from django.db import OperationalError, connection, connections
 
 from agentruns import ToolContext, resolve_orphan, run_agent, tool
 from agentruns.exceptions import JournalUnreadableError, RunStateError
+from agentruns.journal.connection import own_alias
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Run
@@ -130,6 +131,31 @@ def test_evidence_whose_acknowledgement_was_lost_is_stored_once(
     monkeypatch.setattr(DatabaseStore, "append", append_and_break)
     run_agent(shop_agent("posts", {"tools": [call("post")]}, tools=[post]), "do it", "s1")
     assert (len(broken), len(payloads(Run.objects.get(), "late_result"))) == (1, 1)
+
+
+def test_evidence_is_stored_on_a_new_connection_after_its_own_has_broken(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.AGENTRUNS_LEASE_SECONDS = 30
+    append, broken = DatabaseStore.append, []
+
+    def break_and_append(store: DatabaseStore, batch: Any, **options: Any) -> None:
+        if batch.rows[0].kind == "late_result" and not broken:
+            broken.append(batch)
+            connections[own_alias("default")].connection.close()
+        append(store, batch, **options)
+
+    @tool
+    def post(ctx: ToolContext) -> str:
+        """Act, and lose the run."""
+        effects.record(ctx.idempotency_key)
+        lose_the_run()
+        return "posted"
+
+    monkeypatch.setattr(DatabaseStore, "append", break_and_append)
+    run_agent(shop_agent("posts", {"tools": [call("post")]}, tools=[post]), "do it", "s1")
+    assert (len(broken), len(payloads(Run.objects.get(), "late_result"))) == (1, 1)
+    assert "Late result not stored" not in caplog.text
 
 
 def test_evidence_of_a_journal_that_is_gone_ends_the_tries(

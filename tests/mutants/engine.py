@@ -172,10 +172,7 @@ EXECUTOR = [
                 "                    pass\n        time",
             ),
         ),
-        (
-            "crash/test_stalls.py::test_a_frozen_worker_whose_connections_were_ended_meanwhile_still_leaves_its_evidence",
-        ),
-        POSTGRESQL,
+        ("db/test_late_evidence.py::test_evidence_is_stored_on_a_new_connection_after_its_own_has_broken",),
     ),
     Mutant(
         "executor: what comes late is tried again as long as its process lives",

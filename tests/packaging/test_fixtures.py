@@ -63,3 +63,9 @@ def test_no_module_of_tests_lists_public_names() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Name) and node.id == "__all__"
     ] == []
+
+
+def test_the_page_about_the_layout_names_every_folder_of_the_tests() -> None:
+    layout = (TESTS.parent / "docs" / "layout.md").read_text().partition("\ntests/\n")[2]
+    folders = {name.partition("/")[0] for name in MODULES if "/" in name}
+    assert {folder for folder in folders if f"{folder}/" not in layout} == set()
