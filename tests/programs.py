@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 600  # seconds, on a machine however slow
+PATIENCE = 1800  # seconds, on a machine however slow
 
 
 def run_program(

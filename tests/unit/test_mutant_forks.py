@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.crash.processes import wait_for
 from tests.mutants import SQLITE, forkserver
 from tests.mutants.__main__ import ALL, FAILED, Copy
+from tests.waiting import wait_for
 
 LONG = 3600  # seconds
 
