@@ -84,12 +84,13 @@ class ScriptedModel:
             uses_tools = any(block.get("type") == "tool_use" for block in content)
             stop_reason = turn.get("stop_reason", "tool_use" if uses_tools else "end_turn")
             reply = ModelReply(content, stop_reason, turn.get("usage") or {}, model="scripted")
-        said = " ".join(block["text"] for block in reply.content if block["type"] == "text")
-        for word in re.findall(r"\S+\s*", said) if self.pace else ():
-            time.sleep(self.pace)
-            text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=word)
-            if request.on_text is not None:
-                request.on_text(word)
+        if self.pace:
+            said = " ".join(block["text"] for block in reply.content if block["type"] == "text")
+            for word in re.findall(r"\S+\s*", said):
+                time.sleep(self.pace)
+                text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=word)
+                if request.on_text is not None:
+                    request.on_text(word)
         return reply
 
 
