@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from io import IOBase
@@ -105,17 +104,12 @@ class Tool(Options, Generic[P, R]):
         _refuse_deep(arguments)  # a parameter may read a text as JSON
         again = self._read(arguments)[1]
         try:
-            if canonical.dumps(arguments) == canonical.dumps(again):
-                return arguments
+            same = canonical.dumps(arguments) == canonical.dumps(again)
         except (TypeError, ValueError, RecursionError):
             raise InvalidArguments("The arguments cannot be stored as JSON.") from None
-        changed = [
-            name
-            for name, value in arguments.items()
-            if name not in again or canonical.dumps(value) != canonical.dumps(again[name])
-        ]
-        names = ", ".join(changed) or "input"
-        raise InvalidArguments(f"{names}: this value does not read back as itself.")
+        if not same:
+            raise InvalidArguments(f"{_changed(arguments, again)}: this value does not read back as itself.")
+        return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return recorded arguments as they are validated today; raises InvalidArguments."""
@@ -196,10 +190,9 @@ class Tool(Options, Generic[P, R]):
         try:
             plain = validated.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
             found = [*finite.places(validated)]
+            inside = {place[0] for place, _allowed in found}
             # A type of the project may hide a number from the walk and write it.
-            written = [*finite.places(plain)]
-            hidden = Counter(each[0][0] for each in written) - Counter(each[0][0] for each in found)
-            found += [each for each in written if each[0][0] in hidden]
+            found += [each for each in finite.places(plain) if each[0][0] not in inside]
         except Exception as error:
             text = f"The arguments cannot be stored as JSON: {type(error).__name__}."
             raise InvalidArguments(text) from error
@@ -273,14 +266,7 @@ def _validate(model: type[BaseModel], raw: Any) -> BaseModel:
         # Validated as JSON, so that a strict datetime accepts its text, as it must after a restart.
         return model.model_validate(raw) if text is None else model.model_validate_json(text)
     except ValidationError as error:
-        found = _details(error)
-        lines = [f"- {_line(each['loc'], each['msg'], 'input')}" for each in found[:_MAX_ERRORS]]
-        if len(found) > _MAX_ERRORS:
-            lines.append(f"- and {len(found) - _MAX_ERRORS} more")
-        if any(each["type"] == "extra_forbidden" for each in found):
-            names = [field.alias or name for name, field in model.model_fields.items()]
-            lines.append(f"Parameters: {', '.join(names) or 'none'}.")
-        raise InvalidArguments("Invalid arguments:\n" + "\n".join(lines)) from None
+        raise InvalidArguments(_explain(model, error)) from None
     except Exception as error:
         raise InvalidArguments(f"The arguments could not be validated: {type(error).__name__}.") from error
 
@@ -304,6 +290,17 @@ def _misfit(error: Exception) -> str:
         return type(error).__name__
 
 
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    found = _details(error)
+    lines = [f"- {_line(each['loc'], each['msg'], 'input')}" for each in found[:_MAX_ERRORS]]
+    if len(found) > _MAX_ERRORS:
+        lines.append(f"- and {len(found) - _MAX_ERRORS} more")
+    if any(each["type"] == "extra_forbidden" for each in found):
+        names = [field.alias or name for name, field in model.model_fields.items()]
+        lines.append(f"Parameters: {', '.join(names) or 'none'}.")
+    return "Invalid arguments:\n" + "\n".join(lines)
+
+
 def _details(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False, include_context=False, include_input=False)
 
@@ -311,6 +308,15 @@ def _details(error: ValidationError) -> list[ErrorDetails]:
 def _line(loc: tuple[int | str, ...], message: str, otherwise: str) -> str:
     where = ".".join(str(part) for part in loc) or otherwise
     return f"{one_line(where, _MAX_NAME)}: {one_line(message)}"
+
+
+def _changed(first: dict[str, Any], second: dict[str, Any]) -> str:
+    names = [
+        name
+        for name in first
+        if name not in second or canonical.dumps(first[name]) != canonical.dumps(second[name])
+    ]
+    return ", ".join(names) or "input"
 
 
 def _refuse_deep(arguments: Any) -> None:

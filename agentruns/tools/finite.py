@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from enum import Enum
+from itertools import chain
 from numbers import Number, Rational
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, RootModel
 from pydantic.fields import FieldInfo
@@ -28,26 +29,19 @@ Path = tuple[Step, ...]
 def places(value: Any, annotation: Any = Any) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Yield the place of each NaN and infinity in a value, and whether its annotation allows it."""
     for path in _non_finite(value, (), {}):
-        place, guides = list[str](), [annotation]
+        guides = [annotation]
         for holder, name in path:
             guides = [each for guide in guides for each in _inner(guide, holder, name)]
-            field = type(holder).model_fields.get(name) if isinstance(holder, BaseModel) else None
-            if not isinstance(holder, RootModel):  # for which JSON has no level
-                place.append(str((field and field.alias) or ("[key]" if name is None else name)))
-        kinds = [each for guide in guides for each in _opened(guide)]
-        is_refused = any(kind in (Any, float, complex, Decimal) for kind, allows in kinds if not allows)
-        yield tuple(place), not is_refused and any(allows for _kind, allows in kinds)
+        # JSON has no level for a root model.
+        place = tuple(_shown(*step) for step in path if not isinstance(step[0], RootModel))
+        yield place, any(allows for _plain, allows in _opened(guides))
 
 
 def _non_finite(value: Any, path: Path, seen: dict[int, Any]) -> Iterator[Path]:
     if value is None or id(value) in seen or isinstance(value, str | bytes | type | types.ModuleType):
         return
     if isinstance(value, Number):
-        if isinstance(value, Decimal):
-            is_finite = value.is_finite()
-        else:  # a large integer has no float
-            is_finite = isinstance(value, Rational) or cmath.isfinite(value)  # type: ignore[arg-type]
-        if not is_finite:
+        if not _is_finite(value):
             yield path
         return
     seen[id(value)] = value  # kept, so that its id stays its own
@@ -56,6 +50,12 @@ def _non_finite(value: Any, path: Path, seen: dict[int, Any]) -> Iterator[Path]:
             yield from _non_finite(key, (*path, (value, None)), seen)
     for name, member in _members(value):
         yield from _non_finite(member, (*path, (value, name)), seen)
+
+
+def _is_finite(number: Any) -> bool:
+    if isinstance(number, Decimal):
+        return number.is_finite()
+    return isinstance(number, Rational) or cmath.isfinite(number)  # a large integer has no float
 
 
 def _members(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -68,17 +68,19 @@ def _members(value: Any) -> Iterable[tuple[Any, Any]]:
         return zip(names, value, strict=True)
     if isinstance(value, list | tuple | AbstractSet) or hasattr(value, "appendleft"):
         return enumerate(value)
-    slots: list[str] = []
-    for kind in type(value).__mro__:
-        own: Any = vars(kind).get("__slots__", ())
-        slots += [own] if isinstance(own, str) else [name for name in own if not name.startswith("__")]
+    slots = chain.from_iterable(_names(kind) for kind in type(value).__mro__)
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {}), **(getattr(value, "model_extra", None) or {})}.items()
 
 
+def _names(kind: type) -> Iterable[str]:
+    slots: Any = vars(kind).get("__slots__", ())
+    return [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
+
+
 def _inner(annotation: Any, holder: Any, name: Any) -> Iterator[Any]:
     """Yield the annotations of one member of a holder; none where the annotation does not say."""
-    kinds = [kind for kind, _allows in _opened(annotation)]
+    kinds = [kind for kind, _allows in _opened([annotation])]
     if isinstance(holder, Mapping):
         typed = [_fields(kind).get(name) for kind in kinds if is_typeddict(kind)]
         yield from [*typed, *(get_args(kind)[-1] for kind in kinds if get_args(kind) and name is not None)]
@@ -97,15 +99,26 @@ def _fields(kind: Any) -> dict[str, Any]:
         return {}  # nothing is allowed there
 
 
-def _opened(given: Any, allows: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yield the types that an annotation stands for, and whether each allows every number."""
-    given = getattr(given, "__value__", given)  # a `type` alias
-    field = given if isinstance(given, FieldInfo) else FieldInfo.from_annotation(given)
-    allows |= any(getattr(each, "allow_inf_nan", None) is True for each in field.metadata)
-    if get_origin(field.annotation) in (Union, types.UnionType):
-        for part in get_args(field.annotation):
-            yield from _opened(part, allows)
-    elif field.annotation is given:
-        yield given, allows
-    else:
-        yield from _opened(field.annotation, allows)
+def _opened(annotations: Iterable[Any], allows: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Yield the types that annotations stand for, and whether each allows every number."""
+    for given in annotations:
+        annotation = getattr(given, "__value__", given)  # a `type` alias
+        if isinstance(annotation, FieldInfo):
+            yield from _opened([annotation.annotation], allows or _allows(annotation.metadata))
+        elif get_origin(annotation) is Annotated:
+            yield from _opened(get_args(annotation)[:1], allows or _allows(get_args(annotation)[1:]))
+        elif get_origin(annotation) in (Union, types.UnionType):
+            yield from _opened(get_args(annotation), allows)
+        else:
+            yield annotation, allows
+
+
+def _allows(metadata: Iterable[Any]) -> bool:
+    inner = (each.metadata if isinstance(each, FieldInfo) else [each] for each in metadata)
+    return any(getattr(each, "allow_inf_nan", None) is True for each in chain.from_iterable(inner))
+
+
+def _shown(holder: Any, name: Any) -> str:
+    """Write one step of a place as the model has it."""
+    field = type(holder).model_fields.get(name) if isinstance(holder, BaseModel) else None
+    return str((field and field.alias) or ("[key]" if name is None else name))

@@ -369,7 +369,7 @@ GATED = [
         (
             Edit(
                 TOOL,
-                "            found += [each for each in written if each[0][0] in hidden]\n",
+                "            found += [each for each in finite.places(plain) if each[0][0] not in inside]\n",
                 "",
             ),
         ),
@@ -380,8 +380,8 @@ GATED = [
         (
             Edit(
                 "tools/finite.py",
-                "        yield given, allows\n",
-                "        yield given, True\n",
+                "            yield annotation, allows\n",
+                "            yield annotation, True\n",
             ),
         ),
         ("properties/test_numbers.py::test_a_tool_may_allow_it_number_by_number",),
