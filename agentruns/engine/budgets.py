@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentruns.agents import prices
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.journal.fold import RunState
 from agentruns.providers.names import model_identity
+
+if TYPE_CHECKING:
+    from agentruns.journal.fold import RunState
 
 
 def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:

@@ -221,15 +221,7 @@ class Driver:
                     raise
                 if tries and not joined:
                     time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))
-        self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
-        if batch.failed_drive:
-            self.attempts += 1
-        elif batch.progressed:
-            self.attempts = 0
-        if self.lease is not None:
-            self.lease.deadline = began + settings.LEASE_SECONDS
-            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for what comes next
-        self.released = batch.releases
+        self._stored(batch, began)
         if not joined:
             self._acknowledge()
         return batch
@@ -305,6 +297,18 @@ class Driver:
             committed.remember(
                 self.lease.session_id, LastRow(self.state.next_seq - 1, self.state.at, self.state.restored_at)
             )
+
+    def _stored(self, batch: Batch, sent: float) -> None:
+        """Note what a stored batch means for this drive; `sent` is when the lease was extended with it."""
+        self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
+        if batch.failed_drive:
+            self.attempts += 1
+        elif batch.progressed:
+            self.attempts = 0
+        if self.lease is not None:
+            self.lease.deadline = sent + settings.LEASE_SECONDS
+            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for what comes next
+        self.released = batch.releases
 
 
 def user_of(owner: Actor | None) -> Any:

@@ -89,7 +89,7 @@ class _Walk:
             try:
                 return bytes(value).decode()
             except UnicodeDecodeError:
-                return base64.b64encode(value).decode()
+                return base64.b64encode(bytes(value)).decode()
         # A container, or an object of any other type, unless it holds itself.
         is_container = isinstance(value, Mapping | list | tuple | set | frozenset | deque)
         if isinstance(value, Iterator) and not is_container:

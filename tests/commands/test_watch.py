@@ -90,7 +90,7 @@ def test_the_handler_begins_right_after_the_approval(watch: Watch, effects: Effe
 
 @needs_postgres
 def test_a_listener_that_broke_is_made_anew(watch: Watch, effects: Effects, tmp_path: Path) -> None:
-    watch(SELDOM)
+    watch("--interval=20")  # at the latest it listens again when it looks
     card = waiting(0)
     ((pid, *_rest),) = listeners()
     with connection.cursor() as cursor:
