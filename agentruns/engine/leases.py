@@ -229,8 +229,8 @@ class Heartbeat:
                     logger.info("Heartbeat missed run=%s", lease.run_id, exc_info=True)
                     connections[own_alias(lease.alias)].close()
         finally:
+            own.close()  # first: it leaves the journal's connection to the alias, whose close ends both
             connections.close_all()  # of this thread, if it ever beat
-            own.close()
 
 
 DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven

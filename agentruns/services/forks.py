@@ -5,14 +5,14 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections
 from django.db.models import Max
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent, CommonOptions, get_agent
+from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.engine.wakeup import notify_on_commit
@@ -73,9 +73,9 @@ def fork_run(
     key that stands for another run; SessionBusyError where `session` is taken; DurableRunNotFoundError,
     UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
     """
-    options: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
-    options["idempotency_key"] = idempotency_key
-    return get_or_fork(run_id, at, text=text, agent=agent, session=session, **options)[0]
+    whose: dict[str, Any] = {"actor": actor, "owner": owner, "scope": scope, "context": context}
+    whose |= {"session": session, "idempotency_key": idempotency_key}
+    return get_or_fork(run_id, at, text=text, agent=agent, **whose)[0]
 
 
 def get_or_fork(
@@ -84,12 +84,14 @@ def get_or_fork(
     *,
     text: str | None = None,
     agent: Agent | str | None = None,
+    actor: Any = None,
+    owner: Any = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
     session: str | None = None,
-    **options: Unpack[CommonOptions],
+    idempotency_key: str | None = None,
 ) -> tuple[Run, bool]:
     """Make a fork, or find the one that this made before; tell whether it is new. Errors as `fork_run`."""
-    actor, owner, scope = options.get("actor"), options.get("owner"), options.get("scope")
-    context, idempotency_key = options.get("context"), options.get("idempotency_key")
     permissions.require_somebody(actor)
     origin = find_run(run_id)
     permissions.require(actor, "fork", origin)

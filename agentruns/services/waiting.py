@@ -79,8 +79,8 @@ def waits(
         elif is_stalled(run):
             found[run.pk].append(Wait(kind=SILENT, run_id=run.pk))
         elif waits_for_time(run):
-            due = events.moment(firsts.get(run.pk, {}).get("not_before"))
-            timed = SCHEDULED if due == run.not_before else BACKOFF
+            due, until = firsts.get(run.pk, {}).get("not_before"), run.not_before
+            timed = SCHEDULED if until is not None and due == events.timestamp(until) else BACKOFF
             found[run.pk].append(Wait(kind=timed, run_id=run.pk, until=run.not_before))
         elif run.status == Run.Status.QUEUED and run.blocked_reason:
             found[run.pk].append(Wait(kind=BLOCKED, run_id=run.pk, text=run.blocked_reason))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connection, connections
+from django.db.backends.signals import connection_created
 
-from agentruns import run_agent
+from agentruns import run_agent, tool
 from agentruns.journal.connection import own_alias, own_connection
-from tests.shop.agents import shop_agent
+from tests.shop.agents import call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,6 +54,31 @@ def test_it_is_closed_with_the_connection_of_the_thread(kept: None) -> None:
     with pytest.raises(Exception, match="closed"):
         first.cursor().execute("SELECT 1")
     assert used() is not first
+
+
+def test_a_heartbeat_leaves_none_behind(kept: None, settings: Any) -> None:
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.05
+    made = []
+
+    def note(connection: Any, **_signal: Any) -> None:
+        if threading.current_thread().name == "agentruns-heartbeat":
+            made.append((connection, connection.connection))
+
+    @tool
+    def dawdle() -> str:
+        """Take so long that the lease is extended."""
+        wait_for(lambda: made, "a heartbeat")
+        return "done"
+
+    connection_created.connect(note)
+    try:
+        run_agent(shop_agent("slow", {"tools": [call("dawdle")]}, tools=[dawdle]), "do it", "s1")
+    finally:
+        connection_created.disconnect(note)
+    assert made
+    for _wrapper, raw in made:
+        with pytest.raises(Exception, match="closed"):
+            raw.cursor().execute("SELECT 1")
 
 
 def test_a_forked_process_leaves_it_to_its_parent(kept: None) -> None:

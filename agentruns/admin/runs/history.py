@@ -344,7 +344,7 @@ def _request(moment: Moment) -> dict[str, Any]:
 
 
 def _block(block: dict[str, Any]) -> Body:
-    kind, label, text = str(block.get("type")), str(block.get("type")), pretty(block)
+    kind = str(block.get("type"))
     if kind == "text":
         label, text = _("Text"), block.get("text", "")
     elif kind == "tool_use":
@@ -352,6 +352,8 @@ def _block(block: dict[str, Any]) -> Body:
     elif kind == "tool_result":
         label = _("Result, an error") if block.get("is_error") else _("Result")
         text = block.get("content", "")
+    else:
+        label, text = kind, pretty(block)
     return body(label, text, LONGEST)
 
 

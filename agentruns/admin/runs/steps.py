@@ -254,7 +254,7 @@ def _stating(title: Any, tone: str = "plain", *names: str) -> Callable[[RowCard,
         card.title, card.tone = str(title), tone
         for name in names or ("reason",):
             value = payload.get(name)
-            shown = TAKEN_OVER.get(value, value) if isinstance(value, str) else value
+            shown = TAKEN_OVER.get(value, value) if name == "reason" and isinstance(value, str) else value
             _add(card, str(_LABELS[name]), ", ".join(map(str, shown)) if isinstance(shown, list) else shown)
 
     return describe
