@@ -55,8 +55,8 @@ demo: $(VENV)/runtime
 console: $(VENV)/runtime
 	@$(BIN)/python manage.py console
 
-# Every behaviour once: on SQLite under coverage, where the engine's drivers forget all they remember; what the database
-# decides on PostgreSQL, too; the demo and the console in a browser.
+# Every behaviour once: on SQLite, where the engine's drivers forget all they remember; what the database decides on
+# PostgreSQL, too; the demo and the console in a browser. `make test COVERED=1` measures the coverage of the part on SQLite.
 # All parts at a time, because each waits often and ends with few tests at work; what one prints comes at its end.
 test: $(VENV)/dev
 	@$(MAKE) --no-print-directory --keep-going -j3 $(SYNC) $(BRIEF)
@@ -65,8 +65,8 @@ $(BRIEF): export AGENTRUNS_TEST_BRIEF = 1
 $(BRIEF): $(VENV)/dev
 
 brief-sqlite:
-	@$(BIN)/coverage erase
-	AGENTRUNS_TEST_FORGETFUL=1 $(BIN)/coverage run -m $(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER)) \
+	$(if $(COVERED),@$(BIN)/coverage erase)
+	AGENTRUNS_TEST_FORGETFUL=1 $(BIN)/$(if $(COVERED),coverage run -m )$(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER)) \
 		$(addprefix --deselect=,$(LONG))
 
 brief-postgresql:
@@ -107,7 +107,7 @@ test-browser-61:
 	.venv61/bin/pytest -n 3 tests/admin
 	.venv61/bin/pytest -n 2 tests/browser
 
-# Judges what the last `make test` reached on SQLite in processes that were not killed.
+# Judges what the last `make test COVERED=1` reached on SQLite in processes that were not killed.
 coverage: $(VENV)/dev
 	@$(BIN)/coverage combine -q
 	@$(BIN)/python -m tests.covered
