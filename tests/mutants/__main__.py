@@ -110,6 +110,7 @@ class Copy:
         name = f"{self.folder.parent.name}_{temporary.name}"
         environment = self.environment | self.servers[database] | {
             "AGENTRUNS_TEST_NAME": name,
+            "AGENTRUNS_TEST_LIMIT": "45",  # seconds; without a mutant all tests passed within them
             "TMPDIR": str(temporary),
         }  # fmt: skip
         if not fresh:
