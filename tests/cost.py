@@ -1,4 +1,4 @@
-"""What something costs, told in a way that holds on any machine: as a multiple of what less of it costs."""
+"""Compare costs in a way that holds on any machine: as a multiple of the cost of a smaller amount."""
 
 from __future__ import annotations
 

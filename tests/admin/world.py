@@ -89,7 +89,7 @@ def drifted(world: World, **options: Any) -> Run:
 
 
 def seen(run: Run) -> dict[str, Any]:
-    """What the form of Adopt carries on a page that is opened now."""
+    """Build the hidden values of the form to adopt a definition, for a page that is opened now."""
     return {"hash": get_agent(run.agent).definition_hash, "seq": run.messages.latest("seq").seq}
 
 

@@ -246,7 +246,7 @@ class Guest(Reader):
 
 
 async def in_a_thread(ask: Callable[[], Any]) -> Any:
-    """Return what a thread answers that leaves no connection behind."""
+    """Call a function in a thread that closes its connections, and return its answer."""
 
     def answer() -> Any:
         try:

@@ -145,7 +145,7 @@ def register() -> None:
 
 
 def act(action: str) -> None:
-    """What each process does: sweep, or run the agent of that name."""
+    """Sweep in one process, or run the agent of that name."""
     register()
     sweep() if action == "sweep" else run_agent(action, "do it", "s1", idempotency_key="s1")
 

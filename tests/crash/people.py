@@ -1,4 +1,4 @@
-"""What people do about runs while workers die."""
+"""Act as people do on runs while workers die."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def somebody_waits() -> bool:
 
 
 def heartbeat_writes() -> bool:
-    """Whether a heartbeat's UPDATE is not committed yet; looks again, as it may not have arrived yet."""
+    """Tell if a heartbeat's UPDATE is not committed yet; look twice, because it may not have arrived."""
     for _ in range(3):
         pause()
         if a_heartbeat_is_open():

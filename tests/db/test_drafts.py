@@ -110,7 +110,7 @@ def settle() -> None:
 
 
 def somebody_waits() -> bool:
-    """Whether another connection waits for a lock."""
+    """Tell if another connection waits for a lock."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
         return bool(cursor.fetchone()[0])

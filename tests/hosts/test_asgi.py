@@ -49,7 +49,7 @@ def test_streams_under_asgi(
 
 
 async def left_before_the_next_look(run: Run, cookie: str) -> None:
-    """Who leaves does not stay until the next look at the run, which is a long time off here."""
+    """End a stream when its reader leaves, and not at the next look at the run, which is far off here."""
     application = ASGIHandler()
     known = await in_a_thread(lambda: journal(run))
     for _number in range(3):
