@@ -64,7 +64,7 @@ _RATE = re.compile(r"[1-9][0-9]{0,8}/[smhd]")
 
 
 def _named(name: str) -> cached_property[Any]:
-    """Return what a setting names by its dotted path; None where it names nothing."""
+    """Build a property that imports the object at the setting's dotted path; None if the setting is empty."""
     return cached_property(lambda own: import_string(path) if (path := getattr(own, name)) else None)
 
 

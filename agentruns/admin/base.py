@@ -254,7 +254,7 @@ def status_of(refusal: Exception) -> int:
 
 
 def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) -> bool:
-    """Return whether a site shows a model, and to this user."""
+    """Check whether the admin site has a model and lets this user view it."""
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 

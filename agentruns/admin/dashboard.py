@@ -54,7 +54,7 @@ DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
 
 
 def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
-    """Return what a user may see on a site, None if that is nothing; a failure is logged and shown."""
+    """Build the front page's figures for a user; None without permission. A failure is logged and shown."""
     sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
@@ -221,7 +221,7 @@ def _failed(runs: list[Any]) -> int:
 
 
 def _cost(runs: list[Any]) -> Decimal | None:
-    """Return what some runs cost together; None where no price is known of any."""
+    """Add up the costs of the runs; None if no run has a known cost."""
     known = [run.cost for run in runs if run.cost is not None]
     return sum(known, Decimal()) if known else None
 

@@ -64,7 +64,7 @@ SELECT name FROM names WHERE name IS NOT NULL
 
 
 def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts, run: str = "") -> Any:
-    """Return those of the rows that a term may mean: by the beginning of a name or an id, or by a text.
+    """Find the rows for a search term: the beginning of a name or an id, or part of a text.
 
     Texts are compared as they are shown, and always those of the newest rows: whatever is asked for, the
     answer and the time it takes tell nothing of what is masked. `run` is the lookup to Run.
@@ -183,7 +183,7 @@ class KnownValues(admin.SimpleListFilter):
     offered: Sequence[tuple[str, Any]] = ()
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
-        """Return what can be chosen."""
+        """List the choices."""
         return self.offered
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -314,7 +314,7 @@ class StartedFilter(admin.ListFilter):
         return [self.first, self.last]
 
     def has_output(self) -> bool:
-        """Return whether there is something to choose: always."""
+        """Show the filter always."""
         return True
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
@@ -359,7 +359,7 @@ class ApprovalStatusFilter(KnownValues):
     )
 
     def value(self) -> str:
-        """Return what was chosen, or "pending"."""
+        """Read the choice from the URL; without one, "pending"."""
         return super().value() or self.default
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:

@@ -241,7 +241,7 @@ class ValueField(forms.JSONField):
             raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
 
     def bound_data(self, data: Any, initial: Any) -> Any:
-        """Return what is shown again of a text that was sent."""
+        """Show the submitted text again, also where it is no JSON."""
         try:
             return super().bound_data(data, initial)
         except (ValueError, RecursionError):

@@ -252,7 +252,7 @@ def remaining(moment: datetime | None) -> SafeString | str:
 
 
 def is_urgent(asked: datetime, expires: datetime | None) -> bool:
-    """Return whether less than a fifth of the time to decide is left."""
+    """Check whether less than a fifth of the time to decide is left."""
     return expires is not None and expires - clock.now(settings.DATABASE) < (expires - asked) / 5
 
 

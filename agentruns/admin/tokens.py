@@ -84,7 +84,7 @@ class TokenAdmin(ReadOnlyAdmin):
     # Who sees which
 
     def sees_all(self, request: HttpRequest) -> bool:
-        """Return whether the user sees everybody's tokens; who may revoke has to see."""
+        """Check whether the user may see the tokens of all users; anyone who may revoke tokens may."""
         return services.permissions.may(request.user, "revoke") or super().has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -119,7 +119,7 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("state, expires"), ordering="expires_at")
     def where(self, token: Any) -> SafeString:
-        """Return whether it is let in, and until when or since when not."""
+        """Show the token's state, with the time until it expires or the time since it ended."""
         end = token.revoked_at or token.expires_at
         is_over = end <= clock.now(settings.DATABASE)
         return two_lines(state(token, token.person), _when(end) if is_over else remaining(end))
@@ -166,7 +166,7 @@ class TokenAdmin(ReadOnlyAdmin):
 
 
 def state(token: ApiToken, owner: Any) -> SafeString:
-    """Return whether the token is let in, and if not, why."""
+    """Show whether the API accepts the token, and the reason if it does not."""
     if token.revoked_at is not None:
         return badge("bad", _("revoked"))
     if token.expires_at <= clock.now(settings.DATABASE):

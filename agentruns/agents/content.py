@@ -157,7 +157,7 @@ def checked(given: Any) -> list[Block]:
 
 
 def is_block(value: Any) -> bool:
-    """Return whether a result is a block, or a list with one in it."""
+    """Check whether a result is a block or a list with at least one block."""
     items = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(one, Text | File) for one in items)
 

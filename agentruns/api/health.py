@@ -23,7 +23,7 @@ from agentruns.services.waiting import sweeper_seen
 
 @router.get("/health", auth=None, response=Health, exclude_unset=True)
 def health(request: HttpRequest) -> Health:
-    """Return whether the database can be reached.
+    """Report whether the database can be reached.
 
     For callers who may see all runs, by session or token, also the state of the workers.
     """

@@ -70,7 +70,7 @@ class Poller:
         return True
 
     def head(self, run_id: UUID) -> Head | None:
-        """Return what the last look found of a run, which is listened to; None: it is gone."""
+        """Get the run's head as last polled, and keep polling it; None if the run is gone."""
         self._asked[run_id] = time.monotonic()
         return self._heads.get(run_id)
 

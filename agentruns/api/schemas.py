@@ -282,7 +282,7 @@ class Out(BaseModel):
 
     @classmethod
     def made(cls, source: Any, /, **given: Any) -> Self:
-        """Return what is shown of an object."""
+        """Build the schema from the attributes of an object; `given` replaces some of them."""
         names = cls.model_fields.keys() - given.keys()
         return cls(**{name: getattr(source, name) for name in names}, **given)
 
@@ -402,7 +402,7 @@ class SaidOut(Out):
 
     @classmethod
     def of(cls, row: Row, mask: Mask) -> SaidOut | None:
-        """Return what a row adds to the conversation as people read it; None if that is nothing."""
+        """Build the conversation entry for a row, masked; None for a row without text for people."""
         row = mask.row(row)
         text = said_in(row)
         if not text:

@@ -283,7 +283,7 @@ class Feed:
         return text
 
     def _live(self, head: Head) -> str:
-        """Return what is no row: whom the run waits for, and the words of the reply that is written."""
+        """Format the events that are no rows: whom the run waits for, and the draft of the reply."""
         if self._after > head.seq:  # rows that came since may say otherwise
             return ""
         text = ""

@@ -23,7 +23,7 @@ MOST = DEFAULT.request  # bytes of a request with files
 
 
 def is_upload(request: HttpRequest) -> bool:
-    """Return whether a request is multipart."""
+    """Check whether a request is multipart."""
     return request.content_type == "multipart/form-data"
 
 

@@ -26,7 +26,7 @@ class TasksDispatcher:
         return advance_run
 
     def is_immediate(self) -> bool:
-        """Return whether the backend runs a task at once, in the process that enqueues it."""
+        """Check whether the backend runs a task at once, in the process that enqueues it."""
         return isinstance(self.task.get_backend(), immediate.ImmediateBackend)
 
     def notify(self, run_id: UUID) -> None:

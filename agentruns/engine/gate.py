@@ -185,7 +185,7 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
 
 
 def is_off(driver: Driver, tool: str) -> bool:
-    """Return whether a tool is switched off; a stateless run asks no database."""
+    """Check whether a tool is switched off; a stateless run has no switches."""
     return driver.store.durable and bool(why_off(driver.alias, "tool", tool))
 
 
@@ -205,7 +205,7 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
 
 
 def run_since(driver: Driver, tool: Tool) -> str:
-    """Return that calls of a tool, left out of this fork as not executed, have run in its origin, or ""."""
+    """Explain which calls, left out of this fork as not executed, have started in its origin since; or ""."""
     left_out = driver.state.open_elsewhere.get(tool.name)
     if not left_out or tool.recovery == "safe_to_retry":
         return ""

@@ -287,7 +287,7 @@ _switches: dict[str, tuple[float, dict[str, Control]]] = {}  # by database: when
 
 
 def why_off(alias: str, kind: str, name: str) -> str:
-    """Return that an "agent" or a "tool" is switched off, by whom and why; "" if it is on.
+    """Explain by whom and why an "agent" or a "tool" is switched off; "" if it is on.
 
     A process asks the database every `DRAIN_CHECK_SECONDS`, and at each look while that fails: what it said
     before counts until then.

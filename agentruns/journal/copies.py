@@ -75,7 +75,7 @@ def tasks_of(rows: Iterable[Row]) -> dict[UUID, Row]:
 
 
 def is_task(row: Row) -> bool:
-    """Return whether a row is a task, and neither a later message nor a request to mend an answer."""
+    """Check whether a row is a task: neither a later message nor a request to correct an answer."""
     return row.kind == events.USER and "reason" not in row.payload
 
 
@@ -83,7 +83,7 @@ SAID = (events.USER, events.ASSISTANT, events.RUN_FAILED, events.RUN_CANCELLED)
 
 
 def said_in(row: Row) -> str:
-    """Return what a row of `SAID` tells people: a task, a reply's text, why a run ended; "" for nothing."""
+    """Read the text for people from a row of a kind in `SAID`: the task, the reply, or why the run ended."""
     payload = row.payload
     if row.kind == events.USER:
         return "" if payload.get("reason") == events.OUTPUT_INVALID else described(payload["content"])
@@ -93,7 +93,7 @@ def said_in(row: Row) -> str:
 
 
 def copy_of(row: Row) -> Copy | None:
-    """Return what a copied row claims; None for a result that the fork itself settled at its cut."""
+    """Parse the claim of a copied row about its source; None for a result that the fork itself settled."""
     source: events.Copied = row.payload[events.COPIED]
     if "hash" not in source:
         return None

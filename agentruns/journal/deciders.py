@@ -61,7 +61,7 @@ def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
 
 
 def requester_ids(*ids: Any, origin: Run | None = None) -> list[str]:
-    """Return who asked for a run, as its first row names them: these, and who asked for its origin."""
+    """List the ids of a run's requesters: the given ids, then the requesters of the run's origin."""
     asked = [str(one) for one in ids if one is not None]
     return list(dict.fromkeys(asked + (_requesters(origin) if origin else [])))
 
@@ -138,7 +138,7 @@ def _why_not_confirm(actor: Any, approval: Approval, verb: str) -> str:
 
 
 def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) -> dict[str, str]:
-    """Return those of the givers of an approval who may not give it any more, with the reason.
+    """Find the users who gave an approval and may not give it any more, each with the reason.
 
     `given` are ids as the journal has them. The program's own, "", always counts. Runs the project's policy:
     outside of every transaction.

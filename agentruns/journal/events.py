@@ -397,7 +397,7 @@ class Row(NamedTuple):
 
     @property
     def is_erased(self) -> bool:
-        """Return whether the content was destroyed, so that neutral values stand for it."""
+        """Check whether the row's content was erased, so that neutral values replace it."""
         return bool(self.content_hash) and self.content_salt is None
 
 
@@ -409,7 +409,7 @@ def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def leaves_doubt(payload: ToolResult) -> bool:
-    """Return whether a call with this result may have happened, and nobody knows."""
+    """Check whether it is unknown if the call with this result happened."""
     return payload["outcome"] == "unknown" or payload.get("in_doubt", False)
 
 

@@ -77,12 +77,12 @@ class Call:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the call has no result yet."""
+        """Check whether the call has no result yet."""
         return not self.outcome
 
     @property
     def is_started(self) -> bool:
-        """Return whether an effect may have happened that no stored result tells of yet."""
+        """Check whether an effect may have happened without a stored result."""
         if self.declares == "transactional" and not self.orphan:  # without its result nothing was committed
             return False
         if self.orphan == "not_occurred" and not self.returned_late:
@@ -97,12 +97,12 @@ class Call:
 
     @property
     def is_contradicted(self) -> bool:
-        """Return whether its handler has returned after a verdict that it did not happen."""
+        """Check whether the handler returned after a person's verdict that the call did not happen."""
         return self.orphan == "not_occurred" and self.returned_late
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether a person has to act before the engine can."""
+        """Check whether the call waits for a person: for an approval or a verdict."""
         if self.orphan == "held":
             return True
         if self.verdict != "ask":

@@ -154,7 +154,7 @@ class Mask:
         }
 
     def made(self, tool: str, value: Any) -> Any:
-        """Return what a tool made of its arguments, a preview or a title; nothing of it if in doubt."""
+        """Mask a preview or a title that a tool made of its arguments; all of it if a value may be left."""
         if not self.names(tool) or value is None:
             return self.value(value)
         shown = self.value(self._named(value, self.names(tool)), tool)
@@ -165,7 +165,7 @@ class Mask:
         return self.secrets.walk(value, short=bool(self.names(tool))) if self else value
 
     def said(self, value: Any, tool: str = "") -> Any:
-        """Return what a person wrote without sensitive values, nor others like them, which are guesses."""
+        """Mask sensitive values, and values similar to them, in a text that a person wrote."""
         return self.secrets.walk(value, short=bool(self.names(tool)), alike=True) if self else value
 
     def text(self, text: Any) -> Any:
@@ -226,7 +226,7 @@ class Mask:
         return show(value, row.tool_name)
 
     def _errors(self, row: Row) -> list[str]:
-        """Return what a handler of sensitive results raised: it may name what it worked with."""
+        """List the error texts of a handler with sensitive results: an error may quote the handler's data."""
         if row.tool_name not in self.results_of or not row.attempt or _is_told(row):
             return []
         found = [row.payload.get("raised"), row.payload.get("content") if row.payload.get("is_error") else ""]
@@ -281,7 +281,7 @@ NOTHING = Mask()
 
 
 def mask_of(run: Run) -> Mask:
-    """Return what is masked of a run: of its whole session, whose conversation it goes on with."""
+    """Build the mask of a run from all runs of its session, because they share one conversation."""
     return masks_of([run])[run.session_id]
 
 
@@ -441,7 +441,7 @@ def _without(value: Any, names: set[str]) -> Any:
 
 
 def sensitive_parts(content: Any, payload: Mapping[str, Any], names: Collection[str]) -> Any:
-    """Return what of a result is sensitive: the members of these names, or all words of blocks."""
+    """Select the sensitive parts of a result: the members with these names, or all words of blocks."""
     if names and payloads.has_blocks(payload) and isinstance(content, list):
         return [[block.get("text"), block.get("name")] for block in _dicts(content)]
     return members(content, names)
@@ -457,7 +457,7 @@ def members(content: Any, names: Collection[str]) -> Any:
 
 
 def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
-    """Return whether an edited argument holds a mask that readers saw instead of an original text."""
+    """Check whether an edited argument holds the mask that a reader saw instead of the original text."""
     if not is_on():
         return False
     kept = list(_texts(original.get(name)))

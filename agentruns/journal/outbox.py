@@ -117,7 +117,7 @@ class _Event(NamedTuple):
 
 
 def is_announced(batch: Batch) -> bool:
-    """Return whether somebody may be told of a batch: else announcing it costs neither a query nor a hook."""
+    """Check whether a notifier or signal receiver may want a batch; if not, announcing it costs no query."""
     found = [] if batch.quiet else [EVENTS[row.kind][1] for row in batch.rows if row.kind in EVENTS]
     return bool(found and (notifiers() or any(signal.receivers for signal in found)))
 
@@ -186,7 +186,7 @@ def _matters(row: Row, approval: CallApproval | None) -> bool:
 
 
 def _wants(path: str, event: str) -> bool:
-    """Return whether an event is among a notifier's `events`; one without them gets all."""
+    """Check whether a notifier wants an event: it is in `events`, or the notifier has no `events`."""
     try:
         wanted = getattr(import_string(path), "events", None)
     except Exception:

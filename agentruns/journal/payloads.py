@@ -61,7 +61,7 @@ class Stored(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Return whether the file holds the content's text, not its canonical JSON."""
+        """Check whether the file holds the content as plain text rather than as canonical JSON."""
         return self.form == "text"
 
     def error(self, what: str) -> PayloadError:
@@ -91,7 +91,7 @@ class Offload:
 
 
 def may_be_large(text: str) -> bool:
-    """Return whether a text may be over the limit, by a check cheap enough for every row."""
+    """Check cheaply, without encoding, whether a text may exceed AGENTRUNS_PAYLOAD_INLINE_MAX bytes."""
     return len(text) * LONGEST_CHARACTER > settings.PAYLOAD_INLINE_MAX
 
 
@@ -146,7 +146,7 @@ def _put(name: str, form: str, data: bytes) -> dict[str, Any] | None:
 
 
 def is_configured() -> bool:
-    """Return whether the project has the storage alias that AGENTRUNS_PAYLOAD_STORAGE names."""
+    """Check whether STORAGES has the alias that AGENTRUNS_PAYLOAD_STORAGE names."""
     return settings.PAYLOAD_STORAGE in storages.backends
 
 
@@ -156,7 +156,7 @@ def of(run_id: UUID, seq: int, payload: Any) -> Stored | None:
 
 
 def has_blocks(payload: Any) -> bool:
-    """Return whether a row's content is a list of blocks with files, however small."""
+    """Check whether a row's content is a list of blocks with files."""
     return isinstance(payload, dict) and isinstance(payload.get("stored"), list)
 
 

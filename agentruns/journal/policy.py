@@ -83,13 +83,13 @@ class Policy:
                 raise TypeError(f"{cls.__qualname__}.{name} {wrong}.")
 
     def visible(self, user: Any, runs: QuerySet[Run]) -> QuerySet[Run]:
-        """Return those of the runs that a user may see: their own, all with the permission to view runs."""
+        """Narrow the runs to what a user may see: all with the permission to view runs, else their own."""
         if user.has_perm("agentruns.view_run"):
             return runs
         return runs.none() if user.pk is None else runs.filter(owner_id=user.pk)  # nobody's are not theirs
 
     def visible_approvals(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
-        """Return those of the approvals that a user may see: of visible runs, all for people who decide.
+        """Narrow the approvals to those that a user may see: all for deciders, else those of visible runs.
 
         A project that narrows `visible` narrows this as well, unless it overrides both.
         """

@@ -69,7 +69,7 @@ def rows_with_secret(alias: str, session_id: UUID) -> tuple[list[Row], str]:
 
 
 def _quickly(connection: BaseDatabaseWrapper) -> Callable[[Sequence[Any]], Row]:
-    """Return what `row_of` does to stored values: Django's converters take longer than the whole query."""
+    """Build a faster `row_of` for stored values: Django's converters take longer than the whole query."""
     is_sqlite, zone, ops = connection.vendor == "sqlite", connection.timezone, cast("Any", connection.ops)
     load, uuid = canonical.loads, cache(UUID)  # most ids stand in the row before
 

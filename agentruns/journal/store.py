@@ -129,7 +129,7 @@ class SessionState:
         return (self.conversation.held_back() or self.next_seq) - 1
 
     def was_sent_for(self, reply: Row) -> bool | None:
-        """Return whether the conversation is the one that a reply answers; None where nobody can tell."""
+        """Check whether a reply answers this conversation; None if the reply or a part of it was erased."""
         sent = reply.payload.get("sent")
         if sent is None or reply.content_salt is None or self.has_erased:
             return None
@@ -206,7 +206,7 @@ class Batch:
 
     @property
     def releases(self) -> bool:
-        """Return whether the writer's lease ends with this append."""
+        """Check whether the writer's lease ends with this append."""
         return self.release or self.delay is not None or self.state.run.status != "active"
 
     def add(
@@ -420,6 +420,6 @@ def card_columns(call: Call, approval: CallApproval) -> dict[str, Any]:
 
 
 def same_call(tool: str, arguments: dict[str, Any]) -> str:
-    """Return what a call is recognised by in other sessions, keyed by the project's SECRET_KEY."""
+    """Compute a keyed hash of tool and arguments, which finds the same call in other sessions."""
     text = canonical.dumps({"tool": tool, "arguments": arguments})
     return salted_hmac("agentruns.same_call", text, algorithm="sha256").hexdigest()

@@ -79,7 +79,7 @@ def begin(
 
 
 def _kept(connection: BaseDatabaseWrapper, run: Run, definition: Definition) -> SQL:
-    """Return what stores what is kept of a run's context, with its parameters; "" for nothing."""
+    """Build the INSERT for the run's searchable context values, with its parameters; "" without values."""
     if not (found := ContextValue.of(run, definition.body)):
         return "", []
     values = f"v.* FROM (VALUES {', '.join(['(%s, %s)'] * len(found))}) AS v"
@@ -90,7 +90,7 @@ def _kept(connection: BaseDatabaseWrapper, run: Run, definition: Definition) -> 
 
 
 def _head(connection: BaseDatabaseWrapper, run: Run, batch: Batch, unless: Iterable[QuerySet[Any]]) -> SQL:
-    """Return what stores the session's head, with its parameters: with the session, if that is new."""
+    """Build the SQL, with its parameters, that inserts a new session or moves the head of a stored one."""
     session, source = run.session, " FROM c" if connection.vendor == "postgresql" else ""
     looks = [query.values("pk").query.get_compiler(connection=connection).as_sql() for query in unless]
     where = "".join(f" AND NOT EXISTS ({sql})" for sql, _ in looks)

@@ -19,7 +19,7 @@ Payload = dict[str, Any]
 
 
 class Form:
-    """Which members of a payload are facts, and what erased content reads as.
+    """The members of a payload that are facts, and the neutral values of erased content.
 
     `content` and `optional` give members with their neutral values, `gone` those that are then left out, and
     `inside` those that are split themselves, objects or lists of them.
@@ -59,7 +59,7 @@ class Form:
         return facts, content
 
     def neutral(self, facts: Payload) -> Payload:
-        """Return what stands for the content that belonged to these facts."""
+        """Build the neutral content that replaces the erased content of these facts."""
         content: Payload = deepcopy(self.content)
         has = self.optional.keys() & {*facts.get(HAS, ())}
         content |= {name: deepcopy(self.optional[name]) for name in sorted(has)}

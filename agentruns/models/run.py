@@ -160,7 +160,7 @@ class Run(models.Model):
 
     @property
     def is_ended(self) -> bool:
-        """Return whether the run has reached a terminal status."""
+        """Check whether the run has reached a terminal status."""
         return self.status in self.ENDED
 
 

@@ -122,7 +122,7 @@ def remove(connection: BaseDatabaseWrapper) -> None:
 
 
 def differences(connection: BaseDatabaseWrapper) -> list[str]:
-    """Return what differs from the protection that `install` gives, a sentence each; [] without a journal.
+    """List the differences from the protection that `install` gives, a sentence each.
 
     Triggers are compared by what they do, not by their names. Also found: triggers that are not ours, rules,
     child tables, row security, and tables that hide one of ours.
@@ -149,7 +149,7 @@ def lifted(connection: BaseDatabaseWrapper) -> Iterator[None]:
 
 
 def is_present(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the database has the journal's tables."""
+    """Check whether the database has the journal's tables."""
     return {MESSAGE, TOMBSTONE} <= {*connection.introspection.table_names()}
 
 

@@ -39,7 +39,7 @@ LIMITS = {
 
 
 def limits_of(*identities: str) -> Limits:
-    """Return what the providers of some models all take."""
+    """Compute the limits that hold for the providers of all given models."""
     limits = [LIMITS.get(identity.partition(":")[0], DEFAULT) for identity in identities]
     types = frozenset.intersection(*(each.types for each in limits))
     return Limits(types, *(min(bounds) for bounds in zip(*(each[1:] for each in limits), strict=True)))
@@ -54,7 +54,7 @@ class Room:
     size: int = 0
 
     def take(self, metas: Iterable[Meta]) -> bool:
-        """Return whether files fit into the request as well, and count them if so."""
+        """Count the files and return True if they fit into the request, too; else count none."""
         sizes = [encoded_size(meta["size"]) for meta in metas]
         files, size = self.files + len(sizes), self.size + sum(sizes)
         if files > self.limits.files or size > self.limits.request:
@@ -69,13 +69,13 @@ def encoded_size(size: int) -> int:
 
 
 def is_taken(meta: Meta, limits: Limits = DEFAULT) -> bool:
-    """Return whether a provider takes a file by itself."""
+    """Check whether a provider accepts the file, by its type and its own size."""
     is_small = meta["type"] != "image" or encoded_size(meta["size"]) <= limits.image
     return meta["media_type"] in limits.types and is_small
 
 
 def fitting(metas: Iterable[Meta], limits: Limits = DEFAULT) -> list[Meta]:
-    """Return those of some files, in their order, that one request can have."""
+    """Select the files, in their order, that fit into one request."""
     room = Room(limits)
     return [meta for meta in metas if is_taken(meta, limits) and room.take([meta])]
 

@@ -33,7 +33,7 @@ def foreign(block: Block) -> ProviderError:
 
 
 def is_reasoning(block: Block) -> bool:
-    """Return whether a block is reasoning, which another model does without."""
+    """Check whether a block is reasoning, which is left out for another model."""
     is_item = block["type"] == ITEM and block["item"].get("type") == "reasoning"
     return is_item or block["type"] in ("thinking", "redacted_thinking")
 

@@ -21,7 +21,7 @@ _REASONING = ("reasoning_details", "reasoning", "reasoning_content")
 
 
 class Quirks(NamedTuple):
-    """Where a server that speaks Chat Completions differs from the others."""
+    """Differences between servers that speak Chat Completions."""
 
     base_url: str | None = None
     key: str = "OPENAI_API_KEY"  # the variable that has it
@@ -226,7 +226,7 @@ def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two parts of a list are one: some servers number every call 0."""
+    """Check whether two parts belong to one tool call; some servers give every call the index 0."""
     if not isinstance(one, dict) or not isinstance(other, dict) or "index" not in other:
         return False
     ids = {each["id"] for each in (one, other) if each.get("id")}

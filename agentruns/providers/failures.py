@@ -126,7 +126,7 @@ def plain(answer: Any) -> dict[str, Any]:
 
 
 def of_status(status: int) -> Disposition | None:
-    """Return what a status asks for, or None if it is no error: one inside a stream that began with 200."""
+    """Choose the disposition for an HTTP status; None if the status is no error."""
     if status in (408, 409, 429) or status >= 500:
         return "retry"
     if status in (401, 402, 403, 404):
@@ -135,7 +135,7 @@ def of_status(status: int) -> Disposition | None:
 
 
 def judged(status: int | None, *words: str) -> Disposition:
-    """Return what an error asks for, by its status and words; one may be the status behind a router."""
+    """Choose the disposition for an error by its status and words; a router quotes a status in the words."""
     if any(map(_PAUSING.fullmatch, words)):
         return "pause"
     for number in (status or 200, *(int(word) for word in words if word.isdecimal())):

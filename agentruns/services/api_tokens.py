@@ -116,7 +116,7 @@ def authenticate(text: str) -> ApiToken | None:
 
 
 def _passwords(owner: Any) -> list[str]:
-    """Return what a token is bound to of its owner: now, and under each of SECRET_KEY_FALLBACKS."""
+    """List the owner's password fingerprints: of the current key and of each of SECRET_KEY_FALLBACKS."""
     # Empty passwords are alike, so the day on which the user joined belongs to it, or the name without one.
     joined = getattr(owner, "date_joined", None)
     who = str(joined.timestamp()) if joined else owner.get_username()

@@ -218,7 +218,7 @@ class _Erasure:
             self.files |= {*payloads.names_in(row.payload), *before.get((pk, row.seq), ())}
 
     def look(self) -> Erased:
-        """Return what goes; raise what hinders it."""
+        """List what will be erased; raises PermissionDeniedError, or RunStateError if a run is unfinished."""
         run_ids = {row.run_id for rows in self.rows.values() for row in rows}
         for run in Run.objects.using(self.alias).filter(pk__in=run_ids).order_by("pk"):
             permissions.require(self.actor, "erase", run)

@@ -162,7 +162,7 @@ class Effect(NamedTuple):
 
 
 def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
-    """Return what a run did in replies after a row: what starts there again may do it again."""
+    """List the effects of a run after a row; a fork that starts at the row may repeat them."""
     rows = Message.objects.using(alias).filter(run_id=run.pk, seq__gt=after)
     rows = rows.filter(kind__in=(events.ASSISTANT, events.TOOL_STARTED, events.TOOL_RESULT))
     asked: dict[str, dict[str, Any]] = {}
@@ -192,7 +192,7 @@ class Fate(NamedTuple):
 
 
 def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
-    """Return what a fork at a row, where the run has `state`, makes of open calls, by all known by now."""
+    """Decide the fate in a fork of each call that is open in `state` at the row, by all that is known now."""
     calls, home = state.open_calls(), run
     if not calls:
         return []

@@ -116,7 +116,7 @@ def require_whole(actor: Any, run: Run, until: int | None = None) -> None:
 
 
 def titled(actor: Any, sessions: Collection[UUID]) -> Collection[UUID]:
-    """Return those of some sessions whose title, the first task, a user may see."""
+    """Select the sessions whose title (the first task) a user may see."""
     if not hides(actor):
         return sessions
     first = Message.objects.using(settings.DATABASE).filter(session_id__in=sessions, seq=1)

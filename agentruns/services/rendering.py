@@ -68,7 +68,7 @@ class _UnusableError(Exception):
 def _call(
     name: str, usable: Callable[[Agent, Any], Any], about: RunContext, agent: Agent, origin: Run | None
 ) -> Any:
-    """Return what one of the agent's functions makes; its words are in no error, and masked in the log."""
+    """Call a function of the agent; errors never quote its exception, and the log masks it."""
     what = f"Agent {agent.name!r}: its function {name}"
     is_callers = connections[settings.DATABASE].in_atomic_block
     try:
@@ -93,7 +93,7 @@ def _call(
 
 
 def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
-    """Return what the same functions made for a run, whose definition is `then`; raises PayloadError."""
+    """Reuse the run's instructions and tools if the functions in its definition `then` are still the same."""
     found, now = dict[str, Any](), agent.definition()
     if state.instructions is not None and now["instructions"] == then["instructions"]:
         found["instructions"] = payloads.instructions_of(state)

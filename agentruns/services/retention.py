@@ -378,7 +378,7 @@ def _folder(name: str) -> str:
 
 
 def _unnamed(names: Collection[str]) -> set[str]:
-    """Return those of the files that no row of any database names: an imported run shares its files."""
+    """Select the files that no row of any database names; an imported run shares its files."""
     left = {name for name in names if payloads.FOLDER.fullmatch(_folder(name))}
     for alias in _journals():
         rows = Message.objects.using(alias)

@@ -20,7 +20,7 @@ CONTEXT_LENGTH = 8 * 1024  # bytes of canonical JSON
 
 
 class Owner(NamedTuple):
-    """Whose a session and its runs are, as stored; without an id the program's own."""
+    """The owner of a session and its runs, as stored; the program has no id."""
 
     id: Any = None
     name: str = ""

@@ -275,7 +275,7 @@ def _is_reachable(alias: str) -> bool:
 
 
 def sweeper(alias: str) -> Literal["ok", "never", "late"]:
-    """Return whether sweeps happen, by the database clock; a sweep that drives a run counts as one."""
+    """Check whether sweeps happen, by the database's clock; a sweep that drives a run counts as recent."""
     recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
     seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
     if seen["lately"] or (seen["ever"] and leases.driven_runs(alias)):

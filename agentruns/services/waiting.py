@@ -56,7 +56,7 @@ class Wait:
 def waits(
     alias: str, runs: Iterable[Run], masks: Mapping[UUID, Mask] | None = None
 ) -> dict[UUID, list[Wait]]:
-    """Return what each run waits for, calls in doubt first, by two queries and those for the masks.
+    """List what each run waits for, calls in doubt first.
 
     A run that ended, or that goes on by itself, is not among them.
     """
@@ -153,31 +153,31 @@ def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
 
 
 def is_live(run: Run) -> bool:
-    """Return whether a worker holds the run at this moment."""
+    """Check whether a worker holds the run's lease now, by the database's clock."""
     expires = run.lease_expires_at
     return run.status == Run.Status.RUNNING and expires is not None and expires > clock.now(settings.DATABASE)
 
 
 def is_stalled(run: Run) -> bool:
-    """Return whether the run should be running and no worker holds it."""
+    """Check whether the run has the status running and no worker holds its lease."""
     return run.status == Run.Status.RUNNING and not is_live(run)
 
 
 def waits_for_time(run: Run) -> bool:
-    """Return whether the run waits for a time: after its model failed, or to start at all."""
+    """Check whether the run waits for a time: for its start, or to try the model again."""
     until = run.not_before
     return run.status == Run.Status.QUEUED and until is not None and until > clock.now(settings.DATABASE)
 
 
 def cancel_requests(alias: str, runs: Collection[Run]) -> dict[UUID, tuple[str, datetime]]:
-    """Return who asked first for which of the runs to be cancelled, "" for the program, and when."""
+    """Find the first cancel request of each run: who asked ("" for the program) and when."""
     rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_CANCEL_REQUESTED)
     found = rows.order_by("-seq").values_list("run_id", "facts", "created_at")
     return {run_id: (_actor(facts), when) for run_id, facts, when in found}
 
 
 def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
-    """Return whether a run is paused, and who asked when for a pause that its worker has not made yet."""
+    """Check whether the run is paused; else find the open pause request: who asked and when."""
     kinds = (events.RUN_PAUSE_REQUESTED, events.RUN_PAUSED, events.RUN_RESUMED)
     rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind__in=kinds).order_by("-seq")
     for kind, facts, at in rows.values_list("kind", "facts", "created_at"):
@@ -222,7 +222,7 @@ def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
 
 
 def unserved(runs: RunQuerySet) -> RunQuerySet:
-    """Return those of the runs that no process that looked could take."""
+    """Select the queued runs that no worker so far could take."""
     return runs.filter(status=Run.Status.QUEUED).exclude(blocked_reason="")
 
 

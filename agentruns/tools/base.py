@@ -116,7 +116,7 @@ class Tool(Options, Generic[P, R]):
         return self._read(arguments)[1]
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
-        """Return whether a person must approve; a gate that raises or returns None means yes."""
+        """Check whether a person must approve the call; a predicate that raises or returns None means yes."""
         if isinstance(self.requires_approval, bool):
             return self.requires_approval
 
@@ -144,7 +144,7 @@ class Tool(Options, Generic[P, R]):
     def _told(
         self, hook: str, read: Callable[[Any], Any], arguments: dict[str, Any], *more: Any, failed: str = ""
     ) -> Any:
-        """Return what a function of the project says of a call, as it is read; None if it fails."""
+        """Call a hook of the tool with copied arguments and convert its answer; None if the hook fails."""
         with concealing(self._hidden(arguments)):
             try:
                 return read(call(getattr(self, hook), copy.deepcopy(arguments), *more))
@@ -177,7 +177,7 @@ class Tool(Options, Generic[P, R]):
         return self.output(result)
 
     def refused(self, error: Exception) -> bool:
-        """Return whether an exception of the handler says that nothing happened; never raises."""
+        """Check whether an exception of the handler means that nothing happened; never raises."""
         return is_refusal(error, self.refuses)
 
     def _hidden(self, arguments: dict[str, Any]) -> list[Any]:

@@ -57,7 +57,7 @@ class ToolContext(OfRun):
     _covers: Callable[..., bool] = field(default=lambda extend=False: True, repr=False, compare=False)
 
     def is_cancelled(self) -> bool:
-        """Return whether the run was cancelled or taken over, so that a long handler can stop early."""
+        """Check whether the run was cancelled or taken over, so that a long handler can stop early."""
         return self._is_cancelled() if self._is_cancelled is not None else False
 
     def heartbeat(self) -> None:

@@ -42,7 +42,7 @@ def choices_of(arguments: dict[str, Any]) -> list[str]:
 
 
 def takes_text(arguments: dict[str, Any]) -> bool:
-    """Return whether a question may be answered by another text than its choices.
+    """Check whether a question accepts a free text besides its choices.
 
     One that was recorded before there was `free_text` promised so.
     """

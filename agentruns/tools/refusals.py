@@ -26,7 +26,7 @@ UNDECIDED = (408, 409, 425, 429)
 
 
 def http_refusal(error: Exception) -> bool:
-    """Return whether an HTTP client's exception means that the server refused the request.
+    """Check whether an HTTP client's exception means that the server refused the request.
 
     That is a status from 400 to 499 other than 408, 409, 425 and 429, read where httpx, requests, aiohttp,
     urllib and libraries built on them keep it. After a redirect it is none: the first server may have acted.
@@ -44,7 +44,7 @@ def http_refusal(error: Exception) -> bool:
 
 
 def is_refusal(error: Exception, named: Iterable[Refusal]) -> bool:
-    """Return whether an exception of a handler is a refusal: by its class, its tool or the project.
+    """Check whether a handler's exception is a refusal by its class, by the tool or by the project's setting.
 
     What cannot be told, because a function raises or the setting cannot be read, is none.
     """

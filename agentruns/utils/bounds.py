@@ -29,7 +29,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Return whether every database stores a text and finds it again."""
+    """Check whether a text is short enough and printable, so that every database stores and finds it."""
     return len(text) <= NAME_LENGTH and text.isprintable()
 
 
@@ -42,7 +42,7 @@ def said(value: Any) -> str:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Return whether objects and lists are nested more than `levels` deep; true for a circular value."""
+    """Check whether objects and lists are nested more than `levels` deep; true for a circular value."""
     level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(levels):
         if not level:

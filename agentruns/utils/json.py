@@ -93,7 +93,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text has no lone surrogate; many times faster than searching for one."""
+    """Check whether a text can be encoded as UTF-8; many times faster than searching for lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -129,7 +129,7 @@ def _legal_text(text: str) -> str:
 
 
 def _original(text: str) -> Any:
-    """Return what stood in place of an escaped text: another text, or a number."""
+    """Restore the text or the non-finite number that an escaped text stands for."""
     return _NON_FINITE[text] if text in _NON_FINITE else unescape_text(text)
 
 
@@ -163,7 +163,7 @@ def first_difference(then: Any, now: Any, path: str = "$") -> Difference | None:
 
 
 def passes(path: str, names: frozenset[str]) -> bool:
-    """Return whether a path passes through a member with one of these names."""
+    """Check whether a path passes through a member with one of these names."""
     return any(_step(name) + end in path + "." for name in names for end in (".", "["))
 
 

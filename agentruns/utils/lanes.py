@@ -25,7 +25,7 @@ class Lane:
         in_child(partial(self._free.__init__, threads))  # type: ignore[misc]
 
     def __call__(self, work: Callable[[], T], seconds: float) -> T:
-        """Return what `work` returns; a thread in which it takes longer than `seconds` is left behind.
+        """Run `work` in a thread and return its result; after `seconds` the thread is left to itself.
 
         Raises TimeoutError then, also where no thread gets free in time, and what `work` raises.
         """

@@ -205,7 +205,7 @@ logger = logging.getLogger("agentruns.redaction")  # its records contain nothing
 
 
 def is_on() -> bool:
-    """Return whether the project redacts anything."""
+    """Check whether the project has set AGENTRUNS_REDACT."""
     return settings.REDACT is not None
 
 

@@ -115,11 +115,11 @@ class ApprovalAdmin(ReadOnlyAdmin):
     )
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may see approvals: also when they may only decide."""
+        """Check whether the user may see approvals; the permission to decide suffices."""
         return self.has_decide_permission(request) or super().has_view_permission(request, obj)
 
     def has_decide_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may decide approvals at all."""
+        """Check whether the user has the permission to decide approvals."""
         return services.permissions.may(request.user, "decide")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

@@ -51,7 +51,7 @@ def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[s
 
 
 def _same_calls(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Any:
-    """Return those of the approvals that are about the same calls as the cards."""
+    """Select the approvals of the same calls (tool and arguments) as the cards."""
     same = Approval.objects.using(settings.DATABASE).filter(
         same_call__in={one.same_call for one in cards} - {""}
     )

@@ -113,7 +113,7 @@ class ApprovalCard:
         return None if row is None else self.words_of(row)
 
     def words_of(self, row: Row) -> Quote:
-        """Return what a person wrote in a row."""
+        """Quote the task or message in a row, with the name of the person who wrote or passed it on."""
         start = next((one for one in self.before if one.kind == events.RUN_STARTED), None)
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
@@ -282,7 +282,7 @@ class ApprovalCard:
         return shown
 
     def warned_of(self, arguments: dict[str, Any]) -> list[SafeString]:
-        """Return what the tool's preview warns of with other arguments, and not on this card."""
+        """List the warnings of the tool's preview for other arguments that this card does not show."""
         tool, made = self.tool, [self.preview([])]
         if tool is None or tool.preview is None:
             return []

@@ -66,7 +66,7 @@ class Situation:
 
     @property
     def is_scheduled(self) -> bool:
-        """Return whether the run waits for the time of its start."""
+        """Check whether the run waits for its scheduled start."""
         return any(wait.kind == waiting.SCHEDULED for wait in self.waits)
 
     @property
@@ -136,7 +136,7 @@ def headline(situation: Situation) -> str:
 
 
 def notes(situation: Situation) -> list[str]:
-    """Return what else a person should know now."""
+    """List the calls in doubt, and warn if no worker is there to go on with the run."""
     run, found = situation.run, []
     text = _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
     for one in situation.orphans:
@@ -190,7 +190,7 @@ def resume(situation: Situation) -> Action:
 
 
 def pause(situation: Situation) -> Action:
-    """Return what Pause will do, or why it cannot be done."""
+    """Describe the effect of Pause, or the reason why it is not possible."""
     run = situation.run
     effect = [_("The run is paused now.")]
     if is_live(run):
@@ -209,7 +209,7 @@ def pause(situation: Situation) -> Action:
 
 
 def cancel(situation: Situation) -> Action:
-    """Return what Cancel will do, or why it cannot be done."""
+    """Describe the effect of Cancel, or the reason why it is not possible."""
     run, asked = situation.run, situation.cancel_requested if is_live(situation.run) else None
     patience = timedelta(seconds=settings.LEASE_SECONDS)
     is_asked = asked is not None and clock.now(settings.DATABASE) - asked[1] < patience
@@ -228,7 +228,7 @@ def cancel(situation: Situation) -> Action:
 
 
 def action(situation: Situation, button: str, effect: list[str], *reasons: str | bool) -> Action:
-    """Return what a button will do, or the first reason why it cannot be pressed; the permission is last."""
+    """Describe a button: its effect and the first reason that disables it, a missing permission last."""
     why_not = next((each for each in reasons if isinstance(each, str) and each), "")
     forbidden = not why_not and button not in situation.may
     return Action(effect, missing(button) if forbidden else why_not, forbidden)
@@ -240,7 +240,7 @@ def _request(request: tuple[str, datetime]) -> dict[str, str]:
 
 
 def buttons(situation: Situation) -> dict[str, Any]:
-    """Return what each button of a run would do, and its form."""
+    """Describe each button of a run and build its form."""
     shown: dict[str, Any] = {name: verb.advice(situation) for name, verb in VERBS.items()}
     seen = {} if shown["resume"].why_not else {"seq": str(last_seq(situation.run))}
     forms = {f"{name}_form": verb.form(initial=seen, auto_id=f"{name}_%s") for name, verb in VERBS.items()}

@@ -241,7 +241,7 @@ def verdict(row: Row) -> str:
 
 
 def _outcome(found: CallHistory, row: Row) -> str:
-    """Return what a result says, and who knew it: a handler, the outside system, or a person."""
+    """Describe a result and its source: the handler, the outside system, or a person."""
     outcome, facts = row.payload["outcome"], {"name": actor(row), "when": _moment(row)}
     if row.payload.get("in_doubt"):
         return _("The tool raised an error on %(when)s, and the model was told.") % facts

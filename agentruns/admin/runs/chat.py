@@ -271,7 +271,7 @@ def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
 
 
 def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | None]]:
-    """Return that approved calls were made in other sessions, too, each with a run that made it."""
+    """Warn of approved calls that also ran in other sessions, each with the id of a run that made it."""
     done = visible_approvals(user).filter(pk__in=keys, status=Approval.Status.CONSUMED).exclude(same_call="")
     cards = list(done.select_related("run").order_by("pk")) if keys else []
     found = Surroundings(user, cards).elsewhere if cards else {}
@@ -289,7 +289,7 @@ class Starts(NamedTuple):
 
 
 def repeated(user: Any, run: Run) -> Starts:
-    """Return what ran more than once; a tool that declares that it may be repeated is left out."""
+    """Find calls of one tool with equal arguments that started more than once, except of repeatable tools."""
     rows = Message.objects.using(settings.DATABASE).own()
     rows = rows.filter(session_id=run.session_id, kind=events.TOOL_STARTED)
     seen = visible_runs(user)

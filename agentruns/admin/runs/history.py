@@ -296,7 +296,7 @@ def _moment_page(
 
 
 def facts(moment: Moment) -> list[tuple[str, Any, Any]]:
-    """Return what the run was after the row, and what it was before where that was something else."""
+    """List the run's facts after the row, each with its value before the row if that differs."""
     before, after = moment.before, moment.state.run
     lines = [
         (_("Status"), _status(before), _status(after)),

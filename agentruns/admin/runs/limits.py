@@ -120,7 +120,7 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
 
 
 def adopt(situation: Situation, drift: Drift) -> Action:
-    """Return what Adopt will do, or why it cannot be done."""
+    """Describe the effect of Adopt, or the reason why it is not possible."""
     effect = [
         _("From its next step on, the run uses what is registered now: model, instructions, tools, limits."),
         _("A call that has started is still judged by what its tool declared when it started."),

@@ -64,7 +64,7 @@ def second(run: Any) -> str:
 
 
 def came(run: Any, mask: Mask) -> str:
-    """Return what came of a run, its error or its answer, as it may be shown; "" for a very long one."""
+    """Show the run's error or its answer, masked; "" for a very long answer."""
     if run.status == Run.Status.FAILED:
         return reason(mask.text(run.error_text) or "")
     return unmarked(bare(mask.text(run.answer) or "")[:READ], hide=mask.text)
@@ -142,7 +142,7 @@ def short(number: int) -> str:
 
 
 def cost(usage: dict[str, Any]) -> SafeString | str:
-    """Return what the replies cost by the project's prices, shortly, the exact amount as a tooltip."""
+    """Show the cost of the replies, rounded, with the exact amount as a tooltip."""
     given = usage.get("cost")
     try:
         exactly = Decimal(str(given))

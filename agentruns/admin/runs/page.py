@@ -183,7 +183,7 @@ def watch_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
 
 
 def live(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
-    """Return what an open page follows the run by; as long as `tag` is the same there is nothing new."""
+    """Build the data that an open page polls; an unchanged `tag` means that nothing is new."""
     state = [run.status, run.blocked_reason, run.attempts, is_live(run), waiting.waits_for_time(run)]
     draft = drafts.draft_of(run)
     return {
@@ -199,7 +199,7 @@ def live(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, Any]
 
 
 def query_of(request: HttpRequest, *names: str) -> QueryDict:
-    """Return those parameters of a page's URL."""
+    """Copy the named parameters of the page's URL."""
     found = QueryDict(mutable=True)
     found.update({name: request.GET[name] for name in names if name in request.GET})
     return found

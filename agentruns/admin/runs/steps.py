@@ -166,7 +166,7 @@ def _said(payload: Payload) -> Any:
 
 
 def returned(row: Row) -> str:
-    """Return what a call returned, in words."""
+    """Render the result of a call as text."""
     content = row.payload.get("content")
     if has_blocks(row.payload) and isinstance(content, list):
         content = text_of(content)
@@ -180,7 +180,7 @@ def actor_name(payload: Payload) -> str:
 
 
 def actor(row: Row) -> str:
-    """Return who did what a row says, fit for a page."""
+    """Name the person who caused the row, or the program, for a page."""
     return plain(actor_name(row.payload) or _("the program"))
 
 
@@ -319,7 +319,7 @@ def _run_failed(card: RowCard, payload: Payload) -> None:
 
 
 def mask_for(run: Any) -> Mask:
-    """Return what is masked on the pages of a run; read once for an object that lives for one request."""
+    """Load the run's mask once and keep it on the run object, which lives for one request."""
     if not hasattr(run, "mask"):
         run.mask = mask_of(run)
     mask: Mask = run.mask
@@ -353,18 +353,18 @@ def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[st
 
 
 def evidence(text: str) -> str:
-    """Return what the engine knew of a call in doubt, in words for people."""
+    """Reword the engine's evidence about a call in doubt for people."""
     return plain(_HANDLER.sub(r"\1 tool", text, count=1))
 
 
 def verb_words(verb: Any) -> tuple[str, str]:
-    """Return what a person decided, and its tone."""
+    """Name a person's decision, and the tone of its badge."""
     words, tone = _VERBS.get(verb, (plain(verb), "plain"))
     return str(words), tone
 
 
 def verdict_words(verdict: Any) -> str:
-    """Return what a person said became of a call."""
+    """Name a person's verdict on a call in doubt."""
     return str(_VERDICTS_GIVEN.get(verdict, plain(verdict)))
 
 

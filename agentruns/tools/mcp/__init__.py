@@ -70,7 +70,7 @@ class Server:
             raise ValueError(f"{self.file} is no lock file of an MCP server: {error}") from error
 
     def listed(self, ctx: ToolContext) -> Listed:
-        """Return what the server declares now; raises ToolRefused if it cannot be asked."""
+        """List the tools that the server declares now; raises ToolRefused if the server cannot be reached."""
         headers = self.headers_for(ctx)
         with client.without_secrets(self.target, headers):
             return client.list_tools(self.target, headers)
@@ -103,7 +103,7 @@ class Server:
         return sorted({*names} - same)
 
     def why_not(self, listed: Listed) -> str:
-        """Return what has changed of the tools that are taken, or ""."""
+        """Explain which of the project's chosen tools have changed on the server; "" if none has."""
         changed = [one_line(name, 100) for name in self.difference(listed, self.taken)]
         told = {"name": self.name, "parts": ", ".join(changed), "file": self.file.name}
         return CHANGED.format(**told) if changed else ""

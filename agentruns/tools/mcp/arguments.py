@@ -51,7 +51,7 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
 
 @cache
 def _matcher(pattern: str) -> Callable[[Any], bool] | None:
-    """Return what tells whether a text has a match; None for one with look-around."""
+    """Build a predicate that searches a text for the pattern; None for a pattern with look-around."""
     try:
         found = SchemaValidator(
             core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True)

@@ -72,7 +72,7 @@ class Target:
 
 
 def secrets_of(target: Target, headers: Mapping[str, str]) -> Secrets:
-    """Return what no error may quote: each value that a server is given, and what follows its first word."""
+    """Collect the secrets that no error may quote: each value given to a server, also less its first word."""
     url = urlsplit(target.url)
     given = [
         *headers.values(),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def result_of(answer: CallToolResult) -> Any:
-    """Return what a server answered; raises McpError if it says that its tool failed.
+    """Convert a server's answer to a tool result; raises McpError if the answer says that the tool failed.
 
     Structured content stands for the text that repeats it, and comes after any other content.
     """
