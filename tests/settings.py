@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import scratch
+from tests.waiting import LIMIT
 
 # As docs/databases.md has it for production: every other process of a test run connects so,
 # the rest as Django does by itself.
@@ -24,7 +25,7 @@ def sqlite(name: str) -> dict[str, Any]:
         "TEST": {"NAME": str(file)},
         "OPTIONS": {
             "transaction_mode": "IMMEDIATE",
-            "timeout": 120,
+            "timeout": LIMIT,
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL",
         },
     }

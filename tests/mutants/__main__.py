@@ -39,7 +39,7 @@ Job = TypeVar("Job")
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("agentruns", "fixtures", "project", "templates", "tests", "pyproject.toml", "manage.py")
-COPIES = 3  # at work at a time; one more than the cores of a small machine, because many tests wait
+COPIES = 5  # at work at a time; more than the cores of a small machine, because the longest tests wait
 # What the tests import of others, as far as it needs no settings. Celery is missing: a system check asks
 # whether the process has imported Celery.
 IMPORTED = (
@@ -56,7 +56,10 @@ OPTIONS = (
 )
 TOGETHER = 25  # tests in one run without mutants
 # Begun first, so that no copy works on one of them alone at the end.
-SLOW = ("crash/", "db/test_drafts", "db/test_leases", "failover/", "mcp/")
+SLOW = (
+    "crash/", "db/test_doubt", "db/test_drafts", "db/test_hard_cases", "db/test_journal",
+    "db/test_late_evidence", "db/test_leases", "failover/", "mcp/", "providers/test_forks",
+)  # fmt: skip
 SCHEMA = ("apps.py", "conf.py", "migrations/", "models/", "utils/")  # what migrations import
 FAILED = "the tests could not be run"
 PATIENCE = 180  # seconds for the tests of one mutant; a test that hangs does not count as fallen
