@@ -8,7 +8,7 @@ from typing import Any
 from agentruns.engine.gate import DENIED
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import events
-from agentruns.journal.fold import Call
+from agentruns.journal.fold import Call, RunState
 from agentruns.journal.store import Batch
 
 UNKNOWN = (
@@ -84,7 +84,23 @@ def _stop(batch: Batch, calls: list[Call]) -> None:
         if call.decision:
             decided(batch, call)
         elif not call.may_have_happened:
-            batch.result(call, AFTER_UNKNOWN, "cancelled", is_error=True)
+            cancel(batch, call)
+
+
+def cancel(batch: Batch, call: Call) -> None:
+    """Settle a call that does not run because the outcome of an earlier call of its reply is unknown."""
+    batch.result(call, AFTER_UNKNOWN, "cancelled", is_error=True)
+
+
+def is_after_unknown(run: RunState, call: Call) -> bool:
+    """Check whether a call that is known not to have run comes after a call with an unknown outcome.
+
+    `surface` has cancelled all later calls but those that may have been started in lost rows.
+    """
+    is_known = call.orphan == "not_occurred" or (not call.orphan and call.asked_since > 0)
+    if call.attempt or not call.may_be_lost or not is_known or call.parallel:
+        return False
+    return any(one.ordinal < call.ordinal and one.outcome == "unknown" for one in run.calls.values())
 
 
 def settle(batch: Batch) -> None:

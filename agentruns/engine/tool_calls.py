@@ -47,6 +47,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     if declared := _doubted_since(driver, call):
         _orphan(driver, call, MAY_BE_LOST, declared=declared)
         return
+    if in_doubt.is_after_unknown(driver.run, call):
+        driver.commit(lambda batch: in_doubt.cancel(batch, batch.state.run.calls[call.id]))
+        return
     refusal = _refusal(driver, call)
     if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
         _orphan(driver, call, f"It cannot go on here: {refusal}.", recovery_failed=True)

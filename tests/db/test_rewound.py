@@ -509,6 +509,23 @@ def test_a_call_that_may_be_lost_is_not_told_as_not_run(effects: Effects) -> Non
     assert effects.count() == 2
 
 
+def test_a_lost_call_that_was_not_made_does_not_run_after_an_unknown_one(effects: Effects) -> None:
+    """As any later call of the reply: the model decides anew, knowing that the first is in doubt."""
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    At.todo = die
+    turn = {"tools": [call("acting", number=1), call("charging", number=2)]}
+    run = start_run(shop_agent("both", turn, tools=TOOLS), "do it", "s1", idempotency_key="k")
+    with pytest.raises(KeyboardInterrupt):
+        sweep()
+    assert (hold_all(), names(effects)) == (1, ["acting"])
+    assert resume_run(run.pk).status == "completed"
+    assert (outcomes(run), names(effects)) == (["unknown", "cancelled"], ["acting"])
+    assert problems(run.session_id) == []
+
+
 def test_a_run_that_is_cancelled_after_a_loss_leaves_a_doubt(effects: Effects) -> None:
     run = lost_second(first="looking", second="acting", effects=effects)
     cancel_run(run.pk)

@@ -759,6 +759,11 @@ REWOUND = [
         ("db/test_rewound.py::test_reconcile_is_asked_of_a_call_that_follows_a_result",),
     ),
     Mutant(
+        "rewound: what was not made does not run after a call that was told as unknown",
+        (Edit(CALLS, "    if in_doubt.is_after_unknown(driver.run, call):", "    if False:"),),
+        ("db/test_rewound.py::test_a_lost_call_that_was_not_made_does_not_run_after_an_unknown_one",),
+    ),
+    Mutant(
         "rewound: what declares nothing asks a person",
         (Edit(GATE, "    if driver.run.restored_at and tool", "    if False and tool"),),
         (
