@@ -152,7 +152,7 @@ def start_next(driver: Driver, batch: Batch) -> None:
 
 def _may_run(driver: Driver, call: Call) -> bool:
     is_free = not call.decision and call.orphan != "reconcile" and not _doubted_since(driver, call)
-    return is_free and not _refusal(driver, call)
+    return is_free and not in_doubt.is_after_unknown(driver.run, call) and not _refusal(driver, call)
 
 
 def _refusal(driver: Driver, call: Call) -> str:
