@@ -34,6 +34,12 @@ def test_links_of_the_readme_lead_somewhere() -> None:
             assert (ROOT / target).exists(), f"{name}: {target}"
 
 
+def test_each_page_is_linked_from_the_readme() -> None:
+    links = {*re.findall(r"\]\((docs/[^)#]+\.md)", (ROOT / "README.md").read_text())}
+    pages = {str(page.relative_to(ROOT)) for page in DOCS.rglob("*.md")}
+    assert pages - links == {"docs/index.md"}  # the start of the site, which the README is here
+
+
 def test_the_page_for_language_models_is_true() -> None:
     page = (DOCS / "llms.txt").read_text()
     for names in re.findall(r"from agentruns import (.*)", page):
