@@ -1,6 +1,6 @@
-"""Heads of ended runs, handed to AGENTRUNS_ANCHOR, and their comparison with the journal.
+"""Anchors: hashes of the last rows of ended runs, given to AGENTRUNS_ANCHOR and compared with the journal.
 
-Kept where the database's owner cannot write, they show that a whole chain was computed anew.
+Anchors kept where the database's owner cannot write show whether a whole chain was computed anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _lane = Lane("agentruns-anchor", THREADS)
 
 
 class Anchor(NamedTuple):
-    """The hash of a session's row, as it was when it was the head."""
+    """A session, the number of one of its rows, and that row's hash when the row was the last."""
 
     session: UUID
     seq: int
@@ -35,19 +35,19 @@ class Anchor(NamedTuple):
 
 
 class AnchorNotifier:
-    """Hands the head that a run ended with to the project's function, by way of the outbox."""
+    """A notifier of the outbox that gives the last row's hash of each ended run to the project's function."""
 
     events = tuple(EVENTS[kind][0] for kind in CLOSING)
 
     def __call__(self, notice: Notice) -> None:
-        """Call AGENTRUNS_ANCHOR once. Raises TimeoutError, and what the function raises."""
+        """Call AGENTRUNS_ANCHOR once. Raises TimeoutError, or the function's own exception."""
         ends = Message.objects.using(settings.DATABASE).filter(run_id=notice.run_id, kind__in=CLOSING)
         anchor = Anchor(*ends.order_by("seq").values_list("session_id", "seq", "hash")[0])
         _lane(lambda: settings.anchor(*anchor), TIMEOUT)
 
 
 class Compared:
-    """Anchors compared with the journal: `problems` is to be read to its end before the counts."""
+    """The comparison of anchors with the journal; read `problems` to its end before the counts."""
 
     def __init__(self, alias: str, lines: Iterable[str], session_id: UUID | None = None) -> None:
         self.anchors, self.pruned = 0, 0
@@ -55,7 +55,7 @@ class Compared:
         self._lines = enumerate(lines, start=1)
 
     def problems(self) -> Iterator[Problem]:
-        """Yield the first anchor of each session that differs. Raises ValueError for a line that is none."""
+        """Yield a problem for each session's first wrong anchor. Raises ValueError for an invalid line."""
         wrong: set[UUID] = set()
         while page := list(islice(self._lines, PAGE)):
             anchors = [_parsed(number, line) for number, line in page if line.strip()]
@@ -97,7 +97,7 @@ class Compared:
 
 
 def line_of(session_id: UUID, seq: int, head: str) -> str:
-    """Return an anchor as a line of the file that `verify_journal --anchors` reads."""
+    """Format an anchor as a line of the file that `verify_journal --anchors` reads."""
     return json.dumps({"session": str(session_id), "seq": seq, "head": head}) + "\n"
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-MOST = 10_000  # sessions; the one that was driven longest ago is forgotten first
+MOST = 10_000  # sessions; beyond this the session driven longest ago is forgotten
 
 
 class LastRow(NamedTuple):
@@ -25,21 +25,21 @@ class LastRow(NamedTuple):
 
 
 _last: dict[UUID, LastRow] = {}
-_positions: dict[str, int] = {}  # the highest in the log of each database's server, on its timeline
+_positions: dict[str, int] = {}  # alias -> the highest log position seen, on its server's timeline
 
 
 def position(alias: str) -> int:
-    """Find the highest position that a server was seen at."""
+    """Look up the highest log position seen of a database's server; 0 before the first."""
     return _positions.get(alias, 0)
 
 
 def take_position(alias: str, position: int) -> None:
-    """Take a position as the known one."""
+    """Set the highest known log position of a database's server."""
     _positions[alias] = position
 
 
 def remember(session_id: UUID, row: LastRow) -> None:
-    """Keep the last committed row of a session."""
+    """Store `row` as the last row of a session that this process has seen committed."""
     _last.pop(session_id, None)
     _last[session_id] = row
     if len(_last) > MOST:
@@ -47,7 +47,7 @@ def remember(session_id: UUID, row: LastRow) -> None:
 
 
 def forget(session_id: UUID | None = None) -> None:
-    """Forget a session whose loss is recorded, or every session, as a test does that empties the database."""
+    """Forget the last row of a session whose loss is recorded; without `session_id` forget everything."""
     if session_id is None:
         _last.clear()
         _positions.clear()
@@ -56,5 +56,5 @@ def forget(session_id: UUID | None = None) -> None:
 
 
 def last_row(session_id: UUID) -> LastRow | None:
-    """Find the last row of a session that this process has seen committed."""
+    """Look up the last row of a session that this process has seen committed; None if there is none."""
     return _last.get(session_id)

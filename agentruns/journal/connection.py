@@ -1,4 +1,4 @@
-"""The journal's own database connection: nothing that user code does to the thread's can reach it.
+"""The journal's own database connection, which user code on the same thread cannot reach.
 
 Handlers, predicates, model objects, notifiers and signal receivers share a thread, and with it Django's
 connection, with the engine that runs them. What they leave there (an open transaction, autocommit off, a SET)
@@ -29,19 +29,19 @@ logger = get_logger("agentruns.connection")
 
 _opened = threading.local()  # the names of the own connections of this thread, by alias
 TRUSTED = 5.0  # seconds for which a connection that the server answered on is taken to be alive
-_asked: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # the driver's connection -> when
-OWN = " of the journal"  # ends the name of a connection of the journal's own
-IDLE = "agentruns_idle"  # attribute of the thread's connection: the journal's, between two drives
+_asked: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # driver's connection -> time of its last answer
+OWN = " of the journal"  # suffix of the alias of a connection of the journal's own
+IDLE = "agentruns_idle"  # attribute of the thread's connection: keeps the journal's between two drives
 _wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays with the file
 
 
 @contextmanager
 def own_connection(alias: str) -> Iterator[None]:
-    """Open the journal's own connection of this thread, until the end of the outermost such block.
+    """Open the journal's own connection of this thread until the end of the outermost block.
 
-    CONN_MAX_AGE keeps it for the next block, at most until the thread's connection is closed.
-    Inside a TestCase's transaction, and on a SQLite database that is in memory or not in WAL mode, a second
-    connection would see nothing or wait for the first: there the thread's own one serves.
+    CONN_MAX_AGE keeps the connection for the next block, until the thread's own connection is closed. Inside
+    a TestCase's transaction, and on a SQLite database that is in memory or not in WAL mode, a second
+    connection would see nothing or wait for the first: there the block uses the thread's own.
     """
     names = _opened.__dict__
     if alias in names or connections[alias].in_atomic_block:
@@ -81,13 +81,13 @@ def _keep(shared: BaseDatabaseWrapper, connection: BaseDatabaseWrapper) -> None:
 
 
 def _taken(shared: BaseDatabaseWrapper) -> BaseDatabaseWrapper | None:
-    """Take what was kept, unless by the process that this one was forked from: its socket is in use there."""
+    """Remove and return the idle connection kept on `shared`; None if another process kept it or none did."""
     pid, connection = shared.__dict__.pop(IDLE, (0, None))
     return connection if pid == os.getpid() else None
 
 
 def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
-    """Return a connection like the thread's, unpooled and not open yet; None where there can be no other."""
+    """Build a second, unpooled connection; None for SQLite in memory or not in WAL mode."""
     shared: Any = connections[alias]
     if shared.vendor == "sqlite" and shared.is_in_memory_db():
         return None
@@ -109,18 +109,18 @@ def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
 
 
 def own_alias(alias: str) -> str:
-    """Return the name of the journal's own connection of this thread; `alias` itself where there is none."""
+    """Look up the alias of this thread's own journal connection; `alias` itself outside `own_connection`."""
     name: str = _opened.__dict__.get(alias, alias)
     return name
 
 
 def journal_alias(alias: str) -> str:
-    """Return the name of the connection that sees the thread's rows: the own one outside a transaction."""
+    """Choose the connection for reading: the thread's inside a transaction, else the journal's own."""
     return alias if connections[alias].in_atomic_block else own_alias(alias)
 
 
 def require_no_transaction(alias: str) -> None:
-    """Raise NotDurableError where a row just committed can be rolled back, or would wait for this thread."""
+    """Raise NotDurableError if an open transaction could roll back a journal row or block its commit."""
     connection = connections[alias]
     if has_foreign_blocks(connection):
         raise NotDurableError(
@@ -141,7 +141,7 @@ def require_no_transaction(alias: str) -> None:
 
 
 def mend_connection(alias: str) -> None:
-    """Roll back what user code left open on the thread's connection, and turn autocommit on again."""
+    """Close the thread's connection if user code left a transaction open on it, which rolls that back."""
     # Under an open transaction the journal's own connection could wait for locks of this very thread.
     connection = connections[alias]
     left = [block for block in connection.atomic_blocks if not is_of_test_case(block)]
@@ -158,8 +158,8 @@ def mend_connection(alias: str) -> None:
 def replace_broken(alias: str) -> None:
     """Close the thread's connection if the server has dropped it, as it may while a model answers.
 
-    Asking costs a round trip: it is done where the server has sent something, which may be its farewell, and
-    after `TRUSTED` seconds, when a firewall may have forgotten the connection.
+    The check costs a round trip. It is made if the server has sent something, which may be its farewell, and
+    after `TRUSTED` seconds, because a firewall may have forgotten the connection by then.
     """
     connection = connections[alias]
     raw = connection.connection
@@ -178,10 +178,10 @@ def replace_broken(alias: str) -> None:
 
 @contextmanager
 def acknowledged(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Raise OperationalError where PostgreSQL stopped waiting for its synchronous replica in this block.
+    """Raise OperationalError if PostgreSQL stopped waiting for its synchronous replica in this block.
 
-    Whoever cancels a commit that waits does not undo it. The server reports success and a warning, and a
-    failover would still lose the commit.
+    Cancelling a commit that waits for the replica does not undo the commit: the server reports success and a
+    warning, and a failover would still lose the commit.
     """
     if connection.vendor != "postgresql":
         yield
@@ -203,12 +203,12 @@ def acknowledged(connection: BaseDatabaseWrapper) -> Iterator[None]:
 
 
 def has_foreign_blocks(connection: BaseDatabaseWrapper) -> bool:
-    """Tell whether an `atomic` of somebody else is open; those of a test case do not count."""
+    """Check whether an `atomic` block is open that does not belong to a test case."""
     return not all(is_of_test_case(block) for block in connection.atomic_blocks)
 
 
 def _is_inside(connection: BaseDatabaseWrapper) -> bool:
-    """Tell whether a transaction is open, or would be with the next query, that no `atomic` answers for."""
+    """Check whether a transaction is open, or begins with the next query, outside of any `atomic` block."""
     raw = connection.connection
     if connection.in_atomic_block or raw is None:
         return False

@@ -1,4 +1,4 @@
-"""The conversation of a session in the provider's form."""
+"""The conversation of a session: its rows as the messages that a provider receives."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory between reques
 
 Block = dict[str, Any]
 Blocks = list[Block]
-Previews = dict[tuple[int, int], "_Whole"]  # message, block in it -> what it previews
+Previews = dict[tuple[int, int], "_Whole"]  # (message, block in it) -> the full content
 
 
 class Conversation:
-    """The messages of a session, made from its rows in order."""
+    """The messages of a session for its provider, built from the session's rows in order."""
 
     def __init__(self) -> None:
         self.tool_use_ids: set[str] = set()
         self._messages: list[dict[str, Any]] = []  # up to the last reply
-        self._unread: list[_Said] = []  # what no reply has read yet
-        self._is_cut = False  # the last reply goes on in the next one
+        self._unread: list[_Said] = []  # contents of `user` rows that no reply has read
+        self._is_cut = False  # whether the provider cut the last reply off and the next continues it
         self._digests = [""]  # of the messages up to each one but the last, which may still grow
         self._previews: Previews = {}
-        self._stored: dict[str, _Whole] = {}  # the same by call, for results not yet in a message
+        self._stored: dict[str, _Whole] = {}  # call -> full content of a result that is in no message yet
         self._kept = 0
         self._open: dict[str, str] = {}  # call -> provider's id, of the last reply
         self._results: dict[str, dict[str, Any]] = {}
 
     def apply(self, row: Row) -> None:
-        """Add what one more row of the session's journal says."""
+        """Add one more row of the session's journal to the messages; skip kinds that a model does not see."""
         if row.kind in _APPLY:
             _APPLY[row.kind](self, row, row.payload)
 
     def messages(self, read: int | None = None, limits: Limits = DEFAULT) -> list[dict[str, Any]]:
-        """Return the messages to send, or of a request that had read the rows up to `read`.
+        """Build the messages of the next request, or of an old one that had read the rows up to `read`.
 
-        Every call of the last reply must be settled. Reads contents from their files; raises PayloadError for
-        a file that is missing or was altered. Of more files than `limits` allow the oldest stay previews, as
-        does one that the provider does not take.
+        Every call of the last reply must have a result. Reads contents from their files; raises PayloadError
+        for a missing or altered file. The oldest files beyond `limits` stay previews, and so does a file that
+        the provider does not accept.
         """
         if len(self._results) < len(self._open):
             missing = sorted(self._open.keys() - self._results.keys())
@@ -70,14 +70,14 @@ class Conversation:
         return messages
 
     def settled_messages(self, read: int | None = None) -> list[dict[str, Any]]:
-        """Return the messages so far; the results of a reply, and what was said since, come with the last.
+        """Build the messages so far; if a call of the last reply has no result yet, end with that reply.
 
-        Reads no file: a content stored in one appears as its preview. `read` as in `messages`.
+        Reads no file: a content stored in a file appears as its preview. `read` as in `messages`.
         """
         return self._so_far(read)[0]
 
     def fingerprint(self, read: int | None = None) -> str:
-        """Return a digest of the messages so far, computed once for each message; `read` as in `messages`."""
+        """Compute a digest of the messages so far, hashing each just once; `read` as in `messages`."""
         messages = self.settled_messages(read)
         for message in self._messages[len(self._digests) - 1 : -1]:
             self._digests.append(canonical.digest([self._digests[-1], message]))
@@ -87,10 +87,10 @@ class Conversation:
         return canonical.digest([digest, messages[-1:]])
 
     def held_back(self) -> int | None:
-        """Return the first row that a request made now leaves unread, or None.
+        """Find the first row that the next request does not send yet; None if it sends all rows.
 
-        A reply that the provider cut is to be sent back as it is: what is said meanwhile comes after the rest
-        of it. A new task is not held back: then nobody wants the rest.
+        A reply that the provider cut off is sent back unchanged, so messages wait until the rest of the reply
+        has come. A new task does not wait, because then nobody needs the rest.
         """
         holds = self._is_cut and all(said.is_message for said in self._unread)
         return self._unread[0].seq if holds and self._unread else None
@@ -149,7 +149,7 @@ class Conversation:
             self._stored[row.call_id] = _Whole(named, size, partial(_whole_result, row, provider_id))
 
     def _flush(self) -> None:
-        """Put the results of the last reply, in emission order, at the front of the next user message."""
+        """Append the results of the last reply, in the order of its calls, as the next user message."""
         if self._open and len(self._results) == len(self._open):
             for place, call_id in enumerate(self._open):
                 if call_id in self._stored:
@@ -171,7 +171,7 @@ KINDS = frozenset(_APPLY)  # of the rows that the model sees
 
 
 def unread_after(unread: list[int], row: Row) -> list[int]:
-    """Update the list of messages that no reply has read, by their rows, with one more row."""
+    """Update the list of messages that no reply has read, given by row numbers, with one more row."""
     if row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
         return [*unread, row.seq]
     read = row.payload.get("read", row.seq) if row.kind == events.ASSISTANT else 0
@@ -179,7 +179,7 @@ def unread_after(unread: list[int], row: Row) -> list[int]:
 
 
 class _Said(NamedTuple):
-    """The words of a `user` row."""
+    """The content of a `user` row that no reply has read."""
 
     seq: int
     is_message: bool
@@ -187,7 +187,7 @@ class _Said(NamedTuple):
     wholes: dict[int, _Whole]  # by the place of their preview
 
     def add(self, messages: list[dict[str, Any]], previews: Previews) -> None:
-        """Add it to the messages: to the last one, if that is the user's too."""
+        """Append the blocks to the last message if that is the user's, else as a new message."""
         before = messages.pop()["content"] if messages and messages[-1]["role"] == "user" else []
         for place, whole in self.wholes.items():
             previews[len(messages), len(before) + place] = whole
@@ -195,7 +195,7 @@ class _Said(NamedTuple):
 
 
 class _Whole:
-    """The whole that a preview in the conversation stands for; `named`: its blocks that name a file."""
+    """The full content behind a preview in the conversation; `named` are its blocks that name a file."""
 
     def __init__(self, named: Blocks, size: int, read: Callable[[Blocks], Block]) -> None:
         self.files = [block for block in named if block["type"] != "text"]
@@ -205,14 +205,14 @@ class _Whole:
 
 
 def _preview(block: Block) -> Block:
-    """Return a block of a row as a text, which says what its file is."""
+    """Replace a block's file by a text that describes the file; keep a text block's own preview."""
     if block.get("type") == "text" or "sha256" not in block:
         return {name: value for name, value in block.items() if name not in ("sha256", "size")}
     return {"type": "text", "text": placeholder(block, block["sha256"])}
 
 
 def _loaded(row: Row, block: Block, attached: Blocks) -> Block:
-    """Return a block of a row as the provider takes it, its file read; raises PayloadError."""
+    """Build the provider's form of a row's block; read its file if it is a text or in `attached`."""
     is_sent = block["type"] == "text" or any(block is one for one in attached)
     if "sha256" not in block or not is_sent:
         return _preview(block)
@@ -242,7 +242,7 @@ def _whole_result(row: Row, provider_id: str, attached: Blocks) -> Block:
 def result_block(
     provider_id: str, payload: events.ToolResult, show: Callable[[Block], Block] = _preview
 ) -> Block:
-    """Return the provider's `tool_result` block for a row's payload; `show` makes its inner ones."""
+    """Build the provider's `tool_result` block for a row's payload; `show` converts the blocks inside."""
     content, note = payload["content"], ""
     if payload.get("edited") is not None:
         note = EDITED.format(arguments=canonical.legal_text(payload["edited"]))

@@ -1,4 +1,4 @@
-"""The rows that a fork copied from its origin, their comparison with its journal, and who else has them."""
+"""Rows that a fork copied from its origin: their comparison with the origin, and other sessions with them."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class Copy(NamedTuple):
     row: Row
 
     def is_of(self, source: Row) -> bool:
-        """Tell whether the copy says what the source row says, ignoring erased content."""
+        """Compare the copy with the source row, ignoring erased content."""
         is_whole = not (self.row.is_erased or source.is_erased)
         return _says(self.row, is_whole=is_whole) == _says(source, is_whole=is_whole)
 
 
 def original(row: Row) -> Row:
-    """Return a row without the mark of a copy, so that it is folded."""
+    """Remove the mark of a copy from a row's payload, so that the row can be folded."""
     return row._replace(payload={name: value for name, value in row.payload.items() if name != events.COPIED})
 
 
 def _says(row: Row, *, is_whole: bool) -> list[Any]:
-    """List what a row says without its writer, time and origin; unless it is whole, facts and a hash."""
+    """List the values of a row to compare; unless `is_whole`, a hash stands for its content."""
     payload = original(row).payload
     said = [payload] if is_whole else [split(row.kind, payload)[0], row.content_hash]
     return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(said)]
 
 
 def task_of(rows: Iterable[Row]) -> str:
-    """Return the last task in these rows; raises PayloadError."""
+    """Read the text of the last task in these rows; "" if there is no task. Raises PayloadError."""
     asked = last_task(rows)
     if asked is None:
         return ""
@@ -59,18 +59,18 @@ def task_of(rows: Iterable[Row]) -> str:
 
 
 def title_of(text: str) -> str:
-    """Return the first line of a task that is not blank, cut."""
+    """Make a title of a task: its first line that is not blank, cut to `TITLE_LENGTH`."""
     lines = (line.strip() for line in text[: 10 * TITLE_LENGTH].splitlines())
     return next((line for line in lines if line), "")[:TITLE_LENGTH]
 
 
 def last_task(rows: Iterable[Row]) -> Row | None:
-    """Return the row of the last task in these rows."""
+    """Find the row of the last task in these rows; None if there is no task."""
     return next(iter([row for row in rows if is_task(row)][-1:]), None)
 
 
 def tasks_of(rows: Iterable[Row]) -> dict[UUID, Row]:
-    """Return the row of each run's task: its own, or for a fork without one the last that it copied."""
+    """Map each run to the row of its last task; a fork without a task of its own has a copied row."""
     return {row.run_id: row for row in rows if is_task(row)}
 
 
@@ -93,7 +93,7 @@ def said_in(row: Row) -> str:
 
 
 def copy_of(row: Row) -> Copy | None:
-    """Parse the claim of a copied row about its source; None for a result that the fork itself settled."""
+    """Parse a copied row's mark, which names the source row; None for a result that the fork itself added."""
     source: events.Copied = row.payload[events.COPIED]
     if "hash" not in source:
         return None
@@ -102,7 +102,7 @@ def copy_of(row: Row) -> Copy | None:
 
 
 def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
-    """Yield each copy that differs from its origin's row, if that is still there, and how it differs."""
+    """Yield each copy that differs from its source row, and the difference; skip sources that are gone."""
     if not copies:
         return
     sessions = Run.objects.using(alias).filter(pk__in={copy.source for copy in copies})
@@ -123,10 +123,10 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
 
 
 def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
-    """Return sessions that share their first row with one of these, though a fork between them was pruned.
+    """Find sessions whose first row has the same original as that of one of `session_ids`.
 
-    A copy has the commitment of its original. They are forks whose origin is gone, and the session that the
-    copied first row names.
+    A copy has the commitment of its original, so this works across a pruned fork. Found are forks whose
+    origin is gone, and the sessions that the copied first rows name.
     """
     firsts = Message.objects.using(alias).filter(seq=1)
     mine = list(firsts.filter(session_id__in=session_ids).values_list("content_hash", "facts"))
@@ -141,7 +141,7 @@ def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
 
 
 def happened_at(payload: dict[str, Any], written: datetime) -> datetime:
-    """Return the time of a row's event: for a copy, that of the row it copies."""
+    """Find the time of a row's event: when a copy's original was written, else `written`."""
     source = payload.get(events.COPIED)
     at = source.get("at") if isinstance(source, dict) else None
     return events.moment(at) or written

@@ -1,4 +1,4 @@
-"""Deciders of approvals: asked about at the decision, and those who approved again before the call runs."""
+"""People who may decide approvals: checked when they decide, and again before the approved call runs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from agentruns.models import Approval, Message, Run, SessionBearer
 from agentruns.models.token import VISITOR
 from agentruns.tools.options import REQUESTER
 
-GIVING = (events.RUN_STARTED, events.RUN_ADOPTED, events.USER)  # rows that say who asked a run for what
+GIVING = (events.RUN_STARTED, events.RUN_ADOPTED, events.USER)  # rows that name a run's requesters and agent
 
 
 def restore(run: Run, state: RunState | None = None) -> Run:
-    """Set who asked for a run, and for what, as its rows say: an altered column gives nobody a right.
+    """Set a run's requesters, owner, agent and context from its rows: an altered column gives no rights.
 
-    Without a `state` the rows that matter are read. Raises JournalUnreadableError.
+    Reads the rows unless `state` is given; raises JournalUnreadableError if they are damaged or missing.
     """
     with reading_journal(run.session_id):
         if state is None:
@@ -37,7 +37,7 @@ def restore(run: Run, state: RunState | None = None) -> Run:
             state = fold(run.pk, read_rows(rows.filter(kind__in=GIVING).order_by("seq")))
         if state.started_at is None:
             if not Run.objects.using(settings.DATABASE).filter(pk=run.pk, session_id=run.session_id).exists():
-                return run  # it was pruned just now, and whoever does anything to it finds that out
+                return run  # it was pruned just now, which the caller's next query finds out
             raise JournalUnreadableError(f"Run {run.pk} has no row in its session: run verify_journal.")
         folded = state.columns()
         columns = {name: folded[name] for name in ("version", "definition_id", "requesters")}
@@ -46,14 +46,14 @@ def restore(run: Run, state: RunState | None = None) -> Run:
 
 
 def owner_by_rows(run: Run) -> str | None:
-    """Find the id of the owner that a run's first row names, in the database where the run began."""
+    """Read the id of a run's owner from its `run_started` row; None for a run without an owner."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind=events.RUN_STARTED)
     owner = rows.order_by("-seq")[0].payload.get("owner")  # before it stand those that a fork copied
     return owner["id"] if owner else None
 
 
 def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
-    """Set folded columns of an instance."""
+    """Set folded columns on a model instance; a user id of another user model is set as it is."""
     for name, value in columns.items():
         setattr(row, name, value)
         with suppress(ValidationError):  # the id of a user under another user model: nobody's here
@@ -61,13 +61,13 @@ def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
 
 
 def requester_ids(*ids: Any, origin: Run | None = None) -> list[str]:
-    """List the ids of a run's requesters: the given ids, then the requesters of the run's origin."""
+    """List the ids of a run's requesters: `ids` without None, then the requesters of the run's origin."""
     asked = [str(one) for one in ids if one is not None]
     return list(dict.fromkeys(asked + (_requesters(origin) if origin else [])))
 
 
 def requested(user: Any, run: Run) -> bool:
-    """Tell whether a user is one of those who asked for a run."""
+    """Check whether a user is one of a run's requesters."""
     return user.pk is not None and str(user.pk) in _requesters(run)
 
 
@@ -82,10 +82,10 @@ def why_not_decide(
     groups: Collection[str] | None = None,
     verb: str = "approve",
 ) -> str:
-    """Return the reason why a user cannot let a call run with `arguments`, or "" if they can.
+    """Explain why a user may not decide about an approval's call with `arguments`; "" if the user may.
 
-    `arguments` are those of the approval unless given; `groups` the names of the user's groups where the
-    caller has them; `verb` matters for calls that the requester confirms. The program may decide everything.
+    `arguments` default to those of the approval, `groups` to the names of the user's groups. `verb` matters
+    for calls that the requester confirms. The program may decide everything.
     """
     if events.is_program(actor):
         return ""
@@ -108,7 +108,7 @@ def why_not_decide(
 
 
 def why_own(actor: Any, run: Run) -> str:
-    """Explain that a user asked for a run and so may not decide about its calls, or "" if they may."""
+    """Explain that a user requested the run and so may not decide about its calls; "" if the user may."""
     if settings.REQUESTER_MAY_APPROVE or not requested(actor, run):
         return ""
     text = _("%(name)s requested this run, and requesters may not decide about their own.")
@@ -116,14 +116,14 @@ def why_own(actor: Any, run: Run) -> str:
 
 
 def is_requester(actor: Any, run: Run) -> bool:
-    """Tell whether this is the person who confirms the calls of `approvers="requester"` of a run."""
+    """Check whether an actor may confirm a run's calls: as its owner, or as a visitor of its session."""
     if isinstance(actor, SessionBearer):
         return actor.session_id == run.session_id
     return is_somebody(actor) and run.owner_id is not None and run.owner_id == actor.pk
 
 
 def _why_not_confirm(actor: Any, approval: Approval, verb: str) -> str:
-    """Return why a call that the requester confirms cannot be decided so: others may at most deny it."""
+    """Explain why an actor may not decide a call that the requester confirms; others may only deny it."""
     facts = {"tool": approval.tool_name, "name": actor.get_username()}
     if is_requester(actor, approval.run):
         if verb in ("approve", "deny", "answer"):
@@ -138,14 +138,14 @@ def _why_not_confirm(actor: Any, approval: Approval, verb: str) -> str:
 
 
 def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) -> dict[str, str]:
-    """Find the users who gave an approval and may not give it any more, each with the reason.
+    """Map the users who approved a call and may not approve it any more to the reason.
 
-    `given` are ids as the journal has them. The program's own, "", always counts. Runs the project's policy:
-    outside of every transaction.
+    `given` are user ids from the journal; the program's own, "", always counts. Calls the project's policy,
+    so it must run outside of every transaction.
     """
     model, found = get_user_model(), {}
     users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
-    confirmed = f"{VISITOR}{approval.run.session_id}"  # a visitor, whose token was looked at as they did
+    confirmed = f"{VISITOR}{approval.run.session_id}"  # a visitor, whose token was checked at the decision
     for key in dict.fromkeys(each for each in given if each not in ("", confirmed)):
         user = user_of_key(key, users)
         if user is None:
@@ -160,7 +160,7 @@ def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) 
 
 
 def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
-    """Add that the approvals of these givers count no more, with the reasons; the card is pending again."""
+    """Add a row that voids the approvals given by the users in `lost`, so that the call is pending again."""
     approval = call.approval
     if approval is None or approval.status not in ("pending", "approved"):
         return

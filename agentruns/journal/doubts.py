@@ -1,4 +1,4 @@
-"""Calls in doubt: calls that may have happened although nobody knows, and the rows that end a doubt. Pure."""
+"""Calls in doubt, which may have happened although nobody knows, and the rows that end a doubt. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ KINDS = (events.TOOL_RESULT, events.APPROVAL_DECIDED, events.APPROVAL_VOIDED, ev
 
 
 class Doubts:
-    """The calls of a session that have a result, may have happened, and that nobody has cleared."""
+    """The calls of a session whose result leaves open whether they happened, until a row clears the doubt."""
 
     def __init__(self) -> None:
         self.open: dict[str, Row] = {}  # call -> its result
-        self._settled: dict[str, dict[str, Row]] = {}  # call whose approval settled doubts -> their results
+        self._settled: dict[str, dict[str, Row]] = {}  # approved call -> doubts settled by its approval
 
     def apply(self, row: Row) -> None:
         """Fold one more row of the session's journal; rows come in order."""
@@ -33,6 +33,6 @@ class Doubts:
 
 
 def did_nothing(facts: dict[str, Any]) -> bool:
-    """Tell whether a result or a verdict says that its call did nothing, such as one that was refused."""
+    """Check whether the facts of a result or a verdict rule out that the call had an effect."""
     is_error = facts.get("outcome") == "error" and not facts.get("in_doubt")
     return is_error or facts.get("verdict") == "not_occurred"

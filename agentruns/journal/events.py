@@ -50,7 +50,7 @@ CLEARING = ("occurred", "not_occurred")  # verdicts that lift a doubt; newer cod
 
 
 class Actor(TypedDict):
-    """A person, or a named part of the program (its id is ""); None in a payload is the program itself."""
+    """A user, or a named part of the program with id ""; None in a payload stands for the program itself."""
 
     id: str
     name: str
@@ -60,7 +60,7 @@ PROGRAM: Actor = {"id": "", "name": "the program"}
 
 
 class Copied(TypedDict):
-    """The row that a fork copied; without `hash` and `at` the fork itself settled a call at its cut."""
+    """The origin of a row that a fork copied; without `hash` and `at` the fork itself added the row."""
 
     run: str
     seq: int
@@ -70,21 +70,21 @@ class Copied(TypedDict):
 
 
 class Payload(TypedDict):
-    """Members that a payload of any kind may have."""
+    """The members that a payload of any kind may have."""
 
     v: NotRequired[int]  # version of the form; `Batch.add` writes it
     copied: NotRequired[Copied]
 
 
 class Error(TypedDict):
-    """An error as the journal keeps it."""
+    """The type and text of an error, as the journal stores them."""
 
     type: str
     text: str
 
 
 class StoredFile(TypedDict):
-    """The file that holds a content, of which the row has a preview, or that one of its blocks names."""
+    """The file with a row's full content, of which the row has a preview, or with the data of a block."""
 
     name: NotRequired[str]  # in the storage
     sha256: str
@@ -94,7 +94,7 @@ class StoredFile(TypedDict):
 
 
 class Origin(TypedDict):
-    """The run that this one goes on from (a fork) or repeats (then only `run` is there)."""
+    """The run that a fork continues from, or that a repeated run repeats (then `run` is the only member)."""
 
     run: str
     seq: NotRequired[int]  # last row that was copied
@@ -104,7 +104,7 @@ class Origin(TypedDict):
 
 
 class AskedCall(TypedDict):
-    """One `tool_use` of a reply, with the gate's decision."""
+    """A call that a reply requests, with the gate's decision."""
 
     id: str
     provider_id: str
@@ -118,7 +118,7 @@ class AskedCall(TypedDict):
 
 
 class RunStarted(Payload):
-    """A run is started."""
+    """The start of a run, with its agent, owner, requesters and origin."""
 
     agent: str
     version: str
@@ -130,7 +130,7 @@ class RunStarted(Payload):
     actor: Actor | None
     idempotency_key: str
     requesters: NotRequired[list[str]]  # ids of all who asked for it: owner, actor, those of its origin
-    task: NotRequired[str]  # names it in the keys of its calls, where the caller gave an idempotency key
+    task: NotRequired[str]  # the run's name in its calls' keys, if the caller gave an idempotency key
     origin: NotRequired[Origin]
     not_before: NotRequired[str]  # time before which it is not driven
     tools: NotRequired[list[str]]  # those that `tools_for` chose
@@ -139,13 +139,13 @@ class RunStarted(Payload):
 
 
 class User(Payload):
-    """The task, a message while the run was open, or the program's request to mend an answer."""
+    """The task, a message sent while the run was open, or the program's request to correct an answer."""
 
     content: list[dict[str, Any]]  # blocks; those with a `sha256` name a file
     reason: NotRequired[str]  # output_invalid | message; absent from the task
     actor: NotRequired[Actor | None]  # of a message, as is the key below
     idempotency_key: NotRequired[str]
-    stored: NotRequired[StoredFile | list[StoredFile]]  # a list: the files of its blocks
+    stored: NotRequired[StoredFile | list[StoredFile]]  # a list holds the files of its blocks
 
 
 class Assistant(Payload):
@@ -156,16 +156,16 @@ class Assistant(Payload):
     model: str
     request_id: str
     calls: list[AskedCall]
-    left_out: NotRequired[list[dict[str, Any]]]  # calls past the bound: not sent back, told as one error
+    left_out: NotRequired[list[dict[str, Any]]]  # calls beyond the limit, answered with one error
     read: NotRequired[int]  # last row that its request had read; absent from rows older than messages
-    sent: str  # fingerprint of the conversation it answers, keyed by the salt of this row's content
+    sent: str  # fingerprint of the conversation that it answers, keyed with the salt of this row's content
     usage: dict[str, Any]  # tokens by kind
     cost: NotRequired[str]  # exact digits; absent where no price is known
     fallback: NotRequired[str]  # the model that was asked, where it is not the agent's first
 
 
 class ModelFailed(Payload):
-    """A failed attempt to ask the model; one that the model object itself raised has no provider's words."""
+    """A failed request to the model; the provider's members are absent if the model object raised."""
 
     error: Error
     attempt: int
@@ -179,7 +179,7 @@ class ModelFailed(Payload):
 
 
 class ApprovalRequested(Payload):
-    """A call waits for people."""
+    """A request for people to approve or answer a call."""
 
     approval: str
     digest: str
@@ -193,11 +193,11 @@ class ApprovalRequested(Payload):
     expires_at: str | None
     only_answers: NotRequired[bool]  # a question
     origin: NotRequired[dict[str, Any]]  # the MCP server that the tool comes from, and its hints
-    settles: NotRequired[list[str]]  # calls in doubt that it shows, and that its approval settles
+    settles: NotRequired[list[str]]  # calls in doubt that its card shows and its approval settles
 
 
 class ApprovalDecided(Payload):
-    """A person decides on an approval, or its time is over."""
+    """A person's decision on an approval, or its expiry."""
 
     verb: str  # approve | deny | answer | expire
     digest: str  # the one decided on; of an edit the new one
@@ -217,7 +217,7 @@ _Extended = TypedDict("_Extended", {"from": str})
 
 
 class ApprovalExtended(Payload, _Extended):
-    """An approval gets more time."""
+    """A later expiry of an approval."""
 
     expires_at: str
     actor: Actor | None
@@ -226,7 +226,7 @@ class ApprovalExtended(Payload, _Extended):
 
 
 class ApprovalVoided(Payload):
-    """Approvals count no more, because their givers may not give them any more; the card is pending again."""
+    """The end of approvals whose givers may not give them any more; the call is pending again."""
 
     approval: str
     voided: list[str]  # ids of users
@@ -234,7 +234,7 @@ class ApprovalVoided(Payload):
 
 
 class ToolStarted(Payload):
-    """A tool's handler is about to be entered."""
+    """The start of a call, written before the tool's handler is entered."""
 
     key: str  # idempotency key
     digest: str
@@ -248,12 +248,12 @@ class _Returned(Payload):
     stored: NotRequired[StoredFile | list[StoredFile]]  # a list, also an empty one: the content is blocks
     misfit: NotRequired[str]  # why the content does not fit the return annotation
     stringified: NotRequired[bool]  # the content had no JSON form
-    reconciled: NotRequired[bool]  # the outside system said so
+    reconciled: NotRequired[bool]  # the result comes from the outside system
     raised: NotRequired[str]  # error of the handler, although the call happened
 
 
 class ResultFacts(_Returned):
-    """Members of a result that are there only where they apply."""
+    """The optional members of a call's result."""
 
     duration_ms: NotRequired[float]  # of the handler, where it was entered
     in_doubt: NotRequired[bool]  # an error of the handler that may have come after the effect
@@ -263,7 +263,7 @@ class ResultFacts(_Returned):
 
 
 class ToolResult(ResultFacts):
-    """The one result of a call."""
+    """The only result of a call."""
 
     content: Any
     is_error: bool
@@ -271,27 +271,27 @@ class ToolResult(ResultFacts):
 
 
 class LateResult(_Returned):
-    """A handler returned, or was never entered, after its worker had lost the run."""
+    """A handler's return value, or news that it was never entered, after its worker had lost the run."""
 
     worker_epoch: int
     content: NotRequired[Any]
     is_error: NotRequired[bool]
     never_entered: NotRequired[bool]  # then there is no content
-    lost: NotRequired[bool]  # the reply that asked for the call is in no row any more
+    lost: NotRequired[bool]  # the row of the reply that requested the call is lost
 
 
 class OrphanFound(Payload):
-    """A call started and has no result, or its handler raised what does not say if it happened."""
+    """A call in doubt: it was started and has no result, or its handler raised an ambiguous error."""
 
     action: str  # retry | reconcile | held | surfaced
     declares: str
     evidence: str
     started_at: str | None
-    raised: NotRequired[str]  # error of the handler, which did not say that nothing happened
+    raised: NotRequired[str]  # error of the handler that leaves open whether something happened
 
 
 class OrphanResolved(Payload):
-    """A verdict on a call in doubt."""
+    """A verdict about a call in doubt."""
 
     verdict: str  # occurred | not_occurred | unknown
     actor: Actor | None
@@ -302,7 +302,7 @@ class OrphanResolved(Payload):
 
 
 class RunResumed(Payload):
-    """A worker takes over, or a person lets the run go on."""
+    """A worker's take-over of a run, or a person's order to continue it."""
 
     reason: str
     actor: Actor | None
@@ -316,23 +316,23 @@ class _Asked(Payload):
 
 
 class RunPauseRequested(_Asked):
-    """A person pauses a run that a worker drives."""
+    """A person's request to pause a run that a worker is driving."""
 
 
 class RunPaused(Payload):
-    """The run is paused, by a person or because it cannot go on by itself."""
+    """A run's pause, ordered by a person or because the run cannot continue by itself."""
 
     reason: str
     actor: NotRequired[Actor | None]
-    restored: NotRequired[bool]  # rows of the run are lost, or may be: from here on nothing is taken as new
+    restored: NotRequired[bool]  # rows of the run may be lost: no later call counts as new
 
 
 class RunCancelRequested(_Asked):
-    """A person cancels a run."""
+    """A person's request to cancel a run."""
 
 
 class RunAdopted(_Asked):
-    """A person lets the run go on under another definition."""
+    """A person's order to continue a run under the current definition of its agent."""
 
     old: str  # hash
     new: str  # hash
@@ -343,24 +343,24 @@ class RunAdopted(_Asked):
 
 
 class RunCompleted(Payload):
-    """The last reply asks for nothing more."""
+    """The end of a run with an answer."""
 
     output: str
     truncated: NotRequired[bool]  # the reply reached the limit of tokens
 
 
 class RunFailed(Payload):
-    """The run cannot go on for good."""
+    """The end of a run with an error."""
 
     error: Error
 
 
 class RunCancelled(_Asked):
-    """The run ended as cancelled."""
+    """The end of a run that was cancelled."""
 
 
 class PayloadErased(Payload):
-    """The content of a row is destroyed; its facts and its place in the chain stay."""
+    """The erasure of another row's content; that row's facts and its place in the chain stay."""
 
     seq: int  # of that row
     actor: Actor | None
@@ -392,35 +392,35 @@ class Row(NamedTuple):
     content_hash: str = ""
 
     def shown(self) -> dict[str, Any]:
-        """Return the columns that may be shown: with a salt, what is masked could be found by trying."""
+        """Build a dict of the columns without the salts, with which masked values could be guessed."""
         return {name: value for name, value in self._asdict().items() if not name.endswith("_salt")}
 
     @property
     def is_erased(self) -> bool:
-        """Check whether the row's content was erased, so that neutral values replace it."""
+        """Check whether the row's content was erased, so that its payload has neutral values instead."""
         return bool(self.content_hash) and self.content_salt is None
 
 
 def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Return the payload in today's form, or unchanged if its version is newer."""
+    """Convert an old payload to the current form; leave a payload of a newer version as it is."""
     while step := UPCASTERS.get((kind, payload.get("v", VERSION))):
         payload = step(payload)
     return payload
 
 
 def leaves_doubt(payload: ToolResult) -> bool:
-    """Check whether it is unknown if the call with this result happened."""
+    """Check whether a result leaves unknown if its call had an effect."""
     return payload["outcome"] == "unknown" or payload.get("in_doubt", False)
 
 
 class Program(NamedTuple):
-    """A part of the program that acts by itself, such as `resume_runs`; a text is never one."""
+    """A part of the program that acts by itself, such as `resume_runs`, as an actor."""
 
     name: str
 
 
 def is_program(actor: Any) -> bool:
-    """Tell the program (None) and its parts from a user or visitor; raise TypeError for anything else."""
+    """Check whether an actor is the program, not a user or visitor. Raises TypeError for anything else."""
     if actor is None or isinstance(actor, Program):
         return True
     if isinstance(actor, Model):  # the key of another model's row may be that of a user
@@ -441,7 +441,7 @@ _OF_A_USER = ("is_active", "is_authenticated")
 
 
 def actor_ref(actor: Any) -> Actor | None:
-    """Return the journal's record of a user, who may be deleted later; None for the program itself."""
+    """Build the journal's record of an actor, with id and name; None for the program itself."""
     if is_program(actor):
         return None if actor is None else {"id": "", "name": actor.name}
     if isinstance(actor, SessionBearer):
@@ -450,17 +450,17 @@ def actor_ref(actor: Any) -> Actor | None:
 
 
 def timestamp(moment: datetime) -> str:
-    """Return a time as the chain hashes it: in UTC, with six digits."""
+    """Format a time as the chain hashes it: in UTC, with six digits of a second."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def moment(text: str | None) -> datetime | None:
-    """Return the time in a text that `timestamp` made, or None."""
+    """Parse a time that `timestamp` formatted; None for None or ""."""
     return datetime.fromisoformat(text) if text else None
 
 
 def row_hash(session_id: UUID, row: Row, facts_hash: str) -> str:
-    """Return the hash that binds a row, by its parts' commitments, to its session and the row before."""
+    """Compute a row's hash from its columns, the commitments to its parts, its session and `prev_hash`."""
     quoted, consumes = canonical.quoted, f'"{row.consumes}"' if row.consumes else "null"
     # As canonical JSON, which has its keys in order.
     return canonical.sha256(

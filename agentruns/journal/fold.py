@@ -1,4 +1,4 @@
-"""The state of a run: the fold of its journal rows. Pure: values in, values out."""
+"""The state of a run, folded from its journal rows. Pure: values in, values out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_COST = Decimal("999999999999.999999999999")
 
 @dataclass(slots=True)
 class CallApproval:
-    """The approval of a call as its rows add up; `status` equals that of the Approval row."""
+    """The approval of a call, folded from its rows; `status` equals that of the Approval row."""
 
     id: UUID
     digest: str
@@ -49,7 +49,7 @@ class CallApproval:
 
 @dataclass(slots=True)
 class Call:
-    """One `tool_use` of the last reply."""
+    """A call of the last reply, with its approval and its result so far."""
 
     id: str
     provider_id: str
@@ -63,13 +63,13 @@ class Call:
     edited: bool = False
     approval: CallApproval | None = None
     attempt: int = 0
-    key: str = ""  # that its first attempt gave to the outside world
+    key: str = ""  # idempotency key of its first attempt
     started_at: datetime | None = None
     timeout: float | None = None  # seconds of that attempt
     declares: str = ""  # by its tool as it started: decides what an orphan becomes
-    returned_late: bool = False  # without an error, after its worker had lost the run
+    returned_late: bool = False  # its handler returned without error after the worker had lost the run
     may_be_lost: bool = False  # an earlier start may stand in rows that a restore has taken back
-    asked_since: int = 0  # people who have approved the call, knowing that
+    asked_since: int = 0  # people who approved the call, knowing that its start may be lost
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
     in_doubt: bool = False  # its result is an error that may have come after the effect
     raised: str = ""  # error of that attempt's handler, until the outside world is asked
@@ -82,7 +82,7 @@ class Call:
 
     @property
     def is_started(self) -> bool:
-        """Check whether an effect may have happened without a stored result."""
+        """Check whether the call has no result although its effect may have happened."""
         if self.declares == "transactional" and not self.orphan:  # without its result nothing was committed
             return False
         if self.orphan == "not_occurred" and not self.returned_late:
@@ -91,18 +91,18 @@ class Call:
 
     @property
     def may_have_happened(self) -> bool:
-        """True for an open call that was started, or may have been in rows that are lost."""
+        """Check whether the open call was started, or its start may be in rows that are lost."""
         is_asked = self.verdict != "refuse" and not self.decision
         return self.is_started or (self.is_open and self.may_be_lost and is_asked)
 
     @property
     def is_contradicted(self) -> bool:
-        """Check whether the handler returned after a person's verdict that the call did not happen."""
+        """Check whether the handler returned although a verdict says that the call did not happen."""
         return self.orphan == "not_occurred" and self.returned_late
 
     @property
     def is_waiting(self) -> bool:
-        """Check whether the call waits for a person: for an approval or a verdict."""
+        """Check whether the call waits for a person's approval or verdict."""
         if self.orphan == "held":
             return True
         if self.verdict != "ask":
@@ -111,13 +111,13 @@ class Call:
 
     @property
     def decision(self) -> str:
-        """Return "denied", "answered" or "expired" if people, or time, decided so; else ""."""
+        """The end of the approval if the call may not run: "denied", "answered" or "expired"; else ""."""
         if self.approval is not None and self.approval.status in ("denied", "answered", "expired"):
             return self.approval.status
         return ""
 
     def idempotency_key(self, task: UUID | str) -> str:
-        """Build the key by which an outside system recognises the call: that of its first attempt.
+        """Build the key by which an outside system recognises the call, the same for every attempt.
 
         `task` is the run's `RunState.task`.
         """
@@ -126,7 +126,7 @@ class Call:
 
 @dataclass(slots=True)
 class RunState:
-    """A run as its rows add up."""
+    """The state of a run, folded from its rows."""
 
     run_id: UUID
     seq: int = 0
@@ -143,7 +143,7 @@ class RunState:
     requesters: list[str] = field(default_factory=list)  # ids of all who asked for it
     tools: list[str] | None = None  # those chosen for it, where its agent chooses
     instructions: str | None = None  # those made for it, where its agent's are a function
-    stored: tuple[int, events.StoredFile] | None = None  # row and file of the whole of them
+    stored: tuple[int, events.StoredFile] | None = None  # row and file of the full instructions
     started_at: datetime | None = None
     inherited: int = 0  # replies of its origin, up to the fork
     step: int = 0
@@ -152,7 +152,7 @@ class RunState:
     calls: dict[str, Call] = field(default_factory=dict)  # of the last reply, in emission order
     refusals: dict[tuple[str, str], str] = field(default_factory=dict)  # (tool, digest) -> reason
     failures: int = 0  # model attempts that failed since the last reply
-    failure: str = ""  # what the last of them said
+    failure: str = ""  # error of the last such attempt
     pauses: int = 0  # consecutive `pause_turn` replies
     corrections: int = 0  # answers sent back because they did not fit
     cancel_requested: bool = False
@@ -160,8 +160,8 @@ class RunState:
     pause_requested: bool = False
     paused: str = ""  # the reason
     restored_at: datetime | None = None  # held because rows of the journal are lost, or may be
-    restored_seq: int = 0  # by this row
-    task: str = ""  # names it in the keys of its calls
+    restored_seq: int = 0  # number of the row that held the run so
+    task: str = ""  # the run's name in the keys of its calls
     ended: str = ""
     output: str | None = None
     error: str = ""
@@ -170,7 +170,7 @@ class RunState:
     waiting_since: datetime | None = None
 
     def apply(self, row: Row) -> None:
-        """Fold one more row; skip kinds of newer code and rows that a fork copied."""
+        """Fold one more row; skip unknown kinds, which newer code wrote, and rows that a fork copied."""
         self.seq = row.seq
         if row.kind not in _APPLY or events.COPIED in row.payload:
             return
@@ -183,11 +183,11 @@ class RunState:
             self.waiting_since = None
 
     def open_calls(self) -> list[Call]:
-        """Return the calls of the last reply that have no result yet."""
+        """List the calls of the last reply that have no result yet."""
         return [call for call in self.calls.values() if call.is_open]
 
     def next_calls(self) -> list[Call]:
-        """Return the open calls the engine may work on: after one that waits for a person, parallel ones."""
+        """List the open calls that may run now; after a call that waits for a person, only parallel ones."""
         if self.paused or self.ended:
             return []
         blocked, ready = False, []
@@ -199,7 +199,7 @@ class RunState:
         return ready
 
     def elapsed(self, now: datetime) -> timedelta:
-        """Return the time since the run's start without the time it waited for people."""
+        """Compute the time since the run's start, without the time it waited for people."""
         if self.started_at is None:
             return timedelta()
         waiting = now - self.waiting_since if self.waiting_since else timedelta()
@@ -207,19 +207,19 @@ class RunState:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens read and written, of all kinds that a budget counts."""
+        """The number of tokens read and written, of all kinds that a budget counts."""
         return sum(self.usage.get(kind, 0) for kind in TOKENS)
 
     @property
     def cost(self) -> Decimal | None:
-        """Return the cost of the replies as its column holds it; None if none of them had a price."""
+        """The cost of all replies, rounded and limited as its column is; None if no reply had a price."""
         if "cost" not in self.usage:
             return None
         exact = min(max(Decimal(self.usage["cost"]), -MOST_COST), MOST_COST)
         return exact.quantize(Decimal("1e-12"), context=Context(prec=60))
 
     def columns(self) -> dict[str, Any]:
-        """Return the folded columns of Run; `status` is "active" for both queued and running."""
+        """Build the folded columns of Run; `status` is "active" for both queued and running."""
         return {
             "status": self.status,
             "version": self.version,
@@ -235,9 +235,9 @@ class RunState:
         }
 
     def given(self, imported_into: str | None = None) -> dict[str, Any]:
-        """Fold the columns of Run that its first row determines once for all.
+        """Build the columns of Run that its first row sets for good.
 
-        `imported_into` is the scope of an imported session, whose runs are no user's of this database.
+        `imported_into` is the scope of an imported session: its runs get this scope and no owner id.
         """
         owner, origin = self.owner or {"id": None, "name": ""}, self.origin
         whose, scope = (owner["id"], self.scope) if imported_into is None else (None, imported_into)
@@ -262,7 +262,7 @@ class RunState:
 
 
 def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:
-    """Return the state of a run from its rows in order; rows of other runs are skipped."""
+    """Compute the state of a run from its rows in order; skip rows of other runs."""
     state = RunState(run_id)
     for row in rows:
         if row.run_id == run_id:
@@ -271,7 +271,7 @@ def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:
 
 
 def text_of(content: list[dict[str, Any]]) -> str:
-    """Return the text blocks of a reply as one text."""
+    """Join the text blocks of a reply."""
     return "".join(str(block.get("text", "")) for block in content if block.get("type") == "text")
 
 
@@ -454,7 +454,7 @@ def _run_paused(state: RunState, row: Row, payload: events.RunPaused) -> None:
         state.restored_at, state.restored_seq = row.created_at, row.seq
         for call in state.open_calls():
             call.may_be_lost, call.asked_since = True, 0
-            if call.orphan == "not_occurred":  # of the next attempt nobody knows
+            if call.orphan == "not_occurred":  # a later attempt may be among the lost rows
                 call.orphan = ""
 
 
@@ -483,7 +483,7 @@ def _run_cancelled(state: RunState, row: Row, payload: events.RunCancelled) -> N
 
 
 def _payload_erased(state: RunState, row: Row, payload: events.PayloadErased) -> None:
-    """Change nothing: the erased row folds to what is left of it."""
+    """Change nothing: the erased row itself is folded with neutral values."""
 
 
 _APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {

@@ -1,8 +1,8 @@
-"""Masks of rows, runs, approvals and results for everybody who may not reveal. Every exit asks here.
+"""Masks that hide sensitive values in rows, runs, approvals and results from people who may not reveal them.
 
 A tool names sensitive arguments (`sensitive`) and parts of its result (`sensitive_results`). These are masked
 wherever they stand, and so is every text and number of the session that repeats one of their values: a
-preview, a title, an answer of the model. EXITS in tests/masks/exits.py lists the exits.
+preview, a title, an answer of the model. EXITS in tests/masks/exits.py lists all places that show data.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from agentruns.tools.refusals import EFFECTS
 from agentruns.utils.redaction import FAILED, Secrets, hiding, is_on, redact, secrets
 
 LEAST_MASK = 3  # characters; shorter pieces also occur in texts that carry no mask
-GENERATIONS = 10  # of forks of forks, whose origins' values are looked for
-MOST_ROWS = 5_000  # of the sessions of a few lines on a front page
+GENERATIONS = 10  # forks of forks up to this depth: the values of their origins are masked too
+MOST_ROWS = 5_000  # read at most for the few runs on a front page
 MOST_READ = 2_000_000  # characters of rows for the masks of one list
 MOST_COMPARED = 1_000  # words and signs; comparing more would hold a decision's transaction open
 
@@ -46,27 +46,27 @@ _MADE = (
     events.ASSISTANT, events.MODEL_FAILED, events.APPROVAL_REQUESTED, events.ORPHAN_FOUND,
     events.RUN_COMPLETED, events.RUN_FAILED,
 )  # fmt: skip
-_TOLD = ("answered", "denied", "expired", "cancelled", "unknown")  # outcomes whose text is no tool's
+_TOLD = ("answered", "denied", "expired", "cancelled", "unknown")  # outcomes whose text no tool wrote
 
 _WORD = re.compile(r"\w+|\W")
 
 
 class Mask:
-    """The sensitive names of one session by tool, and the values that its rows gave them.
+    """The sensitive names of one session by tool, and the values that the session's rows gave them.
 
-    It learns the values of each row that it masks; `mask_of` makes one that knows the whole session.
+    A mask learns the values of each row that it masks; `mask_of` builds a mask that knows the whole session.
     """
 
     def __init__(self, definitions: Iterable[dict[str, Any]] = ()) -> None:
         self.arguments_of: dict[str, tuple[str, ...]] = {}
         self.results_of: dict[str, tuple[str, ...]] = {}
-        self.taken: dict[str, set[str]] = defaultdict(set)  # names that a tool takes
+        self.taken: dict[str, set[str]] = defaultdict(set)  # tool -> names of its parameters
         self.secrets = Secrets()
         for definition in definitions:
             self.add(definition)
 
     def add(self, definition: dict[str, Any]) -> None:
-        """Add the names of a definition: sensitive in one of a session's is sensitive."""
+        """Add a definition's sensitive names; a name that one definition calls sensitive stays sensitive."""
         for name, policy in definition.get("tools", {}).items():
             self.taken[name].update(policy.get("input_schema", {}).get("properties", ()))
             for key, found in (("sensitive", self.arguments_of), ("sensitive_results", self.results_of)):
@@ -77,30 +77,30 @@ class Mask:
         return bool(self.arguments_of or self.results_of)
 
     def names(self, tool: str) -> tuple[str, ...]:
-        """Return the names of a tool's sensitive arguments."""
+        """Look up the names of a tool's sensitive arguments."""
         return self.arguments_of.get(tool, ())
 
     def hides(self, tool: str, name: str) -> bool:
-        """Tell whether an argument is sensitive: by its name, or as nobody knows what it was meant to be."""
+        """Check whether an argument is sensitive by name, or unknown to a tool with sensitive arguments."""
         names = self.names(tool)
         return name in names or (bool(names) and name not in self.taken[tool])
 
     def guards(self, tool: str) -> bool:
-        """Tell whether a tool's arguments or results may be sensitive."""
+        """Check whether a tool has sensitive arguments or results."""
         return tool in self.arguments_of or tool in self.results_of
 
     def guards_file(self, tool: str) -> bool:
-        """Tell whether a stored file may hold what AGENTRUNS_REDACT removes, or repeat a sensitive value."""
+        """Check whether a tool's stored file may hold a text to redact or a sensitive value."""
         return is_on() or self.guards(tool) or bool(self.secrets)
 
     def guards_block(self, tool: str, block: dict[str, Any]) -> bool:
-        """Tell the same of a block's file; no picture holds what is redacted, or sensitive elsewhere."""
+        """Check whether a block's file may hold such a text or value; an image only by its own tool."""
         return self.guards(tool) if block.get("type") == "image" else self.guards_file(tool)
 
     # What is shown
 
     def row(self, row: Row) -> Row:
-        """Return a journal row as it may be shown."""
+        """Mask a journal row, and remove what would reveal its stored files."""
         stored = row.payload.get("stored")
         if stored is not None:
             # From the hash of a file whose beginning is shown, the rest could be found by trying.
@@ -119,14 +119,14 @@ class Mask:
         )
 
     def run(self, run: Run) -> Run:
-        """Return a run as it may be shown: a copy, never to be saved."""
+        """Mask a run's texts in a copy, which must never be saved."""
         said, made = ("input", "title", "context", "blocked_reason"), ("output", "error")
         texts: dict[str, Callable[[Any], Any]] = dict.fromkeys(said, self.said)
         texts |= dict.fromkeys(made, self.text)
         return self._copy(run, texts) if self else run
 
     def approval(self, approval: Approval) -> Approval:
-        """Return an approval as it may be shown to somebody who may not reveal: a copy, never to be saved."""
+        """Mask an approval, and its run if that is loaded, in a copy, which must never be saved."""
         if not self:
             return approval
         tool = approval.tool_name
@@ -144,7 +144,7 @@ class Mask:
         return shown
 
     def arguments(self, tool: str, arguments: Any) -> Any:
-        """Return arguments of a tool with the sensitive ones masked, and repetitions in the others."""
+        """Mask a tool's sensitive arguments, and sensitive values that its other arguments repeat."""
         names = self.names(tool)
         if not isinstance(arguments, dict):
             return MASK if names and arguments is not None else self.value(arguments)
@@ -154,14 +154,14 @@ class Mask:
         }
 
     def made(self, tool: str, value: Any) -> Any:
-        """Mask a preview or a title that a tool made of its arguments; all of it if a value may be left."""
+        """Mask a preview or title that a tool made of its arguments; all of it if parts of one may remain."""
         if not self.names(tool) or value is None:
             return self.value(value)
         shown = self.value(self._named(value, self.names(tool)), tool)
         return MASK if self.secrets.is_suspect(shown) else shown
 
     def value(self, value: Any, tool: str = "") -> Any:
-        """Return a JSON value without sensitive values; of what a tool made, without short ones either."""
+        """Mask sensitive values in a JSON value; short values only if `tool` has sensitive arguments."""
         return self.secrets.walk(value, short=bool(self.names(tool))) if self else value
 
     def said(self, value: Any, tool: str = "") -> Any:
@@ -169,13 +169,13 @@ class Mask:
         return self.secrets.walk(value, short=bool(self.names(tool)), alike=True) if self else value
 
     def text(self, text: Any) -> Any:
-        """Return a text without sensitive values; None stays None."""
+        """Mask sensitive values in a text; return anything else, such as None, as it is."""
         return self.secrets.hide(text) if self and isinstance(text, str) else text
 
     # What is known
 
     def learn(self, row: Row) -> None:
-        """Take over the sensitive values of a row."""
+        """Add the sensitive values of a row to the known ones."""
         payload = row.payload
         for call in _dicts(payload.get("calls") if row.kind == events.ASSISTANT else None):
             tool = str(call.get("tool"))
@@ -194,7 +194,7 @@ class Mask:
             self.secrets.add(_words(text)[1])
 
     def know(self, tool: str, arguments: Any) -> None:
-        """Take over the values of a call's sensitive arguments."""
+        """Add the values of a call's sensitive arguments to the known ones."""
         if not self.names(tool):
             return
         if isinstance(arguments, dict):
@@ -202,7 +202,7 @@ class Mask:
         self.secrets.add(arguments)
 
     def know_result(self, tool: str, content: Any, payload: Mapping[str, Any] = {}) -> None:
-        """Take over the sensitive values of a result."""
+        """Add the sensitive values of a result to the known ones."""
         self.secrets.add(sensitive_parts(content, payload, self.results_of.get(tool, ())))
 
     # Its parts
@@ -226,7 +226,7 @@ class Mask:
         return show(value, row.tool_name)
 
     def _errors(self, row: Row) -> list[str]:
-        """List the error texts of a handler with sensitive results: an error may quote the handler's data."""
+        """List the error texts of a handler with sensitive results, because an error may quote its data."""
         if row.tool_name not in self.results_of or not row.attempt or _is_told(row):
             return []
         found = [row.payload.get("raised"), row.payload.get("content") if row.payload.get("is_error") else ""]
@@ -258,7 +258,7 @@ class Mask:
             return f"{kind}: {MASK}{effect}"
         if not names or row.payload.get("is_error"):
             return self.value(content, row.tool_name)
-        # Of a stored result the row has the beginning as a text, and a text has no members.
+        # The row of a stored result has only a preview, a text in which no member can be found.
         if "*" in names or not _has_members(content) or payloads.has_blocks(row.payload):
             return MASK
         return self.value(self._named(content, names), row.tool_name)
@@ -286,12 +286,12 @@ def mask_of(run: Run) -> Mask:
 
 
 def masks_of(runs: Iterable[Run], most: int | None = None, size: int | None = None) -> Mapping[UUID, Mask]:
-    """Return the same for the sessions of several runs, by session: two queries, one if nothing is sensitive.
+    """Build the masks of the sessions of several runs, by session id.
 
-    And one for definitions of which this process has no agent. The rows that a fork copied name those of its
-    origin. Of a session whose rows cannot be read only the names are known, of its runs' present
-    definitions: then all its texts are masked, as they are where there are `most` rows to read, or more. With
-    `size`, which asks once more, only so many characters are read, and the largest sessions are left out so.
+    This takes two queries, one if nothing is sensitive, and one more for definitions of which this process
+    has no agent. Values of the origins of forks are known too. All texts of a session are masked (`Blind`) if
+    its rows cannot be read. The same happens to all sessions if their rows number `most` or more, and to the
+    largest sessions if `size` characters do not hold all their rows, which one more query measures.
     """
     runs = list(runs)
     try:
@@ -305,23 +305,23 @@ def masks_of(runs: Iterable[Run], most: int | None = None, size: int | None = No
 
 
 class Blind(Mask):
-    """The mask of a session whose values are not known, so that any text of it may hold one."""
+    """The mask of a session whose sensitive values are unknown: it hides every text."""
 
     def __bool__(self) -> bool:
         return True
 
     def value(self, value: Any, tool: str = "") -> Any:
-        """Return the mask for any text or number."""
+        """Replace any value by the mask, except None and ""."""
         return MASK if value not in (None, "") else value
 
     def said(self, value: Any, tool: str = "") -> Any:
-        """Return the mask; an object of masks for an object."""
+        """Replace any value by the mask, and an object by an object of one mask."""
         if isinstance(value, dict):
             return {MASK: MASK} if value else {}
         return self.value(value)
 
     def text(self, text: Any) -> Any:
-        """Return the mask for any text; None stays None."""
+        """Replace any text by the mask; None stays None."""
         return self.value(text)
 
 
@@ -355,7 +355,7 @@ def _masks_of(
         named_by = {key: origins[key] for key in sensitive if origins[key]}
         if not named_by or not generations:
             return found
-        # The sessions that these were forked from, or repeat, have the same task.
+        # A session has the same task as the session that it was forked from or that it repeats.
         befores = Run.objects.using(settings.DATABASE).filter(pk__in=set().union(*named_by.values()))
         before = {str(run.pk): run for run in befores.only("session_id", "definition_id")}
         others = {run.session_id: run for run in before.values() if run.session_id not in found}
@@ -370,7 +370,7 @@ def _masks_of(
 
 @contextmanager
 def veiling(*about: Any) -> Iterator[bool]:
-    """Hide in log records what is sensitive of approvals and runs; yields whether all of it is known."""
+    """Hide the sensitive values of approvals and runs in log records; yield whether all values are known."""
     hidden = Secrets()
     try:
         hidden.update(secrets() or hidden)
@@ -389,7 +389,7 @@ def veiling(*about: Any) -> Iterator[bool]:
 
 
 def _too_large(rows: QuerySet[Message], size: int | None) -> list[UUID]:
-    """Return the sessions that do not fit into so many characters, the smallest taken first."""
+    """List the largest sessions, those left over once the smaller ones have filled `size` characters."""
     if size is None:
         return []
     of_each = rows.values_list("session_id").annotate(size=Sum(Length("content"), default=0))
@@ -399,14 +399,14 @@ def _too_large(rows: QuerySet[Message], size: int | None) -> list[UUID]:
 
 
 def masked_approvals(approvals: Iterable[Approval], most: int | None = None) -> list[Approval]:
-    """Return approvals, each read together with its run, as they may be shown; `most` as `masks_of`."""
+    """Mask approvals that were read together with their runs; `most` as in `masks_of`."""
     approvals = list(approvals)
     masks = masks_of((one.run for one in approvals), most)
     return [masks[one.run.session_id].approval(one) for one in approvals]
 
 
 def masked_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs of a list as they may be shown; of large sessions all texts are masked."""
+    """Mask the runs of a list; in large sessions all texts are masked."""
     runs = list(runs)
     masks = masks_of(runs, size=MOST_READ)
     return [masks[run.session_id].run(run) for run in runs]
@@ -421,7 +421,7 @@ def _is_told(row: Row) -> bool:
 
 
 def _words(text: str) -> tuple[str, str, str]:
-    """Return the type of an exception, its words, and what was added of its effect."""
+    """Split a stored error text into the exception's type, its message and the note about its effect."""
     effect = next((each for each in EFFECTS if text.endswith(each)), "")
     kind, _colon, words = text.removesuffix(effect).partition(": ")
     return kind, words, effect
@@ -432,7 +432,7 @@ def _has_members(content: Any) -> bool:
 
 
 def _without(value: Any, names: set[str]) -> Any:
-    """Return an object, or a list of some, without these members."""
+    """Remove these members from an object, or from each object of a list."""
     if isinstance(value, list):
         return [_without(each, names) for each in value]
     if not isinstance(value, dict):
@@ -441,14 +441,14 @@ def _without(value: Any, names: set[str]) -> Any:
 
 
 def sensitive_parts(content: Any, payload: Mapping[str, Any], names: Collection[str]) -> Any:
-    """Select the sensitive parts of a result: the members with these names, or all words of blocks."""
+    """Select the sensitive parts of a result: the members with these names, or all texts of blocks."""
     if names and payloads.has_blocks(payload) and isinstance(content, list):
         return [[block.get("text"), block.get("name")] for block in _dicts(content)]
     return members(content, names)
 
 
 def members(content: Any, names: Collection[str]) -> Any:
-    """Return the members of a result that have one of these names, at any depth; all of it for "*"."""
+    """Select the members of a result that have one of these names, at any depth; all of it for "*"."""
     if "*" in names:
         return content
     if isinstance(content, dict):
@@ -457,7 +457,7 @@ def members(content: Any, names: Collection[str]) -> Any:
 
 
 def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
-    """Check whether an edited argument holds the mask that a reader saw instead of the original text."""
+    """Check whether an edited argument contains a redaction mask that stood in the text its editor saw."""
     if not is_on():
         return False
     kept = list(_texts(original.get(name)))
@@ -472,7 +472,7 @@ def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, keys included, and every integer as text."""
+    """Yield every text and integer in a JSON value as text, keys included."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _texts(key)
@@ -485,7 +485,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _pieces(text: str, shown: str) -> Iterator[str]:
-    """Yield the pieces of `shown` that replace something in `text`; one piece where the texts are long."""
+    """Yield the pieces of `shown` that replace something in `text`, or one piece if the texts are long."""
     if shown == FAILED:
         yield shown
         return
@@ -502,6 +502,6 @@ def _pieces(text: str, shown: str) -> Iterator[str]:
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    """Count the equal elements at the beginning of two lists."""
+    """Count the equal elements at the start of two lists."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""Signals after the commit, and the outbox of notifications, delivered until they go through."""
+"""Signals after a commit, and the outbox of notifications, which are retried until delivered."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ ANCHOR = "agentruns.journal.anchor.AnchorNotifier"
 
 DUE = Q(sent_at=None, attempts__lt=MAX_ATTEMPTS) & (Q(not_before=None) | Q(not_before__lte=Now()))
 
-resting: dict[str, float] = {}  # notifier -> when this process tries it at once again
+resting: dict[str, float] = {}  # failed notifier -> time until which this process leaves it to the sweep
 
 
 class UndeliverableError(AgentRunsError):
-    """A notifier says that a notification will never go through: it is not tried again."""
+    """Raised by a notifier if a notification can never be delivered: it is not retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An event and how things stand now: `status` is the approval's for `approval.` events, else the run's.
+    """An event, and the present `status` of its approval (for `approval.` events) or else of its run.
 
     The `id` is the same at every attempt, so that the receiver recognises a repetition.
     """
@@ -87,7 +87,7 @@ class Notice:
     url: str
 
     def payload(self) -> dict[str, Any]:
-        """Return the event as a webhook carries it: its subject, never the arguments."""
+        """Build the JSON body that a webhook carries, without the call's arguments."""
         data = {
             "run_id": str(self.run_id),
             "session": self.session,
@@ -117,13 +117,13 @@ class _Event(NamedTuple):
 
 
 def is_announced(batch: Batch) -> bool:
-    """Check whether a notifier or signal receiver may want a batch; if not, announcing it costs no query."""
+    """Check whether a notifier or a signal receiver may want a batch's events, without a query."""
     found = [] if batch.quiet else [EVENTS[row.kind][1] for row in batch.rows if row.kind in EVENTS]
     return bool(found and (notifiers() or any(signal.receivers for signal in found)))
 
 
 def announce(alias: str, batch: Batch) -> None:
-    """Announce rows just appended: the outbox in the open transaction, signals and a first try after it."""
+    """Announce appended rows: store notifications in the open transaction; send and deliver after it."""
     found = _events(batch) if is_announced(batch) else []
     for event in found:
         if event.signal.has_listeners(Run):
@@ -155,12 +155,12 @@ def announce(alias: str, batch: Batch) -> None:
 
 
 def notifiers() -> list[str]:
-    """Return the dotted paths of what events are delivered to."""
+    """List the dotted paths of the notifiers: those of AGENTRUNS_NOTIFIERS, and the anchor's if it is set."""
     return [*settings.NOTIFIERS, *([ANCHOR] if settings.ANCHOR else [])]
 
 
 def _events(batch: Batch) -> list[_Event]:
-    """Return the events of a batch's rows, each once."""
+    """List the events of a batch's rows, each only once."""
     found: dict[tuple[str, UUID | None], _Event] = {}
     for row in batch.rows:
         if row.kind not in EVENTS or events.COPIED in row.payload:  # a copy was announced for its own run
@@ -186,16 +186,16 @@ def _matters(row: Row, approval: CallApproval | None) -> bool:
 
 
 def _wants(path: str, event: str) -> bool:
-    """Check whether a notifier wants an event: it is in `events`, or the notifier has no `events`."""
+    """Check whether a notifier's `events` has the event; True if the notifier has no `events`."""
     try:
         wanted = getattr(import_string(path), "events", None)
     except Exception:
-        return True  # no row is lost for a mistake in a notifier; its delivery logs the error
+        return True  # a notifier that cannot be imported loses no notification; its delivery logs the error
     return wanted is None or event in wanted
 
 
 def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> int:
-    """Try the due notifications, oldest first, each notifier its share; return how many went through."""
+    """Deliver due notifications, oldest first, to each notifier its share; return how many were delivered."""
     sent, paths = 0, notifiers()
     for path in paths:
         due = Notification.objects.using(alias).filter(DUE, notifier=path).order_by("pk")
@@ -210,7 +210,7 @@ def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> 
 
 
 def _deliver(alias: str, notification: Notification) -> bool | None:
-    """Try once; None when another process has claimed it: only the one that claims calls the notifier."""
+    """Deliver a notification once; return None if another process has claimed it, False if it failed."""
     unsent = Notification.objects.using(alias).filter(pk=notification.pk, sent_at=None)
     claimed = in_transaction(
         alias,
@@ -248,7 +248,7 @@ def _failed(alias: str, notification: Notification, error: Exception) -> None:
 
 
 def load_notifier(path: str) -> Callable[[Notice], object]:
-    """Return the notifier at a dotted path, a class made into an instance. Raises ImportError, TypeError."""
+    """Import the notifier at a dotted path; instantiate a class. Raises ImportError or TypeError."""
     found = import_string(path)
     notifier: Callable[[Notice], object] = found() if isinstance(found, type) else found
     if not callable(notifier):
@@ -259,7 +259,7 @@ def load_notifier(path: str) -> Callable[[Notice], object]:
 
 
 def notice_of(alias: str, notification: Notification) -> Notice:
-    """Read the run, and the approval, of a notification."""
+    """Build the notice of a notification from its run and its approval, redacted and masked."""
     runs = Run.objects.using(alias).select_related("session")
     run = runs.defer("input", "output", "error").get(pk=notification.run_id)
     status = run.status

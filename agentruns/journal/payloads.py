@@ -1,7 +1,7 @@
 """Large contents of journal rows, stored in a Django storage before their row and verified when read.
 
-Such a row has a preview as its `content`, and a StoredFile as `stored` (docs/payloads.md). A row of blocks
-has a list of these, which its blocks name by SHA-256; a small one has its data there, in base64.
+Such a row has a preview as `content` and a StoredFile as `stored` (docs/payloads.md). In a row of blocks this
+is a list of StoredFiles, which the blocks name by SHA-256; a small file's data is in it, in base64.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ logger = get_logger("agentruns.payloads")
 
 OF_BLOCKS = (events.USER, events.TOOL_RESULT, events.LATE_RESULT)  # rows whose content may be blocks
 PREVIEW = 500  # characters
-LEAST = 4_096  # bytes of a text among blocks that is put away
+LEAST = 4_096  # bytes; shorter texts among blocks stay in their row
 CHUNK = 256 * 1024  # bytes that are in memory at once while a file is read
 LONGEST_CHARACTER = 4  # bytes of UTF-8
-THREADS = 8  # at most so many of a process are at a storage, or stuck in one that hangs
+THREADS = 8  # of a process that use a storage at a time, or are stuck in one that hangs
 
 _lane = Lane("agentruns-payload", THREADS)
 
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
         return self.form == "text"
 
     def error(self, what: str) -> PayloadError:
-        """Return the error for a file that is missing, altered or out of reach."""
+        """Build a PayloadError for this file; `what` says that it is missing, altered or out of reach."""
         file = f"file {self.name!r} of storage {settings.PAYLOAD_STORAGE!r}" if self.name else "a file in it"
         return PayloadError(
             f"Run {self.run_id}, seq {self.seq}: {file} {what}. Bring it back as it was, then resume the run "
@@ -74,14 +74,14 @@ class Stored(NamedTuple):
 
 
 class Offload:
-    """Stores the content of one row in a file, once, however often the row is built until it is stored."""
+    """A function that stores a row's content in a file once, however often the row is built again."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.instead: dict[str, Any] | None = None
 
     def __call__(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the payload to append: the same one if its content stays inline."""
+        """Store the content if it is large, and return the payload with its preview and file instead."""
         if "content" not in payload:
             return payload
         if self.instead is None:
@@ -96,11 +96,11 @@ def may_be_large(text: str) -> bool:
 
 
 def put(name: str, content: Any) -> dict[str, Any]:
-    """Store a content over the limit under a new name that begins with `name`; return its row's members.
+    """Store a content over the limit in a new file whose name begins with `name`; return its row's members.
 
-    Returns an empty dict, so that the content stays in its row, if it is small, if the project has no such
-    storage, or if the storage fails in any way, does not answer in time, or did not keep what it was given:
-    a known result is never lost.
+    Returns an empty dict, so that the content stays in its row, if the content is small, if the project has
+    no such storage, or if the storage fails, does not answer in time or kept something else: a known result
+    is never lost.
     """
     form, data = _encoded(content)
     found = _put(name, form, data) if len(data) > settings.PAYLOAD_INLINE_MAX else None
@@ -108,7 +108,7 @@ def put(name: str, content: Any) -> dict[str, Any]:
 
 
 def put_blocks(name: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Store the files of a row of blocks, and its long texts, as `put`; return its members."""
+    """Store the large files and texts of a row of blocks, as `put` does; return the row's members."""
     content, stored, room = [], [], settings.PAYLOAD_INLINE_MAX  # for small ones, which stay in the row
     for file in payload["stored"]:
         found = None
@@ -151,7 +151,7 @@ def is_configured() -> bool:
 
 
 def of(run_id: UUID, seq: int, payload: Any) -> Stored | None:
-    """Return the file of a row's content; None if that is in the row, PayloadError if it says neither."""
+    """Describe the file of a row's content; None if the row has the content. Raises PayloadError."""
     return None if has_blocks(payload) else next(iter(files(run_id, seq, payload)), None)
 
 
@@ -161,7 +161,7 @@ def has_blocks(payload: Any) -> bool:
 
 
 def files(run_id: UUID, seq: int, payload: Any) -> list[Stored]:
-    """Return all files of a row; raises as `of`."""
+    """List the files of a row. Raises PayloadError if `stored` is malformed."""
     try:
         return [
             Stored(
@@ -175,7 +175,7 @@ def files(run_id: UUID, seq: int, payload: Any) -> list[Stored]:
 
 
 def file_of(run_id: UUID, seq: int, payload: Any, sha256: str) -> Stored:
-    """Return the file that a block names; raises PayloadError."""
+    """Find the file of a row that has this SHA-256. Raises PayloadError if the row has no such file."""
     for stored in files(run_id, seq, payload):
         if stored.sha256 == sha256:
             return stored
@@ -183,7 +183,7 @@ def file_of(run_id: UUID, seq: int, payload: Any, sha256: str) -> Stored:
 
 
 def names_in(payload: Any) -> list[str]:
-    """Return the names of the files that a row's payload points at."""
+    """List the names of the stored files in a row's payload."""
     names = (each.get("name") for each in _about(payload) if isinstance(each, dict))
     return [name for name in names if isinstance(name, str)]
 
@@ -194,13 +194,13 @@ def _about(payload: Any) -> list[Any]:
 
 
 def content_of(stored: Stored) -> Any:
-    """Return the content of a file; raises PayloadError."""
+    """Read the content of a file; raises PayloadError."""
     text = b"".join(chunks(stored)).decode()
     return text if stored.is_text else canonical.loads(text)
 
 
 def said_in(run_id: UUID, seq: int, payload: Any) -> str:
-    """Return the whole text of a `user` row, with what its files are; raises PayloadError."""
+    """Read the full text of a `user` row, with a description of each attached file; raises PayloadError."""
     if (stored := of(run_id, seq, payload)) is not None:
         return str(content_of(stored))
     return blocks.described(
@@ -214,7 +214,7 @@ def said_in(run_id: UUID, seq: int, payload: Any) -> str:
 
 
 def instructions_of(run: RunState) -> str:
-    """Return the instructions that were made for a run, whole; raises PayloadError."""
+    """Read the full instructions that were made for a run; raises PayloadError."""
     if run.instructions is None:
         raise PayloadError(f"Run {run.run_id} has no instructions of its own; its agent's are a function.")
     if run.stored is None:
@@ -225,7 +225,7 @@ def instructions_of(run: RunState) -> str:
 
 
 def chunks(stored: Stored) -> Iterator[bytes]:
-    """Yield the bytes of a file, the last of them only if all are what was put away; PayloadError if not."""
+    """Yield the bytes of a file; raise PayloadError before the last chunk if size or hash differ."""
     digest, size, held = hashlib.sha256(), 0, b""
     for chunk in _read(stored):
         digest.update(chunk)
@@ -241,13 +241,13 @@ def chunks(stored: Stored) -> Iterator[bytes]:
 
 
 def check(stored: Stored) -> None:
-    """Read a file to its end; raises PayloadError as `chunks`."""
+    """Read a file to its end to verify it; raises PayloadError as `chunks`."""
     for _ in chunks(stored):
         pass
 
 
 def check_name(stored: Stored, session_id: UUID | None) -> None:
-    """Raise PayloadError unless an imported row describes a file as `put` does, in a session's folder."""
+    """Refuse an imported row's file whose name is not in the session's folder, or whose form is unknown."""
     if stored.data is not None:
         check(stored)
         return
@@ -261,7 +261,7 @@ def check_name(stored: Stored, session_id: UUID | None) -> None:
 
 
 def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
-    """Raise PayloadError unless `restore` would find what the row describes, in the parts or in its place."""
+    """Verify, before `restore`, the stored file or else its parts in the import; raises PayloadError."""
     if stored.data is not None:
         return
     if not is_configured():
@@ -277,7 +277,7 @@ def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
 
 
 def restore(stored: Stored, parts: Iterable[bytes]) -> None:
-    """Store the file of an imported row, whose parts were checked, unless it exists; PayloadError."""
+    """Store the file of an imported row from its parts, unless the file exists; raises PayloadError."""
     if stored.data is None and not _exists(stored):
         with TemporaryFile() as whole:
             for part in parts:
@@ -337,7 +337,7 @@ def _parts(name: str) -> Iterator[bytes]:
 
 
 def _write(name: str, content: File[Any], size: int, sha256: str) -> str:
-    """Store a file and return the name it got; raises OSError if the storage did not keep it as it was."""
+    """Save a file and return its name in the storage; raises OSError if the storage altered it."""
     storage: Storage = storages[settings.PAYLOAD_STORAGE]
     used = storage.save(name, content)
     try:

@@ -1,7 +1,7 @@
-"""The policy: who may see, decide, start and reveal. Services, engine, admin, API and commands ask only here.
+"""The policy: who may see, decide, start and reveal. All other code asks this module.
 
-`None` is the program itself and a `Program` a part of it, such as a command: both may do everything, and no
-door passes either for a person. A project changes the answers with a subclass named by AGENTRUNS_POLICY.
+`None` is the program itself and a `Program` a part of it, such as a command: both may do everything, and
+never stand for a person. A project changes the answers with a subclass named by AGENTRUNS_POLICY.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Quota:
 
 
 class Policy:
-    """The rules of a project; every method may be overridden.
+    """The rules of a project about permissions; a subclass may override every method.
 
-    A user is active and signed in, or sees nothing and may do nothing: the callers see to that before they
-    ask. A method that raises lets nobody through, and the log says why.
+    Callers ask only about users who are active and signed in; other users see nothing and may do nothing. A
+    method that raises refuses, and the log has the error.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raise TypeError for a method that does not take what it will be asked with."""
+        """Raise TypeError if an overridden method does not accept the arguments it will be called with."""
         super().__init_subclass__(**kwargs)
         for name, rule in vars(Policy).items():
             if name.startswith("_"):
@@ -83,13 +83,13 @@ class Policy:
                 raise TypeError(f"{cls.__qualname__}.{name} {wrong}.")
 
     def visible(self, user: Any, runs: QuerySet[Run]) -> QuerySet[Run]:
-        """Narrow the runs to what a user may see: all with the permission to view runs, else their own."""
+        """Narrow the runs to those a user may see: all with the permission to view runs, else their own."""
         if user.has_perm("agentruns.view_run"):
             return runs
         return runs.none() if user.pk is None else runs.filter(owner_id=user.pk)  # nobody's are not theirs
 
     def visible_approvals(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
-        """Narrow the approvals to those that a user may see: all for deciders, else those of visible runs.
+        """Narrow the approvals to those a user may see: all for deciders, else those of visible runs.
 
         A project that narrows `visible` narrows this as well, unless it overrides both.
         """
@@ -100,42 +100,42 @@ class Policy:
         return approvals.filter(run__in=runs) if is_narrowed(runs) else approvals
 
     def decidable(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
-        """Narrow approvals for queues and counts; never narrower than `can_decide`, which decides.
+        """Narrow the approvals of queues and counts, but leave out none that `can_decide` allows.
 
-        Of what is given only those are left that permission, approvers and AGENTRUNS_REQUESTER_MAY_APPROVE
-        let the user decide.
+        They are already limited to those that permission, `approvers` and AGENTRUNS_REQUESTER_MAY_APPROVE let
+        the user decide.
         """
         return approvals
 
     def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
-        """Tell whether a user whom permissions and approvers let decide may let a call run with `arguments`.
+        """Check whether a user with the permission to decide may let this call run with `arguments`.
 
         Asked when a person decides, with the arguments as edited, and again before the call runs.
         """
         return True
 
     def can_start(self, user: Any, agent: Agent) -> bool:
-        """Tell whether a user may start an agent through the API or the console."""
+        """Check whether a user may start an agent through the API or the console."""
         return self.starts(user, agent.starters)
 
     def can_reveal(self, user: Any, shown: Approval | Run) -> bool:
-        """Tell whether a user may see what is sensitive of an approval, or of a run's other rows."""
+        """Check whether a user may see the sensitive values of an approval or a run."""
         return bool(user.has_perm("agentruns.reveal_arguments"))
 
     def can(self, user: Any, action: str, obj: Any) -> bool:
-        """Tell whether a user may do one of ACTIONS to an object: most often a run; None for any at all."""
+        """Check whether a user may do one of ACTIONS to an object, most often a run; None means to any."""
         permission, owner_may = ACTIONS[action]
         owns = owner_may and isinstance(obj, Run) and obj.owner_id is not None and obj.owner_id == user.pk
         return owns or bool(user.has_perm(permission))
 
     def scope(self, user: Any) -> str:
-        """Return the scope of the sessions that a user starts; user is None for the program's own."""
+        """Choose the scope of the sessions that a user starts; `user` is None for the program itself."""
         return ""
 
     def context(self, user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, Any]:
-        """Return the context of a run that a user starts through the API or the console.
+        """Build the context of a run that a user starts through the API or the console.
 
-        Refuses a requested one, so that nobody forges it; raises PermissionDeniedError.
+        Refuses a requested context, so that nobody forges it; raises PermissionDeniedError.
         """
         if requested:
             raise PermissionDeniedError(
@@ -144,19 +144,19 @@ class Policy:
         return {}
 
     def quota(self, user: Any, agent: Agent | None) -> Quota:
-        """Return the limits of a user; `agent` is None where event streams are counted."""
+        """Choose the limits of a user; `agent` is None where event streams are counted."""
         return Quota()
 
     def visitor_quota(self, session: Session) -> Quota:
-        """Return the limits of all who hold tokens of one session, who are no users."""
+        """Choose the limits that all holders of one session's tokens share."""
         return Quota(runs=VISITORS_RUNS)
 
     def has_second_factor(self, request: Any) -> bool:
-        """Tell whether a person has proved who they are for risky calls, as AGENTRUNS_REAUTH_SECONDS asks."""
+        """Check whether a request's user has proved their identity, as AGENTRUNS_REAUTH_SECONDS requires."""
         return False
 
     def starts(self, user: Any, starters: str | None) -> bool:
-        """Tell whether a user is among an agent's `starters`."""
+        """Check whether a user is among an agent's `starters`."""
         if starters == ANYONE:
             return True
         if not user.has_perm("agentruns.start_run"):
@@ -165,7 +165,7 @@ class Policy:
 
 
 def is_among(user: Any, named: str, groups: Collection[str] | None = None) -> bool:
-    """Tell whether a user has a permission, with or without its app, or is in a group of that name."""
+    """Check whether a user has the permission `named`, with or without its app, or is in such a group."""
     if getattr(user, "is_superuser", False):
         return True
     if "." in named and user.has_perm(named):
@@ -177,21 +177,21 @@ def is_among(user: Any, named: str, groups: Collection[str] | None = None) -> bo
 
 
 def groups_of(user: Any) -> set[str]:
-    """Return the names of a user's groups; a custom user model may have none."""
+    """List the names of a user's groups; empty for a custom user model without groups."""
     groups = getattr(user, "groups", None)
     return set() if groups is None else set(groups.values_list("name", flat=True))
 
 
 def current() -> Policy:
-    """Return the project's policy."""
+    """Build the project's policy."""
     made: Policy = settings.policy()
     return made
 
 
 def ask(question: str, refusal: Answer, *about: Any) -> Answer:
-    """Return the policy's answer; where it raises, `refusal`, so that it lets nobody through.
+    """Call a method of the policy; if it raises an error, log the error and return `refusal`.
 
-    Raises PermissionDeniedError, which is an answer, and errors of the database that pass.
+    PermissionDeniedError, which is an answer, and passing errors of the database are raised.
     """
     try:
         answer: Answer = getattr(current(), question)(*about)
@@ -206,7 +206,7 @@ def ask(question: str, refusal: Answer, *about: Any) -> Answer:
 
 
 def limits_of(user: Any, agent: Agent | None) -> Quota:
-    """Return the limits of a user, or of the visitors of a session; nothing at all where the rule fails."""
+    """Find the limits of a user, or of a session's visitors; refuse everything if the policy fails."""
     nothing = Quota(runs=0, streams=0)
     if isinstance(user, SessionBearer):
         session = Session.objects.using(settings.DATABASE).get(pk=user.session_id)
@@ -215,13 +215,13 @@ def limits_of(user: Any, agent: Agent | None) -> Quota:
 
 
 def is_somebody(user: Any) -> bool:
-    """Tell whether a user is signed in and active; no policy is asked about others."""
+    """Check whether an actor is a user who is signed in and active; the policy is asked about nobody else."""
     is_user = not is_program(user) and not isinstance(user, SessionBearer)
     return bool(is_user and user.is_authenticated and user.is_active)
 
 
 def user_of_key(key: Any, users: QuerySet[Any] | None = None) -> Any:
-    """Return the user of a key, of the default manager's or of `users`; None if it is nobody's."""
+    """Find the user with a primary key, in `users` or the default manager; None if there is no such user."""
     users = get_user_model()._default_manager.all() if users is None else users
     try:
         return users.filter(pk=key).first()
@@ -230,7 +230,7 @@ def user_of_key(key: Any, users: QuerySet[Any] | None = None) -> Any:
 
 
 def visible_runs(user: Any) -> QuerySet[Run]:
-    """Return the runs that a user may see: narrow these, and look nowhere else."""
+    """Select the runs that a user may see; every query for a user starts from these."""
     runs = Run.objects.using(settings.DATABASE)
     if isinstance(user, SessionBearer):
         return runs.filter(session_id=user.session_id)
@@ -238,7 +238,7 @@ def visible_runs(user: Any) -> QuerySet[Run]:
 
 
 def visible_approvals(user: Any) -> QuerySet[Approval]:
-    """Return the approvals that a user may see."""
+    """Select the approvals that a user may see."""
     approvals = Approval.objects.using(settings.DATABASE)
     if isinstance(user, SessionBearer):
         return approvals.filter(run__session_id=user.session_id, approvers=REQUESTER)
@@ -248,5 +248,5 @@ def visible_approvals(user: Any) -> QuerySet[Approval]:
 
 
 def is_narrowed(found: QuerySet[Any]) -> bool:
-    """Tell whether what a user may see is less than everything."""
+    """Check whether a queryset has any filter, so that its user may not see everything."""
     return bool(found.query.where) or bool(found.query.combinator)

@@ -1,4 +1,4 @@
-"""Queries of the journal."""
+"""Queries that read the journal's rows and the definitions that they name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS = (
     "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch", "facts", "content", "created_at",
     "prev_hash", "hash", "consumes", "facts_salt", "content_salt", "content_hash",
 )  # fmt: skip
-# A row that was altered can raise any of these in whoever reads it.
+# Reading an altered row can raise any of these.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 NAMING = (events.RUN_STARTED, events.RUN_ADOPTED)  # rows that name definitions
 
@@ -39,25 +39,25 @@ _KIND, _FACTS, _CONTENT = COLUMNS.index("kind"), COLUMNS.index("facts"), COLUMNS
 
 
 class Parts(NamedTuple):
-    """The two parts of a row as stored texts."""
+    """The facts and the content of a row, as stored texts."""
 
     facts: str
     content: str | None  # None: erased
 
     def payload(self, kind: str) -> dict[str, Any]:
-        """Return both as one payload, upcast to today's form."""
+        """Parse and join the two parts to a payload, converted to the current form."""
         content = None if self.content is None else canonical.loads(self.content)
         return events.upcast(kind, merged(kind, canonical.loads(self.facts), content))
 
 
 def session_rows(alias: str, session_id: UUID, after: int = 0) -> list[Row]:
-    """Return a session's rows in order, upcast to today's form."""
+    """Read a session's rows after number `after`, in order, in the current form."""
     rows = Message.objects.using(alias).filter(session_id=session_id, seq__gt=after)
     return read_rows(rows.order_by("seq"))
 
 
 def rows_with_secret(alias: str, session_id: UUID) -> tuple[list[Row], str]:
-    """Return a session's rows as `session_rows`, and its secret: one query for both, unless it has no row."""
+    """Read a session's rows, in order, and its secret, by one query unless it has no rows."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         cursor.execute(_WITH_SECRET, [as_id(connection, session_id)] * 2)
@@ -69,7 +69,7 @@ def rows_with_secret(alias: str, session_id: UUID) -> tuple[list[Row], str]:
 
 
 def _quickly(connection: BaseDatabaseWrapper) -> Callable[[Sequence[Any]], Row]:
-    """Build a faster `row_of` for stored values: Django's converters take longer than the whole query."""
+    """Build a faster `row_of` for stored values, because Django's converters take longer than the query."""
     is_sqlite, zone, ops = connection.vendor == "sqlite", connection.timezone, cast("Any", connection.ops)
     load, uuid = canonical.loads, cache(UUID)  # most ids stand in the row before
 
@@ -94,13 +94,13 @@ def _quickly(connection: BaseDatabaseWrapper) -> Callable[[Sequence[Any]], Row]:
 
 
 def run_rows(alias: str, run_id: UUID, after: int = 0, limit: int | None = None) -> list[Row]:
-    """Return one run's rows in order, upcast to today's form."""
+    """Read a run's rows after number `after`, in order, in the current form; at most `limit` rows."""
     rows = Message.objects.using(alias).filter(run_id=run_id, seq__gt=after).order_by("seq")
     return read_rows(rows[:limit] if limit else rows)
 
 
 def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
-    """Return the rows of a session up to `seq`; raises RunStateError unless that is a row of the run."""
+    """Read a session's rows up to `seq`; raises RunStateError if `seq` is not within the run's rows."""
     seqs = Message.objects.using(alias).filter(run_id=run.pk).aggregate(first=Min("seq"), last=Max("seq"))
     first, last = seqs["first"] or 0, seqs["last"] or 0
     if not first <= seq <= last:
@@ -110,7 +110,7 @@ def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
 
 
 def stored_rows(messages: QuerySet[Message]) -> Iterator[tuple[Row, Parts]]:
-    """Yield rows in order without a payload, and its parts: a text that was tampered with may not parse."""
+    """Yield rows in order with an empty payload, and their parts unparsed: altered text may not parse."""
     for values in _as_stored(messages.order_by("seq")).iterator(chunk_size=500):
         yield _row(values, {}), Parts(values[_FACTS], values[_CONTENT])
 
@@ -124,18 +124,18 @@ def _as_stored(messages: QuerySet[Message], *, contents: bool = True) -> Any:
 
 
 def definitions_in(payload: Any) -> set[str]:
-    """Return the hashes of the definitions that a row of one of the kinds `NAMING` names."""
+    """List the hashes of the definitions that the payload of a `NAMING` row names."""
     return {payload[key] for key in ("definition", "old", "new") if payload.get(key)}
 
 
 def definitions_of(alias: str, session_id: UUID) -> set[str]:
-    """Return the hashes of all definitions that a session's runs ever had."""
+    """List the hashes of all definitions that a session's runs ever had."""
     rows = Message.objects.using(alias).filter(session_id=session_id, kind__in=NAMING)
     return set().union(*map(definitions_in, rows.values_list("facts", flat=True)))
 
 
 def definition_bodies(alias: str, digests: Collection[str]) -> dict[str, Any]:
-    """Return definitions by their digests; those of this process's agents without a query."""
+    """Find the bodies of definitions by hash; agents of this process need no query."""
     found = {one.definition_hash: one.definition() for one in registered() if one.definition_hash in digests}
     if missing := {*digests} - found.keys():
         stored = Definition.objects.using(alias).filter(pk__in=missing)
@@ -144,19 +144,19 @@ def definition_bodies(alias: str, digests: Collection[str]) -> dict[str, Any]:
 
 
 def definition_body(alias: str, digest: str) -> dict[str, Any]:
-    """Find one definition; LookupError if it is not there."""
+    """Find the body of one definition; raises LookupError if there is none."""
     return dict(definition_bodies(alias, [digest])[digest])
 
 
 def read_rows(messages: QuerySet[Message]) -> list[Row]:
-    """Return rows in the order of a query, upcast to today's form."""
+    """Read the rows of a query in its order, in the current form."""
     return [row_of(values) for values in messages.values_list(*COLUMNS)]
 
 
 def readable_rows(messages: QuerySet[Message], *, contents: bool = True) -> list[Row]:
-    """Read rows without the damaged ones, so that a list of many runs opens all the same.
+    """Read rows and skip the damaged ones, so that a list of many runs opens all the same.
 
-    Without `contents` the rows are as if their contents were erased.
+    Without `contents` the rows are read as if their contents were erased.
     """
     found = []
     for values in _as_stored(messages, contents=contents):
@@ -167,7 +167,7 @@ def readable_rows(messages: QuerySet[Message], *, contents: bool = True) -> list
 
 
 def row_of(values: Sequence[Any]) -> Row:
-    """Return the row with these `COLUMNS`, upcast to today's form."""
+    """Build a row from the values of `COLUMNS`, in the current form."""
     kind = values[_KIND]
     return _row(values, events.upcast(kind, merged(kind, values[_FACTS], values[_CONTENT])))
 

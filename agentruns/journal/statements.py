@@ -1,6 +1,6 @@
-"""The SQL of an append: the rows of a batch, with what session and run are after them; and of a claim.
+"""The SQL of an append, which writes rows and updates their session and run; and the SQL of a claim.
 
-No model instances are built: they cost more than the database does (docs/explanation/performance).
+It builds no model instances, because they cost more than the database does (docs/explanation/performance).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentruns.utils.db import LOCK_TIMEOUT, uptime
 if TYPE_CHECKING:
     from agentruns.journal.store import Batch
 
-# Of the rows of a batch: those that all of them share, and the others with their types. psycopg keeps no
+# The columns of a batch's rows: the shared ones, and the others with their types. psycopg prepares no
 # statement of over fifty parameters.
 SHARED = ("session_id", "run_id", "epoch", "created_at")
 COLUMNS = {
@@ -34,7 +34,7 @@ COLUMNS = {
     "facts": "text", "content": "text", "prev_hash": "text", "hash": "text", "consumes": "uuid",
     "facts_salt": "text", "content_salt": "text", "content_hash": "text",
 }  # fmt: skip
-# For the transaction of a durable append: what it commits is on the disk, and it waits for no lock for long.
+# For the transaction of a durable append: its commit waits for the disk, its statements for no lock for long.
 SETTINGS = (
     f"{LOCK_TIMEOUT}, set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off'"
     " THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
@@ -47,9 +47,9 @@ _PREPARE = {
     for field in Run._meta.concrete_fields
     if isinstance(field, CanonicalField | EscapedTextField)
 }
-# A run at work is dated anew after so long: each time means an entry in every index of Run.
+# A running run's `updated_at` is renewed this often only: each time adds an entry to every index of Run.
 DATED = timedelta(minutes=1)
-# The folded columns that a worker's rows may change as long as it goes on: those about calls, and all others.
+# The folded columns that a continuing worker's rows may change: CALLS by any row, MOVING by ASKED kinds.
 CALLS = ("pending_calls",)
 MOVING = ("step", "usage", "tokens", "cost", *CALLS)
 ASKED = (events.ASSISTANT, events.MODEL_FAILED)
@@ -59,9 +59,9 @@ INTO = f'INSERT INTO "{Message._meta.db_table}" ({", ".join((*SHARED, *COLUMNS))
 
 
 def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, durable: bool = False) -> None:
-    """Store a batch by a cursor of Django's or of the driver's; `durable`: it is committed with that.
+    """Store a batch by a cursor of Django's or of the driver's; `durable` commits it with safe settings.
 
-    Engine rows (a batch with an epoch) require that epoch and its owner, since a rewound database gives an
+    Engine rows (a batch with an epoch) require that epoch and its owner, since a rewound database can give an
     epoch twice. Service rows require a run that has not ended, unless the batch is `closed`. Raises
     JournalConflictError if the writer did not know the whole journal, lost its lease, or the run has ended;
     the caller rolls back.
@@ -96,9 +96,9 @@ def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, du
 
 
 def commit_again(connection: BaseDatabaseWrapper, session_id: UUID) -> None:
-    """Commit a lock of the session: once a replica has that commit, it has all that was read before.
+    """Commit a lock of the session, and with it wait until a replica has all rows read before.
 
-    A row that is read may be on no replica yet. OperationalError if the server stopped waiting for one.
+    A row that was just read may be on no replica yet. Raises OperationalError if the server stopped waiting.
     """
     if connection.vendor == "postgresql":
         sql = f'WITH c AS MATERIALIZED (SELECT {SETTINGS}) SELECT 1 FROM c, "{SESSION}" AS session'
@@ -140,7 +140,7 @@ def _three_statements(count: int, sets: str, where: str, mark: str) -> tuple[str
 
 
 def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, list[Any]]:
-    """Return SQL for the database's clock plus `seconds`, with its parameters."""
+    """Build SQL for the database's clock plus `seconds`, with its parameters."""
     if connection.vendor == "postgresql":
         return "(clock_timestamp() + make_interval(secs => %s))", [seconds]
     # Six digits, as Django writes times: texts of unequal length compare wrongly.
@@ -150,10 +150,10 @@ def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, lis
 def _run_columns(
     connection: BaseDatabaseWrapper, batch: Batch, at: Any
 ) -> tuple[str, list[Any], datetime | None]:
-    """Return the SET clause of Run, the folded columns and those of the lease, and when the run is dated.
+    """Build the SET clause of Run with its values; return both, and the run's new `updated_at`.
 
-    A worker that goes on leaves out what its rows cannot change, and the date where it is new enough: SQLite
-    writes an index on a column that is set anew, whether it changed or not, and PostgreSQL all of them.
+    A worker that continues leaves out columns that its rows cannot change, and `updated_at` if that is recent
+    enough: SQLite updates the index of each column in the clause, and PostgreSQL then updates all indexes.
     """
     folded = batch.state.run.columns()
     status = folded.pop("status")
@@ -199,7 +199,7 @@ Claimed = tuple[UUID, int, int, bool]  # session, epoch, attempts, whether an ex
 def claim_one(
     connection: BaseDatabaseWrapper, runs: QuerySet[Run], owner: str, seconds: float
 ) -> Claimed | None:
-    """Lease the one of `runs` whose row nobody has locked, by one statement on PostgreSQL."""
+    """Lease the run in `runs` by one statement on PostgreSQL; None if it is locked or not in `runs`."""
     seen = runs.order_by().values("pk", "lease_expires_at")
     sql, where = seen.query.get_compiler(connection=connection).as_sql()
     values: list[Any] = [*where, owner, timedelta(seconds=seconds)]

@@ -1,4 +1,4 @@
-"""Stores of a run's rows: the state they load, the batch they append; the database, or memory.
+"""Stores of a run's rows, in the database or in memory; the state they load and the batch they append.
 
 An append is guarded updates of Session and Run, one multi-row INSERT and the approvals it changes, all or
 nothing.
@@ -38,7 +38,7 @@ from agentruns.utils import clock as journal_clock
 from agentruns.utils import json as canonical
 
 SALT = 16  # bytes
-# After these the run has moved on, so earlier crashes no longer count against it.
+# Kinds of rows that show progress: earlier crashes no longer count against the run.
 PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
 # Columns of Approval that are stored as they are folded
 AS_FOLDED = (
@@ -48,11 +48,11 @@ Offload = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SessionState:
-    """The state of a session for whoever writes to it: its chain's head, its doubts and one run."""
+    """The state of a session for a writer: its last hash, its calls in doubt, and one of its runs."""
 
     def __init__(self, session_id: UUID, run_id: UUID, secret: str = "") -> None:
         self.session_id = session_id
-        self.secret = secret  # key of its calls' digests; "" for a state that is only looked at
+        self.secret = secret  # key of its calls' digests; "" for a state that is only read
         self.next_seq = 1
         self.head = canonical.GENESIS
         self.at: datetime | None = None  # the time of the last row
@@ -66,12 +66,12 @@ class SessionState:
         self.returned_late: dict[tuple[str, str], events.StoredFile | list[events.StoredFile]] = {}
         self.dated: datetime | None = None  # the run's `updated_at`, where it was written from here
         self.unread: list[int] = []  # messages that no reply has read
-        self.asking: dict[int, list[str]] = {}  # words that no reply has read -> ids of who asked for them
-        self._asked: list[str] = []  # for the last run
+        self.asking: dict[int, list[str]] = {}  # task or message that no reply has read -> ids of its users
+        self._asked: list[str] = []  # ids of the last run's requesters
         self.has_erased = False  # whether a part of the conversation is a placeholder
         self.is_rewound = False  # a row that this process has seen committed is not in the journal
         self._conversation: Conversation | None = None  # until it is asked for: a decision needs none
-        self._unread: list[Row] = []  # by the conversation
+        self._unread: list[Row] = []  # rows that the conversation has not applied yet
 
     def apply(self, row: Row) -> None:
         """Fold one more row of the session's journal."""
@@ -108,7 +108,7 @@ class SessionState:
 
     @property
     def doubts(self) -> dict[str, dict[str, UUID]]:
-        """Group the calls in doubt, with their runs, by tool."""
+        """The calls in doubt with their runs, by tool."""
         found: dict[str, dict[str, UUID]] = defaultdict(dict)
         for call_id, result in self.in_doubt.open.items():
             found[result.tool_name][call_id] = result.run_id
@@ -125,11 +125,11 @@ class SessionState:
         return self._conversation
 
     def read(self) -> int:
-        """Return the last row that a request made now reads."""
+        """Find the number of the last row that the next request sends."""
         return (self.conversation.held_back() or self.next_seq) - 1
 
     def was_sent_for(self, reply: Row) -> bool | None:
-        """Check whether a reply answers this conversation; None if the reply or a part of it was erased."""
+        """Check whether a reply answers this conversation; None if a part of either was erased."""
         sent = reply.payload.get("sent")
         if sent is None or reply.content_salt is None or self.has_erased:
             return None
@@ -138,7 +138,7 @@ class SessionState:
 
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
+    """Rebuild the state of a session from its rows; raises JournalUnreadableError for a damaged row."""
     known = committed.last_row(session_id)
     with reading_journal(session_id):
         try:
@@ -160,7 +160,7 @@ def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
 
 @contextmanager
 def reading_journal(session_id: UUID) -> Iterator[None]:
-    """Raise JournalUnreadableError for whatever a damaged row raises."""
+    """Turn any exception in the block into JournalUnreadableError, except errors of the database."""
     try:
         yield
     except (DatabaseError, InterfaceError, JournalUnreadableError):
@@ -173,10 +173,11 @@ def reading_journal(session_id: UUID) -> Iterator[None]:
 
 
 class Batch:
-    """The rows of one append. `epoch` and `owner` are those of the writer's lease; 0 and "" for service rows.
+    """The rows of one append, folded into `state` as they are added.
 
-    `local`: of a stateless run, which asks no database for the time. Adding folds at once: if the batch
-    cannot be stored, discard its state and read it again.
+    `epoch` and `owner` are those of the writer's lease; 0 and "" for service rows. `local`: of a stateless
+    run, so the time is not the database's. If the batch cannot be stored, discard its state and load it
+    again.
     """
 
     def __init__(self, state: SessionState, epoch: int = 0, *, owner: str = "", local: bool = False) -> None:
@@ -194,14 +195,14 @@ class Batch:
         self.failed_drive = False
         self.unpaused = False
         self.progressed = False  # whether a reply or a result is among the rows
-        self.quiet = False  # nobody is told of these rows: no signal, no notification, no telemetry
+        self.quiet = False  # send no signal, no notification and no telemetry about these rows
         self.closed = False  # service rows that change no status: stored although the run has ended
-        self.guard: Q | None = None  # of the pending approvals it changes: expiry by the database's clock
+        self.guard: Q | None = None  # condition on pending approvals: expiry by the database's clock
         self.reported = False  # whether telemetry has its events
 
     @cached_property
     def at(self) -> datetime:
-        """The time of its rows by the journal's clock."""
+        """The time of the batch's rows by the journal's clock."""
         return journal_clock.now(self.clock)
 
     @property
@@ -223,7 +224,7 @@ class Batch:
     ) -> Row:
         """Chain one more row and fold it; `payload` has the form of its kind in `events`.
 
-        `offload` may put a large content into a file.
+        `offload` may store a large content in a file.
         """
         if call is not None:
             call_id, tool_name = call.id, call.tool
@@ -242,7 +243,7 @@ class Batch:
         return self._chain(kind, facts, text, content_hash=commitment(content_salt, text), **about)
 
     def copy(self, row: Row, source: events.Copied) -> Row:
-        """Chain a copy of another session's row, with its salt: the same commitment to the same content."""
+        """Chain a copy of another session's row with the same content salt, hence the same commitment."""
         if row.is_erased:
             source = {**source, "erased": True}
         facts, content = split(row.kind, {**row.payload, events.COPIED: source})
@@ -255,7 +256,7 @@ class Batch:
 
     def _chain(self, kind: str, facts: dict[str, Any], content: str | None, **columns: Any) -> Row:
         parts = Parts(canonical.dumps(facts), content)
-        # Before the database is asked for the time, which may fail: a commit is patient with such rows.
+        # Set before the query for the time, which may fail: `Driver.commit` retries such rows for longer.
         self.progressed = self.progressed or kind in PROGRESS
         row = Row(
             seq=self.state.next_seq,
@@ -285,8 +286,8 @@ class Batch:
         offload: Offload | None = None,
         **facts: Unpack[events.ResultFacts],
     ) -> Row:
-        """Add the one `tool_result` of a call, with the arguments it ran with if a person edited them."""
-        late = self.state.returned_late  # of which a preview stands for the whole
+        """Add the only `tool_result` of a call, with the arguments it ran with if a person edited them."""
+        late = self.state.returned_late  # contents stored in files; here they are previews
         if late and (key := (call.id, canonical.dumps(content))) in late:
             facts["stored"] = late[key]
         if call.edited and call.attempt:
@@ -295,7 +296,7 @@ class Batch:
         return self.add(events.TOOL_RESULT, payload, call=call, attempt=call.attempt, offload=offload)
 
     def changed_approvals(self) -> list[tuple[Call, CallApproval, str]]:
-        """Return each approval that this batch requests or changes, with its call and its status before."""
+        """List the approvals that this batch requests or changes, with call and earlier status."""
         return [
             (call, call.approval, self.before[call.id])
             for call in self.state.run.calls.values()
@@ -304,7 +305,7 @@ class Batch:
 
 
 class DatabaseStore:
-    """Appends to the journal in the project's own database."""
+    """The store that appends to the journal in the project's database."""
 
     durable: ClassVar[bool] = True
 
@@ -312,11 +313,11 @@ class DatabaseStore:
         self.alias = alias or settings.DATABASE
 
     def append(self, batch: Batch, *, durable: bool = False) -> None:
-        """Store rows, folded columns and approvals in one transaction (a savepoint inside another).
+        """Store rows, folded columns and approvals in one transaction, or in a savepoint inside another.
 
-        `durable` insists that no transaction is open, so that the commit is real, and commits on the
-        journal's own connection, where this thread has one. Raises
-        JournalConflictError when the writer did not know the whole journal.
+        `durable` requires that no transaction is open, so that the commit is real, and uses the journal's own
+        connection if this thread has one. Raises JournalConflictError if the writer did not know the whole
+        journal.
         """
         alias = self.alias
         if durable:
@@ -324,7 +325,7 @@ class DatabaseStore:
             alias = own_alias(alias)
         connection = connections[alias]
         with acknowledged(connection):
-            # Else approvals change as well, or somebody is to hear of the rows or of the statements.
+            # The short way is only for rows that change no approval and that nothing else observes.
             is_heard = connection.in_atomic_block or connection.execute_wrappers or connection.queries_logged
             if durable and not (is_heard or batch.changed_approvals() or is_announced(batch)):
                 _commit_rows(connection, batch)
@@ -338,21 +339,21 @@ class DatabaseStore:
             telemetry.stored(batch, alias)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
-        """Rebuild the state from the session's rows."""
+        """Rebuild the state of a session from its rows; raises JournalUnreadableError."""
         return load(journal_alias(self.alias), session_id, run_id)
 
 
 class MemoryStore:
-    """Keeps rows for the life of one stateless run; nothing survives the process."""
+    """The store of one stateless run; nothing survives the process."""
 
     durable: ClassVar[bool] = False
 
     def append(self, batch: Batch, *, durable: bool = False) -> None:
-        """Accept a batch: its state is folded already."""
+        """Report the batch to telemetry; its rows are folded already and stored nowhere."""
         telemetry.stored(batch, None)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
-        """Refuse: there is nothing to read back."""
+        """Raise LookupError, because there is nothing to read back."""
         raise LookupError(f"Run {run_id} lives in memory only; there is nothing to load.")
 
 
@@ -360,10 +361,10 @@ Store = DatabaseStore | MemoryStore
 
 
 def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch) -> None:
-    """Commit a batch of rows by the driver's cursor, without what Django has around it.
+    """Commit a batch by the driver's own cursor, which saves what Django does around a query.
 
-    On PostgreSQL the one statement is a transaction by itself: BEGIN and COMMIT would be two round trips for
-    nothing.
+    On PostgreSQL the one statement is a transaction by itself, so BEGIN and COMMIT would be two needless
+    round trips.
     """
     connection.ensure_connection()
     with connection.wrap_database_errors:
@@ -381,7 +382,7 @@ def _commit_rows(connection: BaseDatabaseWrapper, batch: Batch) -> None:
 
 
 def project(alias: str, batch: Batch) -> None:
-    """Write the approvals that a batch requests or changes; JournalConflictError if one is not as it was."""
+    """Write the approvals that a batch requests or changes; JournalConflictError if one changed meanwhile."""
     requested = {row.call_id for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, approval, before in batch.changed_approvals():
         if call.id in requested:
@@ -396,13 +397,13 @@ def project(alias: str, batch: Batch) -> None:
 
 
 def new_approval(call: Call, approval: CallApproval, run_id: UUID) -> Approval:
-    """Build the Approval of a call as its rows add up."""
+    """Build the Approval instance of a call from its folded state."""
     same = same_call(call.tool, call.arguments)
     return Approval(id=approval.id, run_id=run_id, same_call=same, **card_columns(call, approval))
 
 
 def card_columns(call: Call, approval: CallApproval) -> dict[str, Any]:
-    """Fold the columns of Approval that the rows of its call determine."""
+    """Build the columns of Approval from a call and its folded approval."""
     actor = approval.actor or {"id": "", "name": ""}
     user_id = None if actor["id"].startswith(VISITOR) else actor["id"] or None  # a visitor is no user
     is_decided = approval.status != "pending"

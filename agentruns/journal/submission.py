@@ -1,4 +1,4 @@
-"""The start of a run at one go: session, definition, run and first rows; on PostgreSQL in one statement."""
+"""The first append of a run: session, definition, run and first rows; on PostgreSQL by one statement."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from agentruns.utils import clock as journal_clock
 from agentruns.utils.db import uptime
 
 SQL = tuple[str, list[Any]]
-# psycopg keeps no statement of over fifty parameters.
+# Written into the SQL, because psycopg prepares no statement of over fifty parameters.
 LITERALS = {None: "NULL", "": "''", 0: "0", "{}": "'{}'", "[]": "'[]'"}
 UNLESS_THERE = " ON CONFLICT DO NOTHING"
 KEPT = f'INSERT INTO "{ContextValue._meta.db_table}" (run_id, key, value) SELECT'
-# Stored as they are.
+# Fields whose values need no conversion.
 PLAIN = (models.CharField, models.TextField, models.BigIntegerField, models.PositiveIntegerField)
 
 
@@ -36,11 +36,11 @@ def begin(
     lease: float = 0,
     doorbell: str = "",
 ) -> bool:
-    """Store a run with its first rows, and its session if that is new; return whether it was done.
+    """Store a run with its first rows, and its session if that is new; return whether this was done.
 
-    Nothing is stored if the key of a new session is taken, if the writer did not know the whole journal of
-    one that is there, or if one of `unless` has a row. Raises IntegrityError if another run has the key of
-    this one or is unfinished. `lease`: seconds its creator has the run; `doorbell`: PostgreSQL's channel.
+    Nothing is stored if the key of a new session is taken, if the writer did not know the whole journal of a
+    stored session, or if a query of `unless` finds a row. Raises IntegrityError if another run has this key
+    or is unfinished. `lease`: seconds that the creator leases the run for; `doorbell`: the channel to notify.
     """
     head, values = _head(connection, run, batch, unless)
     defined, body = _insert(connection, definition)
@@ -104,7 +104,7 @@ def _head(connection: BaseDatabaseWrapper, run: Run, batch: Batch, unless: Itera
 
 
 def _insert(connection: BaseDatabaseWrapper, row: models.Model, **sql: SQL | None) -> SQL:
-    """Return INSERT ... SELECT of a row, with its parameters; `sql`: columns that the database computes."""
+    """Build INSERT ... SELECT for a row, with its parameters; `sql` gives columns the database computes."""
     into, fields = _columns(type(row))
     given: list[str] = []
     values: list[Any] = []

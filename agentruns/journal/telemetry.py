@@ -1,6 +1,6 @@
-"""The listener that AGENTRUNS_TELEMETRY names; its errors are logged and never reach a run.
+"""Telemetry: the listener that AGENTRUNS_TELEMETRY names; its errors are logged and never reach a run.
 
-It receives ids, names, numbers and kinds of errors, never anything that was said, asked or returned.
+The listener receives ids, names, numbers and kinds of errors, but no text of a person, a model or a tool.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class Listener(Protocol):
     """The object that AGENTRUNS_TELEMETRY names: a class or a factory, called without arguments."""
 
     def span(self, name: str, facts: Facts) -> AbstractContextManager[object]:
-        """Surround a "drive", a "model" request or a "tool" call; at its end `facts` holds more."""
+        """Return a context manager around a "drive", "model" request or "tool" call; `facts` grows in it."""
 
     def event(self, name: str, facts: Facts) -> None:
         """Receive an event that has happened and is committed."""
 
     def carried(self) -> AbstractContextManager[object]:
-        """Return a context manager that makes the thread entering it part of the span open in this one."""
+        """Return a context manager that adds the entering thread to the span open in this thread."""
 
 
 class span:
-    """Surround a part of a run that takes time; the block adds attributes to the dict that `with` gives it.
+    """A context manager around a part of a run that takes time; the block adds attributes to its dict.
 
-    `facts` is called only when there is a listener.
+    `facts` is called only if there is a listener.
     """
 
     __slots__ = ("_facts", "_name", "_open")
@@ -84,7 +84,7 @@ class span:
 
 
 class carried:
-    """Make the thread that enters it part of the span open in the thread that made it."""
+    """A context manager that adds the entering thread to the span of the thread that built it."""
 
     __slots__ = ("_driven", "_open")
 
@@ -112,14 +112,14 @@ def event(name: str, facts: Facts) -> None:
 
 
 def stored(batch: Batch, alias: str | None) -> None:
-    """Report the events of a stored batch, once, as soon as it is committed; no `alias`: a stateless run."""
+    """Report the events of a stored batch once it is committed; `alias` is None for a stateless run."""
     active = listener()
     if active is not None and not batch.quiet:
         _guarded(_when_committed, active, batch, alias)
 
 
 def listener() -> Listener | None:
-    """Return this process's listener, made when first needed; None if there is none."""
+    """Find this process's listener, built at first use; None without one or if building it failed."""
     path = settings.TELEMETRY
     if not path:
         return None
@@ -157,7 +157,7 @@ def _when_committed(active: Listener, batch: Batch, alias: str | None) -> None:
         return
 
     def report_all() -> None:
-        if batch.reported:  # its append failed after this, and it was found stored
+        if batch.reported:  # the append raised an error after this, and then the rows were found stored
             return
         batch.reported = True
         for name, facts in reports:
@@ -170,7 +170,7 @@ def _when_committed(active: Listener, batch: Batch, alias: str | None) -> None:
 
 
 def _report(row: Row, agent: str) -> tuple[str, Facts] | None:
-    """Return the event and attributes of a row, or None; free text of its payload stays out."""
+    """Build the event of a row, with attributes but without free text; None for other kinds and copies."""
     if row.kind not in EVENT_ATTRIBUTES or events.COPIED in row.payload:
         return None
     name, keys = EVENT_ATTRIBUTES[row.kind]

@@ -1,7 +1,7 @@
-"""The timeline of a PostgreSQL server: a promoted replica begins another one, without rows it never received.
+"""The timeline of a PostgreSQL server, which changes when a replica that may lack rows is promoted.
 
-A row of Control notes the timeline. On a promoted server the row still names the old one, and no run can be
-claimed there until a sweep has decided what may be lost.
+A row of Control notes the timeline. On a promoted server the row still names the old timeline, and no run can
+be claimed there until a sweep has decided which rows may be lost.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WAITS = (
 
 
 class Server(NamedTuple):
-    """The server's timeline and kind of replication, as they are now and as they were noted.
+    """A server's present timeline and replication, and the noted ones (`known`, `was`).
 
-    `position` is how far its log is, in bytes.
+    `position` is the length of its log in bytes.
     """
 
     timeline: str
@@ -36,7 +36,7 @@ class Server(NamedTuple):
 
 
 def moved(alias: str) -> QuerySet[Control]:
-    """Find the noted timeline if the server has another by now."""
+    """Select the note of the server's timeline if the server has another timeline now."""
     noted = Control.objects.using(alias).filter(name=Control.SERVER)
     if connections[alias].vendor != "postgresql":
         return noted.none()
@@ -44,19 +44,19 @@ def moved(alias: str) -> QuerySet[Control]:
 
 
 def server(alias: str) -> Server | None:
-    """Ask a server for its timeline, and for the one that was noted; None if it has, or tells, none."""
+    """Query the server's timeline, replication and log position; None if it has none or refuses to tell."""
     if connections[alias].vendor != "postgresql":
         return None
     noted = f"FROM \"{Control._meta.db_table}\" WHERE name = '{Control.SERVER}'"
     try:
         with always_rollback(), connections[alias].cursor() as cursor:
-            # What is flushed a crash of the server takes back no more, unlike what is only inserted.
+            # The flushed part of the log survives a crash of the server, the inserted part may not.
             position = "(pg_current_wal_flush_lsn() - '0/0')::bigint"
             cursor.execute(
                 f"SELECT {CURRENT}, {WAITS}, {position}, (SELECT reason {noted}), (SELECT actor {noted})"
             )
             return Server(*cursor.fetchone())
-    except ProgrammingError:  # these functions are refused, and so would be each claim that asks them
+    except ProgrammingError:  # no right to call these functions: without the note, no claim calls them
         Control.objects.using(alias).filter(name=Control.SERVER).delete()
     except (DatabaseError, InterfaceError):  # such as a standby's
         close_stale(alias)

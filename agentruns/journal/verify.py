@@ -1,4 +1,4 @@
-"""Verifying a journal: its chain, sequence and pairing, and the columns that are folded from it."""
+"""Verification of a journal: its chain, sequence and pairing, and the columns folded from its rows."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a row of the journal (`seq`), or with a column folded from it.
+    """An error in a row of the journal (`seq`), or in a column folded from the rows.
 
-    A `column` can be rewritten from the journal: it holds `stored` and should hold `folded`; `status` is
-    that of its row as read. Without an approval and a run it is a column of the session. `file` is the
-    name of a damaged file that an intact row points at.
+    A `column` can be rewritten from the journal: it holds `stored` and should hold `folded`, and its row had
+    this `status` when it was read. A problem without approval and run concerns a column of the session.
+    `file` is the name of a damaged file that an intact row names.
     """
 
     session: str
@@ -62,20 +62,20 @@ class Problem:
 
     @property
     def model(self) -> type[Model]:
-        """The model of the column."""
+        """The model that has the column."""
         return Approval if self.approval else Run if self.run else Session
 
 
 def problems(session_id: UUID, alias: str | None = None) -> list[str]:
-    """Return the problems of a session's journal and its projections as texts, the first bad row first."""
+    """List the problems of a session's journal and folded columns as texts; see `check`."""
     return [str(problem) for problem in check(session_id, alias)]
 
 
 def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> list[Problem]:
-    """Return the problems of a session: its first bad row alone, or else every folded column that differs.
+    """List the problems of a session: its first bad row alone, or else every folded column that differs.
 
-    `files` reads the files that rows point at as well, which may take long: not inside a transaction. Takes
-    no lock: a session that was written to meanwhile is read again. Raises Session.DoesNotExist.
+    With `files` this also reads the stored files, which may take long: not inside a transaction. It takes no
+    lock, and reads a session again that was written to meanwhile. Raises Session.DoesNotExist.
     """
     alias = alias or settings.DATABASE
     found: list[Problem] = []
@@ -91,7 +91,7 @@ def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> 
 
 
 def strays(alias: str) -> Iterator[Problem]:
-    """Yield rows without a session, and keys of pruned sessions and runs that do not refuse any more."""
+    """Yield a problem for rows without a session, and for pruned keys that are no longer refused."""
     session = Session.objects.using(alias).filter(pk=OuterRef("session_id"))
     rows = Message.objects.using(alias).filter(~Exists(session)).order_by("session_id")
     for session_id in rows.values_list("session_id", flat=True).distinct():
@@ -139,7 +139,7 @@ def _of_row(key: str, seq: int, kind: str, what: str, file: str = "") -> Problem
 
 
 class History:
-    """The rows of a session, checked one after the other and folded run by run."""
+    """The rows of a session, checked one by one and folded by run."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -158,7 +158,7 @@ class History:
         self.definitions: set[str] = set()
 
     def read(self, alias: str) -> Problem | None:
-        """Read all rows; return the first that is wrong or missing."""
+        """Read all rows; return the problem of the first wrong or missing row, or None."""
         rows = Message.objects.using(alias).filter(session_id=self.session.pk)
         try:
             for row, parts in stored_rows(rows):  # a parsed payload would hide changes of its text
@@ -170,7 +170,7 @@ class History:
         return self.cut()
 
     def add(self, row: Row, parts: Parts) -> Problem | None:
-        """Check one more row, whose payload has these parts, and fold it."""
+        """Check one more row with these parts, and fold it; return its problem, or None."""
         wrong = self._unchained(row, parts)
         if wrong is not None:
             return wrong
@@ -202,7 +202,7 @@ class History:
 
     @property
     def first(self) -> RunState:
-        """The first run of the session itself, whose row says whose the session is."""
+        """The state of the first run that began in this session, which names the session's owner."""
         return next((state for state in self.states.values() if state.started_at), RunState(self.session.pk))
 
     def _problem(self, seq: int, kind: str, what: str) -> Problem:
@@ -226,8 +226,8 @@ class History:
         return None if intact else self._problem(row.seq, row.kind, "was altered.")
 
     def cut(self) -> Problem | None:
-        """Compare the journal's end with the head that the session remembers, which a cut-off tail misses."""
-        # Only then is it known which content is gone without a word.
+        """Compare the journal's end with the session's own head, which reveals that last rows are missing."""
+        # Called after the last row, as only then all rows about erased contents have been read.
         remembered = self.session.next_seq - 1
         if remembered != self.seq:
             is_lost = remembered > self.seq and self.session.head != self.head
@@ -244,7 +244,7 @@ class History:
         return Problem(self.session.key, what, seq=min(self.seq, remembered) + 1)
 
     def _unpaired(self, row: Row, state: RunState, calls: dict[str, Call]) -> str:
-        """Return why a row does not fit the rows before it, or ""."""
+        """Explain why a row does not fit the rows before it; "" if it fits."""
         if is_deeper(row.payload, MAX_ROW_DEPTH):
             return f"is nested more than {MAX_ROW_DEPTH} levels deep: it cannot be read everywhere."
         if events.COPIED in row.payload:
@@ -395,7 +395,7 @@ def _session(history: History) -> Iterator[Problem]:
 
 
 def _asked(task: Row | None, stored: str | None) -> dict[str, Any]:
-    """Fold the columns of a run's task; nothing for one with files, whose text is keyed by SECRET_KEY."""
+    """Build the columns of a run's task; none for a task with files, whose text is keyed by SECRET_KEY."""
     if task is None or payloads.has_blocks(task.payload):
         return {}
     text = canonical.unescape_text(stored or "")
@@ -434,7 +434,7 @@ def _approvals(alias: str, history: History) -> Iterator[Problem]:
 
 
 def _stored(rows: QuerySet[Any]) -> Iterator[tuple[UUID, dict[str, str | None]]]:
-    """Yield columns as stored texts: one that was tampered with may not even parse."""
+    """Yield the columns of rows as stored texts, because an altered value may not even parse."""
     names = [field.attname for field in rows.model._meta.concrete_fields]
     texts = {f"stored_{name}": Cast(name, TextField()) for name in names}
     for pk, *values in rows.annotate(**texts).values_list("pk", *texts):
@@ -463,7 +463,7 @@ def _differences(
         due = stored_form(model, name, value)
         if stored[name] == due:
             continue
-        # Redacted before they are cut, as a part of a secret is not found.
+        # Redacted before they are cut, as redaction would not find a part of a secret.
         was, says = map(shown, redacted([stored[name], due]))
         what = f"{name} is {was}, the journal says {says}."
         if name == "arguments":  # they may be sensitive
@@ -473,12 +473,12 @@ def _differences(
 
 
 def stored_form(model: type[Model], name: str, value: Any) -> str | None:
-    """Return a column's value as the text it is stored as."""
+    """Convert a column's value to the text that is stored."""
     with suppress(TypeError, ValueError, ValidationError):  # the id of a user under another user model
         value = model._meta.get_field(name).get_prep_value(value)  # type: ignore[union-attr]
     return _text(model, name, None if value is None else str(value))
 
 
 def shown(text: str | None) -> str:
-    """Return a stored text in quotes, cut where it is long."""
+    """Quote a stored text, cut if it is long."""
     return repr(text) if text is None or len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
