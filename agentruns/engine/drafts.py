@@ -1,8 +1,8 @@
-"""Drafts: the reply that a model is writing, stored while somebody watches the run.
+"""Drafts: the text so far of a reply that a model is writing, stored while somebody watches the run.
 
-The engine only collects the pieces. One thread of the process, on connections of its own, asks once in a
-while which of the replies being written are watched, and stores these as they may be shown. It also finds out
-who is asked to pause or to cancel: that reply is stopped.
+The engine only collects the pieces. One thread of the process, on connections of its own, queries at
+intervals which replies are watched, and stores the text of these, masked. It also finds the runs with a
+request to pause or to cancel, and stops their replies.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ logger = get_logger("agentruns.drafts")
 
 PERIODS = {"sqlite": 0.5}  # seconds between two times that a reply's text is stored
 PERIOD = 0.2
-LOOKS = 0.5  # seconds between two looks who is watched
-HELD = 100  # characters at the end in which AGENTRUNS_REDACT may not yet find what they begin
-LONGEST = 50_000  # characters; of a longer reply the rest is seen when it is journaled
-WATCHED = 20  # seconds for which a worker stores drafts, unless somebody goes on reading
+LOOKS = 0.5  # seconds between two queries for watched runs
+HELD = 100  # characters kept back: AGENTRUNS_REDACT may not recognise the beginning of a secret
+LONGEST = 50_000  # characters; the rest of a longer reply appears once it is journaled
+WATCHED = 20  # seconds for which a worker stores drafts after somebody last read them
 AT_WORK = ("queued", "running")
 STOPPED = "It was stopped while it was written: the run is to pause, or to end. Its usage may be unknown."
 
 
 class Reply:
-    """The reply to one request. Called with each piece of its text; ProviderError if it is to be stopped."""
+    """The text so far of a reply; called with each piece, raises ProviderError if the reply must stop."""
 
     def __init__(self, alias: str, run_id: UUID, epoch: int, step: int, seq: int) -> None:
         self.alias, self.run_id, self.epoch, self.step = alias, run_id, epoch, step
-        self.seq = seq  # of the session's next row, when it was looked at last
+        self.seq = seq  # number of the session's next row at the last query
         self.pieces: list[str] = []
         self.is_stopped = self.is_over = self.is_watched = self.is_left_out = False
         self.stored, self.stored_at = "", 0.0
@@ -63,11 +63,11 @@ class Reply:
 
     @property
     def period(self) -> float:
-        """The seconds between two times that its text is stored."""
+        """The number of seconds between two times that the text is stored."""
         return PERIODS.get(connections[self.alias].vendor, PERIOD)
 
     def end(self) -> None:
-        """Take its text away: it is journaled, or nobody will have it."""
+        """Mark the reply as over, so that its draft is cleared."""
         self.is_over = True
         if self._is_known:
             writer.wake.set()
@@ -75,7 +75,7 @@ class Reply:
 
 @contextmanager
 def drafting(driver: Driver) -> Iterator[Reply | None]:
-    """Yield what takes the pieces of the driver's next reply; None where no other connection sees it."""
+    """Yield the Reply that collects the driver's next reply; None if no other connection could see it."""
     lease, run = driver.lease, driver.run
     if lease is None or connections[lease.alias].in_atomic_block:
         yield None
@@ -88,7 +88,7 @@ def drafting(driver: Driver) -> Iterator[Reply | None]:
 
 
 class Writer:
-    """The thread that stores the texts of this process's replies; there is none while nothing is written."""
+    """The thread that stores the drafts of this process; it runs only while a reply is being written."""
 
     def __init__(self) -> None:
         self.wake = threading.Event()
@@ -97,7 +97,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def add(self, reply: Reply) -> None:
-        """Look after a reply until it is over."""
+        """Store drafts of a reply until the reply is over; start the thread if none runs."""
         with self._lock:
             self._replies.append(reply)
             if self._thread is None or not self._thread.is_alive():
@@ -127,7 +127,7 @@ class Writer:
 
 
 def _serve(alias: str, replies: list[Reply], looks: bool, own: ExitStack) -> None:
-    """Look, store and clear; an error is logged once, and leaves a reply without a draft."""
+    """Query who is watched, store drafts and clear old ones; after an error a reply has no more drafts."""
     if looks:
         try:
             own.enter_context(own_connection(alias))
@@ -159,7 +159,7 @@ def _leave_out(reply: Reply, error: Exception) -> None:
 
 
 def _look(alias: str, replies: dict[UUID, Reply]) -> None:
-    """Find out in one query who is watched, and for whom there is news: perhaps to stop."""
+    """Find which replies are watched, and stop those whose run is to pause or to be cancelled."""
     watched = ExpressionWrapper(Q(draft__watched_until__gt=Now()), output_field=BooleanField())
     runs = Run.objects.using(alias).filter(pk__in=replies).annotate(watched=watched)
     for run_id, epoch, seq, is_watched in runs.values_list(
@@ -178,7 +178,7 @@ def _store(alias: str, reply: Reply) -> None:
         return
     if reply.mask is None:
         reply.mask = mask_of(Run.objects.using(reply.alias).get(pk=reply.run_id))
-        # It could name a value before it calls the tool of which that is a sensitive argument.
+        # The text could name a value before the model gives it to a tool as a sensitive argument.
         reply.is_left_out = bool(reply.mask.arguments_of)
     text = shown("".join(reply.pieces), reply.mask)
     if reply.is_left_out or text == reply.stored:
@@ -190,7 +190,7 @@ def _store(alias: str, reply: Reply) -> None:
 
 
 def shown(text: str, mask: Mask) -> str:
-    """Return a text that goes on as it may be shown: without hidden values, nor the beginning of one."""
+    """Mask and redact an unfinished text, and cut an end that may be the beginning of a hidden value."""
     text = text[:LONGEST]
     text = redact(mask.text(text[: mask.secrets.settled(text)]))
     if not is_on():
@@ -206,7 +206,7 @@ in_child(writer.__init__)  # type: ignore[misc]
 
 
 def watch(run_ids: Iterable[UUID]) -> None:
-    """Let workers know that somebody reads what these runs write; where that cannot be, there is no draft."""
+    """Record that somebody watches these runs, so that workers store drafts; log a failure to record it."""
     alias = settings.DATABASE
     found = [Draft(run_id=run_id, watched_until=later(WATCHED)) for run_id in run_ids]
     try:
@@ -219,7 +219,7 @@ def watch(run_ids: Iterable[UUID]) -> None:
 
 
 def draft_of(run: Run) -> str:
-    """Find the text that is written so far of a run's next reply, "" where nothing is written."""
+    """Find the draft of a run's next reply; "" if there is none."""
     if run.status not in AT_WORK:
         return ""
     its = Draft.objects.using(settings.DATABASE).filter(pk=run.pk, epoch=run.lease_epoch, step=run.step)

@@ -1,4 +1,4 @@
-"""The driver of one run: its lease, the state it believes in, and the commit that keeps both true."""
+"""The driver of one run: its lease, its folded state, and the commit that keeps both right."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SAME_STATE_RETRIES = 10
 
 
 class Driver:
-    """Driver of one run in this process. `lease` is None for a stateless run."""
+    """The drive of one run in this process; `lease` is None for a stateless run."""
 
     def __init__(
         self,
@@ -68,54 +68,54 @@ class Driver:
         self.should_stop = should_stop
         self.attempts = lease.attempts if lease else 0
         self.released = False
-        self.started: set[tuple[str, int]] = set()  # journaled by this driver, handler not entered yet
-        # Handlers that nobody waits for any more, by call and attempt.
+        self.started: set[tuple[str, int]] = set()  # (call, attempt) journaled here, handler not entered yet
+        # Handlers that this drive no longer waits for, by call and attempt.
         self.abandoned: dict[tuple[str, int], Future[Any]] = {}
-        self.ready: set[Any] = set()  # what the tools depend on, asked in this drive
+        self.ready: set[Any] = set()  # `ready` functions of tools without objection in this drive
         self.caller: Any = None
-        self.asked_about: set[tuple[str, int]] = set()  # in doubt when the caller asked the run to go on
+        self.asked_about: set[tuple[str, int]] = set()  # (call, attempt) started before a caller's resume
         self.before = state.run  # the last state that is known to be stored
         self._acknowledge()
 
     @property
     def run(self) -> RunState:
-        """The fold of the run's journal, as of the last commit."""
+        """The run's state as of the last commit."""
         return self.state.run
 
     @cached_property
     def tools(self) -> dict[str, Tool]:
-        """The agent's tools, or those of them that were chosen for the run."""
+        """The agent's tools by name, or only the tools that were chosen for the run."""
         chosen = self.agent.tools if self.agent.tools_for is None else self.run.tools or ()
         return {name: tool for name, tool in self.agent.tools.items() if name in chosen}
 
     @cached_property
     def tool_schemas(self) -> list[dict[str, Any]]:
-        """The tools as the model is told of them."""
+        """The schemas of the tools as the provider receives them."""
         return [tool.provider_schema() for tool in self.tools.values()]
 
     @cached_property
     def instructions(self) -> str:
-        """The agent's instructions, or those that were made for the run; PayloadError."""
+        """The agent's instructions, or those made for the run; raises PayloadError."""
         declared = self.agent.instructions
         return declared if isinstance(declared, str) else instructions_of(self.run)
 
     @property
     def alias(self) -> str:
-        """The database of the journal."""
+        """The alias of the journal's database."""
         return self.lease.alias if self.lease else settings.DATABASE
 
     def now(self) -> datetime:
-        """Return the time by the journal's clock."""
+        """Read the time from the journal's clock."""
         return clock.now(self.lease.alias if self.lease else None)
 
     @property
     def is_entering(self) -> bool:
-        """True while a call is journaled as started and its handler comes next."""
+        """Check whether a call is journaled as started and its handler has not been entered yet."""
         # Stopping then would leave a call in doubt although this process knows that it never ran.
         return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
 
     def is_cancelled(self, call_id: str, attempt: int) -> bool:
-        """Tell a handler to stop: its run is cancelled or taken over, or it is too late for a result."""
+        """Check whether a handler should stop, as its run is cancelled or taken over, or its time is over."""
         if (call_id, attempt) in self.abandoned or self.released:
             return True
         lease = self.lease
@@ -125,7 +125,7 @@ class Driver:
         return expired or lease.lost.is_set() or lease.cancelled.is_set()
 
     def heartbeat(self, call_id: str, attempt: int) -> None:
-        """Take a handler's word that it makes progress, unless nobody waits for it any more."""
+        """Renew the time that a handler has until its lease may expire, unless the handler is abandoned."""
         if self.lease is not None and (call_id, attempt) not in self.abandoned:
             self.lease.allow(settings.TOOL_TIMEOUT)
             self.lease.wake.set()
@@ -139,7 +139,7 @@ class Driver:
         key: str = "",
         approved_by: tuple[str, ...] = (),
     ) -> ToolContext:
-        """Return the context that a handler, a predicate or a reconciler gets."""
+        """Build the context for a handler, a predicate or a reconciler."""
         return ToolContext(
             run_id=str(self.run.run_id),
             session_key=self.session_key,
@@ -157,34 +157,34 @@ class Driver:
         )
 
     def offload(self, call: Call) -> Offload | None:
-        """Return the place for a large result of the call's attempt; None for a stateless run."""
+        """Build the Offload for a large result of the call's attempt; None for a stateless run."""
         if self.lease is None:
             return None
         return Offload(f"{self.lease.session_id}/{call.id}-{call.attempt}")
 
     def mend(self) -> None:
-        """Roll back what user code left open in this thread, before the journal may wait for it."""
+        """Roll back a transaction left open by user code, because its locks could block the journal."""
         if self.lease is not None:
             mend_connection(self.alias)
 
     def hold_lease(self) -> None:
-        """Make sure that the lease covers what comes next; LeaseLostError if it is gone."""
+        """Extend the lease if its time is over or it may be lost; raises LeaseLostError if it is lost."""
         self.mend()
         if self.lease is not None and (self.lease.lost.is_set() or uptime() >= self.lease.deadline):
             self.lease.extend()
 
     def allow(self, tool: Tool) -> None:
-        """Let the heartbeat extend the lease for as long as the tool's handler, entered next, may take."""
+        """Let the heartbeat extend the lease for as long as the tool's handler may take."""
         if self.lease is not None:
-            # A transaction that outlives its lease is rolled back: nobody would gain by taking it over.
+            # A transaction that outlives its lease is rolled back, so taking the run over would gain nothing.
             self.lease.allow(math.inf if tool.transactional else tool.timeout or settings.TOOL_TIMEOUT)
 
     def commit(self, build: Build, *, joined: bool = False) -> Batch:
-        """Let `build` fill a batch and store it, again and again until it is stored or the lease is gone.
+        """Fill a batch with `build` and store it; repeat until it is stored or the lease is lost.
 
-        `build` may run several times, each time on the state as just read; it must only add rows.
-        `joined` appends inside the caller's transaction (a transactional tool's), where a broken
-        transaction is the caller's to roll back. Raises LeaseLostError.
+        `build` may run several times, each time on the state as just read; it must only add rows. `joined`
+        appends inside the caller's transaction (a transactional tool's); the caller has to roll back if that
+        breaks. Raises LeaseLostError.
         """
         tried: list[Batch] = []
         tries, began = 0, uptime()
@@ -227,9 +227,9 @@ class Driver:
         return batch
 
     def reread(self, tried: list[Batch], *, patient: bool, give_up: float) -> Batch | None:
-        """Rebuild the state from the database; return the one of `tried` that turned out to be stored.
+        """Rebuild the state from the database; return the batch of `tried` that is stored after all, if any.
 
-        `patient` waits for the database for as long as the lease is ours: a known result or a paid
+        `patient` waits for the database for as long as this process has the lease: a known result or a paid
         reply is never lost because it cannot be stored now. Raises LeaseLostError, JournalRewoundError.
         """
         lease, pause = self.lease, 0.05
@@ -283,14 +283,14 @@ class Driver:
         )
 
     def is_rewound(self) -> bool:
-        """Read the journal again, and tell whether it has lost a row that this process has seen committed."""
+        """Read the journal again, and check whether a row is gone that this process has seen committed."""
         lease = self.lease
         with suppress(JournalUnreadableError):
             return lease is not None and self.store.load(lease.session_id, lease.run_id).is_rewound
         return False
 
     def _acknowledge(self) -> None:
-        """Remember that the state is committed: a journal without its last row was rewound."""
+        """Remember the last row as committed, to notice later if the journal was rewound."""
         self.before = self.state.run
         # A TestCase rolls back what its block holds.
         if self.lease is not None and self.state.at and not connections[self.alias].in_atomic_block:
@@ -299,7 +299,7 @@ class Driver:
             )
 
     def _stored(self, batch: Batch, sent: float) -> None:
-        """Note what a stored batch means for this drive; `sent` is when the lease was extended with it."""
+        """Update the drive for a stored batch; `sent` is the time from which its lease was extended."""
         self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
         if batch.failed_drive:
             self.attempts += 1
@@ -312,7 +312,7 @@ class Driver:
 
 
 def user_of(owner: Actor | None) -> Any:
-    """Return the user whose run it is, as of now; NotFoundError for one who is gone and no program."""
+    """Find the user who owns the run, as of now; None for the program. Raises NotFoundError."""
     if owner is None:
         return None
     user = user_of_key(owner["id"])

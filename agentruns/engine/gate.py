@@ -1,4 +1,4 @@
-"""The gate: the verdict on each call of a reply, given once, before any of them runs."""
+"""The gate: the verdict on each call of a reply, given once, before any of the calls runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(slots=True)
 class Intent:
-    """One `tool_use` of a reply with the gate's verdict: run, ask (`approval`) or refuse (`refusal`)."""
+    """A call of a reply with the gate's verdict: run, ask (`approval`) or refuse (`refusal`)."""
 
     id: str
     provider_id: str
@@ -60,7 +60,7 @@ class Intent:
     refusal: dict[str, Any] | None = None
 
     def record(self) -> events.AskedCall:
-        """Return the call as the `assistant` row keeps it."""
+        """Build the form in which the `assistant` row stores the call."""
         kept: events.AskedCall = {
             "id": self.id,
             "provider_id": self.provider_id,
@@ -73,13 +73,13 @@ class Intent:
         return {**kept, "original": self.original} if self.original else kept
 
     def refuse(self, content: str, outcome: str, *, is_error: bool) -> None:
-        """Settle the call without running it."""
+        """Set the verdict `refuse`, with the result that the model gets instead."""
         self.verdict = "refuse"
         self.refusal = {"content": content, "outcome": outcome, "is_error": is_error}
 
 
 def call_digest(secret: str, tool: str, arguments: dict[str, Any]) -> str:
-    """Return the digest of a tool and its effective arguments, keyed so that nobody finds these by trying."""
+    """Compute the HMAC of a tool and its effective arguments with the session's secret."""
     if not secret:
         raise AssertionError("A state that is only looked at has no key for digests.")
     return keyed(secret, canonical.dumps({"tool": tool, "arguments": arguments}))
@@ -88,11 +88,11 @@ def call_digest(secret: str, tool: str, arguments: dict[str, Any]) -> str:
 def judge(
     driver: Driver, reply: ModelReply
 ) -> tuple[list[dict[str, Any]], list[Intent], list[dict[str, Any]]]:
-    """Return the reply's content as it can be sent back, an intent for each call in it, and calls left out.
+    """Build a reply's content as it can be sent back, an intent for each call, and the calls left out.
 
-    A `tool_use` whose id, name or input no provider would take back is mended, the original kept beside it.
-    The first call past the bound is answered with an error for all that follow, which are left out: each
-    would need a result of its own.
+    A `tool_use` is mended if no provider would accept its id, name or input, and the original kept beside it.
+    The first call beyond the limit is answered with an error for all that follow, which are left out, because
+    each would need a result of its own.
     """
     content: list[dict[str, Any]] = []
     intents: list[Intent] = []
@@ -131,7 +131,7 @@ def _mend(block: dict[str, Any], *seen: set[str]) -> dict[str, Any]:
 
 
 def _storable(value: Any) -> Any:
-    """Return a value as a row keeps it: one that is nested too deeply as its text."""
+    """Return a value as a row can store it; a value that is nested too deeply becomes text."""
     if not is_deeper(value, MAX_DEPTH):
         return value
     try:
@@ -141,7 +141,7 @@ def _storable(value: Any) -> Any:
 
 
 def write(batch: Batch, intents: list[Intent]) -> None:
-    """Add the approvals and the immediate results of a reply, in the transaction of its `assistant` row."""
+    """Add the approvals and the refusals of a reply's calls to the batch with the `assistant` row."""
     for intent in intents:
         call = batch.state.run.calls[intent.id]
         if intent.approval is not None:
@@ -154,7 +154,7 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
     if stop_reason != "tool_use":
         intent.refuse(CUT_OFF.format(stop=stop_reason), "error", is_error=True)
         return
-    # By the name as given: a mended one may be that of another tool.
+    # Find the tool by the original name, because a mended name may be that of another tool.
     tool = driver.tools.get(name) if isinstance(name, str) else None
     if tool is None:
         known = ", ".join(sorted(driver.tools)) or "none"
@@ -190,7 +190,7 @@ def is_off(driver: Driver, tool: str) -> bool:
 
 
 def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
-    """Return the reason to ask a person, or ""."""
+    """Explain why a call needs a person's approval; "" if it may run."""
     if doubts := _doubts(driver, tool):
         calls = ", ".join(f"call {result.call_id} of run {result.run_id}" for result in doubts)
         return IN_DOUBT.format(tool=tool.name, calls=calls)
@@ -205,7 +205,7 @@ def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
 
 
 def run_since(driver: Driver, tool: Tool) -> str:
-    """Explain which calls, left out of this fork as not executed, have started in its origin since; or ""."""
+    """Explain that the fork's origin has started calls since that were left out of the fork; "" if none."""
     left_out = driver.state.open_elsewhere.get(tool.name)
     if not left_out or tool.recovery == "safe_to_retry":
         return ""
@@ -240,6 +240,6 @@ def _approval(driver: Driver, tool: Tool, intent: Intent, why: str) -> events.Ap
 
 
 def _doubts(driver: Driver, tool: Tool) -> list[events.Row]:
-    """Find the results of calls in doubt because of which the next call of the tool asks a person."""
+    """Find the results of the tool's calls in doubt, because of which its next call needs approval."""
     results = driver.state.in_doubt.open.values() if tool.recovery == "nothing" else ()
     return [result for result in results if result.tool_name == tool.name]

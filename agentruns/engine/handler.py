@@ -1,4 +1,4 @@
-"""Handlers: entered in a thread or a transaction, within their time; their return or exception observed."""
+"""Handlers: entered in a thread or a transaction, within a time limit; their return or exception observed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ENDED_BY_HANDLER = (
     "The handler ended its transaction by itself; what it wrote may or may not have been committed."
 )
 LONGEST_PAUSE = 5.0  # seconds between two tries to store a late result
-MARK = "agentruns_handler"  # a savepoint: where it is gone, so is the transaction
+MARK = "agentruns_handler"  # a savepoint, which is gone if the transaction has ended
 NOWHERE = -1
 _ENDS_TRANSACTION = re.compile(
     r"\s*(COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(\w+\s+)?TO\b))\b",
@@ -59,12 +59,12 @@ extending = Lane("agentruns-lease", threads=8)
 
 
 class Interrupted(Exception):
-    """The outcome of a handler is not known: it timed out, or says so itself."""
+    """Raised if a handler's outcome is unknown: it timed out, was stopped, or raised ToolDurabilityError."""
 
 
 @dataclass(slots=True)
 class Observation:
-    """The return or exception of a handler, before it is a row."""
+    """The return value or exception of a handler, before it is stored as a row."""
 
     content: Any
     is_error: bool = False
@@ -73,12 +73,12 @@ class Observation:
     seconds: float = 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Return it as evidence."""
+        """Build the payload that a `late_result` row keeps of the observation."""
         return {"content": self.content, "is_error": self.is_error, **self.flags}
 
 
 def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
-    """Enter a handler in this thread; raise Interrupted when its outcome is not known."""
+    """Call a handler in this thread; raise Interrupted if its outcome is unknown."""
 
     def facts() -> dict[str, Any]:
         run_id, epoch = driven()
@@ -103,7 +103,7 @@ def _invoke(
     except ToolDurabilityError as error:
         raise Interrupted(f"The handler says that its outcome is unknown: {error}") from error
     except KeyboardInterrupt:
-        raise  # a person stops the process; what became of the call is found when the run goes on
+        raise  # a person stops the process; the next drive of the run finds the call in doubt
     except BaseException as error:
         # A worker's time limit is not the handler's error; celery and billiard define it, neither is here.
         is_limit = any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
@@ -117,9 +117,9 @@ def _invoke(
                 failed.content += NOTHING_HAPPENED
             elif tool.recovery == "nothing":
                 failed.content += MAY_HAVE_HAPPENED
-        if tool.sensitive_results:  # it may name what the handler worked with, as may what caused it
+        if tool.sensitive_results:  # the error and its causes may quote the handler's data
             conceal([words(each) for each in _causes(error)])
-        level = logging.INFO if tool.refused(error) else logging.ERROR  # what a tool refuses is no surprise
+        level = logging.INFO if tool.refused(error) else logging.ERROR  # a refusal is expected
         logger.log(level, "Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
         return failed
     conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
@@ -127,7 +127,7 @@ def _invoke(
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those it was raised from or while handling."""
+    """Yield an exception and the exceptions that it was raised from or while handling."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -136,12 +136,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the text of an exception."""
+    """Describe an exception by its type and text."""
     return f"{type(error).__name__}: {words(error)}"
 
 
 def words(error: BaseException) -> str:
-    """Return the text of an exception, also when making it raises."""
+    """Convert an exception to text, even if its own conversion raises."""
     try:
         return str(error)
     except Exception:
@@ -149,7 +149,7 @@ def words(error: BaseException) -> str:
 
 
 def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
-    """Do `work` in a thread of its own, which closes its database connections."""
+    """Run `work` in a new thread, which closes its database connections; inside a TestCase in this one."""
     future: Future[T] = Future()
     carried = telemetry.carried()
 
@@ -175,7 +175,7 @@ def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
 def reconcile(
     alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]
 ) -> Occurred | NotOccurred | Unknown:
-    """Ask a tool's `reconcile` within the tool's time; an answer that does not come is Unknown."""
+    """Call a tool's `reconcile` within the tool's timeout; return Unknown if it does not return in time."""
     ask = partial(tool.run_reconcile, context, arguments)
     if tool.timeout is None or connections[alias].in_atomic_block:  # as in `in_thread`
         try:
@@ -189,13 +189,13 @@ def reconcile(
 
 
 class _RollBack(Exception):
-    """Leaves the block without its writes; its argument is the Observation."""
+    """Raised to roll back a handler's transaction; its argument is the Observation."""
 
 
 def run_transactional(
     driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Record
 ) -> Observation | None:
-    """Run the handler and `record` its result in one transaction; return the error if all was rolled back."""
+    """Run a handler and `record` its result in one transaction; return the error if it was rolled back."""
     done, alias = set[str](), driver.alias
 
     def attempt() -> None:
@@ -238,7 +238,7 @@ def run_transactional(
     except (LeaseLostError, Interrupted, NotEntered):
         raise
     except Exception as error:
-        # A lost acknowledgement, an on_commit hook of the handler's, a broken block: which of them is known.
+        # Find out if the commit succeeded: its acknowledgement may be lost, or an on_commit hook has raised.
         is_stored = "committed" in done
         if not is_stored and driver.lease is not None:
             driver.reread([], patient=True, give_up=uptime())
@@ -256,7 +256,7 @@ def run_transactional(
 
 @contextmanager
 def fenced(alias: str) -> Iterator[None]:
-    """Let the database refuse to commit the open transaction before the end of the block."""
+    """Make the database refuse to commit the open transaction before the end of the block."""
     fence = CommitFence.objects.using(alias).create(nothing_id=NOWHERE)
     with connections[alias].cursor() as cursor:
         cursor.execute(f"SAVEPOINT {MARK}")
@@ -266,8 +266,8 @@ def fenced(alias: str) -> Iterator[None]:
 
 
 def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
-    """Raise Interrupted if the handler ended the transaction, RuntimeError if it broke it for good."""
-    # Asked of the driver itself: Django answers no question in a block that it knows to be broken.
+    """Raise Interrupted if the handler ended the transaction, RuntimeError if it broke the transaction."""
+    # Use the driver's own cursor, because Django refuses every query in a broken block.
     raw = connection.connection
     try:
         cursor = raw.cursor()
@@ -277,7 +277,7 @@ def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
         raise RuntimeError("The handler closed the connection.") from error
     try:
         cursor.execute(f"RELEASE SAVEPOINT {MARK}")
-        if connection.vendor == "postgresql":  # what the handler set would count for the journal's statements
+        if connection.vendor == "postgresql":  # a limit that the handler set must not stop the journal
             cursor.execute("SET LOCAL statement_timeout TO DEFAULT")
         return
     except Exception as error:
@@ -293,7 +293,7 @@ def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
 
 @contextmanager
 def contained(alias: str) -> Iterator[None]:
-    """While a transactional handler runs, refuse what would outlive its rollback, or end its transaction."""
+    """Refuse SQL of a transactional handler that would end its transaction or survive a rollback."""
 
     def check_own(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if not _ENDS_TRANSACTION.match(sql):
@@ -320,10 +320,10 @@ def contained(alias: str) -> Iterator[None]:
 
 
 def covers(driver: Driver, call: Call, *, extend: bool = False) -> bool:
-    """Tell whether the lease covers the call at this moment, by memory: a round trip may outlast a lease.
+    """Check whether the lease covers the call right now, without a query, which could outlast the lease.
 
-    `extend` first asks the database for more time where less than half of the lease is left. A transactional
-    tool needs none: its transaction is rolled back without the lease.
+    `extend` first extends the lease in the database if less than half of it is left. A transactional tool
+    needs no extension, because its transaction is rolled back without the lease.
     """
     lease = driver.lease
     if extend and lease is not None and driver.agent.tools[call.tool].transactional:
@@ -341,9 +341,9 @@ def store_late_result(
 ) -> None:
     """Append a `late_result` service row for each call, also to a run that has ended.
 
-    Try for the time of a lease; then log the facts, and try in a thread for as long as this process lives.
-    Without the row a person may say of an effect that it did not happen. `offload` is the one that the result
-    was to be put away with, if it got so far.
+    Try for the length of a lease; then log the facts, and try in a thread for as long as this process lives.
+    Without the row a person might give the verdict that a call did not happen, although it did. `offload` is
+    the Offload that was to store the result, if there was one.
     """
     lease, pause, tried = driver.lease, 0.02, list[str]()
     if lease is None or not calls:

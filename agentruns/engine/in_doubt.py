@@ -1,4 +1,4 @@
-"""Unfinished calls: how recovery classifies them after a crash, and how a run that ends settles them."""
+"""Unfinished calls: their classification after a crash, and their results if the run ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_ERROR = 10_000  # characters of an error that waits to be a result
 
 
 def decided(batch: Batch, call: Call) -> None:
-    """Give an open call the result of its decision: denied, answered or expired."""
+    """Add the result of an open call that was denied or answered, or whose approval expired."""
     approval = call.approval
     if approval is None or not call.is_open:
         return
@@ -35,26 +35,26 @@ def decided(batch: Batch, call: Call) -> None:
 
 
 def unknown(batch: Batch, call: Call, actor: Any) -> None:
-    """Give a call the outcome `unknown`."""
+    """Add the result `unknown` of a call."""
     batch.result(call, unknown_text(call), "unknown", is_error=True, actor=events.actor_ref(actor))
 
 
 def unknown_text(call: Call) -> str:
-    """Build the error content of a call whose outcome is unknown."""
+    """Build the error text that the model gets for a call whose outcome is unknown."""
     text = UNKNOWN.format(tool=call.tool)
     about = {"toolName": call.tool, "toolCallId": call.provider_id}
     return json.dumps({"kind": ToolDurabilityError.kind, "error": text, **about})
 
 
 def surface(batch: Batch, call: Call, actor: Any) -> None:
-    """Tell the model that the outcome of a call is unknown, and cancel the later calls of its reply."""
+    """Add the result `unknown` of a call, and cancel the later calls of its reply that are not parallel."""
     unknown(batch, call, actor)
     later = [one for one in batch.state.run.calls.values() if one.ordinal > call.ordinal]
     _stop(batch, [one for one in later if not one.parallel])
 
 
 def raised(batch: Batch, call: Call, error: str) -> None:
-    """Record that the handler of a `reconcile` tool raised: the outside world is to be asked."""
+    """Record the error of a handler with `reconcile`, so that the outside world is asked next."""
     evidence = RAISED.format(attempt=call.attempt, error=error[:SHOWN])
     _found(batch, call, "reconcile", evidence, raised=error[:LONGEST_ERROR])
 
@@ -72,8 +72,8 @@ def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "
 
 
 def stop_tool(batch: Batch, call: Call) -> None:
-    """Cancel the calls of the reply to the tool of a call in doubt; what is asked for next asks a person."""
-    # The gate let these through, or a person did, before there was the doubt.
+    """Cancel the reply's other calls to the tool of a call in doubt; later calls need approval."""
+    # The gate or a person let these calls through before the doubt arose.
     _stop(batch, [one for one in batch.state.run.calls.values() if one.tool == call.tool])
 
 
@@ -104,7 +104,7 @@ def is_after_unknown(run: RunState, call: Call) -> bool:
 
 
 def settle(batch: Batch) -> None:
-    """Settle every open call of a run that ends: unknown if it may have happened, else cancelled."""
+    """Add a result to every open call of a run that ends: unknown if it may have happened, else cancelled."""
     for call in batch.state.run.open_calls():
         if call.may_have_happened:
             unknown(batch, call, None)
@@ -113,13 +113,13 @@ def settle(batch: Batch) -> None:
 
 
 def close_cancelled(batch: Batch, actor: Any, reason: str) -> None:
-    """End the run as cancelled."""
+    """Settle the open calls and end the run as cancelled."""
     settle(batch)
     batch.add(events.RUN_CANCELLED, {"actor": events.actor_ref(actor), "reason": reason})
 
 
 def close_failed(batch: Batch, kind: str, text: str) -> None:
-    """End the run as failed."""
+    """Settle the open calls and end the run as failed."""
     settle(batch)
     batch.add(events.RUN_FAILED, {"error": {"type": kind, "text": text}})
 
@@ -134,11 +134,11 @@ def orphan(
     recovery_failed: bool = False,
     declared: str = "",
 ) -> None:
-    """Classify an interrupted call by the declaration its tool had when it started.
+    """Record a call as in doubt: to be retried, reconciled, held for staff or surfaced to the model.
 
-    `tell_model` tells the model instead of holding for staff; without `evidence` all there is of the call is
-    its start; `recovery_failed` says that what the tool declared did not help; `declared` serves where no
-    start is stored.
+    What the tool declared when the call started decides; `declared` replaces this if no start is stored.
+    `tell_model` surfaces the call instead of holding it; `recovery_failed` holds it whatever was declared.
+    `evidence` describes the doubt; the default says that the attempt left no result.
     """
     if call.declares == "transactional" and not recovery_failed:
         return  # no result was committed, so nothing happened: it simply runs again

@@ -1,4 +1,4 @@
-"""Leases: claim, extend, release, heartbeat; and draining, after which a process claims nothing more."""
+"""Leases: claim, extend, release, heartbeat; and draining, after which a process claims no more runs."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ class Lease:
     lost: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)  # a cancel was requested
     wake: threading.Event = field(default_factory=threading.Event)  # asks the heartbeat to beat now
-    ending: bool = False  # this process is giving it back
-    owner: str = ""  # of one claim alone: a rewound database gives an epoch to two of them
-    # The time (of `uptime`) at which the heartbeat stops to extend it, unless there is progress before.
+    ending: bool = False  # whether this process is giving the lease back
+    owner: str = ""  # unique to one claim, because a rewound database can give two claims the same epoch
+    # The time (of `uptime`) at which the heartbeat stops to extend the lease if there is no progress.
     due: float = field(default_factory=lambda: uptime() + settings.TOOL_TIMEOUT)
 
     def allow(self, seconds: float) -> None:
-        """Let what is at work take this long from now."""
+        """Let the heartbeat extend the lease for at least this long from now."""
         self.due = max(self.due, uptime() + seconds)
 
     def held(self, alias: str) -> QuerySet[Run]:
-        """Find the run, as long as this lease is the one that holds it."""
+        """Select the run, provided that this lease still holds it."""
         owner = {"lease_owner": self.owner} if self.owner else {}
         rows = Run.objects.using(alias).filter(pk=self.run_id, status="running")
         return rows.filter(lease_epoch=self.epoch, **owner)
 
     def extend(self) -> None:
-        """Extend the lease by a guarded update; LeaseLostError if another process took it."""
+        """Extend the lease by LEASE_SECONDS; raises LeaseLostError if another process took it."""
         before, alias = uptime(), own_alias(self.alias)
         rows = self.held(alias)
         extended = in_transaction(alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS)))
@@ -74,9 +74,9 @@ class Lease:
         self.deadline = before + settings.LEASE_SECONDS
 
     def release(self, *, failed: bool = False, delay: float | None = None, pauses: str = "") -> None:
-        """Give the run back at a boundary; a drive that `failed` counts as an attempt.
+        """Give the lease back between two steps; a drive that `failed` counts as an attempt.
 
-        `pauses` is the reason to pause it without a row: for a journal that cannot be read, nor added to.
+        `pauses` is a reason to pause the run without a row, because nobody can read its journal or add to it.
         """
         self.ending = True
         columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
@@ -93,19 +93,19 @@ class Lease:
         alias = own_alias(self.alias)
         mine = self.held(alias)
         in_transaction(alias, lambda: mine.update(**columns))
-        if delay and self.is_cancel_requested():  # while the lease was ours, so nobody has closed the run
+        if delay and self.is_cancel_requested():  # it came during our lease, so nobody has closed the run
             released = Run.objects.using(alias).filter(pk=self.run_id, lease_epoch=self.epoch + 1)
             released = released.filter(status="queued")
             in_transaction(alias, lambda: released.update(not_before=None))
 
     def is_cancel_requested(self) -> bool:
-        """Tell whether a cancel of the run was requested."""
+        """Check whether the journal has a request to cancel the run."""
         rows = Message.objects.using(own_alias(self.alias))
         return rows.own().filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
 
 
 def claim(alias: str, run_id: UUID) -> Lease | None:
-    """Take the lease of a runnable run; None if it is live elsewhere, waits or has ended, or if we drain."""
+    """Lease a runnable run; None if it is driven elsewhere, waits or has ended, or if this process drains."""
     owner, before, own = uuid7().hex, uptime(), own_alias(alias)
     connection, taken, is_known = connections[own], None, False
     is_one = connection.vendor == "postgresql" and not connection.in_atomic_block
@@ -126,14 +126,14 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
 
 
 def claimable(alias: str) -> RunQuerySet:
-    """Find the runs that this process may claim now: it does not drain, and the server is the known one."""
+    """Select the runs that this process may claim: none while it drains or the server is an unknown one."""
     free = ~Exists(drain_requests(alias)), ~Exists(timeline.moved(alias))
     return Run.objects.using(alias).runnable().filter(*free)
 
 
 def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> Claimed | None:
     runs = Run.objects.using(alias)
-    if again:  # the try before may still be open on the server: wait for what becomes of it
+    if again:  # the try before may still be open on the server: wait for its end
         list(runs.filter(pk=run_id).select_for_update().values_list("pk"))
         mine = runs.filter(pk=run_id, lease_owner=owner).values_list("session_id", "lease_epoch", "attempts")
         for session_id, epoch, attempts in mine:  # its commit went through, only the acknowledgement was lost
@@ -165,10 +165,10 @@ def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> Claimed | No
 
 
 def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
-    """Take a free lease for a service, in the transaction that is open; return its epoch, or 0 if live.
+    """Take a free lease for a service in the open transaction; return its epoch, or 0 if it is not free.
 
-    Unlike `claim` it takes waiting runs too: the epoch fences a worker that slept through its lease.
-    `by_force` takes it from a live worker, whose next append is then refused.
+    Unlike `claim` this also takes the lease of a waiting run. The new epoch refuses a worker that slept
+    through its lease. `by_force` takes the lease from a live worker, whose next append is then refused.
     """
     runs = Run.objects.using(alias).unfinished().filter(pk=run_id)
     taken = (runs if by_force else runs.filter(FREE)).update(
@@ -180,7 +180,7 @@ def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
 
 
 class Heartbeat:
-    """Thread that extends a lease, on its own connection, while a model call or a tool takes long."""
+    """A thread that extends a lease on its own connection, while a model call or a tool takes long."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
@@ -240,19 +240,19 @@ _at_start: dict[str, datetime] = {}
 
 
 def last_request(alias: str) -> datetime:
-    """Return the stamp of the last request to drain; NEVER if there is none."""
+    """Read the time of the last request to drain; NEVER if there is none."""
     stamps = Control.objects.using(alias).filter(name=Control.DRAINING).values_list("seen_at", flat=True)
     return stamps.first() or NEVER
 
 
 def request_at_start(alias: str) -> datetime:
-    """Find the last request before this process, or its parent, first asked: it obeys only later ones."""
+    """Read the last request to drain when this process first looked: it obeys only later requests."""
     name = alias.removesuffix(OWN)
     return _at_start[name] if name in _at_start else _at_start.setdefault(name, last_request(alias))
 
 
 def drain(alias: str) -> None:
-    """Ask every process that is running now to claim nothing more and to stop at its next boundary."""
+    """Request all running processes to claim no more runs, and to stop driving after the current step."""
 
     def stamp() -> None:
         # Later than the request before, whatever the clock says: stamps are compared with stamps only.
@@ -263,18 +263,18 @@ def drain(alias: str) -> None:
 
 
 def driven_runs(alias: str) -> dict[UUID, int]:
-    """Return the runs that are being driven now, with the epoch of each lease."""
+    """Map the runs that are being driven now to the epochs of their leases."""
     live = Run.objects.using(alias).filter(status=Run.Status.RUNNING, lease_expires_at__gt=Now())
     return dict(live.values_list("pk", "lease_epoch"))
 
 
 def drain_requests(alias: str) -> QuerySet[Control]:
-    """Return the stamp that asks this process to drain, if there is one."""
+    """Select the request to drain that this process has to obey."""
     return Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gt=request_at_start(alias))
 
 
 def is_draining(alias: str) -> bool:
-    """Tell whether this process was asked to drain."""
+    """Check whether this process was requested to drain."""
     known, last = request_at_start(alias), last_request(alias)
     if last != known:
         # Earlier than known: the database was restored, or a replica took over that lacks the request.
@@ -283,14 +283,14 @@ def is_draining(alias: str) -> bool:
     return last > known
 
 
-_switches: dict[str, tuple[float, dict[str, Control]]] = {}  # by database: when it was asked, and its answer
+_switches: dict[str, tuple[float, dict[str, Control]]] = {}  # alias -> time of the query, its result
 
 
 def why_off(alias: str, kind: str, name: str) -> str:
-    """Explain by whom and why an "agent" or a "tool" is switched off; "" if it is on.
+    """Explain who switched an "agent" or a "tool" off, and why; "" if it is on.
 
-    A process asks the database every `DRAIN_CHECK_SECONDS`, and at each look while that fails: what it said
-    before counts until then.
+    A process queries the switches every `DRAIN_CHECK_SECONDS`. While a query fails the earlier answer counts,
+    and each call tries again.
     """
     asked, off = _switches.get(alias, (-DRAIN_CHECK_SECONDS, dict[str, Control]()))
     if uptime() - asked >= DRAIN_CHECK_SECONDS:
@@ -302,14 +302,14 @@ def why_off(alias: str, kind: str, name: str) -> str:
 
 
 def forget_switches() -> None:
-    """Ask the database again: this process has changed one."""
+    """Make the next `why_off` query the database, because this process has changed a switch."""
     _switches.clear()
 
 
 class DrainCheck:
-    """Answer to "stop at the next boundary?" for one drive: its caller says so, or this process drains.
+    """A function that says whether a drive has to stop after the current step.
 
-    So it is while the agent is switched off.
+    It has to if its caller says so, if this process drains, or while the agent is switched off.
     """
 
     def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False, agent: str = "") -> None:
@@ -317,7 +317,7 @@ class DrainCheck:
         self.agent = agent
         self.should_stop = should_stop
         self.found = False
-        self.looked = uptime()  # the claim looked, too: it is refused to a draining process
+        self.looked = uptime()  # the claim has just looked: a draining process cannot claim
 
     def __call__(self) -> bool:
         if self.should_stop() or (self.agent and why_off(self.alias, "agent", self.agent)):

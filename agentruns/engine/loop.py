@@ -1,4 +1,4 @@
-"""The loop: the next step of a run, from its folded state, until it ends or waits."""
+"""The loop that takes a run from step to step, by its folded state, until it ends or waits."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def drive_run(
     asked: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> SessionState | None:
-    """Drive a run whose lease this process holds, and return the state of its session at the end.
+    """Drive a run whose lease this process holds; return the state of its session at the end.
 
-    `state` spares a read where the taker of the lease has just written it. None if another process goes on:
-    a lease lost on the way is logged. See `drive` for the rest.
+    `state` spares a read if the caller has just written it. Returns None, and logs it, if the lease was lost
+    or the run must wait for another worker or for staff. See `drive` for the rest.
     """
     store = store or DatabaseStore(lease.alias)
     with bound(lease.run_id, lease.epoch), own_connection(lease.alias):
@@ -71,7 +71,7 @@ def drive_run(
                 isinstance(error, JournalUnreadableError) and lease.attempts + 1 >= settings.MAX_ATTEMPTS
             )
             with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
-                # Not at once again: a journal that cannot be read stays so until somebody mends it.
+                # Delay the next attempt: an unreadable journal stays so until somebody mends it.
                 delay = None if is_last else backoff(lease.attempts, None)
                 lease.release(failed=True, delay=delay, pauses=f"{EXHAUSTED}: {error}" if is_last else "")
             raise
@@ -94,11 +94,11 @@ def drive_run(
 
 
 def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
-    """Advance the run until it ends, waits or is stopped.
+    """Drive the run step by step until it ends, waits or is stopped.
 
-    `asked`: a caller asked for it (`caller`; None is the program itself), so orphans that declare nothing
-    are surfaced to the model instead of being held for staff. A drive that fails by an exception gives the
-    lease back, counts as an attempt and raises; LeaseLostError is raised as it is.
+    `asked`: a caller requested this drive (`caller`; None is the program itself), so calls in doubt of tools
+    without a declaration are surfaced to the model instead of being held for staff. If the drive fails by an
+    exception, it releases the lease, counts an attempt and raises; LeaseLostError is raised as it is.
     """
     lease = driver.lease
     with (
@@ -149,15 +149,15 @@ def _advance(driver: Driver) -> None:
 
 
 def _stop(driver: Driver) -> None:
-    """Give the lease back at a boundary: waiting and draining hold no process and cost no attempt."""
+    """Release the lease between two steps, so that a waiting run occupies no process and costs no attempt."""
     if driver.lease is not None:
         driver.lease.release()
     driver.released = True
 
 
 def _paused_by(driver: Driver, error: BaseException) -> bool:
-    """Pause a run with the error that ended its last attempt, or that would end each; tell whether it is."""
-    # With a call at work it is given back all the same: recovery judges the call first.
+    """Pause a run if the error ends its last attempt or would end each attempt; return whether it did."""
+    # A run with a started call is released instead, so that recovery classifies the call first.
     last = driver.attempts + 1 >= settings.MAX_ATTEMPTS and not isinstance(error, PASSING)
     if not isinstance(error, Exception) or not (last or cannot_pass(error)):
         return False
@@ -176,7 +176,7 @@ def _paused_by(driver: Driver, error: BaseException) -> bool:
 
 
 def _recover(driver: Driver, caller: Any, asked: bool) -> None:
-    """Classify the calls that a dead worker left open, in one transaction."""
+    """Classify the calls that an earlier drive left open, in one transaction."""
 
     def build(batch: Batch) -> None:
         run, lease = batch.state.run, driver.lease
@@ -214,7 +214,7 @@ def _model_step(driver: Driver) -> None:
 
 
 def _is_over_budget(driver: Driver) -> bool:
-    """End a run that has used up a budget, before a request; tell whether it has."""
+    """Fail a run that has used up a budget; return whether it has."""
     exceeded = budgets.exceeded(driver.agent, driver.run, driver.now)
     if exceeded:
         driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
@@ -225,7 +225,7 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
     try:
         request, read = _request(driver, draft), driver.state.read()
         sent = driver.state.conversation.fingerprint()
-    except PayloadError as error:  # to ask with anything else would be to ask another question
+    except PayloadError as error:  # a request without the file's content would be another question
         reason = f"payload: {error}"
         driver.commit(lambda batch: tool_calls.pause(batch, reason))
         return
@@ -259,7 +259,7 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
 
 
 def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[ModelReply, str] | None:
-    """Return a reply and the model that gave it: the fallback where the first has too much to do."""
+    """Request a reply, from the fallback if the first model is overloaded; None if that failed."""
     overload: ProviderError | None = None
     for model in driver.agent.models:
         identity = model_identity(model)
@@ -278,7 +278,7 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             other = driver.agent.fallback if model is driver.agent.model and error.is_overload else None
             is_stopped = draft is not None and draft.is_stopped
             if overload is not None and error.disposition != "retry" and not is_stopped:
-                # Without the fallback the run would wait for the first: a second model ends and holds none.
+                # The first model's overload would only delay the run: an error of the fallback does no more.
                 error.disposition, error.retry_after = "retry", overload.retry_after
             _provider_failed(driver, error, identity, other)
             stops = driver.run.cancel_requested or driver.run.pause_requested or driver.should_stop()
@@ -294,7 +294,7 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
 
 
 def _facts(driver: Driver, model: Model | str) -> dict[str, Any]:
-    """Return the attributes that a telemetry listener gets for a drive and for a request to the model."""
+    """Build the attributes of a drive or of a request for a telemetry listener."""
     agent, run, lease = driver.agent, driver.run, driver.lease
     return {
         "run_id": str(run.run_id),
@@ -310,7 +310,7 @@ def _facts(driver: Driver, model: Model | str) -> dict[str, Any]:
 
 
 def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
-    """End the run on a reply that asks for nothing more, in the transaction that stores it."""
+    """Complete or fail a run after a reply without calls, unless the model has to be asked again."""
     stop = reply.stop_reason
     if stop == "pause_turn":  # the provider wants its own turn back, unchanged
         if batch.state.run.pauses >= MAX_PAUSE_TURNS:
@@ -355,9 +355,9 @@ def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
 def _provider_failed(
     driver: Driver, error: ProviderError, identity: str, fallback: Model | str | None
 ) -> None:
-    """Journal a failed model attempt, then back off, pause or fail as the provider's error demands.
+    """Journal a failed request to the model, then back off, pause or fail as the error demands.
 
-    With a fallback, which is asked at once, nothing more.
+    If there is a `fallback`, which is requested at once, only journal the failure.
     """
 
     def build(batch: Batch) -> None:
@@ -384,13 +384,13 @@ def _provider_failed(
 
 
 def _reason(error: ProviderError) -> str:
-    """Return "type: text", without repeating a type that the text begins with."""
+    """Format an error as "type: text", without repeating a type that the text begins with."""
     text, kind = str(error), error.type or "ProviderError"
     return f"{kind}: {text.removeprefix(f'{kind}: ')}"
 
 
 def _model_raised(driver: Driver, batch: Batch, error: Exception) -> None:
-    """Add that the model object itself raised; the drive fails, which counts as an attempt."""
+    """Journal an exception of the model object itself; the drive fails, which counts as an attempt."""
     delay = _delay(driver, batch, None)
     failed = _failure(batch, type(error).__name__, handler.words(error))
     batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
@@ -398,7 +398,7 @@ def _model_raised(driver: Driver, batch: Batch, error: Exception) -> None:
 
 
 def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
-    """Return the back-off: never beyond the run's deadline, and none for a run that is asked to stop."""
+    """Compute the back-off in seconds, never past the run's deadline; 0 if the run is to stop."""
     if batch.state.run.cancel_requested or batch.state.run.pause_requested:
         return 0.0
     delay = backoff(batch.state.run.failures, retry_after)
@@ -413,7 +413,7 @@ def _failure(batch: Batch, kind: str, text: str) -> dict[str, Any]:
 
 
 def backoff(failures: int, retry_after: float | None) -> float:
-    """Return seconds until the next attempt: exponential with jitter, or Retry-After, up to an hour of it."""
+    """Compute the seconds until the next attempt: exponential with jitter, or Retry-After up to an hour."""
     first, longest = settings.BACKOFF_SECONDS
     delay = min(longest, first * 2 ** min(failures, 30))
     jittered = random.uniform(delay / 2, delay)  # noqa: S311 - spreads load, hides nothing

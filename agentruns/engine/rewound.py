@@ -1,4 +1,4 @@
-"""Hold the run of a journal that lost rows which this process had seen committed: nothing more is built."""
+"""Holding a run whose journal lost rows that this process had seen committed: nothing is built on it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LOST = (
 
 
 def hold(lease: Lease, before: RunState | None = None) -> None:
-    """Pause a run for staff as one whose journal lost rows, whoever has its lease in what is left.
+    """Pause a run for staff because its journal lost rows, even if another process has its lease by now.
 
-    `before` is the state that the process knew: it names the calls whose start may be lost.
+    `before` is the state that this process knew: it names the calls whose start may be lost.
     """
     alias, known = own_alias(lease.alias), committed.last_row(lease.session_id)
     started = [call for call in before.calls.values() if call.attempt] if before else []

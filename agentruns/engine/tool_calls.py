@@ -1,4 +1,4 @@
-"""Tool calls, run here and nowhere else: check, start, enter the handler, record."""
+"""Tool calls, run only in this module: check, start, enter the handler, record the result."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ REFUSED = "Not executed: {why}. Nothing happened."
 MAY_BE_LOST = "It may have been started in rows that the database has lost (the run was held after that)."
 RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
 TIMED_OUT = "The handler did not return within {seconds} s."
-# After their commit the project's own code is told of them, and may take its time or die.
+# After the commit of these rows the project's own code runs, and may take long or die.
 ANNOUNCED = {*outbox.EVENTS, *telemetry.EVENT_ATTRIBUTES}
-PARALLEL = 8  # threads of one reply's reads; more wait for their turn
+PARALLEL = 8  # threads for the parallel calls of one reply; further calls wait for their turn
 Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time at which it is too late
 
 
 def execute(driver: Driver, ready: list[Call]) -> None:
-    """Bring the first of the calls that can go on, or its group of parallel ones, to a result."""
+    """Take the first of the `ready` calls, or its group of parallel calls, to a result, doubt or pause."""
     call = ready[0]
     if call.decision:
         driver.commit(lambda batch: in_doubt.decided(batch, batch.state.run.calls[call.id]))
@@ -94,9 +94,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
 
 
 def _doubted_since(driver: Driver, call: Call) -> str:
-    """Find the declaration of a tool whose call may have been started in lost rows; "" if it can just run.
+    """Find what a call's tool declares, if the call's start may be lost; "" if the call can just run.
 
-    What declares nothing waits for a verdict, unless a person has approved it since. `reconcile` is asked.
+    With `reconcile` it cannot; without a declaration it cannot unless people have approved it since.
     """
     if not call.may_be_lost or call.attempt or call.orphan or call.verdict == "refuse":
         return ""
@@ -108,13 +108,13 @@ def _doubted_since(driver: Driver, call: Call) -> str:
 
 
 def _too_early(driver: Driver, call: Call) -> bool:
-    """Tell whether the previous attempt may still be at work; if so, wait for its time-out or a person."""
-    # Asking the outside world, or running again, while it is at work could double the effect.
+    """Delay or hold a call whose previous attempt may still be running; return whether it may."""
+    # Reconciling or retrying the call while that attempt runs could double the effect.
     abandoned = driver.abandoned.get((call.id, call.attempt))
     if abandoned is not None and not abandoned.done():
         _orphan(driver, call, "The handler is still at work in this process.", recovery_failed=True)
         return True
-    driver.abandoned.pop((call.id, call.attempt), None)  # or nobody could ask about the call
+    driver.abandoned.pop((call.id, call.attempt), None)  # else `covers` would refuse to reconcile the call
     timeout, started_at = call.timeout, call.started_at
     if call.may_be_lost and not call.attempt and call.tool in driver.agent.tools:
         timeout, started_at = driver.agent.tools[call.tool].timeout, driver.run.restored_at
@@ -128,10 +128,10 @@ def _too_early(driver: Driver, call: Call) -> bool:
 
 
 def start_next(driver: Driver, batch: Batch) -> None:
-    """Add the next ungated call's `tool_started` to this batch: one commit less per call.
+    """Add the `tool_started` row of the next ungated call to this batch, which saves a commit.
 
-    A gated call starts in a commit of its own, so that nothing refusable can take a result down with it; so
-    does any call after a commit that is announced, so that none counts as started while others are told.
+    A gated call starts in a commit of its own, so that a refusal cannot take a result down with it. So does a
+    call after an announced row, as no call may count as started while notifiers run.
     """
     run = batch.state.run
     if run.cancel_requested or run.pause_requested or driver.should_stop():
@@ -139,7 +139,7 @@ def start_next(driver: Driver, batch: Batch) -> None:
     if any(row.kind in ANNOUNCED for row in batch.rows):
         return
     if any(call.is_started for call in run.open_calls()):
-        return  # the rest of a parallel group is at work, and much may happen before it is done
+        return  # the rest of a parallel group still runs, and much may happen before it ends
     ready = run.next_calls()
     if not ready or ready[0].parallel or ready[0].verdict != "run" or ready[0].attempt:
         return
@@ -156,13 +156,13 @@ def _may_run(driver: Driver, call: Call) -> bool:
 
 
 def _refusal(driver: Driver, call: Call) -> str:
-    """Explain why the call may not run, or return "". Check everything again; fail closed."""
+    """Check everything about a call again, and explain why it may not run; "" if it may."""
     tool = driver.agent.tools.get(call.tool)
     if tool is None:
         return f"there is no tool {call.tool!r} any more"
     if gate.is_off(driver, call.tool) and (call.id, call.attempt) not in driver.started:
         return gate.OFF
-    entered = (call.id, call.attempt) in driver.started  # just now, by this driver, checked as it was
+    entered = (call.id, call.attempt) in driver.started  # started just now by this driver, after all checks
     if not entered:
         try:
             arguments = tool.revalidated(call.arguments)
@@ -188,8 +188,8 @@ def _refusal(driver: Driver, call: Call) -> str:
 
 
 def _void(driver: Driver, group: list[Call]) -> bool:
-    """Ask again whether those who approved still may; where not, the card is pending again."""
-    # Users' code, and so before the transaction that consumes the approval, on the shared connection.
+    """Void approvals whose givers may not give them any more; return whether there were any."""
+    # The policy is users' code: call it before the transaction that consumes the approval.
     found = {}
     for call in group:
         if call.approval is None or call.approval.status != "approved" or not any(call.approval.given):
@@ -214,7 +214,7 @@ def _void(driver: Driver, group: list[Call]) -> bool:
 
 
 def _unready(driver: Driver, group: list[Call]) -> bool:
-    """Ask what the tools depend on, once in a drive; pause the run if that is not as it was declared."""
+    """Call the `ready` functions of the tools, once in a drive; pause the run if one returns an objection."""
     for call in group if driver.store.durable else ():
         ready = driver.agent.tools[call.tool].ready
         if ready is None or ready in driver.ready:
@@ -231,7 +231,7 @@ def _unready(driver: Driver, group: list[Call]) -> bool:
 
 
 def pause(batch: Batch, reason: str) -> None:
-    """Let the run wait for people."""
+    """Add the row that pauses the run until a person continues it."""
     batch.add(events.RUN_PAUSED, {"reason": reason})
 
 
@@ -270,7 +270,7 @@ def _run_one(driver: Driver, call: Call) -> None:
             else:
                 observation = _observe(driver, tool, context, call)
             break
-        except NotEntered:  # something blocked since the lease was held: extend it, or find it lost
+        except NotEntered:  # the lease ran out before the handler was entered: extend it, or find it lost
             continue
         except Interrupted as interruption:
             # A transactional handler whose outcome is unknown has ended its transaction by itself.
@@ -284,10 +284,10 @@ def _run_one(driver: Driver, call: Call) -> None:
 
 
 def _stopped(driver: Driver, call: Call) -> bool:
-    """Refuse a call that was journaled as started, if its tool has been switched off since."""
+    """Refuse a call whose tool was switched off after the call was journaled as started."""
     if not gate.is_off(driver, call.tool):
         return False
-    if call.attempt > 1:  # what became of the one before is not known
+    if call.attempt > 1:  # the outcome of the attempt before is unknown
         _orphan(driver, call, f"It cannot go on here: {gate.OFF}.", recovery_failed=True)
         return True
     _record(driver, call, Observation(REFUSED.format(why=gate.OFF), is_error=True))
@@ -297,12 +297,12 @@ def _stopped(driver: Driver, call: Call) -> bool:
 def _record(
     driver: Driver, call: Call, observation: Observation, *, joined: bool = False, asks: bool = False
 ) -> None:
-    """Store a result; if the run was taken over, store it as a `late_result` instead.
+    """Store the result of a call, or a `late_result` if the run was taken over.
 
-    `asks`: it is the error of a handler that may have acted, and whoever drives on asks the outside world.
+    `asks`: the handler raised although it may have acted, so the next drive asks the outside world.
     """
     offload = driver.offload(call)
-    if not driver.store.durable:  # the model is told, and nothing is promised for what it does then
+    if not driver.store.durable:  # a stateless run has no doubts: it only tells the model of the error
         observation.in_doubt = False
 
     def build(batch: Batch) -> None:
@@ -324,7 +324,7 @@ def _record(
         if not joined:  # a start must be committed where no handler can take it back
             start_next(driver, batch)
 
-    if joined:  # the caller's transaction holds the effect too: a lost lease rolls both back
+    if joined:  # the caller's transaction has the effect too: a lost lease rolls both back
         driver.commit(build, joined=True)
         return
     reached("before_result_commit")
@@ -337,7 +337,7 @@ def _record(
 
 
 def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Observation:
-    """Enter the handler within the tool's time; raise Interrupted when its outcome is not known."""
+    """Enter the handler within the tool's timeout; raise Interrupted if its outcome is unknown."""
     if tool.timeout is None:
         try:
             return handler.enter(tool, context, call.arguments)
@@ -357,7 +357,7 @@ def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Ob
 
 
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
-    """Stop waiting for a handler; its later return is kept as evidence."""
+    """Stop waiting for a handler; store its later return as a `late_result`."""
     driver.abandoned[call.id, call.attempt] = future
 
     def late(done: Future[Observation]) -> None:
@@ -370,7 +370,7 @@ def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
 
 
 def _run_parallel(driver: Driver, group: list[Call]) -> None:
-    """Run reads together in threads; only this thread appends, as their results land."""
+    """Run parallel calls in threads, and store each result from this thread as it arrives."""
     queue, running = deque(group), Running()
     try:
         while queue or running:
@@ -401,7 +401,7 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
                     del running[future]
                     _abandon(driver, call, future)
                     _orphan(driver, call, TIMED_OUT.format(seconds=driver.agent.tools[call.tool].timeout))
-    except (Exception, KeyboardInterrupt) as error:  # the others go on without us
+    except (Exception, KeyboardInterrupt) as error:  # the other handlers go on without this drive
         for future, (call, _) in running.items():
             _abandon(driver, call, future)
         if isinstance(error, LeaseLostError):
@@ -412,9 +412,9 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
 def _orphan(
     driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False, declared: str = ""
 ) -> None:
-    """Treat a call of unknown outcome in a live drive as recovery would.
+    """Journal during a drive that a call is in doubt, as recovery does after a crash.
 
-    `declared` is today's declaration of its tool, for a call whose start is not in the journal.
+    `declared` is the present declaration of its tool, for a call whose start is not in the journal.
     """
     asked = (call.id, call.attempt) in driver.asked_about
     tell_model = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
@@ -438,7 +438,7 @@ def _orphan(
 
 
 def _reconcile(driver: Driver, call: Call) -> None:
-    """Ask the outside world, by idempotency key, whether the call happened."""
+    """Ask the tool's `reconcile`, by idempotency key, whether the call happened, and store the verdict."""
     tool = driver.agent.tools[call.tool]
     while True:
         driver.hold_lease()
@@ -466,7 +466,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
                 facts["stored"] = verdict._stored  # type: ignore[typeddict-item]
             batch.result(again, verdict.result, "ok", offload=offload, **facts)
             start_next(driver, batch)
-        elif again.raised:  # not entered again: an error that comes each time would go on for ever
+        elif again.raised:  # not run again, because an error that always comes would repeat for ever
             text = again.raised + NOTHING_HAPPENED
             batch.result(again, text, "error", is_error=True, reconciled=True)
             start_next(driver, batch)

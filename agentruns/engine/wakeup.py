@@ -1,4 +1,4 @@
-"""The doorbell: tells workers that a run can go on. Losing it delays a run until the next sweep."""
+"""The doorbell, which wakes workers for a run that can go on. A lost ring delays the run until a sweep."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Dispatcher(Protocol):
 
 
 class SweepDispatcher:
-    """Notifies nobody else: `resume_runs`, once or with --watch, finds the run in the database."""
+    """The dispatcher that notifies nobody: the next sweep of `resume_runs` finds the run by itself."""
 
     def notify(self, run_id: UUID) -> None:
-        """Leave the run to the next sweep."""
+        """Do nothing: the next sweep finds the run."""
 
 
 def notify_on_commit(alias: str, run_id: UUID) -> None:
-    """Notify when the open transaction commits; what the dispatcher raises is logged, never the caller's."""
+    """Call the dispatcher, and ring on PostgreSQL, once the open transaction commits; log its errors."""
     dispatcher: Dispatcher = import_string(settings.DISPATCHER)()
 
     def notify() -> None:  # not functools.partial: Django logs the name of what failed
@@ -47,10 +47,10 @@ def notify_on_commit(alias: str, run_id: UUID) -> None:
 
 
 class Listener:
-    """A worker's ear for the doorbell, on a connection of its own that is in no transaction.
+    """A worker's listener for the doorbell, on a connection of its own that is in no transaction.
 
-    PostgreSQL says that a run can go on, SQLite only that somebody has committed. Where neither can be heard
-    (`why_deaf`) every wait lasts as long as it may, as the sweeps find everything by themselves.
+    PostgreSQL announces runs that can go on, SQLite only any commit. If neither can be heard (`why_deaf`),
+    every wait lasts its full time, and the sweeps find the runs.
     """
 
     def __init__(self, alias: str) -> None:
@@ -66,7 +66,7 @@ class Listener:
         self._close()
 
     def listen(self) -> None:
-        """Listen from now on, and forget what was heard: for right before a sweep."""
+        """Start to listen, and forget earlier rings; to be called right before a sweep."""
         if self.why_deaf:
             return
         try:
@@ -79,7 +79,7 @@ class Listener:
             self._lose(error)
 
     def rang(self, seconds: float) -> bool:
-        """Wait so many seconds at most for the doorbell; return whether it rang."""
+        """Wait for the doorbell, at most `seconds`; return whether it rang or may have rung."""
         if self._connection is not None:
             try:
                 return self._hear(seconds)
@@ -103,7 +103,7 @@ class Listener:
         if connection is None or connection.vendor not in ("postgresql", "sqlite"):
             self.why_deaf = "No doorbell on this database"
         elif connection.vendor == "postgresql":
-            # A pooler invents the number of the process that it connects its clients to.
+            # A pooler reports an invented number for the server process, by which it can be recognised.
             if self._ask("SELECT pg_backend_pid()") != connection.connection.info.backend_pid:
                 self.why_deaf = "No doorbell behind a pooler such as pgbouncer"
             elif not callable(connection.connection.notifies):

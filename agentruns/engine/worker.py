@@ -1,4 +1,4 @@
-"""Claim one run and drive it, for the sweep, a task of a queue and a caller who waits."""
+"""Claiming a run and driving it: for the sweep, for a queue's task and for a caller who waits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ logger = get_logger("agentruns.worker")
 
 
 def agent_for(run: Run, alias: str) -> Agent:
-    """Return the agent a run was started with.
+    """Find the agent that a run was started with.
 
-    Raises SwitchedOffError, and DurableConfigMismatchError if today's agent differs from it.
+    Raises SwitchedOffError, or DurableConfigMismatchError if the present agent has another definition.
     """
     if off := why_off(alias, "agent", run.agent):
         raise SwitchedOffError(f"Run {run.pk} waits. {off}")
@@ -55,7 +55,7 @@ def advance(
     asked: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Claim a run and drive it until it ends, waits or is stopped; return whether it could be claimed."""
+    """Claim a run and drive it until it ends, waits or is stopped; return whether the claim succeeded."""
     require_no_transaction(alias)
     agent = agent_for(run, alias)
     with own_connection(alias):
@@ -67,7 +67,7 @@ def advance(
 
 
 def answer(run_id: str, should_stop: Callable[[], bool] = lambda: False) -> None:
-    """Drive a run that a queue names until it ends or waits; do nothing if it cannot be claimed now."""
+    """Drive the run that a queue's message names; do nothing if the run cannot be claimed now."""
     alias = settings.DATABASE
     close_stale(alias)
     run = Run.objects.using(alias).runnable().select_related("session").filter(pk=run_id).first()
@@ -83,7 +83,7 @@ def answer(run_id: str, should_stop: Callable[[], bool] = lambda: False) -> None
 
 
 def block(run: Run, alias: str) -> int:
-    """Record why a run is not claimed here, which costs no attempt; return the number of runs recorded."""
+    """Record why this process cannot drive a run, which costs no attempt; return the number recorded."""
     try:
         agent_for(run, alias)
     except Exception as error:  # such as a stored definition that cannot be read: other runs go on
