@@ -1,4 +1,4 @@
-"""API tokens, the credentials of programs and of browsers. Made once, shown once, stored only as a digest."""
+"""API tokens: credentials of programs and browsers, whose text is shown once and stored only as a digest."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ USED_EVERY = 60  # seconds between two notes that a token is in use
 
 _PREFIX, _SECRET, _CHECKSUM = 12, 43, 6  # characters; 43 of 62 are 256 bits
 _TOKEN = re.compile(rf"(ar_[a-z0-9]{{{_PREFIX}}})_[A-Za-z0-9]{{{_SECRET + _CHECKSUM}}}")
-_NOBODYS = canonical.sha256("")  # compared with where there is no such prefix, so that it costs the same
+_NOBODYS = canonical.sha256("")  # compared with for an unknown prefix, so that this takes the same time
 VALID = Q(revoked_at__isnull=True, expires_at__gt=Now())
 
 
 def create_token(
     owner: Any, scopes: Iterable[str], *, name: str = "", expires_in: timedelta | None = None
 ) -> tuple[ApiToken, str]:
-    """Make a token that acts as `owner` within `scopes`; return it with its text, which is not stored.
+    """Create a token that acts as `owner` within `scopes`; return it with its text, which is not stored.
 
-    It ends after AGENTRUNS_TOKEN_DAYS, or `expires_in`, or with the owner's password. Raises ValueError for
-    an unknown scope or none, a name that is no name, or a lifetime over AGENTRUNS_TOKEN_MAX_DAYS.
+    The token ends after AGENTRUNS_TOKEN_DAYS or `expires_in`, or with the owner's password. ValueError for an
+    unknown scope or none, an invalid name, or a lifetime over AGENTRUNS_TOKEN_MAX_DAYS.
     """
     known, whose = ApiToken.Scope.values, Owner.of_user(owner)
     asked = set(scopes)
@@ -71,7 +71,7 @@ def create_token(
 
 
 def _make(lifetime: timedelta, password: str | None = None, **columns: Any) -> tuple[ApiToken, str]:
-    """Store a new token without its text, and return both: `ar_`, a prefix, a secret, their checksum."""
+    """Create a token, and its text of `ar_`, a prefix, a secret and their checksum; return both."""
     prefix = f"ar_{get_random_string(_PREFIX).lower()}"
     begun = f"{prefix}_{get_random_string(_SECRET)}"
     text = begun + _checksum(begun)
@@ -81,10 +81,10 @@ def _make(lifetime: timedelta, password: str | None = None, **columns: Any) -> t
 
 
 def authenticate(text: str) -> ApiToken | None:
-    """Find the token of this text, with its current owner if it has one; None if it gives no access.
+    """Find the token of a text, with its current owner if it has one; None if it gives no access.
 
-    No access: unknown, mistyped, expired or revoked tokens, and owners who are gone, inactive, another user
-    of the same key, or have changed their password.
+    An unknown, mistyped, expired or revoked token gives no access. Nor does one whose owner is gone,
+    inactive, another user of the same key, or has changed their password.
     """
     shape = _TOKEN.fullmatch(text)
     if shape is None or text[-_CHECKSUM:] != _checksum(text[:-_CHECKSUM]):
@@ -116,7 +116,7 @@ def authenticate(text: str) -> ApiToken | None:
 
 
 def _passwords(owner: Any) -> list[str]:
-    """List the owner's password fingerprints: of the current key and of each of SECRET_KEY_FALLBACKS."""
+    """List fingerprints of the owner's password: by the current key and by each of SECRET_KEY_FALLBACKS."""
     # Empty passwords are alike, so the day on which the user joined belongs to it, or the name without one.
     joined = getattr(owner, "date_joined", None)
     who = str(joined.timestamp()) if joined else owner.get_username()
@@ -132,16 +132,16 @@ def _credential(text: str, password: str) -> str:
 
 
 def _checksum(text: str) -> str:
-    """Return the CRC32 of a text in base 62, as GitHub's tokens have it, so that scanners know a real one."""
+    """Compute a text's CRC32 in base 62, as in GitHub's tokens, by which scanners recognise a real token."""
     return b62_encode(crc32(text.encode())).rjust(_CHECKSUM, "0")
 
 
 def session_token(session: Session | str, ttl: timedelta, *, scope: str | None = None) -> str:
-    """Return a token for a browser without a user: it reads one session, writes in it, confirms its calls.
+    """Create a token with which a browser without a user reads, writes and confirms calls in one session.
 
-    The session of a key is made if there is none. The token ends after `ttl`, or when it is revoked or the
+    Creates the session of a key if there is none. The token ends after `ttl`, or when it is revoked or the
     session erased. Raises ValueError for a bad key or a `ttl` over AGENTRUNS_SESSION_TOKEN_SECONDS,
-    SessionAccessDeniedError for the key of a session that a user owns, RunStateError for an imported one.
+    SessionAccessDeniedError for the key of a session that a user owns, RunStateError for an imported session.
     """
     longest = timedelta(seconds=settings.SESSION_TOKEN_SECONDS)
     if not timedelta() < ttl <= longest:
@@ -162,14 +162,14 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
             raise SessionAccessDeniedError(why % {"session": session.key})
     require_no_record(session)
     of_session = ApiToken.objects.using(settings.DATABASE).filter(session_id=session.pk)
-    of_session.filter(expires_at__lte=Now()).delete()  # a chat asks for one at each page
+    of_session.filter(expires_at__lte=Now()).delete()  # a chat page creates a token each time it loads
     token, text = _make(ttl, session_id=session.pk)
     logger.info("Session token made prefix=%s session=%s", token.prefix, session.pk)
     return text
 
 
 def visited(bearer: SessionBearer) -> Session:
-    """Return the session of a session token, or raise SessionAccessDeniedError if it was erased."""
+    """Find the session of a session token; raises SessionAccessDeniedError if the session was erased."""
     session = Session.objects.using(settings.DATABASE).filter(pk=bearer.session_id).first()
     if session is None:
         raise SessionAccessDeniedError(_("The session of this token is gone."))
@@ -177,7 +177,7 @@ def visited(bearer: SessionBearer) -> Session:
 
 
 def require_requester(agent: Agent, session: Session) -> None:
-    """Raise RunStateError if an agent has calls that the requester confirms, and nobody could be that."""
+    """Raise RunStateError if an agent has calls that the requester confirms and nobody could be that."""
     asking = sorted(tool.name for tool in agent.tools.values() if tool.approvers == REQUESTER)
     if not asking or session.owner_id is not None:
         return
@@ -191,9 +191,9 @@ def require_requester(agent: Agent, session: Session) -> None:
 
 
 def revoke(token_id: UUID | str, actor: Any) -> bool:
-    """End a token at once and for good; return False if it was revoked before.
+    """Revoke a token at once and for good; return False if it was revoked before.
 
-    Raises NotFoundError, and PermissionDeniedError for a token of somebody else without the permission.
+    Raises NotFoundError, and PermissionDeniedError for another user's token without the permission.
     """
     token = find_token(token_id)
     if not may_revoke(actor, token):
@@ -211,14 +211,14 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
 
 
 def may_revoke(actor: Any, token: ApiToken) -> bool:
-    """Tell whether this user may revoke this token: their own, or anybody's with the permission."""
+    """Check whether a user may revoke a token: their own, or with the permission any token."""
     if permissions.may(actor, "revoke", token):
         return True
     return bool(actor.is_active and actor.pk is not None and actor.pk == token.owner_id)
 
 
 def find_token(token_id: UUID | str) -> ApiToken:
-    """Return a token, or raise NotFoundError."""
+    """Find a token by its id; raises NotFoundError."""
     try:
         return ApiToken.objects.using(settings.DATABASE).get(pk=UUID(str(token_id)))
     except (ApiToken.DoesNotExist, ValueError):
@@ -226,11 +226,11 @@ def find_token(token_id: UUID | str) -> ApiToken:
 
 
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:
-    """Return the owners of tokens by id, from the users' own database; deleted users are missing."""
+    """Map owner ids to the owners of tokens, from the users' own database, without deleted users."""
     return get_user_model()._default_manager.in_bulk({token.owner_id for token in tokens} - {None})
 
 
 def _of(token: ApiToken, owner: Any) -> ApiToken:
-    # Past the descriptor: it asks the journal's database for users, and refuses those of another one.
+    # The descriptor would refuse a user from another database than the journal's.
     ApiToken._meta.get_field("owner").set_cached_value(token, owner)
     return token

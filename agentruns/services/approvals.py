@@ -1,4 +1,4 @@
-"""Decisions of people on gated calls. A decision is recorded here; the engine executes it."""
+"""Decisions of people on gated calls, which are only recorded here; the engine executes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from agentruns.utils.redaction import Secrets, get_logger
 logger = get_logger("agentruns.approvals")
 
 LONGEST_EXTENSION = timedelta(days=366)
-DUE_AT_ONCE = 200  # in one sweep, so that a thousand that end together keep no run waiting
+DUE_AT_ONCE = 200  # in one sweep, so that a thousand expiries at once delay no run
 IN_TIME = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
 
 
@@ -47,11 +47,11 @@ def approve(
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
-    """Approve a gated call, with other `arguments` if given; those are then shown, hashed and run.
+    """Approve a gated call; with other `arguments` these are shown, hashed and run instead.
 
-    `channel` says in the journal where it was decided, as for the other decisions. Raises
-    ApprovalStateError when it is no longer pending, when `digest` is not the pending one, or when the
-    arguments do not validate; PermissionDeniedError when the actor may not decide.
+    `channel` is the place of the decision as the journal records it, also for the other decisions. Raises
+    ApprovalStateError if the approval is no longer pending, if `digest` is not its digest, or if the
+    arguments do not validate; PermissionDeniedError if the actor may not decide.
     """
     approval = find_approval(approval_id)
     edit = _edited(actor, approval, arguments) if arguments is not None else None
@@ -74,7 +74,7 @@ def approve(
         if edit is not None:
             _refuse_masks(run, call, edit["arguments"])
             payload |= edit | {"digest": call_digest(batch.state.secret, call.tool, edit["arguments"])}
-        elif who["id"] in pending.given:  # who changes their mind may still deny, answer or edit
+        elif who["id"] in pending.given:  # an earlier giver may still deny, answer or edit
             text = _("%(name)s approved %(id)s already; it takes %(required)d people.")
             facts = {"name": who["name"], "id": approval_id, "required": pending.required}
             raise ApprovalStateError(text % facts)
@@ -89,7 +89,7 @@ def approve(
 def deny(
     approval_id: UUID | str, actor: Any, reason: str, *, digest: str | None = None, channel: str = "service"
 ) -> Approval:
-    """Deny a gated call; the model learns that it was not executed, and why. Errors as `approve`."""
+    """Deny a gated call; the model gets the reason as the result. Raises as `approve`."""
     if not reason.strip():
         text = _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         raise ApprovalStateError(text)
@@ -103,7 +103,7 @@ def deny(
 def answer(
     approval_id: UUID | str, actor: Any, text: str, *, digest: str | None = None, channel: str = "service"
 ) -> Approval:
-    """Answer a gated call instead of executing it. Errors as `approve`."""
+    """Answer a gated call with a text as its result, instead of executing it. Raises as `approve`."""
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
     approval = _approval_for(actor, approval_id, "answer")
@@ -132,10 +132,10 @@ def extend(
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
-    """Extend a pending approval: it expires `by` later than it would have.
+    """Extend a pending approval: it expires `by` later than before.
 
-    Who may decide may extend; `seen` is the expiry they know of. Raises ApprovalStateError when it never
-    expires, or expires at another time than `seen`; else as `approve`.
+    Anyone who may decide may extend; `seen` is the expiry that they know of. Raises ApprovalStateError if the
+    approval never expires or expires at another time than `seen`; else as `approve`.
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
         raise ApprovalStateError(_("The extension must be positive and at most 366 days."))
@@ -158,7 +158,7 @@ def extend(
 
 
 def expire_due() -> int:
-    """End every pending approval whose time is over, by the database clock; return how many."""
+    """Expire the pending approvals whose time is over by the database's clock; return how many."""
     alias = settings.DATABASE
     ended: set[UUID] = set()
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
@@ -195,7 +195,7 @@ def expire_due() -> int:
 
 
 def find_approval(approval_id: UUID | str) -> Approval:
-    """Return an approval with its run, or raise NotFoundError."""
+    """Find an approval, with its run; raises NotFoundError."""
     approvals = Approval.objects.using(settings.DATABASE).select_related("run__session")
     try:
         return approvals.get(pk=UUID(str(approval_id)))
@@ -204,7 +204,7 @@ def find_approval(approval_id: UUID | str) -> Approval:
 
 
 def _approval_for(actor: Any, approval_id: UUID | str, verb: str) -> Approval:
-    """Return an approval that the actor may decide so; raises PermissionDeniedError."""
+    """Find an approval that the actor may decide so; raises NotFoundError, PermissionDeniedError."""
     approval = find_approval(approval_id)
     permissions.require_decide(actor, approval, verb=verb)
     return approval
@@ -214,7 +214,7 @@ def _decide(actor: Any, approval: Approval, digest: str | None, add: Any) -> App
     def change(run: Run, batch: Batch) -> None:
         call, pending = _pending(approval, run, batch)
         if actor is not None and pending.approvers != REQUESTER and (why := why_own(actor, run)):
-            raise PermissionDeniedError(why)  # they have asked for something since the rules were applied
+            raise PermissionDeniedError(why)  # the actor has become a requester since the check before
         if pending.digest != digest and (digest is not None or call.edited):
             text = _("The arguments of approval %(id)s were edited since you looked. Look at it again.")
             raise ApprovalStateError(text % {"id": approval.pk})
@@ -226,7 +226,7 @@ def _decide(actor: Any, approval: Approval, digest: str | None, add: Any) -> App
 
 
 def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallApproval]:
-    """Return the call and approval to decide, or raise ApprovalStateError that says why there is none."""
+    """Find the call and the approval to decide; ApprovalStateError says why there is nothing to decide."""
     call = batch.state.run.calls.get(approval.call_id)
     pending = call.approval if call is not None else None
     if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
@@ -263,10 +263,10 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
 
 
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the payload of an edit: everything a person sees is made from the new arguments.
+    """Build the payload of an edit: new arguments, and the title and preview made of them.
 
-    `describe` and `preview` are the project's own code, and not waited for long. Whether the actor may decide
-    is asked about the arguments that will run; raises PermissionDeniedError.
+    `describe` and `preview` are the project's own code, and waited for only a short time. Raises
+    PermissionDeniedError if the actor may not decide about the new arguments.
     """
     tool = get_agent(approval.run.agent, approval.run.version).tools.get(approval.tool_name)
     if tool is None:
@@ -276,7 +276,7 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
     try:
         edited = tool.effective(arguments)
     except InvalidArguments as error:
-        permissions.require_decide(actor, approval, verb="edit")  # others do not learn what a tool takes
+        permissions.require_decide(actor, approval, verb="edit")  # the error names parameters of the tool
         why = Secrets([arguments.get(name) for name in tool.sensitive]).hide(str(error), short=True)
         text = _("The edited arguments do not fit %(tool)s: %(why)s")
         raise ApprovalStateError(text % {"tool": tool.name, "why": why}) from error
@@ -292,7 +292,7 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
 
 
 def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
-    """Refuse an edit that holds the mask of a value instead of the value."""
+    """Refuse an edit that contains the mask of a value instead of the value."""
     shown = mask_of(run).arguments(call.tool, call.arguments)
     for name, value in edited.items():
         given = call.arguments.get(name)

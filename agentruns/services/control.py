@@ -1,4 +1,4 @@
-"""Requests of people about a run, from any process: cancel, pause, and the verdict on a call in doubt."""
+"""Requests of people about a run, from any process: cancel, pause, adopt, settle a call in doubt."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ORPHAN_VERDICTS = ("occurred", "not_occurred", "unknown")
 
 
 def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Ask a run to stop; with no live worker it ends now, else before the worker's next tool starts.
+    """Cancel a run: at once without a live worker, else before the worker's next tool starts.
 
-    Asked again after a lease's time, it ends now all the same: the worker's call is settled as unknown, and
-    what it still returns is kept as evidence. Raises RunStateError when it has ended, PermissionDeniedError.
+    A second request after the time of a lease ends the run at once: the worker's call becomes unknown, and
+    its later return is kept as evidence. Raises RunStateError if the run has ended, PermissionDeniedError.
     """
     run = find_run(run_id)
     permissions.require(actor, "cancel", run)
@@ -51,9 +51,9 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
 
 
 def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Ask a run to pause; with no live worker it is paused now. Errors as `cancel_run`.
+    """Pause a run: at once without a live worker, else at the worker's next step. Raises as `cancel_run`.
 
-    The reply that is being written is stopped; `resume_run` asks for it again.
+    A reply that is being written is stopped; after `resume_run` it is requested again.
     """
     run = find_run(run_id)
     permissions.require(actor, "pause", run)
@@ -73,11 +73,11 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
 
 
 def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Pause a run even if a lease says that it is driven: after a restore, leases are stale.
+    """Pause a run for staff even if a worker has its lease, because after a restore leases are stale.
 
-    Nothing is started, asked or settled until staff resume it. From then on no call counts as new:
-    `reconcile` is asked before a first attempt, and tools that declare nothing ask a person. Raises
-    RunStateError when the run has ended, or is held like this already.
+    No call counts as new after that: tools with `reconcile` are reconciled before a first attempt, and calls
+    of tools without a declaration need approval. Raises RunStateError if the run has ended or is held
+    already.
     """
     run = find_run(run_id)
     permissions.require(actor, "unpause", run)
@@ -93,12 +93,12 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
 
 
 def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Adopt the definition that is registered now for a run; journaled with both hashes.
+    """Let a run continue under its agent's present definition; the journal keeps both hashes.
 
-    The agent's version of the run is taken, or the highest one where that is gone. What was made for the run
-    by functions of its agent stays; functions that it did not have are called now. A call that was
-    started is still judged by what its tool declared then. Raises RunStateError when the run has ended, is
-    live, or has that definition already; UnknownAgentError; PermissionDeniedError.
+    Takes the run's version of the agent, or the highest version if that is gone. Instructions and tools that
+    functions of the agent made for the run stay; functions that are new are called. A call that was started
+    is still judged by the declaration of its tool then. Raises RunStateError if the run has ended, is live,
+    or has that definition already; UnknownAgentError; PermissionDeniedError.
     """
     run = find_run(run_id)
     permissions.require(actor, "adopt", run)
@@ -128,7 +128,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
 
 
 def agent_again(run: Run) -> Agent:
-    """Return the agent of a run's version, or of the highest one. Raises UnknownAgentError."""
+    """Find the agent in the run's version, or in the highest version. Raises UnknownAgentError."""
     try:
         return get_agent(run.agent, run.version)
     except UnknownAgentError:
@@ -147,9 +147,9 @@ def resolve_orphan(
 ) -> Run:
     """Record the verdict on a call in doubt.
 
-    "occurred" stores `result` as the call's result, "not_occurred" lets it run again with the same key,
-    "unknown" tells the model so. On a call that was surfaced already, the verdict only records, and
-    lifts the doubt. Raises RunStateError when the call is not in doubt, PermissionDeniedError.
+    "occurred" stores `result` as the call's result, "not_occurred" lets the call run again with the same key,
+    "unknown" gives the model this outcome. For a call that was surfaced before, the verdict only ends the
+    doubt. Raises RunStateError if the call is not in doubt, PermissionDeniedError.
     """
     if verdict not in ORPHAN_VERDICTS:
         raise ValueError(f"A verdict is one of {', '.join(ORPHAN_VERDICTS)}, not {verdict!r}.")

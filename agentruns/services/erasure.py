@@ -1,7 +1,7 @@
-"""Erasing values: the content of rows is destroyed wherever the journal and its projections repeat it.
+"""Erasure: the content of rows is destroyed wherever the journal and its projections repeat it.
 
-The chain stays as it is, being made of commitments; a `payload_erased` row says who erased a row and why.
-Every run that shares the value must have ended: the model of a run that goes on could repeat the value.
+The chain stays valid, because it is made of commitments; a `payload_erased` row says who erased a row and
+why. Every run with the value must have ended: the model of an unfinished run could repeat the value.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.erasure")
 
 CHUNK = 200  # rows of one statement: databases limit its values
-# Known to the person who erases, since nobody else can see to it.
+# Shown to the person who erases, because only people can see to these.
 UNREACHED = (
     gettext_lazy(
         "backups of the database and of the files, and what the database keeps on disk until VACUUM"
@@ -58,7 +58,7 @@ Chosen = Callable[[Row], bool]
 
 @dataclass(slots=True)
 class Erased:
-    """The report of an erasure, done or dry: rows as (run, seq, kind), and counts of what goes with them."""
+    """The report of an erasure, done or dry: rows as (run, seq, kind), and counts of the rest."""
 
     rows: list[tuple[UUID, int, str]] = field(default_factory=list)
     sessions: int = 0
@@ -70,13 +70,13 @@ class Erased:
     COUNTS = ("sessions", "approvals", "answers", "files")
 
     def add(self, other: Erased) -> None:
-        """Add what another erasure destroyed."""
+        """Add the rows and counts of another erasure."""
         self.rows += other.rows
         for name in self.COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON, with what cannot be reached; the caller redacts it."""
+        """Build a JSON object of the report, with a list of unreachable places; the caller redacts it."""
         return {
             "rows": [{"run": str(run), "seq": seq, "kind": kind} for run, seq, kind in self.rows],
             **{name: getattr(self, name) for name in self.COUNTS},
@@ -86,11 +86,11 @@ class Erased:
 
 
 def erase_payload(run_id: UUID | str, seq: int, actor: Any, reason: str) -> Run:
-    """Destroy the content of a run's row, with every row, copy and projection that repeats it, for good.
+    """Destroy the content of a run's row for good, with every row, copy and projection that repeats it.
 
-    With a reply go its calls' arguments, with a result what was returned late, with the task the input of
-    the run; in forks as well. Erased once more, it finishes what a crash left. Raises RunStateError where
-    there is no such row, nothing in it, or a run with a copy that has not ended; DurableRunNotFoundError,
+    This includes the arguments of a reply's calls, late results of a result's call, and for a task the run's
+    input; in forks as well. A second erasure finishes what a crash left. Raises RunStateError if there is no
+    such row, nothing in it, or a run with a copy that has not ended; DurableRunNotFoundError,
     PermissionDeniedError, JournalUnreadableError.
     """
     erase_rows(run_id, actor, reason, seq=seq)
@@ -98,9 +98,9 @@ def erase_payload(run_id: UUID | str, seq: int, actor: Any, reason: str) -> Run:
 
 
 def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run:
-    """Destroy the content of all rows of a call, and of the reply that asks for it, as `erase_payload`.
+    """Destroy the content of all rows of a call, and of the reply that requests it, as `erase_payload`.
 
-    With the reply go its text and the arguments of its other calls: they are one content.
+    The reply's text and the arguments of its other calls go too, because they are one content.
     """
     run = find_run(run_id)
 
@@ -113,7 +113,7 @@ def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run
 
 
 def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run: bool = False) -> Erased:
-    """Do what `erase_payload` does, or only find out with `dry_run`, and return what goes."""
+    """Erase as `erase_payload`, or with `dry_run` only find what would go; return the report."""
     run = find_run(run_id)
     return _log(_erase(run.session_id, lambda row: row.seq == seq, actor, reason, run, dry_run=dry_run))
 
@@ -121,7 +121,7 @@ def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run
 def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> Erased:
     """Destroy the content of all rows of the sessions that a user owns, and of their copies in forks.
 
-    Each session is one transaction. One with an unfinished run is refused and named; the others are erased.
+    Each session is one transaction. A session with an unfinished run is refused and reported.
     """
     found, whose = Erased(), Owner.of_user(user)
     events.is_program(actor)  # raises for what is no actor: there may be no session to erase
@@ -135,7 +135,7 @@ def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> 
 
 
 def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = False) -> Erased:
-    """Delete a session as `erase_session` does, its keys hashed."""
+    """Delete a session as `erase_session` does, with its keys hashed; return the report."""
     alias = settings.DATABASE
     sessions = Session.objects.using(alias).filter(key=key, **({} if scope is None else {"scope": scope}))
     runs = [*Run.objects.using(alias).filter(session__in=sessions).values_list("pk", flat=True)]
@@ -159,19 +159,19 @@ def _log(erased: Erased) -> Erased:
 
 
 def _may_go(row: Row) -> bool:
-    # Else each erasure of a user would erase the reasons of the one before, and never be done.
+    # Otherwise each erasure of a user would erase the reasons of the erasure before, without end.
     return row.kind != events.PAYLOAD_ERASED
 
 
 def _erase(
     session_id: UUID, chosen: Chosen, actor: Any, reason: str, run: Run | None, *, dry_run: bool = False
 ) -> Erased:
-    """Erase the chosen rows of a session, of one `run` if that is given."""
+    """Erase the chosen rows of a session, or of only one `run` of it."""
     events.is_program(actor)  # raises for what is no actor, before the journal is read
     if not reason.strip():
         raise ValueError(_("Say why: whoever audits this reads it."))
     alias = settings.DATABASE
-    if dry_run:  # who only looks keeps nobody waiting
+    if dry_run:  # a dry run takes no lock
         return _Erasure(alias, _family(alias, session_id), session_id, chosen, run, actor).look()
 
     def action() -> Erased:
@@ -188,7 +188,7 @@ def _erase(
 
 
 class _Erasure:
-    """One erasure, in the open transaction with the `family` of its session locked, unless it only looks."""
+    """One erasure; the open transaction has locked the session and its `family`, unless it is a dry run."""
 
     def __init__(
         self, alias: str, family: set[UUID], session_id: UUID, chosen: Chosen, run: Run | None, actor: Any
@@ -200,7 +200,7 @@ class _Erasure:
         if run is not None and not places:
             raise RunStateError(_("Run %(run)s has no such row or call.") % {"run": run.pk})
         found = _repeating(journals, places)
-        # By session: rows that hold the value or held it, and those of them that still have content.
+        # Session -> rows that have or had the value, and below those that still have content.
         self.rows = {
             pk: its for pk, rows in journals.items() if (its := [r for r in rows if (pk, r.seq) in found])
         }
@@ -218,7 +218,7 @@ class _Erasure:
             self.files |= {*payloads.names_in(row.payload), *before.get((pk, row.seq), ())}
 
     def look(self) -> Erased:
-        """List what will be erased; raises PermissionDeniedError, or RunStateError if a run is unfinished."""
+        """List the rows to erase; raises PermissionDeniedError, or RunStateError if a run is unfinished."""
         run_ids = {row.run_id for rows in self.rows.values() for row in rows}
         for run in Run.objects.using(self.alias).filter(pk__in=run_ids).order_by("pk"):
             permissions.require(self.actor, "erase", run)
@@ -234,7 +234,7 @@ class _Erasure:
         return erased
 
     def carry_out(self, reason: str) -> Erased:
-        """Destroy the content, and rewrite what was made of it; the files go after the commit."""
+        """Destroy the content and rewrite its projections; the files are deleted after the commit."""
         erased = self.look()
         for session_id, rows in self.gone.items():
             self._destroy(session_id, rows, reason)
@@ -267,7 +267,7 @@ class _Erasure:
                 store.append(batch)  # and folds the run's columns anew
 
     def _project(self, session_id: UUID, erased: Erased) -> None:
-        """Rewrite what was made of a session's rows from what is left of these."""
+        """Rewrite the columns and tables made of a session's rows from the rows' remaining content."""
         sessions = Session.objects.using(self.alias).filter(pk=session_id)
         session = sessions.get()
         history = History(session)
@@ -286,9 +286,9 @@ class _Erasure:
         without = runs.filter(pk__in=[row.run_id for row in started if row.is_erased])
         without.update(context={})
         ContextValue.objects.using(self.alias).filter(run__in=without).delete()
-        # Nobody can tell whether a note repeats what was erased.
+        # A note may repeat the erased text.
         Review.objects.using(self.alias).filter(run__in=runs).exclude(note="").update(note=ERASED)
-        sessions.update(secret=secret())  # the old digests of its calls mean nothing to anybody from now on
+        sessions.update(secret=secret())  # with the old key, erased arguments could be guessed from digests
         first = next((row.run_id for row in started if events.COPIED not in row.payload), None)
         if first in tasks:
             sessions.exclude(title="").update(title=ERASED)
@@ -313,7 +313,7 @@ def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
 
 
 def _family(alias: str, session_id: UUID) -> set[UUID]:
-    """Find the ids of a session and of all that share rows with it: its forks and their origins."""
+    """Find the ids of a session and of all sessions that share rows with it: its forks and their origins."""
     found: set[UUID] = set()
     new = {session_id}
     while new:
@@ -341,7 +341,7 @@ def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
 
 
 def _repeating(journals: dict[UUID, list[Row]], places: Collection[Place]) -> set[Place]:
-    """Return these places, and all that repeat a value that is held in one of them."""
+    """Find the rows that repeat a value of one of these rows, and these rows themselves."""
     values: dict[Place, set[Value]] = {}
     holders: dict[Value, set[Place]] = defaultdict(set)
     for session_id, rows in journals.items():
@@ -358,7 +358,7 @@ def _repeating(journals: dict[UUID, list[Row]], places: Collection[Place]) -> se
 
 
 def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
-    """Yield a session's rows with the names of the values that each holds, as the engine writes them."""
+    """Yield a session's rows, each with names of the values in it, as the engine repeats them."""
     # A copy in a fork has the commitment of its original, and its call ids.
     again: dict[UUID, UUID] = {}  # run -> the first run of its task
     tasks = {row.seq: run_id for run_id, row in tasks_of(rows).items()}

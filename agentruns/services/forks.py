@@ -64,13 +64,13 @@ def fork_run(
     session: str | None = None,
     idempotency_key: str | None = None,
 ) -> Run:
-    """Queue a new run, in a new session, that goes on from the row `at` of a run's journal.
+    """Queue a new run, in a new session, that continues from the row `at` of a run's journal.
 
-    The rows up to there are copied. A call open there gets the result that it has got since; without one it
-    is settled as unknown if it has started by now, else as cancelled. Belongs to the `owner`, else to the
-    actor, else to the origin's; has the origin's scope and context unless others are given. Raises
-    RunStateError where there is no such row, where nothing is left to do and no `text` says what, or for a
-    key that stands for another run; SessionBusyError where `session` is taken; DurableRunNotFoundError,
+    The rows up to there are copied. A call that was open there gets the result that it has by now; without a
+    result it is settled as unknown if it has started, else as cancelled. The fork belongs to `owner`, else to
+    the actor, else to the origin's owner, and has the origin's scope and context unless others are given.
+    Raises RunStateError if there is no such row, if nothing is left to do and no `text` is given, or if the
+    key belongs to another run; SessionBusyError if `session` exists; DurableRunNotFoundError,
     UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
     """
     whose: dict[str, Any] = {"actor": actor, "owner": owner, "scope": scope, "context": context}
@@ -91,7 +91,7 @@ def get_or_fork(
     session: str | None = None,
     idempotency_key: str | None = None,
 ) -> tuple[Run, bool]:
-    """Make a fork, or find the one that this made before; tell whether it is new. Errors as `fork_run`."""
+    """Make a fork, or find the fork of an earlier call; tell if it is new. Raises as `fork_run`."""
     permissions.require_somebody(actor)
     origin = find_run(run_id)
     permissions.require(actor, "fork", origin)
@@ -135,8 +135,8 @@ def run_again(
 ) -> Run:
     """Queue a new run of an ended run's task, in its session and for its owner, and return it.
 
-    The model sees what was done before. It has the context of the first unless another is given. Raises
-    RunStateError when the run has not ended, SessionBusyError, DurableRunNotFoundError, UnknownAgentError,
+    The model sees the earlier run. The new run has that run's context unless another is given. Raises
+    RunStateError if the run has not ended, SessionBusyError, DurableRunNotFoundError, UnknownAgentError,
     PermissionDeniedError.
     """
     run = find_run(run_id)
@@ -152,7 +152,7 @@ def run_again(
 
 
 class Effect(NamedTuple):
-    """A call that happened, or may have; `is_final`: called once more, it happens once more."""
+    """A call that happened, or may have; `is_final`: a second call would have a second effect."""
 
     call_id: str
     tool: str
@@ -162,7 +162,7 @@ class Effect(NamedTuple):
 
 
 def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
-    """List the effects of a run after a row; a fork that starts at the row may repeat them."""
+    """List the effects of a run after row `after`, which a fork from that row may repeat."""
     rows = Message.objects.using(alias).filter(run_id=run.pk, seq__gt=after)
     rows = rows.filter(kind__in=(events.ASSISTANT, events.TOOL_STARTED, events.TOOL_RESULT))
     asked: dict[str, dict[str, Any]] = {}
@@ -183,7 +183,7 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
 
 
 class Fate(NamedTuple):
-    """The end in a fork of a call that is open at its cut: a `result` it has got since, or an outcome."""
+    """The end that a call, open at the cut, gets in a fork: a copied `result`, or an `outcome`."""
 
     call: Call
     outcome: str
@@ -192,16 +192,16 @@ class Fate(NamedTuple):
 
 
 def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
-    """Decide the fate in a fork of each call that is open in `state` at the row, by all that is known now."""
+    """Decide the end in a fork of each call that is open in `state` at row `at`, by all rows until now."""
     calls, home = state.open_calls(), run
     if not calls:
         return []
     messages = Message.objects.using(alias)
     replies = messages.filter(run_id=run.pk, kind=events.ASSISTANT, seq__lte=at)
     seq = replies.aggregate(last=Max("seq"))["last"] or 0
-    while home.origin_seq is not None and seq <= home.origin_seq:  # it only copied the last reply
+    while home.origin_seq is not None and seq <= home.origin_seq:  # the last reply is only a copy there
         origin = Run.objects.using(alias).filter(pk__in=[home.origin_id]).first()
-        if origin is None:  # pruned: nobody can say what became of the calls
+        if origin is None:  # pruned, and with it the outcome of the calls
             return [Fate(call, "unknown") for call in calls]
         home = origin
     results, now = {}, deepcopy(state)
@@ -216,9 +216,9 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
     settled: list[Fate] = []
     for call in (now.calls[each.id] for each in calls):
         result = results.get(call.id)
-        # Unlike a run whose lease is free, the origin may yet commit, or has, what a transactional tool did.
+        # The origin may have committed the effect of a transactional tool, or may yet.
         in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"
-        # An import calls unknown what had not started when it was exported.
+        # In an import even calls that had not started when it was exported are unknown.
         if result is not None and (call.attempt or call.outcome == "unknown"):
             settled.append(Fate(call, call.outcome, result))
         elif call.may_have_happened or in_flight:
@@ -229,20 +229,20 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
 
 
 def _was_held(alias: str, run: Run) -> bool:
-    """Tell whether a run was ever held because rows of its journal are lost, or may be."""
+    """Check whether a run was ever held because rows of its journal were or may be lost."""
     rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.RUN_PAUSED)
     return any(row.payload.get("restored") for row in rows)
 
 
 @dataclass(slots=True)
 class _Fork:
-    """The part of a journal to be forked, read before the transaction: of its rows only content may go."""
+    """The rows to be forked, read before the transaction, and the request for the new run."""
 
     origin: Run
     rows: list[Row]
     request: RunRequest  # without a text of its own, its task is what was asked last before the cut
     has_text: bool
-    has_context: bool  # else it is its origin's
+    has_context: bool  # else the context is the origin's
 
     @property
     def at(self) -> int:
@@ -250,11 +250,11 @@ class _Fork:
 
     @property
     def mine(self) -> RunState:
-        """The origin as of the cut."""
+        """The state of the origin at the cut."""
         return fold(self.origin.pk, self.rows)
 
     def render(self) -> None:
-        """Keep what the same agent's functions made for the origin, unless it was erased; make the rest."""
+        """Reuse the origin's instructions and tools for the same agent, unless erased; make missing ones."""
         agent = self.request.agent
         if not renders(agent) or _made_before(settings.DATABASE, self) is not None:
             return
@@ -266,7 +266,7 @@ class _Fork:
         self.request = rendered(replace(self.request, rendered=made), origin=self.origin)
 
     def put_away(self, alias: str, session_id: UUID) -> None:
-        """Store long texts in files before any transaction; inside the caller's they stay in their rows."""
+        """Store long texts in files before any transaction; in a caller's they stay in their rows."""
         text, stored = self.request.text, None
         if self.has_text and payloads.may_be_large(text) and not connections[alias].in_atomic_block:
             stored = payloads.put(f"{session_id}/input", text)
@@ -274,7 +274,7 @@ class _Fork:
         self.request = replace(self.request, stored=stored, rendered=made)
 
     def read_again(self, alias: str) -> None:
-        """Take up what was erased since it was read; raises RunStateError if the task was."""
+        """Read erasures since the first reading; raises RunStateError if the task was erased."""
         self.origin = restore(find_run(self.origin.pk))
         gone = Message.objects.using(alias).filter(session_id=self.origin.session_id, content__isnull=True)
         if gone.filter(seq__lte=self.at).count() != sum(row.is_erased for row in self.rows):
@@ -292,7 +292,7 @@ def _write(alias: str, fork: _Fork) -> Run:
     found = _made_before(alias, fork)
     if found is not None:
         return found
-    # Pruned meanwhile it would leave a fork whose files are deleted as nobody's.
+    # Locked, because the files of a fork would be deleted if its origin were pruned meanwhile.
     lock_session(alias, fork.origin.session_id)
     fork.read_again(alias)
     request, agent = fork.request, fork.request.agent
@@ -319,7 +319,7 @@ def _write(alias: str, fork: _Fork) -> Run:
 
 
 def _made_before(alias: str, fork: _Fork) -> Run | None:
-    """Return the fork that this call made already (acknowledgement lost), or that its key stands for."""
+    """Find the fork that this call, or an earlier call with the same key, has made already."""
     runs, request = Run.objects.using(alias).select_related("session"), fork.request
     found = runs.filter(pk=request.run_id).first()
     if found is None and request.key:

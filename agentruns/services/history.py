@@ -1,4 +1,4 @@
-"""The past of a run: its state at any row, and a replay of its replies."""
+"""The past of a run: its state at any row, and the replay of its replies."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ OWN = "own"  # the model of the agent as it is registered now
 
 
 def state_at(run_id: UUID | str, seq: int) -> RunState:
-    """Return the state of a run right after row `seq` of its session's journal.
+    """Compute the state of a run right after row `seq` of its session's journal.
 
-    Raises DurableRunNotFoundError, and RunStateError for a row before its first or after its last one.
+    Raises DurableRunNotFoundError, and RunStateError for a row before its first or after its last row.
     """
     return session_at(run_id, seq).run
 
 
 def session_at(run_id: UUID | str, seq: int) -> SessionState:
-    """Return the same with the session's conversation. Errors as `state_at`."""
+    """Compute the state of the run's session right after row `seq`. Raises as `state_at`."""
     run = find_run(run_id)
     state = SessionState(run.session_id, run.pk)
     for row in rows_until(settings.DATABASE, run, seq):
@@ -54,7 +54,7 @@ def session_at(run_id: UUID | str, seq: int) -> SessionState:
 
 
 def record(state: RunState, mask: Mask) -> dict[str, Any]:
-    """Return a state as JSON, with what is sensitive masked; the caller redacts it."""
+    """Build a JSON object of a state, with sensitive values masked; the caller redacts it."""
     columns = state.columns()
     return {
         "run": str(state.run_id),
@@ -88,7 +88,7 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """One reply of the run, and the reply of the model that was asked again, if one was."""
+    """A recorded reply (`then`), and the reply that a model gave in its place (`now`), if one was asked."""
 
     seq: int
     step: int
@@ -110,11 +110,11 @@ class ReplayReport:
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether nothing differs."""
+        """Check whether the replay found no difference."""
         return self.difference is None
 
     def record(self) -> dict[str, Any]:
-        """Return the report as JSON, with sensitive arguments masked; the caller redacts it."""
+        """Build a JSON object of the report, with sensitive arguments masked; the caller redacts it."""
         found = self.difference
         return {
             "run": str(self.run_id),
@@ -135,14 +135,14 @@ class ReplayReport:
         }
 
     def masked(self, value: Any) -> Any:
-        """Return a value with each sensitive argument masked."""
+        """Mask each sensitive argument in a JSON value."""
         if isinstance(value, dict):
             return {name: self._member(name, each) for name, each in value.items()}
         return [self.masked(each) for each in value] if isinstance(value, list) else self.mask.value(value)
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Names of sensitive arguments."""
+        """The names of sensitive arguments."""
         return frozenset(name for names in self.mask.arguments_of.values() for name in names)
 
     def _shown(self, path: str, value: Any) -> Any:
@@ -165,11 +165,11 @@ def replay_run(
 ) -> ReplayReport:
     """Replay the replies of a run and report the first difference, if any. Executes and stores nothing.
 
-    Without a model, compares the requests and calls that today's agent and code would make with those in the
-    journal. With a model (an object, a name, or "own" for that of the agent now), asks it on the recorded
-    conversation until it decides otherwise, outside of any transaction, for at most `limit` replies.
-    `observations` replaces contents of results, by the seq of their rows. Raises RunStateError for one at no
-    result of the run's session and for erased rows, DurableRunNotFoundError, NotDurableError, ProviderError,
+    Without a model, compares the requests and calls that today's agent and code would make with the recorded
+    ones. With a model (an object, a name, or "own" for the agent's present model), requests its replies to
+    the recorded conversation, outside of any transaction, until one differs or for at most `limit` replies.
+    `observations` replaces contents of results, by the seq of their rows. Raises RunStateError if such a row
+    is no result of the session and for erased rows; DurableRunNotFoundError, NotDurableError, ProviderError,
     PayloadError.
     """
     alias, run = settings.DATABASE, find_run(run_id)
@@ -210,7 +210,7 @@ def replay_run(
 
 @dataclass(slots=True)
 class _Recorded:
-    """A recorded reply, its request and the definition it was made under."""
+    """A recorded reply, with its request and the definition of its agent then."""
 
     row: Row
     step: int
@@ -297,7 +297,7 @@ def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
 def _differences(
     one: _Recorded, agent: Agent | None, reply: ModelReply | None
 ) -> Iterator[tuple[int, Difference | None]]:
-    """Compare a recorded reply with the model's new `reply`, else with today's agent, one part at a time."""
+    """Yield differences of a recorded reply, by row: from the new `reply`, else from today's agent."""
     seq = one.row.seq
     if reply is not None:
         yield seq, first_difference(_decision(one.given), _plain(_decision(reply)))
@@ -314,7 +314,7 @@ def _differences(
 
 
 def _head(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a request that a definition determines; it keeps no order of the tools."""
+    """Extract the parts of a request that a definition determines, except the order of tools."""
     tools = body.get("tools", {})
     return {
         "model": body["model"],
@@ -329,7 +329,7 @@ def _head(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the effective arguments of a reply's calls, as recorded and as they are made now."""
+    """Compute the effective arguments of a reply's calls, as recorded and by today's tools."""
     payload = one.payload
     used = [block for block in payload["content"] if block.get("type") == "tool_use"]
     then, now = [], []
@@ -347,7 +347,7 @@ def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, 
 
 
 def _effective(tool: Tool, given: Any, recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments as they are made now, but with recorded values of defaults such as the time."""
+    """Compute the arguments by today's tool, but keep recorded values of defaults such as the time."""
     found = tool.effective(given)
     if first_difference(recorded, found) is None:
         return found
@@ -358,7 +358,7 @@ def _effective(tool: Tool, given: Any, recorded: dict[str, Any]) -> dict[str, An
 
 
 def _filled(given: Any, recorded: Any) -> Any:
-    """Return the given arguments, with recorded ones where none was given."""
+    """Add recorded arguments to the given ones where none was given, at any depth."""
     if not isinstance(given, dict) or not isinstance(recorded, dict):
         return given
     kept = {name: value for name, value in recorded.items() if name not in given}
@@ -386,7 +386,7 @@ def _ask(one: _Recorded, model: Model | str, run: Run, agent: Agent | None) -> M
 
 
 def _decision(reply: ModelReply) -> dict[str, Any]:
-    """Return the decision of a reply: its calls and why it stopped; its words may always differ."""
+    """Extract a reply's calls and stop reason, without its text, which may always differ."""
     calls = [
         {"name": block.get("name"), "input": block.get("input")}
         for block in reply.content
@@ -400,5 +400,5 @@ def _said(reply: ModelReply) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as the journal gives it back: tuples are lists, keys are texts."""
+    """Convert a value as the journal does, so that tuples become lists and keys texts."""
     return canonical.loads(canonical.dumps(value))

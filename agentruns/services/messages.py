@@ -1,4 +1,4 @@
-"""Messages to a session: into its open run, which reads them before it ends, or the task of the next one."""
+"""Messages to a session, which its open run reads before it ends, or which become the task of a new run."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def send_message(
     context: dict[str, Any] | None = None,
     idempotency_key: str | None = None,
 ) -> Run:
-    """Say something in a session, and return the run that reads it.
+    """Send a message to a session, and return the run that reads it.
 
-    An open run reads it before it ends, whatever it waits for now. Without one it is the task of the next
-    run, as by `start_run`; agent and context are those of the session's last run unless others are given.
-    Equal texts are two messages, unless they have the same key. Raises SessionBusyError where another agent's
-    run is open; RunStateError where the run is being cancelled or has 32 messages that it has not read, for a
-    pruned session, and for a key of another message; PermissionDeniedError; else as `start_run`.
+    An open run reads the message before it ends, whatever it waits for now. Without an open run the message
+    is the task of a new run, as by `start_run`, with the agent and context of the session's last run unless
+    others are given. Equal texts are two messages, unless they have the same key. Raises SessionBusyError if
+    another agent's run is open; RunStateError if the run is being cancelled or has 32 unread messages, for a
+    pruned session, and for the key of another message; PermissionDeniedError; else as `start_run`.
     """
     whose = actor if owner is None else owner
     key, scope = place(session, scope, whose)
@@ -76,9 +76,9 @@ def send(
     key: str | None = None,
     refusal: str = "",
 ) -> tuple[Run, bool]:
-    """Return the run that reads a message, and whether this call sent it; `refusal` says why none may start.
+    """Find the run that reads a message, and tell whether this call sent it; raises as `send_message`.
 
-    The caller has seen that the session is the owner's. Errors as `send_message`.
+    `refusal` says why no new run may start. The caller has checked that the session is the owner's.
     """
     last = last_run(session, key, actor)
     if agent is None and last is None:
@@ -113,7 +113,7 @@ def send(
 
 
 def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run | None:
-    """Return the run of a session that was started with the key, else its last one, that a user may see."""
+    """Find a session's run that was started with the key, else its last run, among those a user may see."""
     runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk).select_related("session")
     if permissions.hides(actor):
         runs = runs.filter(pk__in=visible_runs(actor).filter(session_id=session.pk))
@@ -122,17 +122,17 @@ def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run
 
 
 class _Sending:
-    """One message on its way; a transaction that is tried again may find that it has arrived."""
+    """A message being sent; a transaction that is tried again may find the message stored already."""
 
     def __init__(self, refusal: str, limit: int | None, seen: set[Any] | None) -> None:
         self.refusal, self.limit = refusal, limit
-        # Open runs that the sender may see (None: all). No rule of a project is asked in the transaction.
+        # Open runs that the sender may see (None: all), found before the transaction by the project's policy.
         self.seen = seen
-        self.tried: list[str] = []  # hashes of the rows that it was put in
+        self.tried: list[str] = []  # hashes of the rows that may hold the message
         self.is_new = False
 
     def join(self, session: Session, request: RunRequest) -> Run | None:
-        """Find the run of the locked session that has or takes the message; None where one has to start."""
+        """Find the locked session's run that has or accepts the message; None if a run must start."""
         runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
         if runs.exists():  # the commit went through, only its acknowledgement was lost
             return find_run(request.run_id)
@@ -150,7 +150,7 @@ class _Sending:
         return None
 
     def _sent(self, session: Session, request: RunRequest) -> UUID | None:
-        """Find the run that has the message already; raises RunStateError for the key of another message."""
+        """Find the run that has the message already; raises RunStateError if its key has another message."""
         said = Message.objects.using(settings.DATABASE).filter(session_id=session.pk, kind=events.USER)
         for row in read_rows(said.own().order_by("seq")):
             if row.hash in self.tried:
@@ -205,7 +205,7 @@ class _Sending:
 
 
 def _refuse_pruned(session: Session) -> None:
-    """Raise RunStateError for a session that was pruned, and is not there any more."""
+    """Raise RunStateError for a session that was pruned."""
     keys = [session.key, forgotten(session.key)]
     pruned = Tombstone.objects.using(settings.DATABASE).filter(scope=session.scope, key__in=keys)
     if pruned.exists():

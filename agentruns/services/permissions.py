@@ -1,4 +1,4 @@
-"""Permissions. Every service asks here, and the policy behind it, so admin, API and commands cannot differ.
+"""Permissions: every service asks here, and so the policy, and admin, API and commands cannot differ.
 
 `None` is the program itself, a `Program` a part of it. Both may do everything; admin and API pass neither.
 The rule "may decide" has two forms: `why_not_decide` for one approval, `decidable_by` as a query for many.
@@ -59,12 +59,12 @@ MOST = 1000  # approvals, given by somebody already, that the query form looks a
 
 
 def may(actor: Any, action: str, obj: Any = None) -> bool:
-    """Tell whether the actor may do one of ACTIONS to an object; None for any at all."""
+    """Check whether an actor may do one of ACTIONS to `obj`, or to any object for None."""
     return is_program(actor) or (is_somebody(actor) and bool(ask("can", False, actor, action, obj)))
 
 
 def why_not(actor: Any, action: str) -> str:
-    """Return why an actor may not do one of ACTIONS: the permission, or the project's policy."""
+    """Explain why an actor may not do one of ACTIONS: a missing permission, or the project's policy."""
     permission = ACTIONS[action][0]
     if actor.has_perm(permission):
         return _("The project's policy does not allow it.")
@@ -72,9 +72,9 @@ def why_not(actor: Any, action: str) -> str:
 
 
 def require(actor: Any, action: str, run: Run) -> None:
-    """Raise PermissionDeniedError unless the actor may do one of ACTIONS to a run, which is restored.
+    """Raise PermissionDeniedError unless the actor may do one of ACTIONS to a run; `restore` the run.
 
-    A run that the project's own `visible` hides from them is not there: DurableRunNotFoundError.
+    Raises DurableRunNotFoundError for a run that the project's own `visible` hides from the actor.
     """
     restore(run)
     if narrows("visible"):
@@ -93,7 +93,7 @@ def require_visible(actor: Any, run: Run) -> None:
 
 @contextmanager
 def discreet(actor: Any) -> Iterator[None]:
-    """Let no error name a run that a user may not see, nor say anything else of it."""
+    """Replace errors about a run that the actor may not see by errors that do not name it."""
     try:
         yield
     except (RunStateError, SessionBusyError) as error:
@@ -104,8 +104,8 @@ def discreet(actor: Any) -> Iterator[None]:
 
 
 def require_whole(actor: Any, run: Run, until: int | None = None) -> None:
-    """Raise PermissionDeniedError unless a user may see all runs of a run's session, up to a row."""
-    # A conversation is read as a whole: by a fork, an export, a look at the past.
+    """Raise PermissionDeniedError unless a user may see all runs of the session, up to row `until`."""
+    # Forks, exports and looks at the past read the whole conversation.
     if not hides(actor):  # by default a session is its owner's
         return
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id)
@@ -124,18 +124,18 @@ def titled(actor: Any, sessions: Collection[UUID]) -> Collection[UUID]:
 
 
 def hides(actor: Any) -> bool:
-    """Tell whether the project itself says which runs this actor sees."""
+    """Check whether the project's own `visible` decides which runs the actor sees; never for the program."""
     return not is_program(actor) and narrows("visible")
 
 
 def narrows(method: str) -> bool:
-    """Tell whether the project answers this itself; by default a permission to act suffices."""
+    """Check whether the project's policy overrides this method."""
     return getattr(type(current()), method) is not getattr(Policy, method)
 
 
 def require_somebody(actor: Any) -> None:
-    """Raise PermissionDeniedError for a visitor who is not signed in, or a user who is not active."""
-    # A visitor has no id, and without this would pass for the owner of what belongs to nobody.
+    """Raise PermissionDeniedError for AnonymousUser or an inactive user."""
+    # AnonymousUser has no id, and would pass for the owner of the program's runs.
     if is_program(actor) or isinstance(actor, SessionBearer):
         return
     if actor.pk is None or not actor.is_active:
@@ -143,13 +143,13 @@ def require_somebody(actor: Any) -> None:
 
 
 def active_user(user_id: Any) -> Any:
-    """Return the active user of an id; None where there is none."""
+    """Find the active user of an id; None if there is none."""
     found = user_of_key(user_id)
     return found if found is not None and found.is_active else None
 
 
 def context_of(user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, Any]:
-    """Return the context of a run that a user starts, as the policy gives it now; PermissionDeniedError."""
+    """Build the context of a run that a user starts, by the policy; raises PermissionDeniedError."""
     context: dict[str, Any] | None = ask("context", None, user, agent, requested)
     if context is None:
         raise PermissionDeniedError(str(FAILED))
@@ -157,10 +157,10 @@ def context_of(user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, 
 
 
 def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str, Any] | None:
-    """Return the same of a run that goes on from `last`, whose context is the wish; None: it keeps that.
+    """Build the context of a run that continues from `last`; None if it keeps the context of `last`.
 
-    What cannot be wished for is asked for without a wish, as where a run is started. Without a rule of the
-    project's own, what the program said of one user is no other's.
+    The policy gets that context as the requested one; if it refuses, it gets none. Without a `context` rule
+    of the project, the owner keeps the context, and everybody keeps one without owner.
     """
     named = owner_by_rows(last)
     is_theirs = named == str(owner_id) and last.session.imported_at is None
@@ -175,10 +175,10 @@ def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str
 def require_decide(
     actor: Any, approval: Approval, arguments: dict[str, Any] | None = None, verb: str = "approve"
 ) -> None:
-    """Raise PermissionDeniedError unless the actor may let a call run with `arguments`, else its own.
+    """Raise PermissionDeniedError unless the actor may let a call run with `arguments`, or its own.
 
-    `verb` is what they want to do: calls that the requester confirms are nobody else's to approve.
-    An approval that the project's policy hides from them is not there: NotFoundError.
+    `verb` is the intended decision: others than the requester may only deny the calls that the requester
+    confirms. Raises NotFoundError for an approval that the project's policy hides from the actor.
     """
     hides = not is_program(actor) and (narrows("visible") or narrows("visible_approvals"))
     if hides and not visible_approvals(actor).filter(pk=approval.pk).exists():
@@ -190,7 +190,7 @@ def require_decide(
 
 
 def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
-    """Yield those of the approvals that this user can decide now."""
+    """Yield the approvals that a user can decide now."""
     approvals = list(approvals)
     now, given, groups = clock.now(settings.DATABASE), already_given(actor, approvals), groups_of(actor)
     for one in approvals:
@@ -200,9 +200,9 @@ def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
 
 
 def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Narrow pending approvals to those that a user can decide now, as `decidable` does, by a query.
+    """Narrow pending approvals to those that a user can decide now, like `decidable`, by a query.
 
-    Of the policy only its `decidable` is asked: it may leave some that `can_decide` refuses.
+    Asks only the policy's `decidable`, so approvals may remain that `can_decide` refuses.
     """
     found = open_to(user, pending)
     partly: Any = found.filter(approved_count__gt=0).values_list(*GIVEN, named=True)
@@ -210,7 +210,7 @@ def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Narrow pending approvals to those in time that a user could decide, had they not approved already."""
+    """Narrow pending approvals to those in time that a user may decide, even if they approved already."""
     if not is_somebody(user) or user.pk is None:
         return pending.none()
     in_time = Q(expires_at__isnull=True) | Q(expires_at__gt=clock.now(settings.DATABASE))
@@ -230,7 +230,7 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
-    """Return the approvals that this user has given already and that wait for others."""
+    """List the approvals that this user has given already, which wait for other people."""
     if actor is None:
         return set()
     who = (events.actor_ref(actor) or events.PROGRAM)["id"]
@@ -238,7 +238,7 @@ def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
 
 
 def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
-    """Return the ids of those whose approval counts, of approvals that were given by somebody already."""
+    """Map partly given approvals to the ids of the people whose approval counts."""
     partly = {(one.run_id, one.call_id): one for one in approvals if one.approved_count}
     if not partly:
         return {}
@@ -261,7 +261,7 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
 
 
 def may_reveal(user: Any, shown: Approval | Run) -> bool:
-    """Tell whether a user may see what is sensitive of an approval, or of a run's part that no card shows."""
+    """Check whether a user may see the sensitive values of an approval, or of a run's other rows."""
     if is_program(user):
         return True
     if not is_somebody(user):  # nor a visitor, whom a rule of a project may not tell from the owner
@@ -277,7 +277,7 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
 
 
 def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> None:
-    """Log that a user is shown what is sensitive, or `what` of it; PermissionDeniedError if they may not."""
+    """Log that a user sees sensitive values, or `what` of them; raises PermissionDeniedError."""
     name, pk = shown._meta.model_name, shown.pk
     if not may_reveal(user, shown):
         text = _(
@@ -291,9 +291,9 @@ def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> No
 
 
 def needs_password(request: Any, approval: Approval, *, has_session: bool = True) -> bool:
-    """Tell whether a person has to give their password before they approve a call with a high risk.
+    """Check whether a person must give their password again before approving a high-risk call.
 
-    `has_session` is False for a request with a token: the session that a cookie may name is then not its own.
+    `has_session` is False for a request with a token: its cookie may name another user's session.
     """
     seconds = settings.REAUTH_SECONDS
     if seconds is None or approval.risk != Approval.Risk.HIGH or ask("has_second_factor", False, request):
@@ -303,7 +303,7 @@ def needs_password(request: Any, approval: Approval, *, has_session: bool = True
 
 
 def confirm_password(request: Any, password: str) -> bool:
-    """Remember that the password of the request's user was given now; return False if it is another."""
+    """Store that the user just gave their password; return False if the password is wrong."""
     name = {get_user_model().USERNAME_FIELD: request.user.get_username()}
     user = authenticate(request, password=password, **name)
     if user is None or user.pk != request.user.pk:

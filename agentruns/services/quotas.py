@@ -19,13 +19,13 @@ HOUR = timedelta(hours=1)
 
 
 def start_limit(actor: Any, agent: Agent) -> int | None:
-    """Return how many runs a user or visitor may start in an hour; None is no limit, as for the program."""
+    """Find how many runs a user or visitor may start in an hour; None for no limit and for the program."""
     is_counted = isinstance(actor, SessionBearer) or getattr(actor, "pk", None) is not None
     return limits_of(actor, agent).runs if is_counted else None
 
 
 def count_start(alias: str, actor: Any, limit: int | None) -> None:
-    """Count a run, or a message, that a user or visitor with a limit starts, in its transaction.
+    """Count a run or message that a user or visitor with a `limit` starts, in its transaction.
 
     The starts of all agents count; an hour begins with its first start. Raises QuotaExceededError.
     """

@@ -1,4 +1,4 @@
-"""The instructions and the choice of tools that an agent's own functions make for a run, before it starts."""
+"""Rendering: an agent's own functions make a run's instructions and choice of tools before the run starts."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ MOST = 2**20  # bytes of instructions
 
 
 def renders(agent: Agent) -> bool:
-    """Tell whether something of the agent's runs is made by a function."""
+    """Check whether a function of the agent makes its runs' instructions or tools."""
     return agent.tools_for is not None or not isinstance(agent.instructions, str)
 
 
 def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | None = None) -> RunRequest:
-    """Return the request with what its agent's functions make for its run, but what is there or it `has`.
+    """Add to a request what its agent's functions make, unless the request or `has` names it already.
 
-    Raises RenderingError where they raise, or return what cannot be instructions or a choice of tools.
-    Nothing is stored; a transaction that they leave open is rolled back. `origin` is the run of a fork.
+    Raises RenderingError if a function raises or returns something unusable. Nothing is stored; a transaction
+    that a function leaves open is rolled back. `origin` is the run of a fork.
     """
     agent, made = request.agent, dict(request.rendered)
     about = RunContext(
@@ -62,13 +62,13 @@ def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | No
 
 
 class _UnusableError(Exception):
-    """Says why what a function returned cannot be used, and repeats nothing of it."""
+    """Raised with the reason why a function's return value cannot be used, without quoting the value."""
 
 
 def _call(
     name: str, usable: Callable[[Agent, Any], Any], about: RunContext, agent: Agent, origin: Run | None
 ) -> Any:
-    """Call a function of the agent; errors never quote its exception, and the log masks it."""
+    """Call a function of the agent; errors never quote its exception, and the log masks the exception."""
     what = f"Agent {agent.name!r}: its function {name}"
     is_callers = connections[settings.DATABASE].in_atomic_block
     try:
@@ -93,7 +93,7 @@ def _call(
 
 
 def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
-    """Reuse the run's instructions and tools if the functions in its definition `then` are still the same."""
+    """Reuse a run's instructions and tools if the functions in its definition `then` are still the same."""
     found, now = dict[str, Any](), agent.definition()
     if state.instructions is not None and now["instructions"] == then["instructions"]:
         found["instructions"] = payloads.instructions_of(state)
@@ -103,7 +103,7 @@ def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_away(made: dict[str, Any], session_id: UUID) -> dict[str, Any]:
-    """Return the same with long instructions in a file; inside a transaction they stay in their row."""
+    """Store long instructions in a file, unless in a transaction; return the members of the row."""
     text = made.get("instructions", "")
     if not payloads.may_be_large(text) or connections[settings.DATABASE].in_atomic_block:
         return made

@@ -1,4 +1,4 @@
-"""Rewriting folded columns from the journal after something other than an append changed them."""
+"""Repair: rewriting folded columns from the journal after something other than an append changed them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = get_logger("agentruns.repair")
 
 
 class Repaired(NamedTuple):
-    """The columns that were rewritten, and the problems that remain."""
+    """The columns that were rewritten (`changed`), and the problems that remain (`left`)."""
 
     changed: list[Problem]
     left: list[Problem]
@@ -30,7 +30,7 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
     """Rewrite the wrong folded columns of a session, its runs and approvals from its journal, all or none.
 
     Never touches the journal, a lease or an epoch. A session whose journal itself is wrong is left alone,
-    since its fold means nothing. Raises Session.DoesNotExist.
+    because its fold means nothing. Raises Session.DoesNotExist.
     """
 
     def action() -> Repaired:
@@ -63,7 +63,7 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
 
 
 def value_of(problem: Problem) -> Any:
-    """Return the new value of a column; an active run becomes a queued one."""
+    """Find the new value of a column; an active run becomes queued."""
     if problem.column == "status" and problem.folded == ACTIVE:
         return Run.Status.QUEUED.value
     return problem.folded

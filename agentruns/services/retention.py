@@ -1,4 +1,4 @@
-"""Deleting whole ended sessions, with their files; a tombstone keeps refusing their idempotency keys."""
+"""Retention: ended sessions are deleted with their files; tombstones keep refusing their idempotency keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Stop = Callable[[], bool]
 
 @dataclass(slots=True)
 class Pruned:
-    """Counts of what was deleted, why sessions were refused, and the keys of sessions with copies of rows."""
+    """Counts of deleted objects, the reasons for refused sessions, and keys of sessions with copied rows."""
 
     sessions: int = 0
     runs: int = 0
@@ -70,16 +70,16 @@ class Pruned:
 
 
 def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lambda: False) -> Pruned:
-    """Delete the sessions whose runs all ended, the last of them more than `days` days ago, oldest first.
+    """Delete the sessions whose runs all ended, the last more than `days` days ago, oldest first.
 
-    Goes by the database clock, with one transaction for each of at most `limit` sessions. Then deletes the
-    API's answers of that age, and definitions and files that are no longer needed. A pruning that was stopped
-    or killed continues with the next call. Raises NotDurableError inside a transaction.
+    Uses the database's clock, with one transaction for each of at most `limit` sessions. Then deletes the
+    API's answers of that age, and definitions and files that nothing needs any more. A pruning that was
+    stopped or killed continues with the next call. Raises NotDurableError inside a transaction.
     """
     if days < 1:
         raise ValueError(f"Sessions are kept for at least 1 day, not {days}.")
     alias, pruned = settings.DATABASE, Pruned()
-    files, definitions = set[str](), set[str]()  # that go, unless another session needs them
+    files, definitions = set[str](), set[str]()  # to be deleted, unless another session needs them
     _require_no_transaction(alias)
     cutoff = database_now(alias) - timedelta(days=days)
 
@@ -111,7 +111,7 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
 
 
 def count_ended(days: int) -> Pruned:
-    """Return how many sessions and runs `prune_ended` would delete now."""
+    """Count the sessions and runs that `prune_ended` would delete now."""
     alias = settings.DATABASE
     cutoff = database_now(alias) - timedelta(days=days)
     sessions = _ended(alias, cutoff).values("session_id").distinct()
@@ -158,7 +158,7 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
 
 
 def revived(alias: str) -> QuerySet[Session]:
-    """Return the sessions that were pruned and exist again: the database lets anybody delete their rows."""
+    """Select sessions that were pruned and exist again; the database lets their rows be deleted."""
     return Session.objects.using(alias).filter(pk__in=Tombstone.objects.using(alias).values("pk"))
 
 
@@ -171,7 +171,7 @@ def _require_no_transaction(alias: str) -> None:
 
 
 def _ended(alias: str, cutoff: datetime) -> QuerySet[Run]:
-    """Return the runs of the sessions that are due."""
+    """Select the runs of the sessions that are due for deletion."""
     # A run that has not ended hinders itself; a condition on its status would lose the index's order.
     hindrance = Run.objects.using(alias).filter(_keeps(cutoff), session_id=OuterRef("session_id"))
     return Run.objects.using(alias).filter(~Exists(hindrance), updated_at__lt=cutoff)
@@ -182,7 +182,7 @@ def _keeps(cutoff: datetime) -> Q:
 
 
 def _pages(alias: str, cutoff: datetime) -> Iterator[list[UUID]]:
-    """Yield pages of the ids of sessions that are due."""
+    """Yield pages of the ids of sessions that are due for deletion."""
     runs = _ended(alias, cutoff).order_by("updated_at", "pk").values_list("updated_at", "pk", "session_id")
     page = list(runs[:PAGE])
     while page:
@@ -201,10 +201,10 @@ def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
 def _prune(
     alias: str, session_id: UUID, cutoff: datetime | None, files: set[str], definitions: set[str]
 ) -> Pruned:
-    """Delete one session in the open transaction, unless it is gone or has had a run since the cut-off.
+    """Delete a session in the open transaction, unless it is gone or had a run since `cutoff`.
 
-    Without a cut-off the session is erased, and a run that has not ended is an error. Adds the files and
-    definitions that its rows name to these.
+    Without a `cutoff` an unfinished run raises RunStateError. Adds the files and definitions that its rows
+    name to `files` and `definitions`.
     """
     sessions = Session.objects.using(alias).filter(pk=session_id)
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
@@ -264,7 +264,7 @@ def _prune(
 
 
 def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UUID]) -> None:
-    """Take titles and reasons from the admin's history; who did something, to what and when stays."""
+    """Erase titles and reasons from the admin's history; who acted on which object and when stays."""
     if not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import LogEntry
@@ -273,7 +273,7 @@ def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UU
     using = router.db_for_write(LogEntry)
 
     def clear() -> None:
-        # The name of a run says nothing of its task; that of an approval was its title once.
+        # The name of a run does not contain its task, but that of an approval may be its title.
         named = {"object_repr": ERASED, "change_message": ERASED}
         for model, ids in ((Run, runs), (Approval, approvals)):
             about = ContentType.objects.db_manager(using).get_for_model(model)
@@ -287,7 +287,7 @@ def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UU
 
 
 def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
-    """Delete the API's idempotency keys of requests about some runs of a session."""
+    """Delete the API's records of requests with idempotency keys about some runs of a session."""
     records = IdempotencyRecord.objects.using(alias).filter(created_at__gte=session.created_at)
     return records.filter(run_id__in=list(runs.values_list("pk", flat=True))).delete()[0]
 
@@ -295,8 +295,8 @@ def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
 def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
     """Delete the definitions that no run uses, no row names and no agent of this process has.
 
-    Rows name those that a run gave up for another, and those of a fork's origin: they say what is sensitive
-    in these rows. The database refuses a run that another process is starting with one, which tries again.
+    Rows also name a run's earlier definitions and those of a fork's origin, which tell what is sensitive. If
+    another process starts a run with such a definition now, the database refuses, and the start is retried.
     """
     hashes -= {agent.definition_hash for agent in registered()}
     runs = Run.objects.using(alias).filter(definition_id=OuterRef("pk"))
@@ -309,9 +309,9 @@ def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
 
 
 def delete_files(names: Collection[str]) -> int:
-    """Delete those of the files that no journal of this project names; return how many existed.
+    """Delete the files that no journal of this project names any more; return how many existed.
 
-    If a database or the storage fails, the rest is left to `delete_old_files`.
+    If a database or the storage fails, `delete_old_files` deletes the rest later.
     """
     if not names or not payloads.is_configured():
         return 0
@@ -339,8 +339,8 @@ def delete_files(names: Collection[str]) -> int:
 def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
     """Delete the files older than a day that no journal of this project names; return how many.
 
-    A process that died between a file and its row leaves such. The files of a session with an unfinished
-    run are kept: its worker may still store the row.
+    A crash between writing a file and its row leaves such a file. The files of a session with an unfinished
+    run are kept, because its worker may still store the row.
     """
     if not payloads.is_configured():
         return 0
@@ -366,7 +366,7 @@ def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
 
 
 def _listed(storage: Storage, folder: str, what: int) -> list[str]:
-    """Return the folders (0) or files (1) in a folder."""
+    """List the folders (`what` 0) or the files (1) in a folder."""
     try:
         return list(storage.listdir(folder)[what])
     except FileNotFoundError:
@@ -378,7 +378,7 @@ def _folder(name: str) -> str:
 
 
 def _unnamed(names: Collection[str]) -> set[str]:
-    """Select the files that no row of any database names; an imported run shares its files."""
+    """Select the files that no row of any database names; imported runs share files with their source."""
     left = {name for name in names if payloads.FOLDER.fullmatch(_folder(name))}
     for alias in _journals():
         rows = Message.objects.using(alias)
@@ -398,7 +398,7 @@ def _named_in(rows: QuerySet[Message]) -> Iterator[str]:
 
 
 def _journals() -> Iterator[str]:
-    """Yield the databases with a journal of their own, which a replica, always a little late, has not."""
+    """Yield the aliases of databases with a journal, without replicas, which may be behind."""
     for alias in connections:
         connection = connections[alias]
         if Message._meta.db_table not in connection.introspection.table_names():

@@ -1,4 +1,4 @@
-"""Reviews: people rate a run, keep a note about it, and say who sees to it; no part of the journal."""
+"""Reviews: a person's rating of a run, a note, and who takes care of it; no part of the journal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentruns.services.write import find_run
 from agentruns.utils import clock
 from agentruns.utils.bounds import REASON_LENGTH
 
-OFFERED = 20  # people who are asked about
+OFFERED = 20  # people who are offered as assignees
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
@@ -33,9 +33,9 @@ def review_run(
     assignee: str = "",
     seen: datetime | None = None,
 ) -> Review:
-    """Replace the review of a run; `assignee` is a username, `seen` when the review was changed last.
+    """Replace the review of a run; `assignee` is a username, `seen` the time of the review's last change.
 
-    Raises RunStateError if it was changed since, ValueError, PermissionDeniedError, DurableRunNotFoundError.
+    Raises RunStateError if that changed, ValueError, PermissionDeniedError, DurableRunNotFoundError.
     """
     run = find_run(run_id)
     permissions.require_visible(actor, run)
@@ -72,7 +72,7 @@ def review_run(
 
 
 def assignable(actor: Any, run: Run) -> list[str]:
-    """Return names of people who may see a run, the actor's first; not all where there are many."""
+    """List usernames of people who may see a run, the actor's first; at most `OFFERED` others."""
     users: Any = get_user_model()
     people = [actor]
     if issubclass(users, PermissionsMixin) and hasattr(users._default_manager, "with_perm"):

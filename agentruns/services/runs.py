@@ -1,4 +1,4 @@
-"""Runs as callers know them: start, run, resume, find. A caller who waits drives the run itself."""
+"""Runs as callers use them: start, run, resume, find. A caller who waits for a run drives it itself."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from agentruns.utils.ids import secret, uuid7
 class RunResult:
     """The result of a run, or its present state.
 
-    `messages` is in the provider's form; `pending` holds the Approvals that wait for people, `orphans` the
-    ids of the calls whose outcome is in doubt; `error` says why the run failed, or why it does not go on.
+    `messages` is in the provider's form; `pending` are the Approvals that wait for people, `orphans` the ids
+    of calls in doubt; `error` says why the run failed, or why it does not continue.
     """
 
     status: str
@@ -72,10 +72,10 @@ def start_run(
 ) -> Run:
     """Queue a run and return it; a worker drives it after the caller's transaction commits, or later.
 
-    A new session, and its runs, belong to the `owner`, else to the actor who starts it, in the `scope`, else
-    that of the policy. The same task asked for twice is the same run (docs: idempotency keys). Raises
-    SessionBusyError, SessionAccessDeniedError, QuotaExceededError, RunStateError for a key used for another
-    task or session, NotDurableError.
+    A new session and its runs belong to the `owner`, else to the `actor`, in the `scope`, else in the
+    policy's. A repeated call for the same task returns the same run (docs: idempotency keys). Raises
+    SessionBusyError, SessionAccessDeniedError, QuotaExceededError, RunStateError for a key of another task or
+    session, NotDurableError.
     """
     _require_durable(store)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
@@ -91,9 +91,9 @@ def get_or_start(
     not_before: datetime | None = None,
     **options: Unpack[CommonOptions],
 ) -> tuple[Run, bool]:
-    """Return the run of a task, and whether this call started it. Options and errors as `start_run`.
+    """Start the run of a task, or find it; tell if it is new. Options and errors as `start_run`.
 
-    Without a session a new run gets one of its own, and a key's run is returned whatever its session is.
+    Without a session a new run gets a session of its own, and a key's run is found in any session.
     """
     request = request_for(agent, text, str(uuid7()) if session is None else session, **options)
     if session is None and request.key:  # the same session, and keys of calls, should a restore lose the run
@@ -117,8 +117,8 @@ def run_agent(
 ) -> RunResult:
     """Run an agent in this process until the run ends or waits, and return its result.
 
-    Without a session nothing is stored and no database is touched. With one, a call repeated after a
-    crash goes on with the same run. The rest as `start_run`. Raises NotDurableError inside a transaction,
+    Without a session nothing is stored and no database is used. With a session, a call repeated after a crash
+    continues the same run. The rest as `start_run`. Raises NotDurableError inside a transaction,
     MemoryStoreNotDurableError, DurableConfigMismatchError.
     """
     agent = get_agent(agent)
@@ -134,7 +134,7 @@ def run_agent(
     run, lease = submission.run, submission.lease
     if lease is not None:
         state = drive_run(run, agent, lease, store=store, state=submission.state)
-        if state is not None and state.run.ended:  # for good, and nothing is asked that is known
+        if state is not None and state.run.ended:  # an ended run needs no query
             return _ended(agent, state, str(run.pk), run.session.key)
         return reading(alias, lambda: result_of(run.pk, state))
     held = run.status == Run.Status.ORPHANED
@@ -148,8 +148,8 @@ def run_agent(
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
     """Resume a run: unpause it, and surface its calls in doubt to the model instead of holding them.
 
-    Ends a back-off too. `drive=False` records and queues only. A run that waits for approval is returned as
-    it is. Raises SessionBusyError when it is live elsewhere, RunStateError when it has ended,
+    Ends a back-off too. `drive=False` only records this and queues the run. A run that waits for approval is
+    left as it is. Raises SessionBusyError if the run is live elsewhere, RunStateError if it has ended,
     DurableConfigMismatchError, PermissionDeniedError.
     """
     run = find_run(run_id)
@@ -158,32 +158,32 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
 
 
 def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
-    """Surface the calls in doubt to the model as unknown, and queue the run; a pause stays."""
+    """Surface the run's calls in doubt to the model as unknown, and queue the run unless it is paused."""
     run = find_run(run_id)
     permissions.require(actor, "resume", run)
     return write(run.pk, lambda run, batch: _resume(run, batch, actor, unpauses=False), takes_lease=True)
 
 
 def get_run(run_id: UUID | str) -> Run:
-    """Return a run; DurableRunNotFoundError if there is none."""
+    """Find a run; raises DurableRunNotFoundError."""
     return find_run(run_id)
 
 
 def list_runs(status: str | None = None, agent: str | None = None, owner: Any = None) -> RunQuerySet:
-    """Return runs, newest updated first."""
+    """Select runs, the last updated first."""
     runs = Run.objects.using(settings.DATABASE).order_by("-updated_at", "-id")
     if status is not None:
         runs = runs.filter(status=status)
     if agent is not None:
         runs = runs.filter(agent=agent)
     if not events.is_program(owner):
-        # A visitor has no id, and nobody's runs are not theirs.
+        # AnonymousUser has no id, and does not own the program's runs.
         runs = runs.none() if owner.pk is None else runs.filter(owner_id=owner.pk)
     return runs
 
 
 def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
-    """Return the result of a run so far; a `state` that is not the newest is read anew."""
+    """Build the result of a run so far; `state` is read anew unless it is the newest."""
     alias = settings.DATABASE
     run = find_run(run_id)
     if state is None or state.next_seq != run.session.next_seq:

@@ -1,4 +1,4 @@
-"""Sessions by their callers' keys: the scope of a key, finding one, and whose a new run in it is."""
+"""Sessions by their callers' keys: the scope of a key, finding a session, and its owner."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CONTEXT_LENGTH = 8 * 1024  # bytes of canonical JSON
 
 
 class Owner(NamedTuple):
-    """The owner of a session and its runs, as stored; the program has no id."""
+    """The owner of a session and its runs, as stored; without an id for the program."""
 
     id: Any = None
     name: str = ""
 
     @classmethod
     def of(cls, user: Any) -> Owner:
-        """Describe a user as an owner, the program as nobody; TypeError for what is neither."""
+        """Build the owner for a user; without an id for the program. TypeError for other objects."""
         if events.is_program(user):
             return cls()
         if user.pk is None:  # a visitor would pass for the owner of what belongs to nobody
@@ -36,22 +36,22 @@ class Owner(NamedTuple):
 
     @classmethod
     def of_user(cls, user: Any) -> Owner:
-        """Describe a user as an owner; TypeError for the program, whose sessions have none."""
+        """Build the owner for a user; TypeError for the program, which owns no session."""
         if events.is_program(user):
             raise TypeError("A user object is needed here, not the program.")
         return cls.of(user)
 
     @classmethod
     def of_row(cls, row: Session | Run | str) -> Owner:
-        """Describe the owner of a session or run; nobody for a session that is only named."""
+        """Build the owner of a session or run; without an id if only the session's key is given."""
         return cls() if isinstance(row, str) else cls(row.owner_id, row.owner_name)
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of a session or run of this owner."""
+        """Build the owner columns of a session or run."""
         return {"owner_id": self.id, "owner_name": self.name}
 
     def ref(self) -> events.Actor | None:
-        """Return the journal's record of the owner."""
+        """Build the journal's record of the owner; None for the program."""
         return None if self.id is None else {"id": str(self.id), "name": self.name}
 
 
@@ -59,9 +59,9 @@ NOBODY = Owner()
 
 
 def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, str]:
-    """Find the key and the scope of a session that is named, and may have to be made, for a user.
+    """Find the key and the scope of a session for a user; the session need not exist.
 
-    Without a scope, the policy's for the user counts (None: the program). Raises TypeError, ValueError.
+    The scope defaults to the policy's for the user (None: the program). Raises TypeError, ValueError.
     """
     if isinstance(session, Session):
         if scope not in (None, session.scope):
@@ -75,7 +75,7 @@ def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, st
 
 
 def find_session(key: str, scope: str | None = None, among: QuerySet[Session] | None = None) -> Session:
-    """Return the session of a key; without a scope, of the only scope that has it.
+    """Find the session of a key, in `scope` or in the only scope that has the key.
 
     `among` are the sessions that the caller may see. Raises SessionAccessDeniedError, AmbiguousSessionError.
     """
@@ -92,7 +92,7 @@ def find_session(key: str, scope: str | None = None, among: QuerySet[Session] | 
 
 
 def require_one_scope(key: str, scopes: list[str]) -> None:
-    """Raise AmbiguousSessionError for a key that several scopes have."""
+    """Raise AmbiguousSessionError if several scopes have the key."""
     if len(scopes) > 1:
         named = ", ".join(map(repr, scopes))
         text = _("Session %(session)r exists in the scopes %(scopes)s. Give the scope as well.")
@@ -100,10 +100,10 @@ def require_one_scope(key: str, scopes: list[str]) -> None:
 
 
 def require_writable(session: Session, owner: Owner, actor: Any) -> None:
-    """Raise SessionAccessDeniedError unless the session is the owner's.
+    """Raise SessionAccessDeniedError unless the session belongs to `owner`.
 
-    A user learns nothing of somebody else's. The program is told that it has to say for whom it writes:
-    otherwise its run would be that of whoever was first to use the key.
+    A user learns nothing about another user's session. The error for the program asks for an owner, because
+    its run would otherwise belong to the user who was first to use the key.
     """
     if session.owner_id == owner.id:
         return
@@ -123,12 +123,12 @@ def require_writable(session: Session, owner: Owner, actor: Any) -> None:
 
 
 def no_session(key: str) -> str:
-    """Return the answer to who may not see a session, and where there is none."""
+    """Build the error text for a session that does not exist or that the user may not see."""
     return f"There is no session {key[:NAME_LENGTH]!r}."
 
 
 def checked_context(context: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the context of a run as it is stored; TypeError for no dict of JSON, ValueError if too large."""
+    """Check and copy a run's context; TypeError if it is no dict of JSON values, ValueError if too large."""
     if context is None:
         return {}
     if not isinstance(context, dict):

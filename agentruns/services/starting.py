@@ -1,7 +1,7 @@
-"""Runs that people start: whatever a user or visitor asks for through the API or the console comes in here.
+"""Starts by people: whatever a user or visitor starts through the API or the console comes in here.
 
-The services of `runs` and `forks` let a program start anything for anybody. These ask the policy first, so
-`admin` and `api` import no others (tests/packaging/test_architecture.py).
+The services `runs` and `forks` let a program start anything for anybody. This module asks the policy first,
+so `admin` and `api` import no others (tests/packaging/test_architecture.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STARTS = "agentruns.start_run"
 
 
 class Behalf(NamedTuple):
-    """Requests beside the task; `owner` is the id of the user for whom they act."""
+    """The owner, scope and context requested for a run; `owner` is the id of the user whom it is for."""
 
     owner: str | None = None
     scope: str | None = None
@@ -51,9 +51,9 @@ def start_run(
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
 ) -> tuple[Run, bool]:
-    """Start a user's task, or find its run; also tell whether this call started it. Raises as `start_run`.
+    """Start a user's task, or find its run; tell if it is new. Raises as `runs.start_run`.
 
-    A visitor's run stays in their session, with the agent of its last run, and without a user's context.
+    A visitor's run stays in their session, with the agent of its last run, and has no context of theirs.
     """
     if isinstance(user, SessionBearer):
         if behalf != NOTHING or not_before:
@@ -79,11 +79,11 @@ def send_message(
     *,
     acts_for: bool = True,
 ) -> tuple[Run, bool]:
-    """Return the run that reads a user's message, and whether this sent it. Raises as `send_message`.
+    """Find the run that reads a user's message; tell if this call sent it. As `messages.send_message`.
 
-    `session` is one that the user may see, and the agent one that they may start. Writing into somebody
-    else's open run takes the permission for messages; to start the next one there takes that to act for
-    others, which a token may lack (`acts_for`), and an owner who is active.
+    `session` is visible to the user, and the user may start the agent. Writing into somebody else's open run
+    requires the permission for messages. Starting the next run there requires an active owner and the
+    permission to act for others, which a token may lack (`acts_for`).
     """
     last: Run | None
     if isinstance(user, SessionBearer):
@@ -105,7 +105,7 @@ def send_message(
                     raise PermissionDeniedError(_not_for_others(user))
             if last is not None:
                 given["context"] = permissions.context_again(user, found, restore(last), session.owner_id)
-    except PermissionDeniedError as error:  # in the way of a start only
+    except PermissionDeniedError as error:  # refuses a start, but no message to an open run
         given["refusal"] = str(error)
     return messages.send(session, text, agent=found, **given)
 
@@ -119,9 +119,9 @@ def fork_run(
     behalf: Behalf = NOTHING,
     **options: Any,
 ) -> tuple[Run, bool]:
-    """Return the fork that a user asks for, and whether this made it. Raises as `fork_run`.
+    """Make the fork that a user requests, or find it; tell if it is new. Raises as `forks.fork_run`.
 
-    It stays in the scope of its origin, and asks for the origin's context, unless others are asked for.
+    It stays in the scope of its origin, and requests the origin's context, unless others are requested.
     """
     origin = restore(find_run(run_id))
     found = startable(user, agent_again(origin) if agent is None else agent)
@@ -136,7 +136,7 @@ def fork_run(
 
 
 def run_again(user: Any, run_id: UUID | str, *, idempotency_key: str | None = None) -> Run:
-    """Queue an ended run's task again for a user; PermissionDeniedError, and as `run_again`."""
+    """Queue an ended run's task again for a user. Raises PermissionDeniedError, and as `forks.run_again`."""
     run = restore(find_run(run_id))
     found = startable(user, agent_again(run))
     if run.owner_id not in (None, user.pk) and permissions.active_user(run.owner_id) is None:
@@ -146,12 +146,12 @@ def run_again(user: Any, run_id: UUID | str, *, idempotency_key: str | None = No
 
 
 def agents_of(user: Any) -> list[Agent]:
-    """Return the agents that a user may start, in order of registration."""
+    """List the agents that a user may start, in order of registration."""
     return [agent for agent in registered() if ask("can_start", False, user, agent)]
 
 
 def why_not_start(user: Any, agent: Agent) -> str:
-    """Return why a user may not start an agent, or ""."""
+    """Explain why a user may not start an agent; "" if they may."""
     if ask("can_start", False, user, agent):
         return ""
     facts = {"name": user.get_username(), "agent": agent.name, "permission": STARTS, "who": agent.starters}
@@ -163,7 +163,7 @@ def why_not_start(user: Any, agent: Agent) -> str:
 
 
 def startable(user: Any, agent: Agent | str) -> Agent:
-    """Find an agent that a user may start; UnknownAgentError, PermissionDeniedError say what is missing."""
+    """Find an agent that a user may start. Raises UnknownAgentError, PermissionDeniedError."""
     try:
         agent = get_agent(agent)
     except UnknownAgentError:
@@ -177,9 +177,9 @@ def startable(user: Any, agent: Agent | str) -> Agent:
 
 
 def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, str]:
-    """Return the owner (None: the user) and the scope of a run, where the user may start it.
+    """Find the owner (None: the user) and the scope of a run; refuse what the user may not start.
 
-    `home` is the scope of a run for which no other is named, if it is not the policy's.
+    `home` is the scope of a run for which no scope is requested, if it is not the policy's.
     """
     whose = user if behalf.owner in (None, str(user.pk)) else permissions.active_user(behalf.owner)
     if home is None and whose is not None:
@@ -188,7 +188,7 @@ def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, 
         raise PermissionDeniedError(str(permissions.FAILED))
     scope, owner = home if behalf.scope is None else behalf.scope, None if whose is user else whose
     is_own = whose is user and scope == home
-    # An unknown user is no other answer: ids of users are not to be found out here.
+    # An unknown user gets the same answer, so that nobody finds out ids of users here.
     if whose is None or scope is None or not (is_own or ask("can", False, user, "act_for", (owner, scope))):
         raise PermissionDeniedError(_not_for_others(user))
     return owner, scope
@@ -200,7 +200,7 @@ def _not_for_others(user: Any) -> str:
 
 
 def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
-    """Return the context of a visitor's run: what the owner has now, else the last that was no user's."""
+    """Find the context for a visitor's run: the session owner's, else the last that no user set."""
     owner = None if own.owner_id is None else permissions.active_user(own.owner_id)
     if owner is None and own.owner_id is not None:
         raise PermissionDeniedError(_("The user of this session is not active."))
@@ -218,7 +218,7 @@ def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
 
 
 def _conversation(bearer: SessionBearer, session: str | None, agent: str | None) -> tuple[Session, Run]:
-    """Return the visitor's session and its last run."""
+    """Find a visitor's session and its last run."""
     own = visited(bearer)
     if session is not None and session != own.key:
         raise SessionAccessDeniedError(f"There is no session {session!r}.")

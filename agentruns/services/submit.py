@@ -1,4 +1,4 @@
-"""The task that a caller asks for, and the creation of its run, or the run that is there already."""
+"""A caller's request for a task, and its run, which is created or exists already."""
 
 from __future__ import annotations
 
@@ -53,32 +53,32 @@ from agentruns.utils.ids import uuid7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """The task that a caller asks for."""
+    """The request for a task, by a caller of any service."""
 
     agent: Agent
     text: str
     session: str
     scope: str = ""
-    names_session: bool = True  # else its name was made up for a run that may be there already
+    names_session: bool = True  # else the session's name was generated, and the run may be in another
     actor: Any = None
     owner: Owner = NOBODY
     context: dict[str, Any] = field(default_factory=dict)
     key: str = ""
     not_before: datetime | None = None  # no part of the task
     again: Run | None = None  # the ended run that this repeats, in its session and for its owner
-    session_id: UUID | None = None  # of a session that this may have to make
-    # What the `user` row holds in place of the text: of one that was put away, or of blocks.
+    session_id: UUID | None = None  # for a session that the request may create
+    # Members of the `user` row if the text is stored in a file or the input is blocks.
     stored: dict[str, Any] | None = None
-    run_id: UUID = field(default_factory=uuid7)  # of the run that this may make
+    run_id: UUID = field(default_factory=uuid7)  # for a run that the request may create
     rendered: dict[str, Any] = field(default_factory=dict)  # members of its first row
-    # Of a message: asked with its session locked, returns the run that has it already or takes it.
+    # For a message: finds, in the locked session, the run that has the message already or accepts it.
     join: Callable[[Session, RunRequest], Run | None] | None = None
 
     def __post_init__(self) -> None:
         events.is_program(self.actor)  # raises for what is no actor
 
     def is_for(self, run: Run) -> bool:
-        """Tell whether `run` has the same agent, input and context, and repeats the same run, if any."""
+        """Check whether `run` has the same agent, input and context, and repeats the same run, if any."""
         if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):
             return False
         same = run.agent == self.agent.name and run.input == self.text
@@ -89,9 +89,9 @@ class RunRequest:
         return same and canonical.dumps(run.context) == canonical.dumps(self.context)
 
     def require_home(self, state: SessionState) -> None:
-        """Raise SessionAccessDeniedError unless the session's first row has the request's key, scope, owner.
+        """Raise SessionAccessDeniedError unless the session's first row has this key, scope and owner.
 
-        The session was found by its columns; the journal says whose conversation it is.
+        The session was found by its columns, but the journal decides whose conversation it is.
         """
         owner = self.owner.ref()
         if state.home not in (None, (self.session, self.scope, owner and owner["id"])):
@@ -105,7 +105,7 @@ class RunRequest:
 def request_for(
     agent: Agent | str, given: content.Input, session: Session | str, **options: Unpack[CommonOptions]
 ) -> RunRequest:
-    """Return the request of what a caller gives; raises what `place`, `read_input`, `checked_context` do."""
+    """Build the request from a caller's arguments; raises as `place`, `read_input`, `checked_context`."""
     actor, owner = options.get("actor"), options.get("owner")
     whose = actor if owner is None else owner
     name, scope = place(session, options.get("scope"), whose)
@@ -125,15 +125,15 @@ def request_for(
 
 
 def request_again(run: Run, agent: Agent, actor: Any, **changes: Any) -> RunRequest:
-    """Return the request of a run's task once more: in its session, for its owner, with its context."""
+    """Build a request for a run's task once more: in its session, for its owner, with its context."""
     of_run = {"text": run.input, "session": run.session.key, "scope": run.scope, "context": run.context}
     return RunRequest(agent=agent, actor=actor, owner=Owner.of_row(run), **of_run | changes)
 
 
 def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] | None]:
-    """Return an input as text, and the members of its row if it is blocks; raises ContentError.
+    """Convert an input to text and, for blocks, to members of its row; raises ContentError.
 
-    That is also for a file that a model of the agent would refuse.
+    ContentError is also raised for a file that a model of the agent would refuse.
     """
     if isinstance(given, str):
         return given, None
@@ -144,7 +144,7 @@ def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] 
 
 
 def checked_time(moment: datetime | None) -> datetime | None:
-    """Return the time at which a run may start, in UTC; TypeError and ValueError for what is none."""
+    """Convert the time at which a run may start to UTC. Raises TypeError, ValueError."""
     if moment is None:
         return None
     if not isinstance(moment, datetime):
@@ -158,7 +158,7 @@ def checked_time(moment: datetime | None) -> datetime | None:
 
 
 class Submission(NamedTuple):
-    """The run of a request, created with the `state` just written, leased if requested, or found."""
+    """The run of a request; if it is new, with its `state`, and with its `lease` if one was requested."""
 
     run: Run
     is_new: bool = False
@@ -198,10 +198,10 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
 
 
 def _unlocked(alias: str, request: RunRequest, owner: str, limit: int | None) -> Submission | None:
-    """Create a run, or find it, without a lock; None if anything is in the way.
+    """Create or find a run without a lock; None if another transaction or a check interferes.
 
-    Outside a transaction, and where starts are not counted, creating it is one statement on PostgreSQL, which
-    stores nothing if another run was quicker. Anywhere else a session that is there is in the way.
+    Outside a transaction, and if starts are not counted, the creation is one statement on PostgreSQL, which
+    stores nothing if another run was faster. Otherwise this creates only runs in new sessions.
     """
     connection = connections[alias]
     is_one = connection.vendor == "postgresql" and limit is None and connection.get_autocommit()
@@ -221,7 +221,7 @@ def _unlocked(alias: str, request: RunRequest, owner: str, limit: int | None) ->
 
 
 def _put_away(alias: str, request: RunRequest) -> RunRequest:
-    """Store files and long texts before any transaction; inside the caller's own texts stay in their rows."""
+    """Store files and long texts before any transaction; inside a caller's, texts stay in their rows."""
     # A text that was submitted before most likely belongs to an existing run.
     is_files = payloads.has_blocks(request.stored)
     texts = (request.text, request.rendered.get("instructions", ""))
@@ -255,10 +255,10 @@ def _submit(
         if run.status == Run.Status.QUEUED:
             notify_on_commit(alias, run.pk)
         reached("before_start_commit")
-        # Made by this very call, if it is leased to it: only the acknowledgement of its commit was lost.
+        # If this call has the lease, it made the run, and only the acknowledgement of its commit was lost.
         lease = _first_lease(alias, run) if owner and run.lease_owner == owner else None
         return Submission(run, is_new=lease is not None, lease=lease)
-    if request.again is not None:  # what was erased since it was read is not written again
+    if request.again is not None:  # a content that was erased meanwhile is not written again
         rows = run_rows(alias, request.again.pk)
         require_task(request.again, rows)
         before, left = request.again.context, restore(find_run(request.again.pk)).context
@@ -276,9 +276,9 @@ def _submit(
 
 
 def _begin(alias: str, session: Session, request: RunRequest, owner: str, limit: int | None) -> Submission:
-    """Store a run and its first rows, in a session that is locked or with a new one.
+    """Store a run and its first rows, in a locked session or with a new one.
 
-    Raises JournalConflictError or IntegrityError if another one was quicker, or this process is to drain.
+    Raises JournalConflictError or IntegrityError if another run was faster, or if this process drains.
     """
     agent, connection = request.agent, connections[alias]
     api_tokens.require_requester(agent, session)
@@ -343,7 +343,7 @@ def write_start(batch: Batch, request: RunRequest) -> None:
 
 
 def first_row(request: RunRequest) -> events.RunStarted:
-    """Return the payload of a run's first row."""
+    """Build the payload of a run's `run_started` row."""
     begun: events.RunStarted = {
         "agent": request.agent.name,
         "version": request.agent.version,
@@ -364,7 +364,7 @@ def first_row(request: RunRequest) -> events.RunStarted:
 
 
 def user_row(request: RunRequest) -> dict[str, Any]:
-    """Return the payload of the `user` row."""
+    """Build the payload of the request's `user` row."""
     stored = request.stored or {}
     if payloads.has_blocks(stored):
         return stored
@@ -372,13 +372,13 @@ def user_row(request: RunRequest) -> dict[str, Any]:
 
 
 def taken(request: RunRequest) -> SessionBusyError:
-    """Return the error of a request that another one has overtaken."""
+    """Build the error for a request that lost a race against another request."""
     text = _("Session %(session)r was taken by another run; try again.")
     return SessionBusyError(text % {"session": request.session})
 
 
 def new_run(session: Session, request: RunRequest, **columns: Any) -> Run:
-    """Return the run of a request in its session."""
+    """Build the run of a request in its session."""
     agent = request.agent
     made: dict[str, Any] = {"idempotency_key": request.key, "input": request.text}
     made |= {"agent": agent.name, "version": agent.version, "definition_id": agent.definition_hash}
@@ -393,7 +393,7 @@ def _first_lease(alias: str, run: Run) -> Lease:
 
 
 def _by_key(alias: str, request: RunRequest) -> Run | None:
-    """Return the run that an idempotency key stands for already."""
+    """Find the run that has the request's idempotency key; RunStateError if that is another task."""
     if not request.key:
         return None
     runs, _ = _uses_of_key(alias, request)
@@ -429,7 +429,7 @@ def _pruned(alias: str, key: str, owner_id: Any, scope: str, session: str) -> Qu
 
 
 def refuse_pruned(alias: str, key: str, owner_id: Any, scope: str, session: str = "") -> None:
-    """Raise RunStateError for the key of a pruned run in a scope: of this owner, or of this session."""
+    """Raise RunStateError if a pruned run of this owner, or of this session, had the idempotency key."""
     pruned = _pruned(alias, key, owner_id, scope, session).values_list("run_id", flat=True).first()
     if pruned is not None:
         raise RunStateError(
@@ -439,7 +439,7 @@ def refuse_pruned(alias: str, key: str, owner_id: Any, scope: str, session: str 
 
 
 def _session(alias: str, request: RunRequest, *, locks: bool) -> Session | None:
-    """Return the request's session, locked if it `locks`; None if there is none."""
+    """Find the request's session, and lock it if `locks`; None if there is none."""
     sessions = Session.objects.using(alias).filter(scope=request.scope, key=request.session)
     while (session := sessions.first()) is not None:
         if request.again is None:
@@ -454,7 +454,7 @@ def _session(alias: str, request: RunRequest, *, locks: bool) -> Session | None:
 
 
 def _has_pruned_folder(alias: str, request: RunRequest) -> QuerySet[Tombstone]:
-    """Return the tombstone of the session in whose folder the request's texts and files were stored."""
+    """Select the tombstone of the session in whose folder the request's texts and files were stored."""
     tombstones = Tombstone.objects.using(alias)
     return tombstones.none() if request.session_id is None else tombstones.filter(pk=request.session_id)
 
@@ -467,8 +467,8 @@ def derived(request: RunRequest, what: str) -> str:
 
 
 def new_session(request: RunRequest) -> Session:
-    """Build the session that a request has to make."""
-    # A caller can ask again for a task that a restore lost: then its calls have the same digests and keys.
+    """Build the new session of a request."""
+    # If a restore loses the task and the caller repeats it, its calls have the same digests and keys.
     made = {"secret": derived(request, "secret")} if request.key else {}
     return Session(
         **made,
@@ -481,7 +481,7 @@ def new_session(request: RunRequest) -> Session:
 
 
 def _unfinished(alias: str, session: Session, request: RunRequest) -> Run | None:
-    """Return the session's unfinished run if the request is for it; raise SessionBusyError if not."""
+    """Find the session's unfinished run if the request is for it; SessionBusyError if it is not."""
     if request.join is not None:
         return request.join(session, request)
     run = Run.objects.using(alias).unfinished().select_related("session").filter(session=session).first()

@@ -1,4 +1,4 @@
-"""The sweep: expire and deliver what is due, then drive every runnable run that this process serves."""
+"""The sweep: expire approvals, deliver notifications, drive every runnable run that this process serves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = get_logger("agentruns.sweep")
 LATE = 600  # seconds without a sweep after which something is wrong
 STAMPED = 5  # seconds that a sweep's stamp is good for
 BATCH = 100
-RENEWED = 60  # seconds after which a sweep writes anew why a run is blocked, and forgets who watched
+RENEWED = 60  # seconds after which a sweep updates the reason of a blocked run, and deletes old drafts
 SEVERAL = 10
 HELD = "held for staff: every unfinished run was, after a restore"
 FAILED_OVER = (
@@ -52,7 +52,7 @@ class Swept:
     """Counts of one sweep; the last four are of the runs it drove, by their present status.
 
     `notified` counts runs handed to workers instead of being driven here, `surfaced` runs whose calls in
-    doubt were surfaced to the model. `left` holds the ids of those that `waiting` counts.
+    doubt were surfaced to the model. `left` has the ids of the runs that `waiting` counts.
     """
 
     found: int = 0
@@ -69,20 +69,20 @@ class Swept:
     left: list[UUID] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, int]:
-        """Return the counts by name."""
+        """Build a dict of the counts by name."""
         return {name: value for name, value in asdict(self).items() if name != "left"}
 
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
-    """Return the runs that this process can claim and serve now, oldest first."""
+    """List the runs that this process can claim and serve now, oldest first."""
     return list(_runnable(run_id).filter(_served())[: limit or BATCH])
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
-    """Return runs that only their definition keeps from being claimed here and that need a reason.
+    """List the runs that this process cannot serve only because of their definition, to record why.
 
-    First those that have none, then those whose reason is old: another process may have found it, and it
-    need not be true of the processes that are still there.
+    First runs without a recorded reason, then runs with an old reason, which another process may have found
+    and which need not be true of the processes that run now.
     """
     blocked = _runnable(run_id).exclude(_served())
     found = list(blocked.filter(blocked_reason="")[:BATCH])
@@ -116,11 +116,11 @@ def sweep(
     seconds: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
-    """Do one sweep. An error of one run is logged and counted, and the others go on.
+    """Do one sweep. An error of one run is logged and counted, and the other runs continue.
 
     Without `drives` workers are notified instead; `tell_model` also takes runs held for staff and surfaces
-    their calls in doubt to the model, with `name` as the actor. A draining process drives none.
-    After `seconds` it begins with no further run: what else is due must not wait for it.
+    their calls in doubt to the model, with `name` as the actor. A draining process drives no runs. After
+    `seconds` no further run begins, so that other due work does not wait for it.
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
@@ -169,7 +169,7 @@ def sweep(
 
 @contextmanager
 def _put_off(what: str) -> Iterator[None]:
-    """Leave what another transaction has locked to the next sweep."""
+    """Log the block's JournalLockedError: another transaction has the lock, and the next sweep retries."""
     try:
         yield
     except JournalLockedError as error:
@@ -177,15 +177,15 @@ def _put_off(what: str) -> Iterator[None]:
 
 
 def _compare_server(alias: str) -> None:
-    """Hold every run if the server is not the noted one and rows may be lost; note what it is.
+    """Hold every run if the server is not the noted one and rows may be lost; else note the server.
 
-    Until that is done no process can claim a run: see journal.timeline.
+    Until then no process can claim a run: see journal.timeline.
     """
-    before = committed.position(alias)  # another thread may ask later, and be told a higher one
+    before = committed.position(alias)  # read first, as another thread may raise it after the query
     if (server := timeline.server(alias)) is None:
         return
     has_moved, went_back = server.known != server.timeline, server.position < before
-    # A replica that takes over may be behind in what no commit had waited for.
+    # A replica that takes over may lack commits that did not wait for it.
     if server.known and (server.was == "asynchronous" if has_moved else went_back):
         reason = FAILED_OVER.format(rewound=Run.REWOUND, **server._asdict())
         logger.critical("%s Every unfinished run is held for staff.", reason)
@@ -199,7 +199,7 @@ def _compare_server(alias: str) -> None:
 
 
 def hold_all(reason: str = HELD) -> int:
-    """Hold every unfinished run for staff, driven, paused or not, and count them; raise what one raised."""
+    """Hold every unfinished run for staff, whatever its status; return how many, or raise a run's error."""
     alias = settings.DATABASE
     server, held, failed = timeline.server(alias), 0, list[Exception]()
     unfinished = Run.objects.using(alias).unfinished().order_by("created_at")
@@ -246,7 +246,7 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
         if not advance(run, alias, should_stop=should_stop):
             return
     except Exception:
-        if not _is_reachable(alias):  # then the others would fail as well, and not by their own fault
+        if not _is_reachable(alias):  # the other runs would fail as well, through no fault of theirs
             raise
         swept.errors += 1
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
@@ -266,7 +266,7 @@ def _is_reachable(alias: str) -> bool:
     connection = connections[alias]
     try:
         connection.ensure_connection()
-        if not connection.is_usable():  # the old one: only a new one tells
+        if not connection.is_usable():  # the old connection may be dead: only a new one tells
             connection.close()
             connection.ensure_connection()
         return connection.is_usable()

@@ -1,4 +1,4 @@
-"""The kill switch: agents whose runs wait, and tools whose calls are refused, until they are switched on."""
+"""The kill switch: runs of agents that are off wait, and calls of tools that are off are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = get_logger("agentruns.switches")
 
 
 def switched_off() -> dict[tuple[str, str], Control]:
-    """Return the switches of what is off now, by kind and name."""
+    """Map (kind, name) of each agent and tool that is off to its switch."""
     found = Control.objects.using(settings.DATABASE).switches()
     return {(kind, name): one for one in found for _off, kind, name in [one.name.split(":", 2)]}
 
@@ -30,8 +30,8 @@ def switched_off() -> dict[tuple[str, str], Control]:
 def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str = "") -> bool:
     """Switch an "agent" or a "tool" "off" or "on" by its name; return False if it was so already.
 
-    Every process knows it within seconds. Runs of an agent stop at their next boundary and wait; a call of a
-    tool that is not at work is refused with a text. Raises ValueError, PermissionDeniedError.
+    Every process obeys within seconds. Runs of the agent wait after their current step; calls of the tool
+    that have not started are refused with a text. Raises ValueError, PermissionDeniedError.
     """
     if not permissions.may(actor, "switch"):
         raise PermissionDeniedError(permissions.why_not(actor, "switch"))

@@ -51,7 +51,7 @@ from agentruns.utils.redaction import is_on, redacted
 FORMAT, VERSION = "agentruns-export", 3
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
-# Of a line, as the row has them.
+# The columns that a line has in the row's own form.
 PLAIN = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "content_hash", "prev_hash", "hash")
 ACTOR = events.Program("import_run")
 SERVED = {**{kind: kind for kind in (*IMAGES, PDF)}, "text/plain": "text/plain; charset=utf-8"}
@@ -61,7 +61,7 @@ INERT = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Ty
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A row's content that is stored in a file; a `guarded` one needs the permission to reveal."""
+    """A row's content that is stored in a file; a `guarded` content needs the permission to reveal."""
 
     stored: Stored
     guarded: bool
@@ -70,7 +70,7 @@ class Content:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of its download, with the name under which a browser saves it."""
+        """The headers of the content's download, with the name under which a browser saves it."""
         form, kind = ("txt", "text/plain") if self.stored.is_text else ("json", "application/json")
         name, kind = f"{self.stored.run_id}-{self.stored.seq}", f"{kind}; charset=utf-8"
         name = f"{name}.{form}" if self.block is None else self.block.get("name") or name
@@ -86,9 +86,9 @@ class Content:
 
 
 def find_content(run: Run, seq: int) -> Content:
-    """Return the stored content of a run's row, without reading it.
+    """Find the stored content of a run's row, without reading its file.
 
-    Raises DurableRunNotFoundError for a row without a file, PayloadError for one that names it badly.
+    Raises DurableRunNotFoundError for a row without a file, PayloadError for a malformed name of one.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq)
     for tool, content in rows.values_list("tool_name", "content"):
@@ -100,7 +100,7 @@ def find_content(run: Run, seq: int) -> Content:
 
 
 def find_file(run: Run, sha256: str) -> Content:
-    """Return a file that blocks of a run's rows name, without reading it. Errors as `find_content`."""
+    """Find a file that blocks of a run's rows name, without reading it. Raises as `find_content`."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind__in=payloads.OF_BLOCKS)
     rows = rows.annotate(text=Cast("content", TextField())).filter(text__contains=sha256).order_by("seq")
     mask, found = mask_of(run), list[Content]()
@@ -115,7 +115,7 @@ def find_file(run: Run, sha256: str) -> Content:
 
 
 def read_content(content: Content, actor: Any, door: str = "service") -> Iterator[bytes]:
-    """Return the bytes of a stored content, after all were verified; PermissionDeniedError, PayloadError."""
+    """Verify a stored content, then return its bytes. Raises PermissionDeniedError, PayloadError."""
     if content.guarded:
         permissions.reveal(actor, content.run, door=door, what=f"row={content.stored.seq}")
     payloads.check(content.stored)
@@ -123,7 +123,7 @@ def read_content(content: Content, actor: Any, door: str = "service") -> Iterato
 
 
 def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
-    """Return the response that streams a run's redacted export as an attachment; PermissionDeniedError."""
+    """Build a response that streams a run's redacted export as an attachment; PermissionDeniedError."""
     permissions.require(request.user, "export", run)
     permissions.require_whole(request.user, run)
     headers = {
@@ -136,7 +136,7 @@ def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
 
 
 def download(request: HttpRequest, chunks: Iterator[bytes], headers: dict[str, str]) -> StreamingHttpResponse:
-    """Return the response that streams an attachment, under WSGI and ASGI."""
+    """Build a response that streams an attachment, under WSGI and ASGI."""
     # Under ASGI Django would read all of a plain iterator into memory first.
     body = _asynchronous(chunks) if isinstance(request, ASGIRequest) else chunks
     return StreamingHttpResponse(body, headers=headers)
@@ -152,10 +152,10 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
     """Yield the lines of an export: the run, the definitions of its session's runs, each row of its journal.
 
     The chain begins with the session, so all rows of the session are there, each with its run. A part of a
-    row with sensitive or redacted values is shown without them and without its salt, and files that may hold
-    any are left out; the chain, made of the parts' hashes, is whole. `true_values` exports everything as
-    stored, with the key of the session's digests. A file follows its row in parts, and
-    the last line has the hash of all others. Raises DurableRunNotFoundError.
+    row with sensitive or redacted values is exported without them and without its salt, and a file that may
+    have any is left out; the chain, made of the parts' hashes, is whole. `true_values` exports everything as
+    stored, with the key of the session's digests. A file follows its row in parts, and the last line has the
+    hash of all others. Raises DurableRunNotFoundError.
     """
     whole = hashlib.sha256()
     for line in _lines(run_id, true_values):
@@ -165,7 +165,7 @@ def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dic
 
 
 def _written(line: dict[str, Any]) -> bytes:
-    """Return a line as the hash of the whole export counts it."""
+    """Encode a line for the hash of the whole export."""
     return json.dumps(line, sort_keys=True).encode() + b"\n"
 
 
@@ -209,7 +209,7 @@ def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
 
 
 def _file(row: Row, mask: Mask, true_values: bool) -> Iterator[dict[str, Any]]:
-    """Yield the parts of each file that a row points at, or one line that says why it is left out."""
+    """Yield the parts of each file that a row names, or one line that says why the file is left out."""
     for stored in payloads.files(row.run_id, row.seq, row.payload):
         about: dict[str, Any] = {"file": stored.name, "of": row.seq}
         if stored.data is not None:
@@ -236,7 +236,7 @@ def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _readable(row: Row, parts: Parts, mask: Mask) -> Parts:
-    """Return the parts for anybody to read; the very same text where nothing is hidden."""
+    """Mask and redact a row's parts; where nothing is hidden, keep the very same text."""
     if not mask and not is_on():
         return parts
     shown = redacted(mask.row(row._replace(payload=parts.payload(row.kind))).payload)
@@ -248,9 +248,9 @@ def import_run(lines: Iterable[dict[str, Any]], *, scope: str | None = None) -> 
     """Store a session and its runs from the lines of an export with true values; return the exported run.
 
     The session gets the `scope`, else keeps the export's. Nothing is stored unless the whole chain is intact.
-    It is a record: nothing is ever added to it, and no copied decision allows anything. The runs get no
-    owner, and one that has not ended is closed here: it may go on where it came from. Raises RunStateError
-    and PayloadError, which say what is wrong and where.
+    The session is a record: nothing is ever added to it, and no copied decision allows anything. The runs get
+    no owner, and an unfinished run is closed here, because it may continue where it came from. Raises
+    RunStateError and PayloadError, which say what is wrong and where.
     """
     check_name("scope", scope or "")
     alias, tried = settings.DATABASE, list[datetime]()
@@ -278,14 +278,14 @@ _THERE = "There is a session %s or %r already; nothing was imported."
 
 @contextmanager
 def _refusing(text: str) -> Iterator[None]:
-    """Turn what a malformed export raises, here or in the database, into a RunStateError."""
+    """Turn an error that a malformed export causes, here or in the database, into a RunStateError."""
     try:
         yield
     except (
         ArithmeticError, AttributeError, DatabaseError, LookupError, RuntimeError, TypeError, ValidationError,
         ValueError,
     ) as error:  # fmt: skip
-        # What is wrong with the database itself is not the export's.
+        # Other errors of the database are not caused by the export.
         if isinstance(error, DatabaseError) and not isinstance(error, DataError | IntegrityError):
             raise
         raise RunStateError(f"{text}: {error!r}. Nothing was imported.") from error
@@ -389,7 +389,7 @@ class _Export:
         self.parts.append(parts)
 
     def files(self) -> Iterator[tuple[Stored, Iterator[bytes]]]:
-        """Yield each file that a row points at, with those of its parts that are there."""
+        """Yield each file that a row names, with the parts of it that the export has."""
         for row in self.rows:
             for stored in payloads.files(row.run_id, row.seq, row.payload):
                 yield stored, map(self._read_back, self._parts.get((row.seq, stored.name), []))
@@ -426,7 +426,7 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
         batch_size=CHUNK,
     )
     for wrong in check(session.pk, alias, files=False):
-        if wrong.column not in ("scope", "owner_id"):  # they may be others than the journal says
+        if wrong.column not in ("scope", "owner_id"):  # these may differ from the journal's
             raise RunStateError(f"{wrong} Nothing was imported.")
     for run in Run.objects.using(alias).unfinished().filter(session_id=session.pk):
         write(run.pk, _close, takes_lease=True)
@@ -447,7 +447,7 @@ def _message(session_id: UUID, row: Row, parts: Parts) -> Message:
 
 
 def _close(run: Run, batch: Batch) -> None:
-    """End an unfinished run here. What becomes of its open calls is known elsewhere, if anywhere."""
+    """End an unfinished run here, its open calls as unknown, because their outcome is known elsewhere."""
     batch.quiet = True
     for call in batch.state.run.open_calls():
         in_doubt.unknown(batch, call, ACTOR)

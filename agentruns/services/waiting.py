@@ -1,4 +1,4 @@
-"""One reader for what runs wait for, for the console and the commands alike."""
+"""The reasons why runs wait, read in one way for the console and the commands."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ STALLED = Q(status=Run.Status.RUNNING) & FREE
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 ORPHAN, UNCLEARED, APPROVAL, PAUSED = "orphan", "uncleared", "approval", "paused"
 SILENT, BACKOFF, SCHEDULED, BLOCKED = "silent", "back-off", "scheduled", "blocked"
-EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # what a tool declares that needs no person
+EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # declarations of tools that need no person
 # `events.leaves_doubt` for the database, which has the facts as their canonical text
 LEAVES_DOUBT = Q(text__contains='"in_doubt":true') | Q(text__contains='"outcome":"unknown"')
-LATELY, MOST = timedelta(days=7), 1000  # runs that ended, among which those with a doubt are looked for
+LATELY, MOST = timedelta(days=7), 1000  # age and number of the ended runs that are searched for doubts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One thing that a run waits for; `approval_id` or `call_id` names what a person can act on.
+    """One reason why a run waits; `approval_id` or `call_id` names what a person can act on.
 
-    `text` is masked, but else as it was written, fit for no page yet: the evidence of a call in doubt, or the
-    error that it ended with, the title of an approval, why a run is paused or blocked.
+    `text` is masked but not escaped: the evidence of a call in doubt, the error that it ended with, the title
+    of an approval, or why a run is paused or blocked.
     """
 
     kind: str
@@ -50,15 +50,15 @@ class Wait:
     text: str = ""
     approval_id: UUID | None = None
     until: datetime | None = None  # of a back-off, or of a start at a later time
-    gates_tool: bool = False  # each further call of the tool asks a person until this one is cleared
+    gates_tool: bool = False  # further calls of the tool need approval until this call is cleared
 
 
 def waits(
     alias: str, runs: Iterable[Run], masks: Mapping[UUID, Mask] | None = None
 ) -> dict[UUID, list[Wait]]:
-    """List what each run waits for, calls in doubt first.
+    """List the reasons why each run waits, calls in doubt first.
 
-    A run that ended, or that goes on by itself, is not among them.
+    A run that ended, or that continues by itself, is left out.
     """
     runs = list(runs)
     stopped = [run for run in runs if run.status in FOR_PEOPLE]
@@ -99,9 +99,9 @@ def _masked(wait: Wait, mask: Mask) -> Wait:
 def uncleared(
     alias: str, run: Run, mask: Mask | None = None, among: QuerySet[Run] | None = None
 ) -> list[Wait]:
-    """Return the calls of the run's session that have a result and may have happened, and nobody cleared.
+    """List the calls of the run's session that have a result and may have happened, and are not cleared.
 
-    None of an imported one, which takes no verdict. `among` are the runs that the reader may see.
+    Empty for an imported run, which accepts no verdict. `among` are the runs that the reader may see.
     """
     rows = Message.objects.using(alias).filter(session_id=run.session_id, session__imported_at=None)
     rows = rows.filter(kind__in=doubts.KINDS)
@@ -118,10 +118,10 @@ def uncleared(
 
 
 def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
-    """Return the calls that ended runs left in doubt, without texts: of the newest runs of a week.
+    """List the calls that ended runs left in doubt, without texts: in the newest runs of the last week.
 
-    None that somebody cleared or said to be unknown, none that a fork copied, none of an imported run, which
-    takes no verdict, and none of a damaged row.
+    Leaves out calls that were cleared or judged unknown, calls copied by a fork, calls of imported runs,
+    which accept no verdict, and damaged rows.
     """
     ended = runs.filter(status__in=Run.ENDED, updated_at__gte=clock.now(alias) - LATELY)
     newest = ended.filter(session__imported_at=None).order_by("-updated_at", "-pk").values("pk")[:MOST]
@@ -138,7 +138,7 @@ def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
 
 
 def _uncleared(row: events.Row) -> Wait:
-    """Return a result that leaves a doubt as what waits for a person."""
+    """Build the Wait for a result that leaves a doubt."""
     text = str(row.payload["content"]) if row.payload.get("in_doubt") else ""
     return Wait(kind=UNCLEARED, run_id=row.run_id, call_id=row.call_id, tool=row.tool_name, text=text)
 
@@ -164,20 +164,20 @@ def is_stalled(run: Run) -> bool:
 
 
 def waits_for_time(run: Run) -> bool:
-    """Check whether the run waits for a time: for its start, or to try the model again."""
+    """Check whether the run waits for its start time, or to request the model again."""
     until = run.not_before
     return run.status == Run.Status.QUEUED and until is not None and until > clock.now(settings.DATABASE)
 
 
 def cancel_requests(alias: str, runs: Collection[Run]) -> dict[UUID, tuple[str, datetime]]:
-    """Find the first cancel request of each run: who asked ("" for the program) and when."""
+    """Find the first cancel request of each run: name of the requester ("" for the program) and time."""
     rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_CANCEL_REQUESTED)
     found = rows.order_by("-seq").values_list("run_id", "facts", "created_at")
     return {run_id: (_actor(facts), when) for run_id, facts, when in found}
 
 
 def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
-    """Check whether the run is paused; else find the open pause request: who asked and when."""
+    """Check whether the run is paused; if not, find its open pause request: the requester and the time."""
     kinds = (events.RUN_PAUSE_REQUESTED, events.RUN_PAUSED, events.RUN_RESUMED)
     rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind__in=kinds).order_by("-seq")
     for kind, facts, at in rows.values_list("kind", "facts", "created_at"):
@@ -190,7 +190,7 @@ def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
 
 
 def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tuple[int, datetime]]]:
-    """Return row and time of each message that no reply of these runs has read; one query for all of them."""
+    """Find row number and time of each message that no reply of these runs has read, by run; one query."""
     found: dict[UUID, list[tuple[int, datetime]]] = defaultdict(list)
     rows = Message.objects.using(alias).filter(run_id__in=run_ids, kind__in=(events.USER, events.ASSISTANT))
     fields = ("run_id", "seq", "facts", "created_at")
@@ -203,13 +203,13 @@ def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tupl
 
 
 def sweeper_seen(alias: str) -> datetime | None:
-    """Return when a worker's sweep was last seen."""
+    """Find the time of the last sweep by a worker; None if there was none."""
     seen = Control.objects.using(alias).sweepers().order_by("-seen_at").values_list("seen_at", flat=True)
     return seen.first()
 
 
 def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
-    """Return how many runs are leased and until when the first, wait for a person, or could not be taken."""
+    """Count the runs that are leased (with the first lease's end), wait for people, or are unserved."""
     runs = Run.objects.using(alias)
     if run_id is not None:
         runs = runs.filter(pk=run_id)
@@ -222,7 +222,7 @@ def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
 
 
 def unserved(runs: RunQuerySet) -> RunQuerySet:
-    """Select the queued runs that no worker so far could take."""
+    """Select the queued runs that workers found and could not drive."""
     return runs.filter(status=Run.Status.QUEUED).exclude(blocked_reason="")
 
 

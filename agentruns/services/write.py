@@ -1,4 +1,4 @@
-"""Changes of a run by a service: lock, read, decide, append, all in one transaction."""
+"""Changes of a run by a service: lock, read, decide and append, all in one transaction."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Change = Callable[[Run, Batch], None]
 
 
 def find_run(run_id: UUID | str) -> Run:
-    """Return a run with its session, or raise DurableRunNotFoundError."""
+    """Find a run, with its session; raises DurableRunNotFoundError."""
     try:
-        # With its session: asked for later, a project's router might send that question to a replica.
+        # With its session, because a project's router might send a later query for it to a replica.
         return Run.objects.using(settings.DATABASE).select_related("session").get(pk=UUID(str(run_id)))
     except (Run.DoesNotExist, ValueError):
         raise DurableRunNotFoundError(_("There is no run %(run)s.") % {"run": run_id}) from None
 
 
 def require_no_record(session: Session) -> None:
-    """Raise RunStateError for a session that was imported: nothing is ever added to it."""
+    """Raise RunStateError for an imported session, because nothing is ever added to it."""
     if session.imported_at is not None:
         text = _(
             "Session %(session)r was imported (%(when)s): it is a record, to be read, verified, replayed "
@@ -44,7 +44,7 @@ def require_no_record(session: Session) -> None:
 
 
 def require_task(run: Run, rows: Iterable[Row]) -> None:
-    """Raise RunStateError if the last task in these rows of a run was erased: nobody can do it again."""
+    """Raise RunStateError if the last task in these rows was erased, so that it cannot be done again."""
     task = last_task(rows)
     if task is not None and task.is_erased:
         text = _("The task of run %(run)s was erased (row %(seq)s). Start a run, or fork it with a new text.")
@@ -62,11 +62,11 @@ def write(
 ) -> Run:
     """Lock a run, let `change` add rows to its journal, store them and return the run.
 
-    `change` gets the run with what its rows say of owner, requesters, scope, context and definition.
-    `takes_lease` takes the lease where it is free, so that `change` (which sees `batch.epoch`) may add
-    engine rows. A live worker keeps its lease, unless `by_force` says of the state that it must not. What
-    `change` raises leaves nothing behind; RunStateError for an imported run. May run inside the caller's
-    transaction; outside of one, serialization failures and deadlocks are retried.
+    `change` gets the run with owner, requesters, scope, context and definition from its rows. `takes_lease`
+    takes the lease if it is free, so that `change` (which sees `batch.epoch`) may add engine rows. A live
+    worker keeps its lease, unless `by_force` returns True for the state. An exception of `change` leaves
+    nothing behind. Raises RunStateError for an imported run. May run inside the caller's transaction; outside
+    of one, serialization failures and deadlocks are retried.
     """
     alias = settings.DATABASE
     tried: list[str] = []
@@ -102,6 +102,6 @@ def write(
 
 
 def lock_session(alias: str, session_id: UUID) -> bool:
-    """Lock a session for the open transaction, and return whether it is still there."""
+    """Lock a session for the open transaction; return False if the session is gone."""
     # By an UPDATE, which locks on every database; SELECT does not.
     return Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq")) == 1
