@@ -1,4 +1,4 @@
-"""Tools: functions the model may call, declared with the effects they have."""
+"""Tools: functions that the model may call, each declared with its effects."""
 
 from agentruns.tools.base import InvalidArguments, Tool
 from agentruns.tools.context import NotOccurred, Occurred, RunContext, ToolContext, ToolOutput, Unknown

@@ -1,4 +1,4 @@
-"""Tool: a function the model may call, as the engine handles it."""
+"""The class Tool: a function that the model may call, in the form that the engine uses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_NAME = 60
 
 
 class InvalidArguments(ToolRefused, ValueError):
-    """Input that does not fit the tool's signature; the message is for the model: short, field by field."""
+    """Raised for input that does not fit a tool's signature, with a short message for the model."""
 
 
 class Tool(Options, Generic[P, R]):
@@ -64,12 +64,12 @@ class Tool(Options, Generic[P, R]):
     # As the model and the Definition see it
 
     def provider_schema(self) -> dict[str, Any]:
-        """Return the tool as sent to the provider: name, description, input_schema."""
+        """Build the form that the provider receives: name, description, input_schema."""
         schema = copy.deepcopy(self.input_schema)
         return {"name": self.name, "description": self.description, "input_schema": schema}
 
     def policy(self) -> dict[str, Any]:
-        """Return this tool's part of a run's Definition, as JSON."""
+        """Build this tool's part of a Definition, as JSON."""
         asks = self.requires_approval
         return {
             **self.provider_schema(),
@@ -94,7 +94,7 @@ class Tool(Options, Generic[P, R]):
     # A call's life
 
     def effective(self, raw: Any) -> dict[str, Any]:
-        """Return the effective arguments of a model's input: validated, coerced, with defaults, as JSON.
+        """Build the effective arguments of a model's input: validated, coerced, with defaults, as JSON.
 
         Raises InvalidArguments, also if validating the result again changes it: after a restart the handler
         would receive different arguments from those that were shown and approved.
@@ -112,11 +112,11 @@ class Tool(Options, Generic[P, R]):
         return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return recorded arguments as they are validated today; raises InvalidArguments."""
+        """Validate recorded arguments as of today; raises InvalidArguments."""
         return self._read(arguments)[1]
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
-        """Check whether a person must approve the call; a predicate that raises or returns None means yes."""
+        """Check whether the call needs approval; also True if the predicate raises or returns None."""
         if isinstance(self.requires_approval, bool):
             return self.requires_approval
 
@@ -128,7 +128,7 @@ class Tool(Options, Generic[P, R]):
         return asks is not False
 
     def title(self, arguments: dict[str, Any]) -> str:
-        """Return one line that describes the call; the fallback masks sensitive arguments."""
+        """Describe the call on one line, by `describe` or else with sensitive arguments masked."""
 
         def read(text: Any) -> str:
             return one_line(text) if isinstance(text, str) and text.strip() else ""
@@ -137,7 +137,7 @@ class Tool(Options, Generic[P, R]):
         return said or call_text(self.name, arguments, self.sensitive)
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result of `preview` as JSON, or None; never raises."""
+        """Call `preview` and convert its dict to JSON; None without a dict. Never raises."""
         shown = None if self.preview is None else self._told("preview", lambda found: found, arguments)
         return to_jsonable(shown)[0] if isinstance(shown, dict) else None
 
@@ -155,8 +155,8 @@ class Tool(Options, Generic[P, R]):
     def invoke(self, ctx: ToolContext, arguments: dict[str, Any]) -> ToolOutput:
         """Enter the handler once, with effective arguments, and return its output.
 
-        Raises InvalidArguments before entering the handler if the arguments are not effective, NotEntered
-        if the lease is over. The handler's own exceptions pass through. Nothing raises after it has returned.
+        Raises InvalidArguments before entering the handler if the arguments are not effective, NotEntered if
+        the lease is over. The handler's own exceptions pass through. Nothing raises after it has returned.
         """
         conceal(self._hidden(arguments))
         model, again = self._read(arguments)
@@ -181,11 +181,11 @@ class Tool(Options, Generic[P, R]):
         return is_refusal(error, self.refuses)
 
     def _hidden(self, arguments: dict[str, Any]) -> list[Any]:
-        """Return the sensitive arguments, which are kept out of log records."""
+        """List the values of the sensitive arguments, to be kept out of log records."""
         return [arguments.get(name) for name in self.sensitive]
 
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
-        """Validate arguments, and write them as JSON again; raises InvalidArguments, also for NaN."""
+        """Validate arguments, and convert them to JSON again; raises InvalidArguments, also for NaN."""
         validated = _validate(self.signature.model, raw)
         try:
             plain = validated.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
@@ -230,7 +230,7 @@ class Tool(Options, Generic[P, R]):
         return ToolOutput(plain, flags)
 
     def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
-        """Ask `reconcile` whether the call happened; anything but a clear answer is Unknown.
+        """Call `reconcile` to find out whether the call happened; any unclear answer is Unknown.
 
         The result in Occurred is converted to JSON as if the handler had returned it.
         """
@@ -255,7 +255,7 @@ class Tool(Options, Generic[P, R]):
 
 
 def _validate(model: type[BaseModel], raw: Any) -> BaseModel:
-    """Return `raw` as an instance of `model`; raises InvalidArguments for any failure."""
+    """Validate `raw` as an instance of `model`; raises InvalidArguments for any failure."""
     if not isinstance(raw, dict):
         raise InvalidArguments(f"The input must be a JSON object, not {type(raw).__name__}.")
     try:
@@ -272,7 +272,7 @@ def _validate(model: type[BaseModel], raw: Any) -> BaseModel:
 
 
 def _block(item: Any) -> content.Block:
-    """Return one of a list's items, of which some are blocks, as a block."""
+    """Convert an item of a list that contains blocks to a block."""
     if isinstance(item, content.Text | content.File):
         return item
     plain = to_jsonable(item)[0]
@@ -280,7 +280,7 @@ def _block(item: Any) -> content.Block:
 
 
 def _misfit(error: Exception) -> str:
-    """Return one line that says why a result does not fit its annotation; never raises."""
+    """Explain on one line why a result does not fit its annotation; never raises."""
     if not isinstance(error, ValidationError):
         return type(error).__name__
     try:

@@ -1,4 +1,4 @@
-"""Texts about a call: one line for lists, notifications and logs, and what its tool says in time."""
+"""Texts about a call: one line for lists, notifications and logs, and the tool's own texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentruns.utils.redaction import MASK, redacted
 
 __all__ = ["MASK", "call_text", "in_time", "one_line"]
 
-PATIENCE = 2.0  # seconds for what all tools of a page say of their calls
+PATIENCE = 2.0  # seconds for the texts of all tools about the calls on a page
 
 _LIMIT = 200
 _SHORT = Repr()
@@ -28,10 +28,10 @@ _lane = Lane("agentruns-card", 4)
 
 
 def in_time(ask: Callable[[], None]) -> None:
-    """Run the project's functions about calls beside a request, which waits no longer than PATIENCE.
+    """Run the project's functions about calls in another thread, and wait at most PATIENCE for them.
 
-    What `ask` finds it keeps one by one, as later ones may hang. It has connections of its own, except in a
-    TestCase, whose rows these would not see.
+    `ask` stores each result as soon as it has one, because a later function may hang. The thread has its own
+    connections, except in a TestCase, whose rows other connections would not see.
     """
     if is_in_test_case():
         with always_rollback():
@@ -42,13 +42,13 @@ def in_time(ask: Callable[[], None]) -> None:
 
 
 def one_line(text: str, limit: int = _LIMIT) -> str:
-    """Return `text` on one line, with characters that hide or reorder text as escapes."""
+    """Put `text` on one line of at most `limit` characters; escape characters that hide or reorder text."""
     text = " ".join(escaped(text[: limit * 4]).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def call_text(name: str, arguments: dict[str, Any], masked: Collection[str] = ()) -> str:
-    """Return `name(a=1, b='x')`, shortened."""
+    """Format a call as `name(a=1, b='x')`, shortened and redacted, with the `masked` arguments hidden."""
     parts = [
         f"{key}={MASK if key in masked else _value(redacted(value))}" for key, value in arguments.items()
     ]

@@ -1,4 +1,4 @@
-"""The context of a run or a call for the functions of a project, and the outcomes of a call."""
+"""The context of a run or a call for the functions of a project, and the verdicts of `reconcile`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = get_logger("agentruns.tools")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfRun:
-    """A run as every context tells of it: `actor` is who started it."""
+    """The members of a run that every context has; `actor` is the user who started the run."""
 
     run_id: str
     session_key: str | None = None
@@ -25,13 +25,13 @@ class OfRun:
 
     @property
     def user(self) -> Any:
-        """The Django user whose run it is, read on first use; None for the program. NotFoundError if gone."""
+        """The Django user who owns the run, read at first use; None for the program. Raises NotFoundError."""
         return self._user() if self._user is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext(OfRun):
-    """A run that is about to start, as the functions `instructions` and `tools_for` of its agent see it."""
+    """A run that is about to start, for the functions `instructions` and `tools_for` of its agent."""
 
     agent: str
     version: str = "1"
@@ -40,10 +40,10 @@ class RunContext(OfRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext(OfRun):
-    """One call of one tool, as its handler, gate and reconcile function see it.
+    """One call of a tool, for its handler, gate and reconcile function.
 
-    `idempotency_key` is the same for every attempt of this call and different for every other call.
-    The engine sets the private callables; without them, as in a unit test, the methods do nothing.
+    `idempotency_key` is the same for every attempt of this call and different for every other call. The
+    engine sets the private callables; without them, as in a unit test, the methods do nothing.
     """
 
     call_id: str
@@ -66,7 +66,7 @@ class ToolContext(OfRun):
             self._heartbeat()
 
     def require_lease(self) -> None:
-        """Raise LeaseLostError if another worker may have the run: for right before a late effect."""
+        """Raise LeaseLostError if another worker may have the run; call this right before a late effect."""
         if not self._covers(extend=True):
             text = "the lease is over, and another worker may have the run. Stop before you act."
             raise LeaseLostError(f"Call {self.call_id} of run {self.run_id}: {text}")
@@ -76,7 +76,7 @@ class ToolContext(OfRun):
             raise NotEntered(self.call_id)
 
     def progress(self, text: str) -> None:
-        """Report how far a long handler has got."""
+        """Report the progress of a long handler."""
         if self._progress is not None:
             self._progress(text)
         else:
@@ -84,14 +84,14 @@ class ToolContext(OfRun):
 
 
 class NotEntered(Exception):
-    """The lease was over, or nobody waited any more, right before the handler's first instruction."""
+    """Raised right before a handler's first instruction if the lease is over or the call was given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """A handler's result as JSON, with flags for what the conversion changed.
+    """A handler's result as JSON, with flags about the conversion.
 
-    `flags`: `{"misfit": text}` if it does not fit the return annotation, `{"stringified": True}` if a
+    `flags`: `{"misfit": text}` if the result does not fit the return annotation, `{"stringified": True}` if a
     part of it was not JSON and is stored as text, `{"stored": [files]}` if the content is blocks.
     """
 
@@ -101,7 +101,7 @@ class ToolOutput:
 
 @dataclass(frozen=True, slots=True)
 class Occurred:
-    """The effect happened; `result` becomes the result of the call."""
+    """The verdict that the effect happened; `result` becomes the result of the call."""
 
     result: Any = None
     _stored: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)  # files of blocks
@@ -109,11 +109,11 @@ class Occurred:
 
 @dataclass(frozen=True, slots=True)
 class NotOccurred:
-    """The effect did not happen; the handler is entered again."""
+    """The verdict that the effect did not happen; the handler is entered again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The outside world cannot tell; a person decides."""
+    """The verdict that the outside world does not know; a person decides."""
 
     reason: str = ""

@@ -1,4 +1,4 @@
-"""`@tool`: declare a function as a tool."""
+"""The decorator `@tool`, which declares a function as a tool."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tool(
         sensitive_results=as_names(sensitive_results, "sensitive_results", "members of the result"),
         refuses=as_refusals(refuses),
     )
-    # Types defined beside the tool, inside a function, can be found nowhere else.
+    # The caller's local names, for types that are defined beside the tool inside a function.
     given: Any = {"name": name, "description": description, "options": options}
     declare: Any = partial(declared, **given, local_names=sys._getframe(1).f_locals)
     return declare if fn is None else declare(fn)
@@ -84,7 +84,7 @@ def declared(
     options: Options,
     local_names: Mapping[str, Any],
 ) -> Tool[..., Any]:
-    """Return the tool made of a function and its options; raises as `tool` does."""
+    """Build the tool of a function and its options; raises as `tool` does."""
     if isinstance(fn, Tool):
         raise TypeError(f"{fn!r} is a tool already.")
     if not inspect.isroutine(fn):

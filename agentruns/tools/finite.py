@@ -1,7 +1,7 @@
-"""Arguments hold finite numbers: a gate such as `amount > 50` lets NaN pass, and minus infinity.
+"""Finite numbers in arguments: a gate such as `amount > 50` would let NaN and minus infinity pass.
 
-A parameter or field allows others in pydantic's words, `Annotated[float, Field(allow_inf_nan=True)]`. The
-walk reads validated values: a text such as "NaN" is a text there, and a number only where pydantic made one.
+A parameter or field allows NaN and infinity by `Annotated[float, Field(allow_inf_nan=True)]`. The walk reads
+validated values, in which a text such as "NaN" is a number only if pydantic made it one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _is_finite(number: Any) -> bool:
 
 
 def _members(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Find the values that a value holds, with the name, key or index of each."""
+    """List the values inside a value, each with its name, key or index."""
     if isinstance(value, Enum):
         return [("value", value.value)]
     if isinstance(value, Mapping):
@@ -79,7 +79,7 @@ def _names(kind: type) -> Iterable[str]:
 
 
 def _inner(annotation: Any, holder: Any, name: Any) -> Iterator[Any]:
-    """Yield the annotations of one member of a holder; none where the annotation does not say."""
+    """Yield the annotations of one member of a holder; nothing if the annotation does not tell."""
     kinds = [kind for kind, _allows in _opened([annotation])]
     if isinstance(holder, Mapping):
         typed = [_fields(kind).get(name) for kind in kinds if is_typeddict(kind)]
@@ -100,7 +100,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _opened(annotations: Iterable[Any], allows: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yield the types that annotations stand for, and whether each allows every number."""
+    """Yield the types inside annotations, and for each whether NaN and infinity are allowed."""
     for given in annotations:
         annotation = getattr(given, "__value__", given)  # a `type` alias
         if isinstance(annotation, FieldInfo):
@@ -119,6 +119,6 @@ def _allows(metadata: Iterable[Any]) -> bool:
 
 
 def _shown(holder: Any, name: Any) -> str:
-    """Write one step of a place as the model has it."""
+    """Format one step of a place with the name that the model uses."""
     field = type(holder).model_fields.get(name) if isinstance(holder, BaseModel) else None
     return str((field and field.alias) or ("[key]" if name is None else name))

@@ -1,4 +1,4 @@
-"""The options of `@tool`: a tool's declarations about its effects and its gate, checked on import."""
+"""The options of `@tool`: declarations about a tool's effects and approval, checked on import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Risk = Literal["low", "normal", "high"]
 Recovery = Literal["transactional", "safe_to_retry", "reconcile", "nothing"]
 Gate = bool | Callable[[dict[str, Any], Any], Any]
 
-REQUESTER = "requester"  # `approvers` of a call that the user confirms whose run it is
+REQUESTER = "requester"  # `approvers` of a call that the run's owner or visitor confirms
 
 _HOOKS = {  # option -> what it is called with
     "requires_approval": ("arguments", "ctx"),
@@ -71,7 +71,7 @@ class Options:
     refuses: tuple[Refusal, ...] = ()
     only_answers: bool = False  # a question for a person: never executed
     origin: dict[str, Any] | None = None  # the server that the tool comes from, and its hints
-    # Asked once in a drive, before the first call: why the run waits, or "".
+    # Called once in a drive, before the first call: returns why the run must wait, or "".
     ready: Callable[[Any], str] | None = None
 
     @property
@@ -84,7 +84,7 @@ class Options:
         return "reconcile" if self.reconcile is not None else "nothing"
 
     def check(self, name: str, *, is_async: bool, parameters: Iterable[str]) -> None:
-        """Raise TypeError for an option of the wrong kind, or for two that contradict each other."""
+        """Raise TypeError for an option of the wrong type, or for two options that contradict each other."""
         wrong = chain(self._kinds(), self._contradictions(is_async, parameters))
         if first := next(wrong, ""):
             raise TypeError(f"Tool {name!r}: {first}")
@@ -164,7 +164,7 @@ class Options:
 
 
 def as_seconds(timeout: object) -> float | None:
-    """Return a timeout in seconds; raises TypeError for anything but a number or a timedelta."""
+    """Convert a timeout to seconds; raises TypeError for anything but a number or a timedelta."""
     if isinstance(timeout, timedelta):
         return timeout.total_seconds()
     if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
@@ -173,12 +173,12 @@ def as_seconds(timeout: object) -> float | None:
 
 
 def as_refusals(refuses: object) -> tuple[Any, ...]:
-    """Return one refusal, or several, as a tuple."""
+    """Convert one refusal, or several, to a tuple."""
     return tuple(refuses) if isinstance(refuses, Iterable) and not isinstance(refuses, type) else (refuses,)
 
 
 def as_names(given: object, option: str = "sensitive", what: str = "parameter names") -> tuple[str, ...]:
-    """Return sorted names; raises TypeError for a bare string, or anything but a list of names."""
+    """Sort a list of names; raises TypeError for a bare string, or anything but a list of names."""
     if isinstance(given, Iterable) and not isinstance(given, str):
         names = list(given)
         if all(isinstance(each, str) for each in names):

@@ -1,4 +1,4 @@
-"""`ask_human`: a question for a person, which waits as an approval and is never executed."""
+"""The tool `ask_human`: a question for a person, which waits as an approval and is never executed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def question_to(
     expires_in: timedelta | None = None,
     risk: Risk = "normal",
 ) -> Tool[..., Any]:
-    """Return a tool that asks a person a question; the answer becomes the call's result.
+    """Build a tool that asks a person a question; the answer becomes the call's result.
 
-    `approvers` names who may answer: a permission or a group, as in `@tool`. An agent may have several
-    such tools, each under its own name. Raises TypeError as `@tool` does.
+    `approvers` names who may answer: a permission or a group, as in `@tool`. An agent may have several such
+    tools, each under its own name. Raises TypeError as `@tool` does.
     """
     options = Options(
         requires_approval=True,
@@ -36,7 +36,7 @@ def question_to(
 
 
 def choices_of(arguments: dict[str, Any]) -> list[str]:
-    """Return the answers that a question offers."""
+    """List the answers that a question offers."""
     choices = arguments.get("choices")
     return [choice for choice in choices if isinstance(choice, str)] if isinstance(choices, list) else []
 
@@ -44,7 +44,7 @@ def choices_of(arguments: dict[str, Any]) -> list[str]:
 def takes_text(arguments: dict[str, Any]) -> bool:
     """Check whether a question accepts a free text besides its choices.
 
-    One that was recorded before there was `free_text` promised so.
+    True for a question recorded before `free_text` existed, because every such question accepted one.
     """
     return not choices_of(arguments) or bool(arguments.get("free_text", True))
 

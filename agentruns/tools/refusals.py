@@ -1,4 +1,4 @@
-"""Refusals: exceptions of a handler that say that nothing happened."""
+"""Refusals: exceptions of a handler that mean that nothing happened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = get_logger("agentruns.tools")
 
 Refusal = type[Exception] | Callable[[Any], bool]
 
-# What an error is followed by as the result of a call.
+# Added to the text of an error in the result of a call.
 MAY_HAVE_HAPPENED = " The effect may or may not have happened before the error; check before repeating."
 NOTHING_HAPPENED = " Nothing happened."
 ROLLED_BACK = " Everything the tool wrote was rolled back: nothing happened."
@@ -29,7 +29,7 @@ def http_refusal(error: Exception) -> bool:
     """Check whether an HTTP client's exception means that the server refused the request.
 
     That is a status from 400 to 499 other than 408, 409, 425 and 429, read where httpx, requests, aiohttp,
-    urllib and libraries built on them keep it. After a redirect it is none: the first server may have acted.
+    urllib and libraries built on them keep it. After a redirect it is False: the first server may have acted.
     """
     response = getattr(error, "response", None)
     if any(getattr(each, "history", None) for each in (response, error)):
@@ -46,7 +46,7 @@ def http_refusal(error: Exception) -> bool:
 def is_refusal(error: Exception, named: Iterable[Refusal]) -> bool:
     """Check whether a handler's exception is a refusal by its class, by the tool or by the project's setting.
 
-    What cannot be told, because a function raises or the setting cannot be read, is none.
+    False if a function among these raises or the setting cannot be read.
     """
     if isinstance(error, ToolRefused):
         return True
@@ -62,7 +62,7 @@ def _among(error: Exception, named: Iterable[Refusal]) -> bool:
 
 
 def mistake(refusal: object) -> str:
-    """Return why something cannot name refusals, or ""."""
+    """Explain why an object cannot name refusals; "" if it can."""
     if inspect.iscoroutinefunction(refusal):
         return f"{refusal!r} is a coroutine function"
     if not isinstance(refusal, type):
@@ -78,6 +78,6 @@ def mistake(refusal: object) -> str:
 
 
 def path_of(refusal: Refusal) -> str:
-    """Return the dotted path by which a Definition names a refusal."""
+    """Build the dotted path by which a Definition names a refusal."""
     name = getattr(refusal, "__qualname__", type(refusal).__qualname__)
     return f"{getattr(refusal, '__module__', '')}.{name}"

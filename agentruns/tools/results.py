@@ -1,4 +1,4 @@
-"""The result of a handler, of whatever type, as JSON."""
+"""The result of a handler, of whatever type, converted to JSON."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _RESULT = ConfigDict(arbitrary_types_allowed=True, ser_json_inf_nan="constants")
 
 
 class SameKeyError(ValueError):
-    """Two keys of a mapping have the same form in JSON."""
+    """Raised if two keys of a mapping have the same form in JSON."""
 
 
 def result_adapter(annotation: Any) -> TypeAdapter[Any]:
-    """Return an adapter for a list of one `annotation`; raises whatever pydantic raises for it.
+    """Build an adapter for a list of one `annotation`; raises whatever pydantic raises for it.
 
-    Only inside a list do a model's fields follow our configuration: NaN is kept, where pydantic writes
+    Only inside a list do a model's fields follow our configuration, which keeps NaN where pydantic writes
     null.
     """
     return TypeAdapter(list[annotation], config=_RESULT)
 
 
 def dumped(adapter: TypeAdapter[Any], value: Any, **options: Any) -> Any:
-    """Return a list of one value as an adapter writes it in JSON.
+    """Convert a list of one value to JSON by its adapter.
 
-    Raises whatever pydantic raises, and ValueError where two keys of a mapping become the same: one of them
-    would be dropped silently.
+    Raises whatever pydantic raises, and SameKeyError if two keys of a mapping become the same, because one of
+    them would be dropped silently.
     """
     plain = adapter.dump_python(value, mode="json", by_alias=True, warnings=False, **options)
     text = adapter.dump_json(value, by_alias=True, warnings=False, **options)
@@ -52,7 +52,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> None:
 
 
 def to_jsonable(value: Any) -> tuple[Any, bool]:
-    """Return `value` as JSON that `canonical.dumps` accepts, and whether any part of it became text.
+    """Convert `value` to JSON that `canonical.dumps` accepts; tell whether any part of it became text.
 
     Never fails: the effect has happened by now, and an error here would lose a known result.
     """
@@ -66,7 +66,7 @@ def to_jsonable(value: Any) -> tuple[Any, bool]:
 
 
 class _Walk:
-    """One conversion: the containers around the current value, and whether anything needed `str()`."""
+    """One conversion: the containers around the current value, and whether any part became text."""
 
     def __init__(self) -> None:
         self.stringified = False
@@ -115,7 +115,7 @@ class _Walk:
             self.inside.discard(id(value))
 
     def foreign(self, value: Any) -> Any:
-        """Return dates, decimals, models, dataclasses ... as pydantic writes them in JSON."""
+        """Convert dates, decimals, models, dataclasses and the like to JSON as pydantic does."""
         odd: list[Any] = []
 
         def fallback(part: Any) -> Any:

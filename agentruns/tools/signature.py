@@ -1,4 +1,4 @@
-"""Read a function's signature: the JSON Schema the model sees and the pydantic model behind it."""
+"""Signatures of tools: the JSON Schema that the model receives, and the pydantic model behind it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 class Signature:
     """A tool's parameters and return type.
 
-    `parameters`: parameter name -> field of `model` (they differ where pydantic reserves the name);
-    `context`: the parameter annotated ToolContext, or None; `returns` validates a list of one result.
+    `parameters` maps each parameter to a field of `model` (the names differ where pydantic reserves a name);
+    `context` is the parameter annotated ToolContext, or None; `returns` validates a list of one result.
     """
 
     model: type[BaseModel]
@@ -53,7 +53,7 @@ class Signature:
 
 
 def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> Signature:
-    """Read the signature of `fn`; raises TypeError naming the tool and what is wrong with it."""
+    """Read the signature of `fn`; raises TypeError that names the tool and its mistake."""
     inner = inspect.unwrap(fn)
     # ToolContext is often imported under TYPE_CHECKING only.
     names = {"ToolContext": ToolContext, **getattr(inner, "__globals__", {})}
@@ -235,7 +235,7 @@ def _returns(hints: dict[str, Any]) -> TypeAdapter[Any] | None:
 
 
 def _parse_docstring(doc: str | None) -> tuple[str, dict[str, str]]:
-    """Return the text before a docstring's first section, and the entries of its `Args:` (Google style)."""
+    """Parse a Google-style docstring: the text before its first section, and the entries of `Args:`."""
     lines = inspect.cleandoc(doc or "").splitlines()
     heads = [number for number, line in enumerate(lines) if _SECTION.fullmatch(line.rstrip())]
     description = "\n".join(lines[: heads[0]] if heads else lines).strip()

@@ -1,4 +1,4 @@
-"""The tools of an MCP server, declared from its lock file: nothing is asked of the server before a call."""
+"""The tools of an MCP server, declared from its lock file; the server is not contacted before a call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Headers = Mapping[str, str] | Callable[[ToolContext], Mapping[str, str]] | None
 
 @dataclass(eq=False)
 class Server:
-    """An MCP server as a project declares it, and the tools of it that are taken there."""
+    """An MCP server as a project declares it, and the names of its tools that the project uses (`taken`)."""
 
     name: str
     target: client.Target
@@ -70,13 +70,13 @@ class Server:
             raise ValueError(f"{self.file} is no lock file of an MCP server: {error}") from error
 
     def listed(self, ctx: ToolContext) -> Listed:
-        """List the tools that the server declares now; raises ToolRefused if the server cannot be reached."""
+        """List the tools that the server declares now; raises ToolRefused if it cannot be reached."""
         headers = self.headers_for(ctx)
         with client.without_secrets(self.target, headers):
             return client.list_tools(self.target, headers)
 
     def headers_for(self, ctx: ToolContext) -> dict[str, str]:
-        """Return the headers of a call; raises ToolRefused if the project's function fails."""
+        """Build the headers of a call; raises ToolRefused if the project's function fails."""
         try:
             made = dict((call(self.headers, ctx) if callable(self.headers) else self.headers) or {})
             for name, value in made.items():  # the HTTP library would quote a value that it refuses
@@ -89,12 +89,12 @@ class Server:
             raise ToolRefused(f"The headers for MCP server {self.name!r} cannot be made: {kind}") from None
 
     def lock_text(self, listed: Listed) -> str:
-        """Return the text of a lock file for what the server declares."""
+        """Build the text of a lock file from the tools that the server declares."""
         tools = sorted(map(_locked, listed), key=lambda each: str(each["name"]))
         return json.dumps({"server": self.name, "tools": tools}, indent=2) + "\n"
 
     def difference(self, listed: Listed, names: Iterable[str]) -> list[str]:
-        """Return the tools, of those named, that the server declares in another way than its lock file."""
+        """List the tools of `names` that the server declares in another way than its lock file."""
         now, known = {each["name"]: _locked(each) for each in listed}, self.locked or {}
         # As texts, for 1 and true are equal.
         same = {
@@ -109,16 +109,16 @@ class Server:
         return CHANGED.format(**told) if changed else ""
 
     def ready(self, ctx: ToolContext) -> str:
-        """Return why a run waits before its first call of a drive, or ""; asks the server."""
+        """Explain which tools have changed on the server, before a drive's first call; "" if none has."""
         try:
             return self.why_not(self.listed(ctx))
         except Exception:
-            return ""  # the call finds it as well, and the model is told
+            return ""  # the call meets the same error, and gives it to the model
 
     def send(
         self, original: str, timeout: float | None, *, arguments: dict[str, Any], ctx: ToolContext
     ) -> Any:
-        """Call a tool: the handler of each."""
+        """Call a tool of the server; each tool's handler is this method with two arguments bound."""
         headers = self.headers_for(ctx)
         with client.without_secrets(self.target, headers):
             answer = client.call_tool(
@@ -138,7 +138,7 @@ _lock = renewed(threading.Lock())
 
 
 def servers() -> list[Server]:
-    """Return the servers that this process has declared, by name."""
+    """List the servers that this process has declared, by name."""
     with _lock:
         return [_servers[name] for name in sorted(_servers)]
 
@@ -155,13 +155,13 @@ def mcp_tools(
     lock: str | Path | None = None,
     **tool_options: Any,
 ) -> list[Tool]:
-    """Return the tools of an MCP server, a URL or a command, each named `{name}__{tool}`.
+    """Build the tools of an MCP server, given as a URL or a command; each is named `{name}__{tool}`.
 
-    They are declared as the server's lock file has them: `lock`, by default `{name}.mcp.json` beside the
-    module that asks. `allow` takes only some. A person is asked for each call, which is sent at most once,
-    except where `read_only` names a tool or `trust_hints` believes what the server says of it. `headers`,
-    which may be a function of a ToolContext, and `env` are stored nowhere. Other options are those of
-    `@tool`; `timeout` is 60 seconds unless given. Raises TypeError and ValueError as `tool` does.
+    They are declared from the server's lock file: `lock`, by default `{name}.mcp.json` beside the calling
+    module. `allow` selects some of them. Each call needs approval and is sent at most once, unless
+    `read_only` names its tool or `trust_hints` trusts the server's hints about it. `headers`, which may be a
+    function of a ToolContext, and `env` are never stored. Other options are those of `@tool`; `timeout`
+    defaults to 60 seconds. Raises TypeError and ValueError as `tool` does.
     """
     where = f"MCP server {name!r}"
     if not isinstance(name, str) or not _PREFIX.fullmatch(name):
@@ -221,7 +221,7 @@ def _tool(
     given = {"timeout": TIMEOUT, "requires_approval": True, **given}
     if (reads or (trust_hints and hints.get("idempotentHint") is True)) and "reconcile" not in given:
         given["safe_to_retry"] = True
-    if not given.get("safe_to_retry") and given.get("parallel") is True:  # it is meant for the others
+    if not given.get("safe_to_retry") and given.get("parallel") is True:  # meant for the other tools
         del given["parallel"]
     given["timeout"] = as_seconds(given["timeout"])
     given["sensitive"] = tuple(each for each in as_names(given.get("sensitive", ())) if each in properties)
@@ -231,7 +231,7 @@ def _tool(
     options = Options(**given, origin=origin, ready=server.ready)
     name = re.sub("[^a-zA-Z0-9_-]", "_", f"{server.name}__{original}")[:NAMED]
     options.check(name, is_async=False, parameters=properties)
-    if reads:  # what was given about cards is meant for the others
+    if reads:  # options about approval are meant for the other tools
         options.requires_approval = False
     about = declared.get("description") or declared.get("title") or ""
     arguments = arguments_model(name, schema, quotes=not given["sensitive"])

@@ -1,7 +1,7 @@
 """The arguments of a server's tool, validated by the JSON Schema that the server declares.
 
-Its regular expressions are matched in linear time: one of Python's could hold a process for hours, and with
-it the thread that extends the lease. What that leaves out, the server has to check.
+Its regular expressions are matched in linear time: Python's `re` could take hours, and block the thread that
+extends the lease. Patterns that this cannot match are left to the server.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SHOWN_ERRORS = 10
 
 
 def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseModel]:
-    """Return a model of arguments that fit a JSON Schema, as they were given: the server has the defaults.
+    """Build a model that accepts arguments which fit a JSON Schema, and does not change them.
 
-    Its errors quote the arguments, unless some are sensitive.
+    The server adds the defaults. Errors quote the arguments, unless some are sensitive.
     """
 
     @cache

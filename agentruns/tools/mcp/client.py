@@ -43,16 +43,16 @@ Listed = list[dict[str, Any]]  # tools as a server declares them
 
 
 class McpError(Exception):
-    """The answer of an MCP server that its tool failed; the text is the server's."""
+    """An error that an MCP server answered; the text is the server's."""
 
 
 class McpChanged(ToolRefused):
-    """A server declares its tools in another way than its lock file."""
+    """Raised if a server declares its tools in another way than its lock file."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Target:
-    """A server's place: a URL, or a command with what it gets in its environment beside a minimal one."""
+    """The URL of a server, or its command with the environment added to a minimal one."""
 
     url: str = ""
     command: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """The place without what may be secret: no user, query, arguments or environment."""
+        """The URL or command without secrets: no user, query, arguments or environment."""
         if self.command:
             return os.path.basename(self.command[0])
         parts = urlsplit(self.url)
@@ -86,12 +86,12 @@ def secrets_of(target: Target, headers: Mapping[str, str]) -> Secrets:
 
 @contextlib.contextmanager
 def without_secrets(target: Target, headers: Mapping[str, str]) -> Iterator[None]:
-    """Keep what a server is given out of the errors that leave the block: it or a library may repeat that."""
+    """Remove the server's secrets from errors in the block, because a server or library may quote them."""
     try:
         yield
     except (McpError, ToolRefused, ToolDurabilityError) as error:
         text = secrets_of(target, headers).hide(str(error))[:LONGEST_ERROR]
-        raise type(error)(text) from None  # what is behind it would be logged, too
+        raise type(error)(text) from None  # the log would have the error's cause, too
 
 
 Pairs = tuple[tuple[str, str], ...]
@@ -100,7 +100,7 @@ Work = Callable[["Session", "ClientSession"], Awaitable[T]]
 
 
 class Session:
-    """A session with a server, entered and left by one task; all of it happens in the loop's thread."""
+    """A session with a server, entered and left by one task, always in the loop's thread."""
 
     def __init__(self, owner: Loop, key: Key) -> None:
         self.owner, self.key = owner, key
@@ -132,14 +132,14 @@ class Session:
                 self.opened.set_exception(_refusal(self.key[0], error))
             elif not isinstance(error, Exception):
                 raise
-            else:  # what was said in it is known by now, or lost
+            else:  # all calls in the session have ended by now, or are lost
                 told = secrets_of(self.key[0], dict(self.key[1])).hide(_told(error))
                 logger.info("Session with MCP server %s ended: %s", self.key[0].shown, told)
         finally:
             self.retire()
 
     def retire(self) -> None:
-        """Take no new calls; the session is left when those under way are over."""
+        """Accept no new calls; the session is left when the running calls are over."""
         self.retired = True
         if self.owner.sessions.get(self.key) is self:
             del self.owner.sessions[self.key]
@@ -159,7 +159,7 @@ async def _entered(target: Target, headers: Pairs, held: Session) -> AsyncIterat
 
     transport = _piped(target, held.retire) if target.command else http_transport(target.url, headers)
     us = Implementation(name="agentruns", version="1")
-    # No cache, and no callbacks: what a server asks of us, a sample or a form, is answered by an error.
+    # No cache, and no callbacks: a server's request for a sample or a form is answered by an error.
     async with Client(transport, cache=None, message_handler=hear, client_info=us) as client:
         yield client.session
 
@@ -170,11 +170,11 @@ class Loop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.sessions: dict[Key, Session] = {}
-        self.living: set[Session] = set()  # also those that take no new calls
+        self.living: set[Session] = set()  # includes sessions that accept no new calls
         threading.Thread(target=self.loop.run_forever, name="mcp-sessions", daemon=True).start()
 
     async def use(self, key: Key, work: Work[T]) -> T:
-        """Do something in the session with a server, opened if need be; it is not used after a failure."""
+        """Do `work` in the session with a server, opened if need be; retire the session if that fails."""
         session = self.sessions.get(key)
         if session is None:
             session = self.sessions[key] = Session(self, key)
@@ -182,7 +182,7 @@ class Loop:
         try:
             return await work(session, await asyncio.shield(session.opened))
         except McpError:
-            raise  # it answers
+            raise  # the server answered, so the session works
         except BaseException:
             session.retire()
             raise
@@ -191,10 +191,10 @@ class Loop:
             session.touched.set()
 
     async def close(self) -> None:
-        """Leave every session, whatever goes on in it."""
+        """Leave every session, even one with a running call."""
         tasks = [session.task for session in self.living]
         for session in self.living:
-            if not session.is_left:  # one that is ends its child by now
+            if not session.is_left:  # a session that was left is ending its child already
                 session.task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -242,7 +242,7 @@ def close() -> None:
 
 
 def list_tools(target: Target, headers: dict[str, str]) -> Listed:
-    """Return the tools that a server declares now; raises ToolRefused if that cannot be learnt."""
+    """List the tools that a server declares now; raises ToolRefused if it cannot be reached."""
     return _use(target, headers, partial(_tools, anew=True))
 
 
@@ -256,7 +256,7 @@ def call_tool(
     timeout: float | None,
     why_not: Callable[[Listed], str],
 ) -> CallToolResult:
-    """Call a tool once, unless `why_not` objects to what its server declares, and return the server's answer.
+    """Call a tool once, unless `why_not` objects to the server's declared tools; return the server's answer.
 
     Raises ToolRefused if nothing was sent, McpError for an error that the server answered, and
     ToolDurabilityError if there is no answer, or none that can be read.
@@ -310,7 +310,7 @@ def call_tool(
 
 
 async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed:
-    """Return the tools that the server declares, as they were listed before unless `anew`."""
+    """List the tools that the server declares, from the last list unless `anew`."""
     from mcp.types import PaginatedRequestParams
 
     if held.listed is not None and not anew:
@@ -339,7 +339,7 @@ def _refusal(target: Target, error: BaseException) -> ToolRefused:
 
 
 def _told(error: BaseException) -> str:
-    """Return an error on one line: of a group, the first of what is in it."""
+    """Describe an error on one line; of a group, its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return _bounded(f"{type(error).__name__}: {error}")
@@ -351,7 +351,7 @@ def _bounded(text: str) -> str:
 
 @contextlib.asynccontextmanager
 async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any]:
-    """Start a server in a process group of its own, and carry lines to and fro; `ended` hears that it ended.
+    """Start a server in a process group of its own, and exchange lines with it; call `ended` at its end.
 
     The SDK's own transport puts a line together at a cost that grows with its square, whatever its length.
     """
@@ -400,7 +400,7 @@ async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a server and what it started: by closing its input, then by signals."""
+    """End a server and the processes it started: by closing its input, then by signals."""
     if process.stdin is not None:
         process.stdin.close()
     for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -413,7 +413,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def _signalled(group: int, number: int) -> bool:
-    """Send a signal to a group; return whether anybody is in it. While one is, no process gets its number."""
+    """Send a signal to a process group; return whether the group has any process left."""
     try:
         os.killpg(group, number)
     except PermissionError:

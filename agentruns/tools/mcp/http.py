@@ -1,4 +1,4 @@
-"""HTTP for the SDK: a request is sent once, fails alone, and what answers it is bounded."""
+"""HTTP for the MCP SDK: a request is sent once, fails alone, and its answer has a limited size."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from agentruns.tools.card import one_line
 from agentruns.tools.refusals import UNDECIDED
 from agentruns.utils.bounds import ANSWER_BYTES
 
-TOKEN = secrets.token_hex(16)  # marks what is said here, and not by a server: "refused" or "lost"
+TOKEN = secrets.token_hex(16)  # key of the verdict "refused" or "lost", which no server can forge
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
 class Bounded(httpx2.AsyncByteStream):
-    """The bytes of an answer; it ends with the one error that costs the SDK's session only this request."""
+    """The bytes of an answer, limited in size; it ends only with an error that fails this request alone."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -37,15 +37,15 @@ class Bounded(httpx2.AsyncByteStream):
             raise httpx2.StreamError(f"{type(error).__name__}: {error}") from error
 
     async def aclose(self) -> None:
-        """Leave the rest."""
+        """Discard the rest of the answer."""
         await self.inner.aclose()
 
 
 class Once(httpx2.AsyncClient):
-    """A client that turns its own errors into answers, which say whether the request was refused or lost."""
+    """A client that turns its own errors into answers that say if the request was refused or lost."""
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request."""
+        """Send a request once; turn a failure into an answer with the verdict "refused" or "lost"."""
         try:
             response = await super().send(request, **options)
         except httpx2.TransportError as error:
@@ -57,7 +57,7 @@ class Once(httpx2.AsyncClient):
             text, refused = "The answer is compressed, which was not asked for.", False
         elif status >= 400 and request.method == "POST":
             said, refused = await _said(response), status < 500 and status not in UNDECIDED
-            # To another request it may be a question of the protocol.
+            # To another request than a call this may be part of the protocol's negotiation.
             is_call = json.loads(request.content).get("method") == "tools/call"
             if said is not None and not (refused and is_call):
                 return response
@@ -74,7 +74,7 @@ def _failed(request: httpx2.Request, text: str, verdict: str) -> httpx2.Response
 
 
 async def _said(response: httpx2.Response) -> str | None:
-    """Return the text of an answer that is an error of the protocol, or None."""
+    """Read the message of an answer that is an error of the protocol; None for other answers."""
     try:
         said = json.loads(await response.aread())
     except (ValueError, RecursionError, httpx2.StreamError):
@@ -85,7 +85,7 @@ async def _said(response: httpx2.Response) -> str | None:
 
 @asynccontextmanager
 async def http_transport(url: str, headers: Iterable[tuple[str, str]]) -> AsyncIterator[Any]:
-    """Open streams of the SDK over such a client."""
+    """Open the SDK's streams over a `Once` client."""
     timeout = httpx2.Timeout(30, read=None)  # each call has its own
     sent = {"accept-encoding": "identity", **dict(headers)}
     # A server that answers with a redirect, even to itself, would get the request once more.

@@ -1,4 +1,4 @@
-"""The answer of an MCP server as a tool's result: text, blocks or JSON."""
+"""The answer of an MCP server, converted to a tool's result: text, blocks or JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def result_of(answer: CallToolResult) -> Any:
     """Convert a server's answer to a tool result; raises McpError if the answer says that the tool failed.
 
-    Structured content stands for the text that repeats it, and comes after any other content.
+    Structured content replaces the text that repeats it, and comes after any other content.
     """
     blocks, structured = [*map(_block, answer.content)], answer.structured_content
     if answer.is_error:
@@ -42,7 +42,7 @@ def result_of(answer: CallToolResult) -> Any:
 
 
 def _block(item: Any) -> Any:
-    """Return one item of the content as a block; a text says what cannot be one, and why."""
+    """Convert an item of the content to a block; to a text with the reason if it cannot be kept."""
     resource = getattr(item, "resource", None)
     if item.type == "text" or hasattr(resource, "text"):
         return Text((resource or item).text)
