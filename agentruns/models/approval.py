@@ -11,7 +11,7 @@ from agentruns.utils.bounds import NAME_LENGTH
 
 
 class Approval(models.Model):
-    """One gated call waiting for people: a projection of the journal."""
+    """The approval of one gated call: a projection of the journal."""
 
     class Status(models.TextChoices):
         PENDING = "pending", _("waiting")
@@ -33,7 +33,7 @@ class Approval(models.Model):
     tool_name = models.CharField(_("tool"), max_length=64)
     arguments = CanonicalField(_("arguments"))
     digest = models.CharField(_("digest"), max_length=64)
-    # The same for the same call in every session; keyed, so that nobody finds an argument by trying.
+    # Equal for equal calls in all sessions; a keyed hash, so that nobody can guess the arguments.
     same_call = models.CharField(max_length=64, default="", editable=False)
     title = EscapedTextField(_("title"))
     risk = models.CharField(_("risk"), max_length=10, choices=Risk.choices, default=Risk.NORMAL)
@@ -83,4 +83,4 @@ class Approval(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.tool_name} {str(self.id)[:13]}"  # the title may quote what is sensitive
+        return f"{self.tool_name} {str(self.id)[:13]}"  # the title may quote sensitive values

@@ -1,4 +1,4 @@
-"""Tables beside runs: stamps, counts of starts, answered requests, the fence, the outbox."""
+"""Tables beside runs: stamps, counts of starts, requests with idempotency keys, the fence, the outbox."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from agentruns.utils.ids import uuid7
 
 
 class Control(models.Model):
-    """A timestamp by the database clock: a sweeper's last pass, the last request to drain, or a switch.
+    """A time by the database's clock: of a sweeper's last sweep, the last request to drain, or a switch.
 
-    One row notes the server: its timeline is the `reason`, its kind of replication the `actor`. Another names
-    the database by a random `reason`, which a copy of the database keeps.
+    One row notes the server: its timeline is the `reason`, its kind of replication the `actor`. Another row
+    has the database's random name as its `reason`, which a copy of the database keeps.
 
-    A switch is there while an agent or a tool is off, with its reason and the name of who switched it off.
+    A switch exists while an agent or a tool is off, with the reason and the name of the person.
     """
 
     DRAINING = "draining"
@@ -44,7 +44,7 @@ class Control(models.Model):
 
 
 class StartCount(models.Model):
-    """The runs that one user started in the hour since `since`; a row for each user with a quota."""
+    """The number of runs that a user or visitor with a quota started in the hour from `since`."""
 
     # As text and no foreign key: users may live in another database.
     user_id = models.CharField(primary_key=True, max_length=NAME_LENGTH)
@@ -59,9 +59,9 @@ class StartCount(models.Model):
 
 
 class IdempotencyRecord(models.Model):
-    """A request with an idempotency key that was done; the same again is not.
+    """A request with an idempotency key that was carried out, so that a repetition is not.
 
-    Written in the same transaction as the request's effect, so that one exists exactly if the other does.
+    Written in the same transaction as the request's effect, so that both or neither exist.
     """
 
     owner = user_key(_("owner"), "agentruns_idempotency_records", null=False)
@@ -82,10 +82,10 @@ class IdempotencyRecord(models.Model):
 
 
 class CommitFence(models.Model):
-    """A row that points at nothing: while it stands, the database refuses to commit the transaction it is in.
+    """A row that refers to nothing: while it exists, the database refuses to commit its transaction.
 
-    A transactional handler works behind one, so that only the journal can commit, together with the result.
-    Its foreign key is checked at the COMMIT, as Django declares all of them. The table is always empty.
+    A transactional handler works behind such a row, so that only the journal commits its writes, with the
+    result. Its foreign key is checked at the COMMIT, as in all Django tables. The table is always empty.
     """
 
     nothing = models.ForeignKey("self", on_delete=models.DO_NOTHING, related_name="+", db_index=False)

@@ -1,4 +1,4 @@
-"""Columns and indexes for any output of a model or a tool, on every database, and for the journal's times."""
+"""Columns and indexes for any text of a model or a tool, on every database, and for the journal's times."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class EscapedTextField(AnyTextField):
 
 
 def now() -> datetime:
-    """Return the time by the journal's clock; Django's `auto_now` would ask this machine."""
+    """Read the time from the journal's clock, unlike Django's `auto_now`, which uses this machine's."""
     return clock.now(settings.DATABASE)
 
 
 def user_key(
     verbose_name: Any, related_name: str, *, null: bool = True, db_index: bool = True
 ) -> models.ForeignKey[Any, Any]:
-    """Return a column of a user, without a constraint or a cascade: the journal outlives its users."""
-    # They may also live in another database.
+    """Build a foreign key to a user, without a constraint or a cascade: the journal outlives its users."""
+    # Users may also be in another database.
     return models.ForeignKey(
         django_settings.AUTH_USER_MODEL,
         verbose_name=verbose_name,
@@ -76,17 +76,17 @@ def user_key(
 
 
 class PersonNameField(AnyCharField):
-    """A person's name for lists and searches, cut to the column: a project's users may have longer names."""
+    """A person's name for lists and searches, cut to the column's length if a project has longer names."""
 
     def get_prep_value(self, value: Any) -> Any:
         return None if value is None else canonical.escape_text(str(value))[:NAME_LENGTH]
 
 
 class PrefixIndex(models.Index):
-    """An index that serves `istartswith` on one column; a plain one on other databases."""
+    """An index for `istartswith` on one column of PostgreSQL or SQLite; a plain index on other databases."""
 
     def create_sql(self, model: Any, schema_editor: Any, using: str = "", **kwargs: Any) -> Any:
-        """Return the statement that creates it."""
+        """Build the statement that creates the index."""
         statement: Any = super().create_sql(model, schema_editor, using, **kwargs)
         (name,) = self.fields
         column = schema_editor.quote_name(model._meta.get_field(name).column)

@@ -29,7 +29,7 @@ class Message(models.Model):
     # The two parts of its payload, each with the salt of the hash that the chain is bound to.
     facts = CanonicalField(_("facts"))
     facts_salt = models.CharField(max_length=32)
-    content = CanonicalField(_("content"), null=True)  # NULL, as is its salt: it was erased
+    content = CanonicalField(_("content"), null=True)  # NULL, like its salt, once it is erased
     content_salt = models.CharField(max_length=32, null=True)  # noqa: DJ001 - "" would be a salt
     content_hash = models.CharField(max_length=64)
     prev_hash = models.CharField(max_length=64)
@@ -64,5 +64,5 @@ class Message(models.Model):
 
     @property
     def payload(self) -> dict[str, Any]:
-        """Both parts as one, neutral values standing for erased content."""
+        """The payload, joined from facts and content; neutral values replace erased content."""
         return merged(self.kind, self.facts, self.content)

@@ -1,7 +1,7 @@
 """The two parts of a row: facts, which the fold needs and nobody erases, and content, which can be erased.
 
-Each part is committed to by a hash with a random salt of its own. Without the salt nobody finds a text by
-trying, so whoever hides a part hides its salt, and the chain, made of the commitments, verifies all the same.
+Each part has a hash with a random salt of its own, its commitment. Without the salt nobody can guess the
+text, so whoever hides a part hides its salt. The chain is made of the commitments and still verifies.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Payload = dict[str, Any]
 
 
 class Form:
-    """The members of a payload that are facts, and the neutral values of erased content.
+    """The facts among a payload's members, and the neutral values that replace erased content.
 
-    `content` and `optional` give members with their neutral values, `gone` those that are then left out, and
-    `inside` those that are split themselves, objects or lists of them.
+    `content` and `optional` map members to their neutral values, `gone` are members that are left out then,
+    and `inside` are members that are split themselves: objects or lists of objects.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Form:
         self.inside = inside
 
     def split(self, payload: Payload) -> tuple[Payload, Payload]:
-        """Return the facts and the content of a payload; a member that is not known here is content."""
+        """Split a payload into facts and content; members unknown to this form are content."""
         facts: Payload = {}
         content: Payload = {}
         for name, value in payload.items():
@@ -132,17 +132,17 @@ _UNKNOWN = Form()
 
 
 def facts_of(kind: str) -> set[str]:
-    """Return the names of a payload's members that are facts, which hold no text to mask or erase."""
+    """List the members of a payload that are facts, which hold no text to mask or erase."""
     return FORMS.get(kind, _UNKNOWN).facts
 
 
 def split(kind: str, payload: Payload) -> tuple[Payload, Payload]:
-    """Return the facts and the content of a row's payload."""
+    """Split a row's payload into its facts and its content."""
     return FORMS.get(kind, _UNKNOWN).split(payload)
 
 
 def merged(kind: str, facts: Payload, content: Payload | None) -> Payload:
-    """Return the payload of two parts; neutral values stand for content that was erased."""
+    """Join facts and content to a payload; neutral values replace content that was erased."""
     if content is None:
         content = FORMS.get(kind, _UNKNOWN).neutral(facts)
         if kind == "assistant":
@@ -153,7 +153,7 @@ def merged(kind: str, facts: Payload, content: Payload | None) -> Payload:
 
 
 def _reply(calls: list[Payload]) -> list[Payload]:
-    """Return an erased reply as its provider takes it back: every result needs the call it answers."""
+    """Build the content of an erased reply: a provider requires the call of every result."""
     used = (
         {"type": "tool_use", "id": call["provider_id"], "name": call["tool"], "input": {}} for call in calls
     )
@@ -174,10 +174,10 @@ def _joined(facts: Payload, content: Payload) -> Payload:
 
 
 def commitment(salt: str, text: str) -> str:
-    """Return the hash by which the chain is bound to a part: of its salt's bytes and its canonical text."""
+    """Compute the hash of a part's salt and canonical text, which the chain contains."""
     return hashlib.sha256(bytes.fromhex(salt) + text.encode()).hexdigest()
 
 
 def keyed(key: str, text: str) -> str:
-    """Return the HMAC-SHA256 of a text, in hex; `key` in hex."""
+    """Compute the HMAC-SHA256 of a text, in hex; `key` in hex."""
     return hmac.digest(bytes.fromhex(key), text.encode(), "sha256").hex()

@@ -1,4 +1,4 @@
-"""Querysets of runs, rows, sweepers and approvals."""
+"""Querysets of runs, journal rows, controls and approvals."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
 
 
 class Constant(models.Value):
-    """A constant written into the SQL itself: a planner cannot match a parameter with a partial index."""
+    """A constant in the SQL text itself, because a planner matches no parameter with a partial index."""
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[str | int, ...]]:
-        """Return the value as an SQL literal."""
+        """Format the value as an SQL literal."""
         return repr(self.value), ()
 
 
@@ -40,11 +40,11 @@ RISK_RANK = Case(
 
 class RunQuerySet(models.QuerySet["Run"]):
     def unfinished(self) -> Self:
-        """Runs that have not ended."""
+        """Select the runs that have not ended."""
         return self.filter(status__in=UNFINISHED)
 
     def runnable(self) -> Self:
-        """Runs a worker may claim now, by the database clock: without a live lease, and due."""
+        """Select the runs that a worker may claim now, by the database's clock: due, without a live lease."""
         return self.filter(
             Q(status__in=ACTIVE),
             Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now()),
@@ -52,7 +52,7 @@ class RunQuerySet(models.QuerySet["Run"]):
         )
 
     def with_context(self, given: dict[str, Any] | None = None, /, **values: Any) -> Self:
-        """Runs whose context has these values, of those that are kept for it: `with_context(tenant=7)`."""
+        """Select the runs with these searchable context values, such as `with_context(tenant=7)`."""
         runs = self
         for key, value in {**(given or {}), **values}.items():
             runs = runs.filter(context_values__key=key, context_values__value=said(value))
@@ -61,13 +61,13 @@ class RunQuerySet(models.QuerySet["Run"]):
 
 class MessageQuerySet(models.QuerySet["Message"]):
     def own(self) -> Self:
-        """Rows of the run itself, without the history that a fork copied from its origin."""
+        """Select the rows of the run itself, without the rows that a fork copied from its origin."""
         return self.filter(seq__gt=Coalesce("run__origin_seq", 0))
 
 
 class ControlQuerySet(models.QuerySet["Control"]):
     def stamp(self, name: str) -> None:
-        """Set the timestamp to now, by the database clock."""
+        """Set the row's time to now, by the database's clock."""
         name = name[: self.model._meta.get_field("name").max_length]
         if not self.filter(name=name).update(seen_at=Now()):
             self.update_or_create(name=name, defaults={"seen_at": Now()})
@@ -78,12 +78,12 @@ class ControlQuerySet(models.QuerySet["Control"]):
         self.update_or_create(name=self.model.SERVER, defaults=noted)
 
     def sweepers(self) -> Self:
-        """Sweepers: every record except the switches and those with a name of their own."""
+        """Select the rows of sweepers: all rows except switches and those with a fixed name."""
         named = (self.model.DRAINING, self.model.SERVER, self.model.DATABASE)
         return self.exclude(name__in=named).exclude(name__startswith="off:")
 
     def identity(self) -> str:
-        """Find the random name of the database, or give it one; asked once in a process."""
+        """Find the database's random name, or create it; a process keeps the name once it is committed."""
         connection = connections[self.db]
         place = self.db, getattr(connection, "schema_name", "")  # of django-tenants
         if place not in _identities:
@@ -95,15 +95,15 @@ class ControlQuerySet(models.QuerySet["Control"]):
         return _identities[place]
 
     def switches(self) -> Self:
-        """Agents and tools that are switched off, by name."""
+        """Select the agents and tools that are switched off, by name."""
         return self.filter(name__startswith="off:").order_by("name")
 
 
 class ApprovalQuerySet(models.QuerySet["Approval"]):
     def pending(self) -> Self:
-        """Approvals that wait for a person."""
+        """Select the approvals that wait for a person."""
         return self.filter(status=PENDING)
 
     def expired(self) -> Self:
-        """Pending approvals whose time is over, by the database clock."""
+        """Select the pending approvals whose time is over, by the database's clock."""
         return self.pending().filter(expires_at__lte=Now())

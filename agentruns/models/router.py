@@ -13,20 +13,20 @@ LABEL = "agentruns"
 
 
 class JournalRouter:
-    """Keep the tables of agentruns in AGENTRUNS_DATABASE.
+    """A router that keeps the tables of agentruns in AGENTRUNS_DATABASE.
 
     Put it first in DATABASE_ROUTERS: a router before it might send its reads to a replica.
     """
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
-        """Return the journal's alias for our models: a replica may lag behind."""
+        """Choose the journal's database for our models, because a replica may lag behind."""
         if _is_ours(model):
             return settings.DATABASE
-        # A run's owner lives where users do; with the hint, Django would look in the run's database.
+        # The owner of a run is in the users' database; with the hint, Django would look in the run's.
         return router.db_for_read(model) if _is_ours(hints.get("instance")) else None
 
     def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
-        """Return the journal's alias for our models."""
+        """Choose the journal's database for our models."""
         if _is_ours(model):
             return settings.DATABASE
         return router.db_for_write(model) if _is_ours(hints.get("instance")) else None

@@ -1,4 +1,4 @@
-"""Runs, their definitions, and what hangs on a run beside its journal."""
+"""Runs, their definitions, and the tables of a run beside its journal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run(models.Model):
         FAILED = "failed", _("failed")
         CANCELLED = "cancelled", _("cancelled")
 
-    REWOUND = "journal_rewound"  # how the reason begins why a run is held for rows that are lost
+    REWOUND = "journal_rewound"  # beginning of the reason if a run is held because of lost rows
     ENDED = ENDED
     UNFINISHED = UNFINISHED
 
@@ -60,7 +60,7 @@ class Run(models.Model):
     scope = models.CharField(_("scope"), max_length=NAME_LENGTH, default="")
     owner = user_key(_("owner"), "agentruns_runs")
     owner_name = PersonNameField(_("requester"), max_length=NAME_LENGTH, default="")
-    requesters = models.TextField(default="")  # quoted ids of all who asked for it: " 5 17 "
+    requesters = models.TextField(default="")  # quoted ids of all requesters: " 5 17 "
     agent = models.CharField(_("agent"), max_length=100)
     version = models.CharField(_("version"), max_length=100)
     definition = models.ForeignKey(
@@ -99,10 +99,10 @@ class Run(models.Model):
     not_before = models.DateTimeField(_("not before"), null=True)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     blocked_reason = EscapedTextField(_("why it is blocked"), default="")
-    blocked_at = models.DateTimeField(_("blocked at"), null=True)  # when a process last found that it is
+    blocked_at = models.DateTimeField(_("blocked at"), null=True)  # when a process last found it blocked
 
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
-    # To the minute while it is at work (journal.statements).
+    # Accurate to a minute while the run is driven (journal.statements).
     updated_at = models.DateTimeField(_("updated at"), default=now, editable=False)
 
     objects = RunQuerySet.as_manager()
@@ -165,7 +165,7 @@ class Run(models.Model):
 
 
 class ContextValue(models.Model):
-    """A top-level value of a run's context, for search and filters: made with the run, erased with it."""
+    """A searchable top-level value of a run's context: created with the run, deleted at its erasure."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="context_values")
     key = models.CharField(max_length=NAME_LENGTH)
@@ -180,7 +180,7 @@ class ContextValue(models.Model):
 
     @classmethod
     def of(cls, run: Run, definition: dict[str, Any]) -> list[ContextValue]:
-        """Return the values of a run that may be found: short ones, of names that no tool calls sensitive."""
+        """Build the searchable context values of a run: short ones that no tool calls sensitive."""
         tools = definition.get("tools", {}).values() if run.context else ()
         hidden = {name for tool in tools for kind in SENSITIVE for name in tool.get(kind) or ()}
         texts = {name: said(value) for name, value in run.context.items() if name not in hidden}
@@ -189,10 +189,10 @@ class ContextValue(models.Model):
 
 
 class Draft(models.Model):
-    """The text of a reply while it is written, for who watches the run: no part of the journal.
+    """The text of a reply while it is written, for people who watch the run: no part of the journal.
 
-    Event streams make the row and renew `watched_until`; the worker stores the text, as it may be shown. It
-    counts while `epoch` and `step` are the run's own: no zombie's, and of no reply that the journal has.
+    Event streams create the row and renew `watched_until`; the worker stores the text, masked. It is valid
+    while `epoch` and `step` are the run's own, so no former worker's text and no journaled reply is shown.
     """
 
     run = models.OneToOneField(
@@ -211,7 +211,7 @@ class Draft(models.Model):
 
 
 class Review(models.Model):
-    """The opinion of people on a run, and who sees to it: no part of the journal, deleted with the run."""
+    """The opinion of people on a run, and its assignee: no part of the journal, deleted with the run."""
 
     class Rating(models.IntegerChoices):
         BAD = -1, _("bad")

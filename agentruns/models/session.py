@@ -17,7 +17,7 @@ class Session(models.Model):
     scope = models.CharField(_("scope"), max_length=NAME_LENGTH, default="")
     key = models.CharField(_("key"), max_length=NAME_LENGTH)
     title = EscapedTextField(_("title"), default="")  # first line of its first task
-    # Key of the digests of its calls: without it nobody finds an argument by trying.
+    # Key of the digests of its calls, without which nobody can guess their arguments.
     secret = models.CharField(max_length=64, default=secret, editable=False)
     owner = user_key(_("owner"), "agentruns_sessions")
     owner_name = PersonNameField(_("owner's name"), max_length=NAME_LENGTH, default="")
@@ -31,7 +31,7 @@ class Session(models.Model):
         verbose_name_plural = _("sessions")
         default_permissions = ("view",)
         constraints = [models.UniqueConstraint(fields=["scope", "key"], name="agentruns_key_in_scope")]
-        # An append changes neither column and so writes none of the table's indexes.
+        # An append changes neither column, and so writes no index of the table.
         indexes = [
             PrefixIndex(fields=["key"], name="agentruns_key_begins"),
             PrefixIndex(fields=["owner_name"], name="agentruns_requester_begins"),

@@ -30,7 +30,7 @@ class ApiToken(models.Model):
     name = models.CharField(_("name"), max_length=100, default="")
     scopes = CanonicalField(_("scopes"), default=list)
     owner = user_key(_("owner"), "agentruns_tokens")
-    # Of the owner's password when it was made: a new password, or another user of the same key, ends it.
+    # Proof of the owner's password at creation: a new password, or another user of the key, ends the token.
     credential = models.CharField(max_length=64, default="", editable=False)
     session = models.ForeignKey(
         Session, verbose_name=_("session"), null=True, on_delete=models.CASCADE, related_name="tokens"
@@ -59,7 +59,7 @@ class ApiToken(models.Model):
 
 @dataclass(frozen=True, slots=True)
 class SessionBearer:
-    """The visitor with a session token: somebody, but no user; they own nothing and have no permission."""
+    """The visitor with a session token, who is no user, owns nothing and has no permission."""
 
     session_id: UUID
 
@@ -72,19 +72,19 @@ class SessionBearer:
 
     @property
     def actor_id(self) -> str:
-        """The id in the journal."""
+        """The visitor's id in the journal."""
         return f"{VISITOR}{self.session_id}"
 
     def get_username(self) -> str:
-        """Return the name in the journal."""
+        """Return the visitor's name in the journal."""
         return "the session's visitor"
 
     def key(self, key: str) -> str:
-        """Return the idempotency key that one of theirs is stored as: keys of two visitors never meet."""
+        """Hash a visitor's idempotency key with the session, so that keys of two visitors never meet."""
         return sha256(f"{self.session_id}:{key}".encode()).hexdigest()
 
     def has_perm(self, permission: str, obj: object = None) -> bool:
-        """Return False."""
+        """Return False, because a visitor has no permission."""
         return False
 
 

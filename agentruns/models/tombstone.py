@@ -9,7 +9,7 @@ from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import redact
 
 FORGOTTEN = "sha256:"
-NAMED = "session"  # in `idempotency_keys`, which never change: the hash of the session's key, which may
+NAMED = "session"  # member of the immutable `idempotency_keys` with the hash of the session's key
 
 
 class Tombstone(models.Model):
@@ -54,5 +54,5 @@ class PrunedKey(models.Model):
 
 
 def forgotten(key: str) -> str:
-    """Return the hash that replaces a key to be forgotten, and still recognises it."""
+    """Hash a session's key or an idempotency key to be forgotten, so that it can still be recognised."""
     return key if key.startswith(FORGOTTEN) else FORGOTTEN + canonical.sha256(key)

@@ -1,7 +1,7 @@
 """Database triggers that keep the journal append-only, on SQLite and PostgreSQL.
 
-Of a row only its erasable columns may become NULL; rows are deleted only of a session with a Tombstone, and
-none is added to it ever again. A tombstone stays: at most its key is replaced by a hash.
+In a row only the erasable columns may become NULL. Rows may be deleted only from a session with a Tombstone,
+and no row is ever added to such a session. A tombstone stays: at most its key is replaced by a hash.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def remove(connection: BaseDatabaseWrapper) -> None:
 def differences(connection: BaseDatabaseWrapper) -> list[str]:
     """List the differences from the protection that `install` gives, a sentence each.
 
-    Triggers are compared by what they do, not by their names. Also found: triggers that are not ours, rules,
+    Triggers are compared by their effect, not by their names. Also found: triggers that are not ours, rules,
     child tables, row security, and tables that hide one of ours.
     """
     with connection.cursor() as cursor:
@@ -154,13 +154,13 @@ def is_present(connection: BaseDatabaseWrapper) -> bool:
 
 
 def install_on_migrate(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
-    """Restore the triggers after `migrate` and `flush`, which may have rebuilt the table; name a database."""
+    """Restore the triggers after `migrate` and `flush`, which may rebuild the table; name the database."""
     connection = connections[using]
     from agentruns.models import Control, Message
 
     if not router.allow_migrate_model(using, Message) or not is_present(connection):
         return
-    # Only where they differ: creating them waits for every transaction that uses the journal.
+    # Only if they differ, because creating them waits for every transaction that uses the journal.
     if differences(connection):
         install(connection)
     if Control._meta.db_table in connection.introspection.table_names():
@@ -182,7 +182,7 @@ def _statements(connection: BaseDatabaseWrapper, cursor: Any) -> Iterator[str]:
             f"CREATE TRIGGER {name} BEFORE {events} ON {schema}.{table} "
             f"FOR EACH {each} EXECUTE FUNCTION {schema}.{function}()"
         )
-        # Or SET session_replication_role = replica would pass them by.
+        # Without ALWAYS, SET session_replication_role = replica would disable the trigger.
         yield f"ALTER TABLE {schema}.{table} ENABLE ALWAYS TRIGGER {name}"
 
 
@@ -197,7 +197,7 @@ def _remove(connection: BaseDatabaseWrapper, cursor: Any) -> None:
 
 
 def _sqlite_triggers(cursor: Any) -> dict[str, str]:
-    """Return the statement of each trigger, for the columns that its table has."""
+    """Build the statement of each trigger, for the columns that its table has."""
     cursor.execute(
         "SELECT t.name, c.name FROM main.sqlite_master t, pragma_table_info(t.name, 'main') c"
         " WHERE t.type = 'table' AND t.name IN (%s, %s)",
@@ -280,7 +280,7 @@ FROM pg_catalog.pg_class WHERE relpersistence = 't' AND relname = ANY(%s)"""
 
 
 def _schema(cursor: Any) -> str | None:
-    """Return the schema of the journal's tables; never that of temporary ones, which would come first."""
+    """Find the schema of the journal's tables, but never that of temporary tables, which comes first."""
     cursor.execute(
         "SELECT n.nspname"
         " FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY s (name, place)"
