@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentruns.models import Run, Session
 
 _MAX_NAME = 100
-# Of servers that are named in model_params.
+# Members of model_params with secrets of servers.
 _SECRETS = ("authorization_token", "authorization", "headers", "api_key", "access_token")
 _NUMBER = re.compile("([0-9]+)")
 _DOTTED = re.compile(r"[0-9]+(\.[0-9]+)*")
@@ -44,7 +44,7 @@ _registry: dict[tuple[str, str], Agent] = {}
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options of both."""
+    """The options of both `start_run` and `run_agent`."""
 
     actor: Any
     owner: Any
@@ -54,13 +54,13 @@ class CommonOptions(TypedDict, total=False):
 
 
 class StartOptions(CommonOptions, total=False):
-    """Options of `start_run`."""
+    """The options of `start_run`."""
 
     not_before: datetime | None
 
 
 class RunOptions(CommonOptions, total=False):
-    """Options of `run_agent`."""
+    """The options of `run_agent`."""
 
     store: Any
 
@@ -69,16 +69,16 @@ class Agent:
     """An agent: instructions, a model and tools, registered by (name, version); treat it as immutable.
 
     `instructions` may be a function of a RunContext, and `tools_for` one that names the tools of a run: both
-    are called once, at its start. `tools` maps names to tools. `model`: a Claude model's name, one with its
+    are called once, at its start. `tools` maps names to tools. `model`: a Claude model's name, a name with a
     provider as "openai:gpt-5.4", a name of AGENTRUNS_MODELS, or an object with `identity` and `propose`; it
-    defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created. `fallback`: another, asked at once
-    when the provider of `model` is overloaded. `token_budget` counts input and output; `deadline` excludes
-    time spent waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES. `model_params` go to
-    the provider with every request (`max_tokens` there limits one reply); to a fallback of another provider
-    goes `max_tokens` alone. `output_type`: a pydantic model that the text of the last reply must fit, and the
-    type of `RunResult.output`. `starters`: a permission or group that people need to start it, beside
-    `agentruns.start_run`, or "anyone". `unjournaled_tools` allows tools and MCP servers in
-    `model_params`, which the provider runs: no row before the effect, no gate.
+    defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created. `fallback`: a second model, used at
+    once when the provider of `model` is overloaded. `token_budget` counts input and output; `deadline`
+    excludes time spent waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES.
+    `model_params` are sent to the provider with every request (`max_tokens` there limits one reply); a
+    fallback of another provider gets only `max_tokens`. `output_type`: a pydantic model that the text of the
+    last reply must fit, and the type of `RunResult.output`. `starters`: a permission or group that people
+    need to start the agent, beside `agentruns.start_run`, or "anyone". `unjournaled_tools` allows tools and
+    MCP servers in `model_params`, which the provider runs: no row before the effect, no gate.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Agent:
         return f"<Agent {self.name} version {self.version}>"
 
     def definition(self) -> dict[str, Any]:
-        """Return everything a run of this agent depends on, as JSON; for reading only."""
+        """Build everything a run of this agent depends on, as JSON; for reading only."""
         return self._definition
 
     @cached_property
@@ -161,12 +161,12 @@ class Agent:
 
     @property
     def models(self) -> list[Model | str]:
-        """The models that may be asked, in order."""
+        """The model and the fallback, in the order of requests."""
         return [self.model] if self.fallback is None else [self.model, self.fallback]
 
     @property
     def file_limits(self) -> Limits:
-        """The files that each of its models takes."""
+        """The limits for files that each of its models accepts."""
         return limits_of(*map(model_identity, self.models))
 
     @cached_property
@@ -243,7 +243,7 @@ class Agent:
             raise TypeError(f"{where}: output_type must be a pydantic model, not {self.output_type!r}.")
         try:
             schema_of(self.output_type)
-        except Exception as error:  # found now, and not when its first run starts
+        except Exception as error:  # found here rather than at the start of its first run
             raise TypeError(f"{where}: output_type has no JSON Schema: {error}") from error
         if self.on_orphan not in ("hold", "surface"):
             raise ValueError(f"{where}: on_orphan must be 'hold' or 'surface', not {self.on_orphan!r}.")
@@ -252,8 +252,8 @@ class Agent:
 def register(agent: Agent) -> None:
     """Register `agent` under its name and version.
 
-    Raises ValueError if another module has registered a different agent under both. A module that is
-    imported again replaces its own.
+    Raises ValueError if another module has registered a different agent under both. A module that is imported
+    again replaces its own agent.
     """
     key = (agent.name, agent.version)
     with _lock:
@@ -274,10 +274,10 @@ def register(agent: Agent) -> None:
 
 
 def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
-    """Return the agent with that name; without a version, of the highest one registered.
+    """Find the agent with a name and version; without a version, the highest version.
 
-    Dotted numbers are compared number by number, 1.10 after 1.9, and come after all other texts, in which
-    numbers are compared alike: v10 after v9. Raises UnknownAgentError, which lists the registered agents.
+    Versions of dotted numbers are compared number by number, 1.10 after 1.9, and come after all other texts,
+    whose numbers are compared too: v10 after v9. Raises UnknownAgentError, which lists the registered agents.
     """
     if isinstance(agent, Agent):
         if version is None or version == agent.version:
@@ -301,7 +301,7 @@ def _rank(version: str) -> tuple[bool, list[str | int], str]:
 
 
 def registered() -> list[Agent]:
-    """Return all agents of this process in order of registration."""
+    """List all agents of this process in order of registration."""
     with _lock:
         return list(_registry.values())
 
@@ -329,7 +329,7 @@ def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]
 
 
 def _without_secrets(params: Any) -> Any:
-    """Return parameters for a definition, without tokens: they may be renewed and must not be read."""
+    """Mask tokens in parameters for a definition, because they may be renewed and must not be read."""
     if isinstance(params, dict):
         return {name: MASK if name in _SECRETS else _without_secrets(each) for name, each in params.items()}
     return [_without_secrets(each) for each in params] if isinstance(params, list | tuple) else params
@@ -358,7 +358,7 @@ def _require_model(where: str, what: str, model: Any) -> None:
 
 
 def _require_path(where: str, what: str, value: Any, also: str = "") -> None:
-    """Raise TypeError unless a value is a function whose path can stand for it in a definition."""
+    """Raise TypeError unless `value` is a function whose path can name it in a definition."""
     kind = f"{where}: {what} must be {also}a function of a module, not {value!r}"
     if not inspect.isroutine(value):
         raise TypeError(f"{kind}.")

@@ -1,7 +1,7 @@
 """Blocks of a task, a message or a result: texts, pictures and documents, checked and in their JSON form.
 
 In that form, which a row's payload takes over, `content` has the blocks and `stored` their files: a block
-names its file by SHA-256. `described` is the same for people, and what tells one input from another.
+names its file by SHA-256. `described` is a text for people, by which inputs are also compared.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Text:
 
 
 class File:
-    """A file among the blocks, from a `path`, bytes or a file of Django's, as an upload is.
+    """A file among the blocks, from a `path`, bytes or a Django file such as an upload.
 
-    Its type is found from its content. Raises ContentTypeError for another type than these, ContentError for
-    a file that is not what `media_type` says, ContentTooLargeError above AGENTRUNS_FILE_MAX.
+    Its type is found from its content. Raises ContentTypeError for a type that is not allowed, ContentError
+    for a file that is not what `media_type` says, ContentTooLargeError above AGENTRUNS_FILE_MAX.
     """
 
     kind: ClassVar[str]
@@ -94,7 +94,7 @@ class File:
         return f"<{type(self).__name__} {self.name!r} {self.media_type} {len(self.data)} bytes>"
 
     def scan(self) -> None:
-        """Let the project's scanner see it; raises ContentError if that refuses it, or fails."""
+        """Call the project's scanner; raises ContentError if it refuses the file or fails."""
         if settings.SCANNER is None:
             return
         try:
@@ -116,7 +116,7 @@ class Document(File):
 
 
 def of_upload(file: Any) -> File:
-    """Return a file of a request by what its sender calls it; raises ContentError if it is something else."""
+    """Build the file of an upload by its declared type; raises ContentError if the content is another."""
     is_picture = (file.content_type or "").startswith("image/")
     return (Image if is_picture else Document)(data=file)
 
@@ -127,7 +127,7 @@ FILES: dict[str, type[File]] = {kind.kind: kind for kind in (Image, Document)}
 
 
 def type_of(data: bytes) -> str:
-    """Return the media type that bytes are of, or ""."""
+    """Find the media type of bytes; "" if it is unknown."""
     for media_type, magic in IMAGES.items():
         if magic.match(data):
             return media_type
@@ -140,7 +140,7 @@ def type_of(data: bytes) -> str:
 
 
 def checked(given: Any) -> list[Block]:
-    """Return the blocks of an input that is no text; raises ContentError for what is none."""
+    """List the blocks of an input that is no text; raises ContentError for an invalid or refused block."""
     blocks = [given] if isinstance(given, Text | File) else given
     if not isinstance(blocks, list | tuple) or not blocks:
         raise ContentError("The input is neither a text nor a list of Text, Image and Document blocks.")
@@ -163,7 +163,7 @@ def is_block(value: Any) -> bool:
 
 
 def admitted(blocks: Iterable[Block]) -> list[Block]:
-    """Return the blocks of a result, with the reason in place of what the scanner refuses: never raises."""
+    """List the blocks of a result; the reason replaces a block that the scanner refuses. Never raises."""
     found: list[Block] = []
     for block in blocks:
         try:
@@ -177,7 +177,7 @@ def admitted(blocks: Iterable[Block]) -> list[Block]:
 
 
 def packed(blocks: Iterable[Block]) -> Packed:
-    """Return the JSON form of blocks, with each file once, in base64."""
+    """Convert blocks to their JSON form, with each file once, in base64."""
     content: list[dict[str, Any]] = []
     stored: dict[str, dict[str, Any]] = {}
     for block in blocks:
@@ -193,8 +193,8 @@ def packed(blocks: Iterable[Block]) -> Packed:
 
 
 def described(content: list[dict[str, Any]], key: str | bytes | None = None) -> str:
-    """Return blocks as a text for people: their texts, and what their files are."""
-    # Nobody can find a file by its digest there, which is keyed: by the project's SECRET_KEY unless given.
+    """Describe blocks in a text for people: their texts, and type, name and size of their files."""
+    # The digests are keyed, by default with the project's SECRET_KEY, so that nobody can guess a file.
 
     def text(block: dict[str, Any]) -> str:
         if block.get("type") == "text":
@@ -206,6 +206,6 @@ def described(content: list[dict[str, Any]], key: str | bytes | None = None) -> 
 
 
 def placeholder(block: dict[str, Any], digest: str) -> str:
-    """Return the text that stands for a file among blocks."""
+    """Build the text that stands for a file among blocks."""
     names = (str(block.get(name, "?")) for name in ("type", "name", "media_type", "size"))
     return "[{} {}: {}, {} bytes, {}]".format(*names, digest)

@@ -14,12 +14,12 @@ MAX_PROBLEM = 2000
 
 
 def schema_of(output_type: type[BaseModel] | None) -> dict[str, Any] | None:
-    """Return the JSON Schema of an output type."""
+    """Build the JSON Schema of an output type."""
     return None if output_type is None else output_type.model_json_schema()
 
 
 def problem_with(output_type: type[BaseModel] | None, text: str) -> str:
-    """Return the reason why a text is not a value of the type, or ""."""
+    """Explain why a text is not a value of the type; "" if it is."""
     if output_type is None:
         return ""
     try:
@@ -34,7 +34,7 @@ def problem_with(output_type: type[BaseModel] | None, text: str) -> str:
 
 
 def value_of(output_type: type[BaseModel] | None, text: str | None) -> Any:
-    """Return a stored output as a value of the type, or as text if it does not fit."""
+    """Convert a stored output to a value of the type; return the text if it does not fit."""
     if output_type is None or text is None:
         return text
     try:
@@ -44,5 +44,5 @@ def value_of(output_type: type[BaseModel] | None, text: str | None) -> Any:
 
 
 def shown(output: Any) -> Any:
-    """Return an output as text, for printing."""
+    """Convert an output to text, for printing."""
     return output.model_dump_json() if isinstance(output, BaseModel) else output

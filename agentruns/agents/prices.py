@@ -1,7 +1,7 @@
 """The cost of replies, by the project's AGENTRUNS_PRICES.
 
 AGENTRUNS_PRICES = {"claude-sonnet-5-5": {"input": 3, "output": 15}}: per million tokens, in any currency.
-Models of other providers are named with them, as in "openai:gpt-5.4".
+Models of other providers have the provider in their name, as in "openai:gpt-5.4".
 `cache_read`, `cache_write` and `cache_write_1h` default to 0.1, 1.25 and 2 times `input`. A name also
 covers dated versions of the same model, but no other model: "claude-sonnet-5" covers
 "claude-sonnet-5-20261021" and not "claude-sonnet-5-5".
@@ -24,7 +24,7 @@ MAX_DIGITS = 20
 
 
 def price_of(*models: str) -> dict[str, Decimal] | None:
-    """Return the prices of the first of the models that has any; the longest matching name counts."""
+    """Find the prices of the first of the models that has any; the longest matching name counts."""
     # An invalid price counts as none: a reply that was paid for must be journaled in any case.
     known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
     for model in models:
@@ -46,7 +46,7 @@ def price_of(*models: str) -> dict[str, Decimal] | None:
 
 
 def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
-    """Return the cost of a reply, or None if its model has no price."""
+    """Compute the cost of a reply; None if its model has no price."""
     price = price_of(*models)
     if price is None:
         return None
@@ -65,19 +65,19 @@ def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
 
 
 def added(total: str, cost: str) -> str:
-    """Return the sum of two journaled amounts."""
+    """Add two journaled amounts."""
     with localcontext(Context(prec=100)):
         return amount(Decimal(total) + Decimal(cost))
 
 
 def amount(value: Decimal) -> str:
-    """Return an amount as journaled: plain digits, exact."""
+    """Format an amount as journaled: plain digits, exact."""
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def mistakes(prices: Any) -> list[str]:
-    """Return the mistakes in a value of AGENTRUNS_PRICES."""
+    """List the mistakes in a value of AGENTRUNS_PRICES."""
     if not isinstance(prices, dict):
         return ["it must be a dict of model names"]
     found = []

@@ -1,1 +1,1 @@
-"""Model providers: the common protocol (base), Claude (anthropic) and a scripted model."""
+"""Model providers: the common protocol (base), Claude, OpenAI and similar servers, and a scripted model."""

@@ -18,7 +18,7 @@ DEFAULT_MAX_TOKENS = 8192
 _MAX_TOKENS_IN_TEN_MINUTES = 21_333
 _SECONDS_PER_TOKEN = 3600 / 128_000
 _RESERVED = frozenset({"model", "system", "messages", "stream", "timeout"})
-_NAMED = ("messages", "max_tokens", "betas")  # what the SDK's methods have a name for
+_NAMED = ("messages", "max_tokens", "betas")  # parameters of the SDK's methods
 # The token counter refuses every other parameter; none of those is part of the conversation.
 _COUNTED = frozenset({"system", "tools", "tool_choice", "thinking", "output_config", "speed"})
 _COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compaction"}
@@ -39,12 +39,12 @@ UNKNOWN_DELTA = (
 class AnthropicModel(SDKModel):
     """A Claude model by name, over the Messages API.
 
-    `client`: your own Anthropic, AnthropicBedrock or AnthropicVertex (key, proxy, base_url); its retries
-    are switched off, because the run's own back-off waits without occupying a worker. `timeout` in
-    seconds: for a whole reply, or for each read when streaming. `cache`: how long the provider keeps the
-    repeated parts of requests, "5m" or "1h", or None. `compact`: called as `compact(messages, tokens,
-    limit)` when a conversation no longer fits; returns the messages to send instead. `context_window` in
-    tokens; if it is not given, the provider is asked.
+    `client`: your own Anthropic, AnthropicBedrock or AnthropicVertex (key, proxy, base_url); its retries are
+    switched off, because the run's own back-off waits without occupying a worker. `timeout` in seconds: for a
+    whole reply, or for each read when streaming. `cache`: how long the provider keeps the repeated parts of
+    requests, "5m" or "1h", or None. `compact`: called as `compact(messages, tokens, limit)` when a
+    conversation no longer fits; returns the messages to send instead. `context_window` in tokens; if it is
+    not given, the provider is asked.
     """
 
     provider = package = "anthropic"
@@ -115,7 +115,7 @@ class AnthropicModel(SDKModel):
         return client.beta.messages if body.get("betas") else client.messages
 
     def _fitting(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request, compacted if necessary; raises ProviderError if it is still too long."""
+        """Shorten the request by `compact` if necessary; raises ProviderError if it is still too long."""
         most = window.most_tokens(body)
         if most <= (self.context_window or window.SMALLEST):
             return body
@@ -157,7 +157,7 @@ class AnthropicModel(SDKModel):
         return body
 
     def _count(self, body: dict[str, Any]) -> int | None:
-        """Return the tokens of a request, or None if the client cannot have them counted."""
+        """Let the provider count a request's tokens; None if the client cannot."""
         import anthropic
 
         names = _COUNTED_WITH_BETAS if body.get("betas") else _COUNTED
@@ -180,7 +180,7 @@ class AnthropicModel(SDKModel):
 
 
 def _body(request: ModelRequest) -> dict[str, Any]:
-    """Return the request's JSON, except the model. Tools in `model_params` are run by the provider."""
+    """Build the request's JSON, except the model. Tools in `model_params` are run by the provider."""
     refuse(request.params, _RESERVED)
     body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": for_claude(request.messages)}
     if not body.get("betas"):
@@ -202,7 +202,7 @@ def _body(request: ModelRequest) -> dict[str, Any]:
 
 
 def _check_inputs(message: Any, inputs: dict[int, str], request: ModelRequest) -> None:
-    """Put the text of an input that is no whole object, of which the SDK makes an object with less in it."""
+    """Restore the text of an incomplete input, from which the SDK would make a smaller object."""
     if message.stop_reason not in ("end_turn", "tool_use"):  # no call of another reply runs
         return
     calls = []

@@ -1,4 +1,4 @@
-"""Pictures and documents of a request in the form of the Messages API, and what a provider takes of them."""
+"""Pictures and documents of a request in the form of the Messages API, and the limits of each provider."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Meta = dict[str, Any]  # a block of a journal row: type, media_type, name, size,
 
 
 class Limits(NamedTuple):
-    """The files that a provider takes; sizes in bytes of base64."""
+    """The files that a provider accepts; sizes in bytes of base64."""
 
     types: frozenset[str]
     image: int
@@ -22,14 +22,14 @@ class Limits(NamedTuple):
     files: int  # of one request
 
 
-# Claude's. With more than 20 pictures in a request it takes only small ones.
+# Claude's limits. In a request with more than 20 pictures Claude accepts only small ones.
 DEFAULT = Limits(
     types=frozenset((*IMAGES, PDF, PLAIN)),
     image=5 * 2**20,
     request=28 * 2**20,
     files=20,
 )
-# By provider; any other has Claude's, which every API of OpenAI's form takes.
+# By provider; other providers have Claude's limits, within which every API of OpenAI's form works.
 LIMITS = {
     "openai": DEFAULT._replace(image=25 * 2**20, request=62 * 2**20, files=100),
     "azure": DEFAULT._replace(image=25 * 2**20, request=62 * 2**20, files=10),
@@ -47,14 +47,14 @@ def limits_of(*identities: str) -> Limits:
 
 @dataclass
 class Room:
-    """The place that a request still has for files."""
+    """The room for files that a request still has."""
 
     limits: Limits = DEFAULT
     files: int = 0
     size: int = 0
 
     def take(self, metas: Iterable[Meta]) -> bool:
-        """Count the files and return True if they fit into the request, too; else count none."""
+        """Count the files and return True if they still fit into the request; else count none."""
         sizes = [encoded_size(meta["size"]) for meta in metas]
         files, size = self.files + len(sizes), self.size + sum(sizes)
         if files > self.limits.files or size > self.limits.request:
@@ -64,7 +64,7 @@ class Room:
 
 
 def encoded_size(size: int) -> int:
-    """Return the length of so many bytes in base64."""
+    """Compute the length of `size` bytes in base64."""
     return (size + 2) // 3 * 4
 
 
@@ -96,7 +96,7 @@ def require_taken(metas: list[Meta], limits: Limits = DEFAULT) -> None:
 
 
 def block_of(meta: Meta, data: bytes) -> dict[str, Any]:
-    """Return a file as a block of a request."""
+    """Build a request's block from a file."""
     source = {"type": "base64", "media_type": meta["media_type"], "data": base64.b64encode(data).decode()}
     if meta["type"] == "image":
         return {"type": "image", "source": source}

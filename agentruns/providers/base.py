@@ -23,7 +23,7 @@ class ModelRequest:
     `messages`: `[{"role", "content": [blocks]}]`; `tools`: `[{"name", "description", "input_schema"}]`;
     `step`: the number of replies in this run so far, including those a fork took over from its origin;
     `output_schema`: the JSON Schema that the text of the last reply must fit; `on_text`: may be called with
-    each piece of the reply's text, "" for other progress; it raises ProviderError if the rest is not wanted.
+    each piece of the reply's text, "" for other progress; it raises ProviderError to stop the reply.
     """
 
     model: str
@@ -49,9 +49,9 @@ class ModelReply:
 
 
 class ProviderError(AgentRunsError):
-    """A model gave no usable reply; the message never contains a secret.
+    """An error of a model that gave no usable reply; the message never contains a secret.
 
-    `disposition` decides what happens to the run: it retries later, is paused for staff, or fails.
+    `disposition` decides about the run: it retries later, is paused for staff, or fails.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ProviderError(AgentRunsError):
         message: str = "",
         *,
         disposition: Disposition = "fail",
-        type: str = "",  # the provider's own word for it
+        type: str = "",  # the provider's name of the error
         code: str = "",
         status: int | None = None,
         retry_after: float | None = None,
@@ -77,7 +77,7 @@ class ProviderError(AgentRunsError):
 
     @property
     def is_overload(self) -> bool:
-        """True if the provider has too much to do, or gives no more for now: another one may answer."""
+        """Check whether the provider is overloaded or limits requests, so that a fallback may succeed."""
         says = f"{self.type} {self.code}"
         by_name = any(word in says for word in ("overloaded", "rate_limit", "slow_down"))
         return self.disposition == "retry" and (self.status in (429, 503, 529) or by_name)
@@ -85,7 +85,7 @@ class ProviderError(AgentRunsError):
 
 @runtime_checkable
 class Model(Protocol):
-    """Anything with `propose`; it may be a coroutine function."""
+    """Any object with `propose`, which may be a coroutine function."""
 
     def propose(self, request: ModelRequest) -> ModelReply | Awaitable[ModelReply]:
         """Return the reply; raises ProviderError."""
@@ -93,15 +93,15 @@ class Model(Protocol):
 
 
 def call_model(model: Model, request: ModelRequest) -> ModelReply:
-    """Ask a model and return its checked reply; raises ProviderError, or whatever the model raises."""
+    """Request a reply from a model and check it; raises ProviderError, or whatever the model raises."""
     return check_reply(call(model.propose, request))
 
 
 def check_reply(reply: Any) -> ModelReply:
     """Return `reply` if it can be journaled and acted on; raises ProviderError.
 
-    An input that is nested too deeply passes: the gate answers its call. A model or a request id that is no
-    text is dropped, for the reply is paid.
+    An input that is nested too deeply passes, because the gate answers its call. A model or a request id that
+    is no text is dropped, because the reply is paid for.
     """
     if not isinstance(reply, ModelReply):
         raise _unusable(f"propose() returned {type(reply).__name__}, not a ModelReply")
@@ -145,14 +145,14 @@ def _why_unusable(reply: ModelReply) -> str:
 
 
 def usage_of(error: ProviderError) -> dict[str, Any]:
-    """Return the usage of a failed attempt as far as it can be journaled."""
+    """Extract the usage of a failed request, or {} if it cannot be journaled."""
     usage = error.usage
     fits = isinstance(usage, dict) and not is_deeper(usage, MAX_DEPTH) and _is_json(usage)
     return usage if usage and fits else {}
 
 
 def provider_tools(params: dict[str, Any] | None) -> list[str]:
-    """Return the parameters that let a provider act by itself, without a row before the effect."""
+    """List the parameters that let a provider act by itself, without a row before the effect."""
     params = params or {}
     inner = params.get("extra_body")
     given = {**inner, **params} if isinstance(inner, dict) else params

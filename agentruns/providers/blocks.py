@@ -1,4 +1,4 @@
-"""Blocks that cross from one provider to another, and their forms that both of OpenAI's APIs share."""
+"""Blocks that move from one provider to another, and forms that both of OpenAI's APIs share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNREADABLE = (
 
 
 def foreign(block: Block) -> ProviderError:
-    """Return the error for a block that cannot go on with another provider."""
+    """Build the error for a block that another provider does not accept."""
     kind = block["item"].get("type") if block["type"] == ITEM else block["type"]
     return ProviderError(FOREIGN.format(kind=kind), disposition="pause", type="foreign_block")
 
@@ -39,13 +39,13 @@ def is_reasoning(block: Block) -> bool:
 
 
 def blocks_of(message: Block) -> list[Block]:
-    """Return the content of a message as blocks."""
+    """Convert the content of a message to blocks."""
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def for_claude(messages: Messages) -> Messages:
-    """Return a conversation as Claude takes it: without what other providers added to their replies."""
+    """Convert a conversation for Claude: remove what other providers added to their replies."""
     found: Messages = []
     for message in messages:
         content = message["content"]
@@ -67,7 +67,7 @@ def for_claude(messages: Messages) -> Messages:
 
 
 def results_of(message: Block) -> tuple[list[Block], list[Block]]:
-    """Return a user message's results and its other blocks."""
+    """Split a user message into results and other blocks."""
     found: tuple[list[Block], list[Block]] = ([], [])
     for block in blocks_of(message):
         found[block["type"] != "tool_result"].append(block)
@@ -75,15 +75,15 @@ def results_of(message: Block) -> tuple[list[Block], list[Block]]:
 
 
 def result_parts(result: Block) -> list[Block]:
-    """Return the blocks of a result; the first text says if it is an error, for which OpenAI has no flag."""
+    """List the blocks of a result; a first text marks an error, because OpenAI has no flag for errors."""
     parts = blocks_of({"content": result.get("content") or ""})
     return [{"type": "text", "text": "The call failed:"}, *parts] if result.get("is_error") else parts
 
 
 def part(block: Block, identity: str) -> tuple[str, str, str]:
-    """Return a block as its kind, a text or the address of a file that a model takes, and the file's name.
+    """Convert a block to its kind, its text or its file's URL, and the file's name.
 
-    A PDF is recognised by the ending of its name.
+    A PDF is recognised by the ending of its name. ProviderError for a file that the model does not accept.
     """
     kind, source, title = block["type"], block.get("source", {}), str(block.get("title") or "")
     if kind == "text":
@@ -100,7 +100,7 @@ def part(block: Block, identity: str) -> tuple[str, str, str]:
 
 
 def functions(request: ModelRequest) -> list[dict[str, Any]]:
-    """Return the tools of a request as functions."""
+    """Convert the tools of a request to functions."""
     return [
         {"name": tool["name"], "description": tool["description"], "parameters": tool["input_schema"]}
         for tool in request.tools
@@ -108,7 +108,7 @@ def functions(request: ModelRequest) -> list[dict[str, Any]]:
 
 
 def answer_form(request: ModelRequest) -> dict[str, Any] | None:
-    """Return the form of structured output, enforced where OpenAI can, or None."""
+    """Build the form of structured output, enforced where OpenAI can; None without a schema."""
     schema = request.output_schema
     if schema is None:
         return None
@@ -121,9 +121,9 @@ def answer_form(request: ModelRequest) -> dict[str, Any] | None:
 
 
 def _strict(schema: Any) -> Any:
-    """Return a schema with every property required and no other allowed; ValueError if there is none.
+    """Convert a schema so that every property is required and no other allowed; ValueError if impossible.
 
-    A default would be refused. A pydantic model reads whatever fits the stricter schema.
+    Defaults, which OpenAI refuses, are removed. A pydantic model reads what fits the stricter schema.
     """
     if "$ref" in schema:  # beside which nothing may stand
         return {"$ref": schema["$ref"]}
@@ -148,7 +148,7 @@ def _strict(schema: Any) -> Any:
 
 
 def call_block(call_id: Any, name: Any, arguments: Any) -> Block:
-    """Return a call as a block; arguments that are no JSON stay a text, which the gate refuses."""
+    """Build the block of a call; arguments that are no JSON stay a text, which the gate refuses."""
     arguments = {} if is_nothing(arguments) else arguments
     with suppress(ValueError, RecursionError):
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -156,22 +156,22 @@ def call_block(call_id: Any, name: Any, arguments: Any) -> Block:
 
 
 def is_nothing(arguments: Any) -> bool:
-    """Tell whether a call has no arguments, in any of the ways that servers say it."""
+    """Check whether a call has no arguments, in any form that servers use."""
     return arguments in (None, {}) or (isinstance(arguments, str) and arguments.strip() in ("", "null"))
 
 
 def whole_object(arguments: Any) -> dict[str, Any] | None:
-    """Parse the arguments of a call; None for a text that is no JSON object, or not a whole one."""
+    """Parse the arguments of a call; None if the text is no complete JSON object."""
     with suppress(ValueError, RecursionError):
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     return arguments if isinstance(arguments, dict) else None
 
 
 def check_pieces(calls: list[tuple[Any, Any]], tools: Iterable[Any], *, sure: bool = True) -> None:
-    """Refuse a streamed reply in which arguments may be another call's; raises ProviderError.
+    """Refuse a streamed reply in which arguments may belong to another call; raises ProviderError.
 
-    `calls`: the name and the arguments of each, nothing where none arrived; `sure`: each piece of
-    arguments told its call. Broken arguments of a call alone are the gate's to refuse.
+    `calls` are the name and arguments of each call, no arguments if none arrived; `sure`: each piece of
+    arguments named its call. Broken arguments of a single call are left to the gate.
     """
     without = [tool["name"] for tool in tools if tool["input_schema"].get("properties") == {}]
     empty = any(is_nothing(text) and name not in without for name, text in calls)
@@ -187,7 +187,7 @@ def unreadable() -> ProviderError:
 
 
 def usage_of(raw: Any) -> dict[str, Any]:
-    """Return OpenAI's usage by the kinds that prices have: what was cached is not counted as input too."""
+    """Convert OpenAI's usage to the kinds that prices have; cached tokens are not counted as input too."""
     if not isinstance(raw, dict):
         return {}
     details = raw.get("input_tokens_details") or raw.get("prompt_tokens_details")
@@ -209,7 +209,7 @@ def _count(counts: Any, name: str) -> int:
 
 
 def reply(content: list[Block], stop: str | None, raw: dict[str, Any], provider: str) -> ModelReply:
-    """Return the checked reply to a request; its model is named with the provider, as prices are."""
+    """Build the checked reply to a request; its model is named with the provider, as prices are."""
     if stop in ("end_turn", "tool_use"):  # some servers say "stop" of a reply with calls
         stop = "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn"
     model = f"{provider}:{raw['model']}" if raw.get("model") else ""

@@ -1,7 +1,7 @@
 """Prompt caching: marks on a request, so that its repeated parts are read from the provider's cache.
 
-The provider keeps the prefix up to each mark, in the order tools, system, messages. Writing a prefix costs
-a quarter more than its tokens and reading it a tenth, so only what will be sent again is marked.
+The provider keeps the prefix up to each mark, in the order tools, system, messages. Writing a prefix costs a
+quarter more than its tokens and reading it a tenth, so only parts that will be sent again are marked.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ MARKABLE = ("text", "tool_result", "image", "document")
 
 
 def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
-    """Return the request with marks after tools and system, and after the last two user messages.
+    """Copy the request with marks after tools and system, and after the last two user messages.
 
     The second-to-last message is where the previous request ended, so the cache is read up to there. `body`
-    is not changed; it is returned as it is if the developer has set marks, or if nothing will be repeated.
+    itself is returned if the developer has set marks, or if nothing will be repeated.
     """
     # Without tools the first reply is the last one, unless the session continues.
     is_repeated = body.get("tools") or len(body["messages"]) > 1

@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions API, which many servers speak: requests and replies as data."""
+"""OpenAI's Chat Completions API, which many servers support: requests and replies as data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentruns.providers.failures import answered
 
 _STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "function_call": "tool_use", "length": "max_tokens"}
 _COMPLETE = {*_STOPS} - {"length"}
-# Texts that arrive in pieces; any other member of a delta is said once, or again.
+# Texts that arrive in pieces; any other member of a delta comes complete, once or repeatedly.
 _GROWING = frozenset({
     "content", "refusal", "reasoning", "reasoning_content", "text", "summary", "data",
 })  # fmt: skip
@@ -21,10 +21,10 @@ _REASONING = ("reasoning_details", "reasoning", "reasoning_content")
 
 
 class Quirks(NamedTuple):
-    """Differences between servers that speak Chat Completions."""
+    """Differences between servers that support Chat Completions."""
 
     base_url: str | None = None
-    key: str = "OPENAI_API_KEY"  # the variable that has it
+    key: str = "OPENAI_API_KEY"  # the environment variable with the key
     max_tokens: str = "max_tokens"
     takes_back: str = ""  # the member of a message with reasoning that the next request repeats
 
@@ -42,7 +42,7 @@ QUIRKS = {
 
 
 def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Quirks) -> dict[str, Any]:
-    """Return the JSON of a request."""
+    """Build the JSON of a request."""
     found = {quirks.max_tokens if name == "max_tokens" else name: each for name, each in params.items()}
     tools = [{"type": "function", "function": each} for each in blocks.functions(request)]
     if tools := [*tools, *params.get("tools", [])]:
@@ -75,7 +75,7 @@ def _said(message: Block, identity: str, quirks: Quirks) -> list[Block]:
 
 
 def _asked(message: Block, identity: str) -> list[Block]:
-    """Return a user message: its results, which hold texts only; their files follow with what it says."""
+    """Convert a user message: results, which hold only texts; then their files and the other blocks."""
     results, rest = blocks.results_of(message)
     answers, files = [], []
     for result in results:
@@ -105,7 +105,7 @@ def _part(block: Block, identity: str) -> Block:
 
 
 class Collected:
-    """A reply as its chunks arrive. `tools`: those of the request."""
+    """A reply that is put together from its chunks; `tools` are those of the request."""
 
     def __init__(self, tools: Iterable[Any] = ()) -> None:
         self.raw: dict[str, Any] = {"choices": []}
@@ -114,7 +114,7 @@ class Collected:
         self._is_sure, self._in_doubt = True, False  # sure of the arguments; in doubt which calls there are
 
     def add(self, chunk: dict[str, Any]) -> str:
-        """Take a chunk; return the text that it brings."""
+        """Add a chunk; return its text."""
         self.raw |= {name: chunk[name] for name in ("model", "usage") if chunk.get(name)}
         text = ""
         for choice in chunk.get("choices") or []:
@@ -129,7 +129,7 @@ class Collected:
         return text
 
     def _join(self, piece: Block) -> None:
-        """Join a piece of a call to those that came before it, or begin another call with it."""
+        """Join a piece of a call to an earlier piece of it, or begin another call with it."""
         calls = self._choice["message"].setdefault("tool_calls", [])
         said = dict(piece.get("function") or {})
         name, text = said.pop("name", None), said.pop("arguments", None)
@@ -160,7 +160,7 @@ class Collected:
             known["arguments"] += text
 
     def _may_be_one(self, call: Block, name: str, text: Any) -> bool:
-        """Tell whether a call and the next may be one, whose first arguments or half of a name came first."""
+        """Check whether two calls may be one whose first arguments, or half of its name, came first."""
         known = call["function"]
         if name != known["name"]:
             return any(each.startswith(known["name"] + name) for each in self._names)
@@ -168,7 +168,7 @@ class Collected:
         return bool(call.get("id")) or {**new, **old} == new or {**old, **new} == old
 
     def whole(self) -> dict[str, Any]:
-        """Return the completion as one that was not streamed; raises ProviderError if it cannot be read."""
+        """Return the completion in the form without streaming; ProviderError if its calls are unclear."""
         calls = self._choice["message"].get("tool_calls") or []
         if self._choice.get("finish_reason") in _COMPLETE:  # no call of another reply runs
             ids = [call["id"] for call in calls if call.get("id")]
@@ -196,7 +196,7 @@ def _shares(call: Block, piece: Block, *labels: str) -> bool:
 
 
 def _begins_another(call: Block, piece: Block, name: Any, text: Any) -> bool:
-    """Tell whether a named piece begins a call, and is no more of the call that it fits best."""
+    """Check whether a named piece begins another call instead of continuing the best fitting one."""
     known = call["function"]
     if not (name and known["name"]) or (_shares(call, piece, "index") and _shares(call, piece, "id")):
         return False
@@ -234,7 +234,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:
-    """Return a completion as a reply; raises ProviderError for one without a choice."""
+    """Convert a completion to a reply; raises ProviderError if it has no choice."""
     choice = next(iter(raw.get("choices") or []), None)
     if choice is None or choice.get("finish_reason") == "error":
         raise answered(raw.get("error") or (choice or {}).get("error") or {"message": "It holds no reply."})

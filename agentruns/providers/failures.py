@@ -1,4 +1,4 @@
-"""Models behind a provider's SDK, and the failures of asking them, as classified errors."""
+"""Models behind a provider's SDK, and the failures of their requests as classified errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentruns.utils.forks import keep, without_connections
 _CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
 _SECRET = re.compile(r"\bsk-[\w-]{16,}|sk-ant-[\w-]+|(?<=bearer )\S+", re.IGNORECASE)
 _MAX_TEXT = 500
-# Codes and types beside a status, or in its place inside a stream. What no waiting lifts counts more than it.
+# Codes and types beside a status, or instead inside a stream. Errors that waiting does not cure come first.
 _PAUSING = re.compile(
     r"account_deactivated|authentication_error|billing_\w+|data_residency_mismatch|insufficient_quota"
     r"|invalid_api_key|model_not_found|not_found_error|organization_on_hold|permission_error"
@@ -33,7 +33,7 @@ _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, A
 
 
 class Answer:
-    """Progress of an answer, for when it breaks off: `raw` is what has arrived."""
+    """The progress of an answer, for the case that it breaks off: `raw` is the part that has arrived."""
 
     begun = is_whole = False
     request_id = ""
@@ -41,10 +41,10 @@ class Answer:
 
 
 class SDKModel:
-    """A model that is asked through an SDK, with a client of its own or one that it is given."""
+    """A model behind an SDK, with a client of its own or a given one."""
 
     package: ClassVar[str]
-    # A subclass asks (`_ask`), finds the usage in what has arrived (`_used`) and makes a client (`_made`).
+    # A subclass sends the request (`_ask`), reads an answer's usage (`_used`) and makes a client (`_made`).
     identity: Any
     _ask: Any
     _used: Any
@@ -60,7 +60,7 @@ class SDKModel:
         return f"{type(self).__name__}({self.identity!r})"
 
     def propose(self, request: ModelRequest) -> ModelReply:
-        """Return the model's reply; raises a classified ProviderError for any failure."""
+        """Request the model's reply; raises a classified ProviderError for any failure."""
         answer, secrets = Answer(), list[str]()
         try:
             reply: ModelReply = self._ask(request, answer)
@@ -80,7 +80,7 @@ class SDKModel:
         raise failure
 
     def _ready(self) -> Any:
-        """Return this process's client, whose own retries are off: the run's back-off occupies no worker."""
+        """Find or make this process's client, without its own retries, which would occupy a worker."""
         is_forked = self._pid != os.getpid()  # on a shared connection it would read replies to the parent
         if self._client is None or is_forked:
             keep(self._client)
@@ -92,7 +92,7 @@ class SDKModel:
         return self._client
 
     def _arguments(self, body: dict[str, Any], *named: str) -> dict[str, Any]:
-        """Return the arguments for a method of the SDK; what it has no name for goes into `extra_body`."""
+        """Build the arguments for a method of the SDK; those it has no name for go into `extra_body`."""
         given = {name: body[name] for name in named if name in body}
         rest = {name: value for name, value in body.items() if name not in given}
         return {"model": self.name, **given, "extra_body": rest}
@@ -103,7 +103,7 @@ class SDKModel:
         return {"timeout": import_module(self.package).Timeout(seconds, connect=min(seconds, 5.0))}
 
     def _wrote(self, request: ModelRequest, text: str) -> None:
-        """Hand a piece of the reply on to those who want to see it; "" for other progress."""
+        """Pass a piece of the reply to the listeners; "" for other progress."""
         if request.on_text is not None:
             request.on_text(text)
         if text:
@@ -111,13 +111,13 @@ class SDKModel:
 
 
 def refuse(params: Iterable[str], reserved: frozenset[str]) -> None:
-    """Raise TypeError for parameters that a request has already."""
+    """Raise TypeError for parameters that the request sets itself."""
     if found := sorted(reserved.intersection(params)):
         raise TypeError(f"model_params may not contain {', '.join(found)}")
 
 
 def plain(answer: Any) -> dict[str, Any]:
-    """Return an answer as received, with fields the SDK does not know and without those it adds."""
+    """Convert an answer to JSON as received, with fields that the SDK does not know."""
     to_dict = getattr(answer, "to_dict", None)
     found = to_dict(mode="json", warnings=False) if to_dict is not None else None
     if not isinstance(found, dict):
@@ -147,7 +147,7 @@ def judged(status: int | None, *words: str) -> Disposition:
 def answered(
     said: Any, secrets: Sequence[str] = (), who: str = "The provider", **known: Any
 ) -> ProviderError:
-    """Return the ProviderError for an error's JSON; `known` is what the answer says beside it."""
+    """Build the ProviderError for an error's JSON; `known` has the other facts of the answer."""
     said = said if isinstance(said, dict) else {"message": said}
     status, name = known.get("status"), known.pop("name", "")
     word, kind, details = (said.get(each) or "" for each in ("code", "type", "details"))
@@ -165,7 +165,7 @@ def answered(
 def classify(
     package: str, error: Exception, secrets: Sequence[str] = (), *, begun: bool = False
 ) -> ProviderError:
-    """Return the ProviderError for an exception of an SDK, without the secrets in its text.
+    """Build the ProviderError for an exception of an SDK, without the secrets in its text.
 
     `begun`: the answer had begun to arrive, so any failure is the connection's, whatever its class.
     """
@@ -205,9 +205,9 @@ def classify(
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait according to `retry-after-ms`, or Retry-After as seconds or a date.
+    """Read the seconds to wait from `retry-after-ms`, or from Retry-After as seconds or a date.
 
-    A date is measured from the answer's own, because this machine's clock may be slow or fast.
+    A date is compared with the answer's own date, because this machine's clock may be slow or fast.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
@@ -223,7 +223,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def cleaned(text: str, secrets: Sequence[str]) -> str:
-    """Return the text of an error in one line, without keys."""
+    """Put the text of an error on one line, without keys, and cut it."""
     for secret in secrets:
         text = text.replace(secret, "***")
     text = " ".join(_SECRET.sub("***", text).split())

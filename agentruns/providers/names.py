@@ -1,4 +1,4 @@
-"""Models by name: which provider's model a text stands for, what identifies one, and the object to ask."""
+"""Models by name: the provider of a name, a model's identity, and the object that answers requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROVIDERS = frozenset({"anthropic", "azure", "ollama", "openai", "openrouter", "
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return provider, model and options: of AGENTRUNS_MODELS, of "provider:model", or of a Claude model."""
+    """Find provider, model and options of a name of AGENTRUNS_MODELS, "provider:model" or a Claude model."""
     if name in settings.MODELS:
         return {"provider": "openai", **settings.MODELS[name]}
     provider, _, model = name.partition(":")
@@ -24,9 +24,9 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def model_identity(model: Model | str) -> str:
-    """Return the model's name in a Definition and in prices: provider and model, never a key or an address.
+    """Build the model's name for a Definition and for prices: provider and model, without key or address.
 
-    One of Claude's has its plain name; an object without `identity`, which a check refuses, its class path.
+    A Claude model has its plain name; an object without `identity`, which a check refuses, its class path.
     """
     if isinstance(model, str):
         found = options_of(model)
@@ -39,14 +39,14 @@ def model_identity(model: Model | str) -> str:
 
 
 def provider_of(model: Model | str) -> str:
-    """Return the name of a model's provider."""
+    """Find the name of a model's provider."""
     if isinstance(model, str):
         return str(options_of(model)["provider"])
     return str(getattr(model, "provider", type(model).__name__))
 
 
 def resolve(model: Model | str) -> Model:
-    """Find the object to ask; a name has one, and one client, in a process."""
+    """Find the model object for a name, the same in the whole process; return an object itself."""
     return _made(model, repr(options_of(model))) if isinstance(model, str) else model
 
 
@@ -56,7 +56,7 @@ def _made(name: str, options: str) -> Model:  # which a test may change
 
 
 def make(provider: str, model: str, **options: Any) -> Model:
-    """Return a model of a provider."""
+    """Build a model of a provider."""
     if provider == "anthropic":
         from agentruns.providers.anthropic import AnthropicModel
 

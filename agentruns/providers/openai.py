@@ -1,4 +1,4 @@
-"""Models of OpenAI, and of servers that speak its APIs, through its SDK, imported at the first request."""
+"""Models of OpenAI, and of servers with its APIs, through its SDK, imported at the first request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RESERVED = frozenset({
     "background", "conversation", "input", "instructions", "messages", "model", "n", "previous_response_id",
     "stream", "timeout",
 })  # fmt: skip
-_OF_OPENAI = re.compile(r"https?://([\w.-]+\.)?(openai|azure)\.com[:/]")  # these have the Responses API
+_OF_OPENAI = re.compile(r"https?://([\w.-]+\.)?(openai|azure)\.com[:/]")  # servers with the Responses API
 _ENCRYPTED = re.compile("encrypted.content", re.IGNORECASE)
 
 Collected = responses.Collected | chat.Collected
@@ -28,11 +28,11 @@ Collected = responses.Collected | chat.Collected
 class OpenAIModel(SDKModel):
     """A model by name, over the Responses API of OpenAI and Azure, or over Chat Completions.
 
-    `api`: "responses" or "chat"; unless given, by where requests go: with another `base_url` they speak Chat
-    Completions. `provider`: "openai", "azure", "ollama", "vllm", "openrouter", or your own name of another
-    server. `client`: your own OpenAI or AzureOpenAI; its retries are switched off. `timeout` in seconds: for
-    a whole reply, or for each read when streaming. `params` go with every request, below an agent's own
-    `model_params`; they are no part of a definition.
+    `api`: "responses" or "chat"; unless given, it depends on the server: another `base_url` than theirs means
+    Chat Completions. `provider`: "openai", "azure", "ollama", "vllm", "openrouter", or your own name of
+    another server. `client`: your own OpenAI or AzureOpenAI; its retries are switched off. `timeout` in
+    seconds: for a whole reply, or for each read when streaming. `params` are sent with every request, unless
+    an agent's own `model_params` replace them; they are no part of a definition.
     """
 
     package = "openai"
@@ -90,7 +90,7 @@ class OpenAIModel(SDKModel):
     def _respond(
         self, api: Any, body: dict[str, Any], request: ModelRequest, answer: Answer
     ) -> dict[str, Any]:
-        """Ask once more without reasoning that the provider cannot read, or of a model that has none."""
+        """Send a request; if the provider cannot read earlier reasoning, send it once more without that."""
         import openai
 
         if not self._include:
@@ -139,6 +139,6 @@ class OpenAIModel(SDKModel):
 
 
 def _whole(answer: Answer, raw: dict[str, Any]) -> dict[str, Any]:
-    """Take what has arrived as a whole reply."""
+    """Mark the answer as complete, and keep its JSON."""
     answer.raw, answer.is_whole = raw, True
     return raw

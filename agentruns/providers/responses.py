@@ -18,7 +18,7 @@ _STOPS = {"max_output_tokens": "max_tokens", "max_messages": "max_tokens"}
 
 
 def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[str, Any]:
-    """Return the JSON of a request: the whole conversation, of which the provider stores nothing."""
+    """Build the JSON of a request: the whole conversation, because the provider stores nothing."""
     found = {"store": False, **params, "include": [*params.get("include", []), ENCRYPTED]}
     if "max_tokens" in found:
         found["max_output_tokens"] = found.pop("max_tokens")
@@ -35,7 +35,7 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[s
 
 
 def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
-    """Return a request without earlier reasoning, and perhaps without asking for more."""
+    """Copy a request without earlier reasoning and, unless `include`, without a wish for new reasoning."""
     kept = [item for item in sent["input"] if item.get("type") != "reasoning"]
     asked = [each for each in sent["include"] if include or each != ENCRYPTED]
     return {**sent, "input": kept, "include": asked}
@@ -56,7 +56,7 @@ def _items(message: Block, identity: str) -> list[Block]:
 
 
 def _said(block: Block, identity: str) -> list[Block]:
-    """Return a block of a reply as an item; its own id is left out, which only a stored reply would need."""
+    """Convert a block of a reply to an item, without its own id, which only a stored reply would need."""
     if block["type"] == "text":
         phase = {"phase": block["phase"]} if block.get("phase") else {}
         return [{"role": "assistant", "content": block["text"], **phase}]
@@ -83,17 +83,17 @@ def _part(block: Block, identity: str) -> Block:
 
 
 class Collected:
-    """A reply as its events arrive. `tools`: those of the request."""
+    """A reply that is put together from its events; `tools` are those of the request."""
 
     def __init__(self, tools: Iterable[Any] = ()) -> None:
         self.raw: dict[str, Any] = {}
         self._tools = tools
         self._items: dict[int, Block] = {}
-        self._begun: set[Any] = set()  # items, by kind of event, place, id and type
+        self._begun: set[Any] = set()  # items as (kind of event, place, id, type)
         self._written: list[Block] = []  # the events with arguments
 
     def add(self, event: dict[str, Any]) -> str:
-        """Take an event; return the text that it brings. Raises ProviderError for an error."""
+        """Add an event; return its text. Raises ProviderError for an error."""
         kind, place = event.get("type", ""), event.get("output_index")
         if kind == "error":
             raise answered(event)
@@ -133,7 +133,7 @@ class Collected:
         return {**self.raw, "output": [*found.values()] or self.raw.get("output")}
 
     def _owner(self, event: Block, found: dict[int, Block]) -> Any:
-        """Find whose arguments an event brings: by id, or by a place where no other item may have been."""
+        """Find the item whose arguments an event has: by id, or by a place that no other item had."""
         place, item_id = event.get("output_index"), event.get("item_id")
         same = [at for at, item in found.items() if item_id and item.get("id") == item_id]
         if len(same) == 1:
@@ -143,7 +143,7 @@ class Collected:
 
 
 def _arguments(items: list[Block], written: list[Block]) -> Any:
-    """Find the arguments of a call; raises ProviderError where the events differ about them."""
+    """Find the arguments of a call; raises ProviderError if the events differ about them."""
     pieces = "".join(event.get("delta") or "" for event in written)
     said = (*(each.get("arguments") for each in (*items, *written)), pieces)
     texts = [text for text in said if not blocks.is_nothing(text)]
@@ -154,7 +154,7 @@ def _arguments(items: list[Block], written: list[Block]) -> Any:
 
 
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:
-    """Return a response as a reply; raises ProviderError if it failed."""
+    """Convert a response to a reply; raises ProviderError if it failed."""
     if raw.get("status") == "failed" or raw.get("error"):
         raise answered(raw.get("error") or {})
     content: list[Block] = []

@@ -24,10 +24,10 @@ _TOOL = frozenset({"name", "input", "id"})
 class ScriptedModel:
     """A model whose n-th reply in a run is the n-th turn, so that a new process continues where one died.
 
-    A turn is `{"text": ...}` and/or `{"tools": [{"name", "input", "id"?}]}`, or raw blocks as
-    `{"content": [...], "stop_reason": ...}`; `usage` is optional. In Python it may also be a ModelReply,
-    or a function of the ModelRequest that returns a turn. Raises ValueError for anything else. With a `pace`
-    texts are written word by word, each after so many seconds.
+    A turn is `{"text": ...}` and/or `{"tools": [{"name", "input", "id"?}]}`, or raw blocks as `{"content":
+    [...], "stop_reason": ...}`; `usage` is optional. In Python it may also be a ModelReply, or a function of
+    the ModelRequest that returns a turn. Raises ValueError for anything else. With a `pace` texts are written
+    word by word, each after so many seconds.
     """
 
     def __init__(self, turns: Iterable[Turn], *, pace: float = 0.0) -> None:
@@ -40,7 +40,7 @@ class ScriptedModel:
 
     @classmethod
     def from_file(cls, path: str | Path) -> ScriptedModel:
-        """Return the model of a JSON file: a list of turns, or an object with `turns`."""
+        """Build the model of a JSON file: a list of turns, or an object with `turns`."""
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         turns = value.get("turns") if isinstance(value, dict) else value
         if not isinstance(turns, list):

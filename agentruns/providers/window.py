@@ -17,14 +17,14 @@ BYTES_PER_TOKEN = 2  # fewer than in any real text, so that an estimate is never
 
 
 def most_tokens(body: dict[str, Any]) -> int:
-    """Return an upper bound on the tokens of a request, without asking the provider."""
+    """Estimate an upper bound on the tokens of a request, without asking the provider."""
     pictures = [block["source"].get("data", "") for block in _pictures(body.get("messages"))]
     size = len(canonical.dumps(body).encode()) - sum(map(len, pictures))
     return size // BYTES_PER_TOKEN + len(pictures) * TOKENS_OF_PICTURE
 
 
 def _pictures(content: Any) -> Iterator[dict[str, Any]]:
-    """Yield the pictures in messages, also those in results: their size says nothing of their tokens."""
+    """Yield the pictures in messages and results, whose size in bytes does not tell their tokens."""
     for block in content if isinstance(content, list) else []:
         if block.get("type") == "image" and isinstance(block.get("source"), dict):
             yield block
@@ -34,8 +34,8 @@ def _pictures(content: Any) -> Iterator[dict[str, Any]]:
 def exchanges(messages: Messages) -> list[Messages]:
     """Split a conversation where it may be cut: a reply stays with the results that answer it.
 
-    The first part is the user's opening; every other part begins with a reply. Consecutive replies are one
-    that paused and continued.
+    The first part is the user's opening; every other part begins with a reply. Consecutive replies are a
+    reply that paused and continued.
     """
     parts: list[Messages] = []
     before = ""
@@ -50,7 +50,7 @@ def exchanges(messages: Messages) -> list[Messages]:
 def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
     """Leave out the oldest exchanges until the rest fits; pass it to `AnthropicModel(compact=...)`.
 
-    The opening, the user's last message and the newest exchange stay. Exchanges with tools alone go first,
+    The opening, the user's last message and the newest exchange stay. Exchanges with only tools go first,
     then the user's other messages. `tokens` is the size of the whole conversation; each part is assumed to
     take a share proportional to its length. Only the request gets shorter, never the journal.
     """
@@ -70,7 +70,7 @@ def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
 
 
 def broken_pairs(messages: Any, whole: Messages) -> str:
-    """Return the reason why a shortened conversation cannot be sent, or ""."""
+    """Explain why a shortened conversation cannot be sent; "" if it can."""
     for message in messages if isinstance(messages, list) else [None]:
         known: dict[str, Any] = message if isinstance(message, dict) else {}
         content = known.get("content")

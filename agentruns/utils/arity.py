@@ -7,11 +7,11 @@ from typing import Any
 
 
 def arity_mistake(function: Any, *parameters: str) -> str:
-    """Explain that a callable cannot be called with these positional arguments, or return "".
+    """Explain why a callable cannot be called with these positional arguments; "" if it can.
 
-    A builtin may have no signature to be read: it is accepted.
+    A builtin without a readable signature is accepted.
     """
-    try:  # of a decorated function the wrapper is called, whatever it wraps
+    try:  # the wrapper of a decorated function counts, because it is called
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return ""

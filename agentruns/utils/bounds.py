@@ -1,4 +1,4 @@
-"""Bounds of what a run may hold, each checked where a value comes in: what is stored can be read."""
+"""Limits of the data of a run, each checked where a value comes in, so that stored values can be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from agentruns.utils import json as canonical
 
 MAX_DEPTH = 64  # levels of objects and lists in the input of a call, its edit, and a body of the API
-MAX_RESULT_DEPTH = 100  # the same of a result; what lies deeper is kept as text
+MAX_RESULT_DEPTH = 100  # the same of a result; a deeper part becomes text
 MAX_ROW_DEPTH = 128  # the same of a journal row; far below what Python's recursion limit bears
 MAX_CALLS = 64  # calls taken from one reply
 MAX_APPROVALS = 1_000  # people that one call can need
@@ -18,7 +18,7 @@ NAME_LENGTH = 200  # characters of a session's or an idempotency key, of `approv
 
 
 def check_name(what: str, name: str) -> None:
-    """Check the name of a session or a key; ValueError if some database refuses or cuts it, TypeError."""
+    """Raise ValueError for a session's name or a key that some database refuses or cuts; TypeError."""
     if not isinstance(name, str):
         raise TypeError(f"The {what} must be a text, not {name!r}.")
     # Databases disagree about these: what one stores another refuses, or cuts.
@@ -34,7 +34,7 @@ def is_name(text: str) -> bool:
 
 
 def said(value: Any) -> str:
-    """Return a value of a context as it is kept and searched for; "" for what is not."""
+    """Convert a context value to its searchable text; "" for a value that is not searchable."""
     if not isinstance(value, str | int | float):  # a bool is an int
         return ""
     text = value if isinstance(value, str) else canonical.dumps(value)

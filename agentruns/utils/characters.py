@@ -9,35 +9,35 @@ from collections.abc import Iterator
 from django.utils.translation import get_language_bidi
 
 _CANDIDATES = re.compile(r"[^\n\t\x20-\x7e]+")
-# Printable by their category, yet drawn as nothing: what Unicode calls default-ignorable, blanks, fillers,
-# and what stands for an object.
+# Printable by their category, yet invisible: default-ignorable characters of Unicode, blanks, fillers, and
+# the placeholder of an object.
 _BLANK = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffc\U00016fe4\U0001d159\U00013441\U00013442"
     + "".join(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 )
-# Combining classes: what is drawn over the character before, which reads as another or as struck out, and
-# what joins letters of its own script.
+# Combining classes: marks drawn over the character before, which then reads as another or as struck out, and
+# joiners of letters in their own script.
 _OVERLAY, _JOINER = 1, 9
 MANY = 9  # from here on repetitions of a hidden character are counted instead of written
 _EMOJI_STYLE = "\ufe0f"
 # The scripts written from right to left, and the digits of Arabic.
 _RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]")
-# What stands between them reorders nothing outside. No text of others can end it: both are shown as hidden.
+# A text between these two reorders nothing outside. It cannot contain END: hidden characters are escaped.
 FIRST_STRONG, END = "\u2068", "\u2069"
 
 
 def turns(text: str) -> bool:
-    """Tell whether a text can reorder what stands beside it: it is written the other way."""
+    """Check whether a text can reorder the text beside it, because it is written from right to left."""
     return get_language_bidi() or (not text.isascii() and _RTL.search(text) is not None)
 
 
 def isolated(text: str) -> str:
-    """Set a text, its hidden characters shown already, apart where no element can: in mails, attributes."""
+    """Isolate a text without hidden characters for places without elements, such as mails and attributes."""
     return f"{FIRST_STRONG}{text}{END}" if turns(text) else text
 
 
 def hides(character: str, before: str = "") -> bool:
-    """Tell whether a character is not drawn as itself where it stands after `before`."""
+    """Check whether a character after `before` is invisible or drawn over another one."""
     if character == _EMOJI_STYLE and before and unicodedata.category(before) == "So":
         return False  # what makes a symbol an emoji, as models write it
     if not character.isprintable() or character in _BLANK:
@@ -51,9 +51,9 @@ def _script(character: str) -> str:
 
 
 def pieces(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield stretches of ordinary text, each with the hidden character that ends it and how often it comes.
+    """Yield stretches of ordinary text, each with the hidden character that ends it and its repetitions.
 
-    The last one ends with "". Line breaks and tabs are ordinary.
+    The last stretch ends with "". Line breaks and tabs are ordinary.
     """
     start = place = 0
     for match in _CANDIDATES.finditer(text):
@@ -72,7 +72,7 @@ def pieces(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with hidden characters as escapes: `\u202e`, one that is repeated with its count."""
+    r"""Replace hidden characters in a text by escapes such as `\u202e`; repeated ones with their count."""
     if text.isascii() and text.isprintable():
         return text
     found: list[str] = []

@@ -1,7 +1,7 @@
-"""The journal's clock: the time by its database, told without asking it each time.
+"""The journal's clock: the time of its database, known without a query each time.
 
-What is stored was timed by this clock and is compared with it, never with the clock of the machine that
-reads: that one may be slow or fast, and a call would be asked about, or a run ended, before its time.
+Stored times come from this clock and are compared with it, never with the clock of the reading machine: with
+a slow or fast clock a call would be reconciled, or a run ended, before its time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PRECISION = 1.0  # seconds that a reading may have taken; it is off by half of t
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A time by a database, and the `uptime` between whose bounds it was told."""
+    """A time of a database, and the `uptime` before and after the query for it."""
 
     moment: datetime
     sent: float
     received: float
 
     def now(self) -> datetime:
-        """Return the present time by that database."""
+        """Compute the present time by that database."""
         return self.moment + timedelta(seconds=uptime() - (self.sent + self.received) / 2)
 
 
@@ -34,9 +34,9 @@ _readings: dict[str, Reading] = {}
 
 
 def now(alias: str | None) -> datetime:
-    """Return the time by a database's clock; by this machine's for a stateless run, which has none.
+    """Find the time by a database's clock; by this machine's for a stateless run, which has none.
 
-    Asks the database only where it has told no time within the last minute. SQLite's clock is this machine's.
+    Queries the database only if it has told no time within the last minute. SQLite's clock is this machine's.
     """
     if alias is None or connections[alias].vendor != "postgresql":
         return datetime.now(UTC)
@@ -48,7 +48,7 @@ def now(alias: str | None) -> datetime:
         try:
             reading = Reading(database_now(alias), sent, uptime())
         except Exception:  # of a connection that user code may have spoilt, or the server has ended
-            close_stale(alias)  # for whoever tries again
+            close_stale(alias)  # so that a new try has a new connection
             if known is None:
                 raise
             return known.now()  # better a little off than a reply lost because it cannot be timed
@@ -59,8 +59,8 @@ def now(alias: str | None) -> datetime:
 
 
 def told(alias: str, moment: datetime, sent: float) -> None:
-    """Take the time that a database told with the answer to a statement sent at `sent` of `uptime`."""
-    # The answer may have been long in coming, or this process stopped meanwhile: then it says too little.
+    """Use the time that a database returned with the result of a statement sent at `sent` (`uptime`)."""
+    # If the answer took long, or this process was stopped meanwhile, the time is too inexact.
     reading, known = Reading(moment.astimezone(UTC), sent, uptime()), _readings.get(alias)
     took = reading.received - sent
     if took > PRECISION:
@@ -70,5 +70,5 @@ def told(alias: str, moment: datetime, sent: float) -> None:
 
 
 def utc(moment: datetime) -> str:
-    """Return a time as ISO 8601 in UTC with six digits, as the journal hashes it."""
+    """Format a time as ISO 8601 in UTC with six digits, as the journal hashes it."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

@@ -1,4 +1,4 @@
-"""Awaiting from sync code, and driving from async code."""
+"""Calls between sync and async code, in both directions."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def wait(awaitable: Awaitable[T]) -> T:
 
 
 async def in_thread(alias: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Call a sync function beside others, in a thread that closes its database connections."""
+    """Call a sync function from async code, in a thread of its own that closes its database connections."""
 
-    def is_alone() -> bool:  # only the thread of all sync code sees what these have
+    def is_alone() -> bool:  # only the thread of all sync code sees the rows of such a connection
         connection: Any = connections[alias]
         in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
         return bool(connection.in_atomic_block or in_memory)

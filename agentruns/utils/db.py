@@ -1,4 +1,4 @@
-"""Short retried transactions, reads on a fresh connection, and the database clock."""
+"""Short retried transactions, reads on a fresh connection, and the database's clock."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
     """Run `action` in a transaction, its own or the caller's, and return its result.
 
     In its own, serialization failures, deadlocks, a busy database and conflicts are retried with growing,
-    jittered pauses and at READ COMMITTED. In the caller's nothing is retried: the caller has to. Raises
-    JournalLockedError where PostgreSQL waits for a lock for over `LOCK_SECONDS`.
+    jittered pauses and at READ COMMITTED. In the caller's transaction nothing is retried: the caller has to.
+    Raises JournalLockedError if PostgreSQL waits for a lock for over `LOCK_SECONDS`.
     """
     for attempt in range(1, TRIES + 1):
         try:
@@ -60,21 +60,21 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
 
 
 def cannot_pass(error: BaseException) -> bool:
-    """Tell whether a database refused the values or the size of a statement, as it always would."""
+    """Check whether a database refused the values or the size of a statement, as it always would."""
     code = str(getattr(error.__cause__, "sqlstate", None) or "")
     return isinstance(error, DataError) or code[:2] in ("22", "54") or bool(_TOO_LARGE.search(str(error)))
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Tell whether SQLite refused a write because user code had made the connection read-only."""
+    """Check whether SQLite refused a write because user code had made the connection read-only."""
     return getattr(error.__cause__, "sqlite_errorname", "") == "SQLITE_READONLY"
 
 
 @contextmanager
 def short_lock_waits(alias: str) -> Iterator[None]:
-    """End waits for a lock soon: its owner may be a frozen process. A shorter `lock_timeout` stays.
+    """Limit waits for a lock in the block, because the lock's owner may be a frozen process.
 
-    For the open transaction; of the caller's only the block's part. SQLite has its `timeout`.
+    A shorter `lock_timeout` stays. Applies to the open transaction; SQLite has its own `timeout`.
     """
     connection = connections[alias]
     if connection.vendor != "postgresql":
@@ -83,7 +83,7 @@ def short_lock_waits(alias: str) -> Iterator[None]:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT current_setting('lock_timeout'), {LOCK_TIMEOUT}")
         before = cursor.fetchone()[0]
-    yield  # after an error the savepoint, or the transaction, takes it back
+    yield  # after an error the rollback restores the setting
     if len(connection.savepoint_ids) > 0:
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
@@ -92,8 +92,8 @@ def short_lock_waits(alias: str) -> Iterator[None]:
 def read_committed(alias: str) -> None:
     """Let the transaction just opened see rows committed while it waits for its locks.
 
-    At a stricter level, which a project may have as its default, any heartbeat meanwhile would fail it.
-    A transaction opened by the caller is left as it is.
+    At a stricter level, which a project may have as its default, any heartbeat meanwhile would fail it. A
+    transaction opened by the caller is left as it is.
     """
     connection = connections[alias]
     if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
@@ -102,12 +102,12 @@ def read_committed(alias: str) -> None:
 
 
 def is_of_test_case(block: object) -> bool:
-    """Tell whether a transaction's block is a TestCase's own, whose rows no other connection sees."""
+    """Check whether an `atomic` block is a TestCase's own, whose rows no other connection sees."""
     return bool(getattr(block, "_from_testcase", False))
 
 
 def is_in_test_case() -> bool:
-    """Tell whether a TestCase's own transaction is open in this thread."""
+    """Check whether a TestCase's own transaction is open in this thread."""
     blocks = (block for one in connections.all(initialized_only=True) for block in one.atomic_blocks)
     return any(map(is_of_test_case, blocks))
 
@@ -125,7 +125,7 @@ def always_rollback() -> Iterator[None]:
 
 
 def reading(alias: str, read: Callable[[], T]) -> T:
-    """Return the result of `read`, on a new connection if the old one has broken since its last use."""
+    """Call `read` and return its result; on a new connection if the old connection has broken."""
     try:
         return read()
     except (OperationalError, InterfaceError):
@@ -136,7 +136,7 @@ def reading(alias: str, read: Callable[[], T]) -> T:
 
 
 def close_stale(alias: str) -> None:
-    """Drop a broken connection, so that the next query opens another."""
+    """Close a broken connection, so that the next query opens another."""
     connection = connections[alias]
     # Not because of its age: with CONN_MAX_AGE = 0 each step would reconnect. And not inside a TestCase's
     # own transaction, which would be lost with it.
@@ -145,18 +145,18 @@ def close_stale(alias: str) -> None:
 
 
 def uptime() -> float:
-    """Return seconds on a clock that also runs during suspend, so that a laptop's sleep ages a lease."""
+    """Read the seconds of a clock that also runs during suspend, so that a laptop's sleep ages a lease."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def later(seconds: float) -> ExpressionWrapper[Any]:
-    """Return the database's clock plus `seconds`."""
+    """Build the expression for the database's clock plus `seconds`."""
     return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())
 
 
 def database_now(alias: str) -> datetime:
-    """Return the time by the database's clock."""
+    """Query the time of the database's clock."""
     query = Query(None)  # without a table
     query.add_annotation(Now(), "now")
     row = next(iter(query.get_compiler(using=alias).results_iter()))
@@ -165,5 +165,5 @@ def database_now(alias: str) -> datetime:
 
 
 def readable(moment: datetime) -> str:
-    """Return a time as text: in UTC, to the second."""
+    """Format a time as text: in UTC, to the second."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -24,7 +24,7 @@ _strike: Callable[[], object] = die
 
 
 def arm(spec: str, strike: Callable[[], object] = die) -> None:
-    """Call `strike` the nth time this process reaches a point; ValueError for an unknown one."""
+    """Call `strike` the nth time that this process reaches a point; ValueError for an unknown point."""
     global _armed, _strike
     _strike = strike
     point, _, nth = spec.partition(":")
@@ -34,7 +34,7 @@ def arm(spec: str, strike: Callable[[], object] = die) -> None:
 
 
 def reached(point: str) -> None:
-    """Mark a boundary; return at once unless it is armed."""
+    """Mark a boundary; call `strike` if the boundary is armed and this is its nth time."""
     global _armed
     if _armed is None or _armed[0] != point:
         return

@@ -23,7 +23,7 @@ def renewed(lock: Any) -> Any:
 
 
 def keep(inherited: Any) -> None:
-    """Keep an object of the parent unused: collecting it in this process could end what the parent uses."""
+    """Keep an object of the parent unused, because collecting it here could close the parent's connection."""
     _inherited.append(inherited)
 
 

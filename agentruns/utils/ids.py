@@ -15,7 +15,7 @@ _last = (0, 0)  # milliseconds, counter
 
 
 def uuid7() -> uuid.UUID:
-    """Return a new UUID that sorts after every earlier one of this process."""
+    """Generate a UUID that sorts after every earlier UUID of this process."""
     global _last
     random = int.from_bytes(os.urandom(10), "big")
     with _lock:
@@ -30,5 +30,5 @@ def uuid7() -> uuid.UUID:
 
 
 def secret() -> str:
-    """Return a new random key of 32 bytes, in hex."""
+    """Generate a random key of 32 bytes, in hex."""
     return secrets.token_hex(32)

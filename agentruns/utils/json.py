@@ -21,7 +21,7 @@ _NON_FINITE = {ESCAPE + "NaN": math.nan, ESCAPE + "Infinity": math.inf, ESCAPE +
 
 
 def dumps(value: Any) -> str:
-    """Return the canonical text of a JSON value: sorted keys, no insignificant space, escaped.
+    """Encode a JSON value as its canonical text: sorted keys, no insignificant space, escaped.
 
     Raises TypeError for anything that is not JSON, ValueError or RecursionError for a circular value.
     """
@@ -36,7 +36,7 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """Return the value of a canonical text; raises ValueError for any other."""
+    """Decode a canonical text to its value; raises ValueError for any other text."""
     value, end = _decode(text)  # most of `json.loads` is for space around a value
     if end != len(text):
         raise ValueError(f"More text follows the JSON value that ends at character {end}.")
@@ -44,39 +44,39 @@ def loads(text: str) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 of the canonical text, in hex."""
+    """Compute the SHA-256 of a value's canonical text, in hex."""
     return sha256(dumps(value))
 
 
 def sha256(text: str) -> str:
-    """Return the SHA-256 of a text's UTF-8, in hex."""
+    """Compute the SHA-256 of a text's UTF-8, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def escape_text(text: str) -> str:
-    """Return `text` with NUL, DLE and lone surrogates escaped, safe for any text column."""
+    """Escape NUL, DLE and lone surrogates in `text`, so that any text column can store it."""
     if is_utf8(text) and "\x00" not in text and ESCAPE not in text:
         return text
     return _UNSAFE.sub(lambda match: f"{ESCAPE}{ord(match[0]):04x}", text)
 
 
 def unescape_text(text: str) -> str:
-    """Return the original of a text that `escape_text` escaped."""
+    """Restore the original of a text that `escape_text` escaped."""
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if ESCAPE in text else text
 
 
 def legal(value: Any) -> Any:
-    """Return `value` as strict JSON for a provider, with U+FFFD for illegal characters and NaN as text."""
+    """Convert `value` to strict JSON for a provider, with U+FFFD for illegal characters and NaN as text."""
     return _walk(value, _legal_text, "")
 
 
 def legal_text(value: Any) -> str:
-    """Return `value` as strict JSON text for a provider, without our own escapes."""
+    """Encode `value` as strict JSON text for a provider, without our own escapes."""
     return _encode(legal(value))
 
 
 def _encoder() -> Callable[[Any], str]:
-    """Return `JSONEncoder.encode`, but without creating a new C encoder for each value."""
+    """Build a function like `JSONEncoder.encode` that creates no new C encoder for each value."""
     ordinary = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # not CPython
@@ -93,7 +93,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def is_utf8(text: str) -> bool:
-    """Check whether a text can be encoded as UTF-8; many times faster than searching for lone surrogates."""
+    """Check whether a text can be encoded as UTF-8; many times faster than a search for lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -104,7 +104,7 @@ def is_utf8(text: str) -> bool:
 
 
 def _walk(value: Any, text: Callable[[str], Any], mark: str) -> Any:
-    """Return a value with its texts and keys changed, and numbers that JSON lacks as texts after a mark."""
+    """Copy a value; apply `text` to its texts and keys, and write non-finite numbers as text after `mark`."""
     if isinstance(value, str):
         return text(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -117,7 +117,7 @@ def _walk(value: Any, text: Callable[[str], Any], mark: str) -> Any:
 
 
 def free_name(name: Any, taken: dict[Any, Any]) -> Any:
-    """Return the name of a member, with a number after it if it is taken."""
+    """Choose a member's name: `name`, or `name` with a number after it if it is taken."""
     names = chain([name], (f"{name} ({number})" for number in count(2)))
     return next(each for each in names if each not in taken)
 
@@ -137,7 +137,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class Difference(NamedTuple):
-    """The JSON path of the first difference, with both values; None for a missing one."""
+    """The JSON path of the first difference, with both values; None for a missing value."""
 
     path: str
     then: Any
@@ -145,7 +145,7 @@ class Difference(NamedTuple):
 
 
 def first_difference(then: Any, now: Any, path: str = "$") -> Difference | None:
-    """Return the first difference of two JSON values, or None: objects by sorted name, lists in order."""
+    """Find the first difference of two JSON values, objects by sorted name, lists in order; None if equal."""
     if isinstance(then, list) and isinstance(now, list):
         then, now = dict(enumerate(then)), dict(enumerate(now))
     elif not isinstance(then, dict) or not isinstance(now, dict):

@@ -1,4 +1,4 @@
-"""Work that is waited for only so long, in threads of its own."""
+"""Lanes: work in threads of its own, for which a caller waits only so long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Lane:
-    """At most `threads` threads, each doing one piece of work or stuck in one that hangs."""
+    """A group of at most `threads` threads, each doing one piece of work or stuck in a piece that hangs."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
@@ -25,9 +25,9 @@ class Lane:
         in_child(partial(self._free.__init__, threads))  # type: ignore[misc]
 
     def __call__(self, work: Callable[[], T], seconds: float) -> T:
-        """Run `work` in a thread and return its result; after `seconds` the thread is left to itself.
+        """Run `work` in a thread and return its result, or the exception it raises.
 
-        Raises TimeoutError then, also where no thread gets free in time, and what `work` raises.
+        Raises TimeoutError after `seconds`, also if no thread gets free in time; the thread then runs on.
         """
         late, until = TimeoutError(f"no answer within {seconds} s"), time.monotonic() + seconds
         if not self._free.acquire(timeout=seconds):

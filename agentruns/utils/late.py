@@ -1,5 +1,6 @@
-"""Packages whose modules are imported when one is first asked for: `from agentruns import services`, then
-`services.permissions.may(...)`. Every command of a project loads its checks and its admin.
+"""Late imports: a package's modules are imported at first use, such as `services` in `services.runs`.
+
+Every command of a project loads its checks and its admin, so their imports have to be fast.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from types import ModuleType
 
 
 def modules_of(package: str) -> Callable[[str], ModuleType]:
-    """Return the `__getattr__` of a package that imports its modules late."""
+    """Build the `__getattr__` of a package that imports its modules at first use."""
 
     def late(name: str) -> ModuleType:
         path = f"{package}.{name}"

@@ -23,11 +23,11 @@ from agentruns.utils.json import free_name, is_utf8
 
 FAILED = "[not shown: AGENTRUNS_REDACT failed]"
 MASK = "***"
-SHORT = 3  # characters; a shorter value is looked for only in what was made from it
-LONG_NUMBER = 6  # digits; a shorter number is not looked for inside of longer ones
+SHORT = 3  # characters; shorter values are searched only in texts that were made from them
+LONG_NUMBER = 6  # digits; a shorter number is not searched inside longer numbers
 LONG = 100  # characters of a value that is masked from the left to the right only
 _ANY_DIGIT = str.maketrans("123456789", "000000000")
-FEW = 50  # ways to write values; so many are soonest looked for one by one
+FEW = 50  # ways to write values; up to so many it is fastest to search one by one
 
 _ANYWHERE, _NOWHERE = re.compile(r"(?s:.)"), re.compile(r"(?!)")
 _NUMBER = re.compile(r"[-+.,\d]+")
@@ -43,12 +43,12 @@ class Driven(NamedTuple):
 class Secrets:
     """Sensitive values, and their replacement in texts and numbers that repeat them.
 
-    In time that grows with the text, not with the values: many are looked up by their beginnings.
+    Its time grows with the text, not with the number of values, which are found by their beginnings.
     """
 
     def __init__(self, value: Any = None) -> None:
         self._known: set[str] = set()
-        # Ways to write a value -> without case and signs, once that was asked for.
+        # Ways to write a value -> the same without case and signs, once `is_suspect` has needed it.
         self._forms: dict[str, str] = {}
         self._lengths: dict[str, list[int]] = {}  # their beginnings -> their lengths, the longest first
         self.add(value)
@@ -57,7 +57,7 @@ class Secrets:
         return bool(self._forms)
 
     def add(self, value: Any) -> None:
-        """Add every text and number in a JSON value; keys of objects are names, and words hide nothing."""
+        """Add every text and number in a JSON value, except the keys of objects, booleans and null."""
         for text in _leaves(value):
             if text.strip() and text != MASK and text not in self._known:
                 self._known.add(text)
@@ -66,7 +66,7 @@ class Secrets:
                     self._add_form(form)
 
     def update(self, others: Secrets) -> None:
-        """Add the values of others."""
+        """Add the values of other Secrets."""
         for form in list(others._forms):
             self._add_form(form)
 
@@ -77,10 +77,10 @@ class Secrets:
             self._lengths[form[:SHORT]] = sorted(lengths, reverse=True)
 
     def hide(self, text: str, *, short: bool = False, alike: bool = False) -> str:
-        """Return a text with each value in it masked; `short` ones too, for what was made from them.
+        """Mask each value in a text; `short` values too, for a text that was made from them.
 
-        With `alike` what differs only in its digits is masked as well: who writes down every number of four
-        digits must not learn from the mask which of them it is.
+        With `alike` values that differ only in their digits are masked too. Otherwise somebody who writes all
+        numbers of four digits would learn from the mask which of them is the value.
         """
         if alike:
             return self._hide_alike(text, short)
@@ -100,7 +100,7 @@ class Secrets:
         return "".join([*shown, text[start:]])
 
     def _end(self, text: str, start: int, sizes: range) -> int:
-        """Return the end of the longest value that begins here, or 0."""
+        """Find the end of the longest value that begins at `start`; 0 if none does."""
         for size in sizes:
             for length in self._lengths.get(text[start : start + size], ()):
                 end = start + length
@@ -122,7 +122,7 @@ class Secrets:
         return shown + text[end:]
 
     def settled(self, text: str) -> int:
-        """Return the length of a text that goes on, without an end that may be the beginning of a value."""
+        """Measure how much of an unfinished text can be shown, without a possible beginning of a value."""
         end, longest = len(text), max(map(len, self._forms), default=0)
         start = max(0, end - longest)
         while start < end:
@@ -136,7 +136,7 @@ class Secrets:
         return end
 
     def walk(self, value: Any, *, short: bool = False, alike: bool = False) -> Any:
-        """Return a JSON value with its texts and keys masked in part, its numbers as a whole."""
+        """Mask values in a JSON value: parts of its texts and keys, and whole numbers."""
         if not self._forms:
             return value
         walk, hide = (
@@ -152,14 +152,14 @@ class Secrets:
         return [walk(each) for each in value] if isinstance(value, list | tuple) else value
 
     def is_suspect(self, value: Any) -> bool:
-        """Tell whether a value may spell a secret in another way: spaced, in pieces, in other case."""
+        """Check whether a value may spell a secret in another way: spaced, in pieces, in other case."""
         text = _bare("".join(_leaves(value)))
         self._forms |= {form: _bare(form) for form, bare in list(self._forms.items()) if not bare}
         return any(len(bare) > SHORT and bare in text for bare in list(self._forms.values()))
 
 
 def _stands(text: str, start: int, end: int) -> bool:
-    """Tell whether a form that stands here is no part of a longer number or word, by chance."""
+    """Check whether the form at this place is more than a part of a longer number or word."""
     form = text[start:end]
     around = text[max(0, start - 1) : start], text[end : end + 1]
     if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
@@ -168,7 +168,7 @@ def _stands(text: str, start: int, end: int) -> bool:
 
 
 def _pattern(form: str) -> str:
-    """Return a pattern of the same rule."""
+    """Build a pattern that finds a form by the rule of `_stands`."""
     if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
         return rf"(?<!\d){re.escape(form)}(?!\d)"
     return rf"(?<!\w){re.escape(form)}(?!\w)" if len(form) <= SHORT else re.escape(form)
@@ -179,7 +179,7 @@ def _bare(text: str) -> str:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, and every number as the texts that it may be written as."""
+    """Yield every text in a JSON value, and every number in the ways it may be written."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -210,17 +210,17 @@ def is_on() -> bool:
 
 
 def redact(text: str) -> str:
-    """Return `text` redacted by the project's function; if that fails, the whole text is hidden."""
+    """Redact `text` by the project's function; if that fails, hide the whole text."""
     return _made(text) if is_on() else text
 
 
 def redacted(value: Any) -> Any:
-    """Return a JSON value with all its texts, keys and integers redacted."""
+    """Redact all texts, keys and integers in a JSON value."""
     return _walk(value) if is_on() else value
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger whose records name their run and are redacted before any handler sees them."""
+    """Get a logger whose records name their run and are redacted before any handler sees them."""
     made = logging.getLogger(name)
     if not any(isinstance(each, RedactingFilter) for each in made.filters):
         made.addFilter(RedactingFilter())
@@ -228,18 +228,18 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def driven() -> Driven:
-    """Return the run this thread is working on."""
+    """Find the run this thread is working on."""
     return _driven.get()
 
 
 def secrets() -> Secrets | None:
-    """Return the sensitive values that this thread's log records hide; None where it works on no run."""
+    """Find the sensitive values that this thread's log records hide; None if it works on no run."""
     return _secrets.get()
 
 
 @contextmanager
 def bound(run_id: UUID | str, epoch: int = 0, hidden: Secrets | None = None) -> Iterator[None]:
-    """Attribute this thread's log records to a run, and hide in them what is `conceal`ed meanwhile."""
+    """Attribute this thread's log records to a run, and hide values in them that `conceal` adds meanwhile."""
     token = _driven.set(Driven(str(run_id), epoch))
     try:
         with hiding(next((each for each in (hidden, _secrets.get()) if each is not None), Secrets())):
@@ -264,7 +264,7 @@ def hiding(hidden: Secrets) -> Iterator[None]:
 
 @contextmanager
 def concealing(value: Any) -> Iterator[None]:
-    """Hide the texts and numbers of a value in log records: of this thread's run from now on, else inside."""
+    """Hide the texts and numbers of a value in log records: for the rest of the thread's run, else inside."""
     hidden = _secrets.get()
     with hiding(Secrets() if hidden is None else hidden):
         conceal(value)
@@ -279,20 +279,20 @@ def conceal(value: Any) -> None:
 
 
 class RunFilter(logging.Filter):
-    """Give records a `run_id` and `epoch`, unless they have their own: "" and 0 without a run."""
+    """A filter that gives records a `run_id` and `epoch`, unless they have them: "" and 0 without a run."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record through."""
+        """Add `run_id` and `epoch`; accept every record."""
         if not hasattr(record, "run_id"):
             record.run_id, record.epoch = driven()
         return True
 
 
 class RedactingFilter(RunFilter):
-    """Reduce a record to redacted text, without arguments and without an exception and its variables."""
+    """A filter that reduces a record to redacted text, without arguments, exception and its variables."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record through."""
+        """Redact the record; accept every record."""
         super().filter(record)
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         args = record.args if isinstance(record.args, tuple) else ()
@@ -316,7 +316,7 @@ class RedactingFilter(RunFilter):
 
 
 def _printable(record: logging.LogRecord) -> bool:
-    """Escape what no handler could write, as a lone surrogate in the words of an exception."""
+    """Escape characters that no handler could write, such as a lone surrogate; return True."""
     text = f"{record.msg} {record.args} {record.exc_text or ''}"
     if record.exc_info and not record.exc_text:
         text += logging.Formatter().formatException(record.exc_info)
