@@ -16,7 +16,7 @@ INDEX = "agentruns/admin/index.html"
 
 
 def register(site: admin.AdminSite) -> None:
-    """Put the console on an admin site, with its figures on the index where the site has none of its own."""
+    """Register the console on an admin site; show its figures on the index unless the site has its own."""
     site.register(Run, RunAdmin)
     site.register(Approval, ApprovalAdmin)
     site.register(ApiToken, TokenAdmin)

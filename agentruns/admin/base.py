@@ -1,4 +1,4 @@
-"""Lists and pages of what only services may change, and the views that act on one object."""
+"""Lists and pages of objects that only services may change, and the views that act on one object."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ CHANNEL = "console"  # of decisions made here, in the journal
 ZONE = "agentruns_zone"  # the cookie
 SINCE = "since"
 MOST_NEWS = 100
-TICKED = 100  # rows that one page can show and one person can look at
-MOST = 10_000  # rows that a list counts
+TICKED = 100  # rows that one page can show and one person can check
+MOST = 10_000  # rows that a list counts at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class Bounded:
 
 
 def bounded(number: int, most: int) -> Bounded:
-    """Return a number that is shown as `most` and more where it is larger."""
+    """Build a number that is displayed as `most` with a plus if it is larger."""
     return Bounded(min(number, most), number > most)
 
 
 def counted(rows: QuerySet[Any], most: int = MOST) -> Bounded:
-    """Count rows, by one query that looks at one row more than `most`."""
+    """Count rows, by one query that reads at most one row more than `most`."""
     # Not their keys: the index that finds the rows is then all that is read. Of `annotate(one=Value(1))`
     # Django drops the constant and selects nothing.
     return bounded(rows.order_by().extra(select={"one": "1"}).values("one")[: most + 1].count(), most)
@@ -95,7 +95,7 @@ class CountOf(Subquery):
 
 
 class BoundedPaginator(AnyPaginator):
-    """Paginator with a capped COUNT; rows beyond the first `MOST` are found by a filter or the search."""
+    """A paginator with a limited COUNT; rows beyond the first `MOST` are found by a filter or a search."""
 
     @cached_property
     def counted(self) -> Bounded:
@@ -110,7 +110,7 @@ class BoundedPaginator(AnyPaginator):
 
 
 def neighbours(keys: Sequence[Any], key: Any, most: int) -> tuple[Any, Any, str]:
-    """Return the keys before and after one in a queue of which `most` are read, and its place there."""
+    """Find the keys before and after `key` in a queue of which `most` are read, and its place there."""
     if key not in keys:
         return None, next(iter(keys), None), ""
     place, count = keys.index(key), bounded(len(keys), most - 1)
@@ -119,13 +119,13 @@ def neighbours(keys: Sequence[Any], key: Any, most: int) -> tuple[Any, Any, str]
 
 
 def following(keys: Sequence[Any], key: Any) -> list[Any]:
-    """Return the other keys of a queue: those after one, then from the start."""
+    """List the other keys of a queue: those after `key`, then those from the start."""
     place = keys.index(key) if key in keys else 0
     return [each for each in [*keys[place:], *keys[:place]] if each != key]
 
 
 def is_uuid(text: str) -> bool:
-    """Check if a text is an id of ours."""
+    """Check whether a text is an id of ours."""
     try:
         UUID(text)
     except ValueError:
@@ -142,17 +142,17 @@ def ticked(request: HttpRequest, rows: QuerySet[Any]) -> list[Any]:
 
 
 def first_id(moment: datetime) -> UUID:
-    """Return the least id that can be made at a moment: ids begin with their time, and are indexed."""
+    """Build the least id of a moment: ids begin with their time, and are indexed."""
     return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
 
 
 class LeanChangeList(ChangeList):
-    """A list that leaves the columns of unbounded size in the database."""
+    """A list that leaves the columns of unlimited size in the database."""
 
     deferred: tuple[str, ...] = ()
 
     def get_filters(self, request: HttpRequest) -> Any:
-        """Return the filters; refuse a parameter that none of them knows."""
+        """Find the filters; refuse a parameter that none of them knows."""
         found = super().get_filters(request)
         # Django would filter by any column, also by those that are masked: a list would tell their values.
         if any(name.split("__")[0] != self.date_hierarchy for name in found[2]):
@@ -160,19 +160,19 @@ class LeanChangeList(ChangeList):
         return found
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
-        """Return the rows without the deferred columns."""
+        """Select the rows without the deferred columns."""
         return super().get_queryset(request, *args, **kwargs).defer(*self.deferred)
 
     @property
     def shown(self) -> Any:
-        """The list as its page numbers show it: "10,000+" where the count stopped."""
+        """The list as its page numbers display it: "10,000+" if more rows were not counted."""
         shown: Any = copy.copy(self)
         if self.paginator.counted.more:
             shown.result_count = str(self.paginator.counted)
         return shown
 
     def news_url(self) -> str:
-        """Return where an open list asks for what is newer than itself."""
+        """Build the URL at which an open list asks for rows newer than itself."""
         since = {SINCE: str(first_id(clock.now(settings.DATABASE)))}
         url = reverse(f"admin:{self.model_admin.name('news')}", current_app=self.model_admin.admin_site.name)  # type: ignore[attr-defined]
         return url + self.get_query_string(since, [PAGE_VAR])
@@ -182,10 +182,10 @@ class LeanChangeList(ChangeList):
 class View:
     """A page or a button's target of one object, at `route` below the object's own URL.
 
-    `function` names, below agentruns.admin, one that gets the admin, the request, the object, what else the
-    route names, and the `options`; it is imported when it is first called. One that `acts` is called for POST
-    only; anything else goes back to the object's page, which also says why it was refused. `in_transaction`
-    is for ATOMIC_REQUESTS: False for a view that takes minutes.
+    `function` names a function below agentruns.admin, imported at its first call, that gets the admin, the
+    request, the object, the route's other parts and the `options`. A view that `acts` is called for POST
+    only; other methods and refusals lead to the object's page. `in_transaction` is for ATOMIC_REQUESTS: False
+    for a view that takes minutes.
     """
 
     name: str
@@ -201,7 +201,7 @@ def selected(
 ) -> Any:
     """Build an action of a list, whose `function` asks first and then acts on the ticked rows.
 
-    The page of the list says `only` where "select all" meant more than what was on it.
+    The list shows the message `only` if "select all" meant more rows than were on the page.
     """
 
     def act(model_admin: ReadOnlyAdmin, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -220,7 +220,7 @@ def selected(
 
 
 def zone_of(request: HttpRequest) -> ZoneInfo | None:
-    """Return the time zone of the reader's browser; None where the project has chosen one, or nobody."""
+    """Find the time zone of the reader's browser; None if the project sets one, or it is unknown."""
     name, project = request.COOKIES.get(ZONE, ""), cast(Any, django_settings)
     is_chosen = timezone.get_current_timezone() != timezone.get_default_timezone()
     if is_chosen or (project.is_overridden("TIME_ZONE") and project.TIME_ZONE != "UTC"):
@@ -232,7 +232,7 @@ _zones = cache(available_timezones)
 
 
 def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """Let a view, and what it renders later, write times in the reader's zone."""
+    """Wrap a view so that it, and what it renders later, writes times in the reader's zone."""
 
     @wraps(view)
     def zoned(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -249,7 +249,7 @@ def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
 
 
 def status_of(refusal: Exception) -> int:
-    """Return the status of a page that says why a service refused."""
+    """Choose the HTTP status of a page that explains a service's refusal."""
     return 403 if isinstance(refusal, PermissionDeniedError) else 409
 
 
@@ -259,10 +259,10 @@ def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) ->
 
 
 class UnframedPage(TemplateResponse):
-    """A page with buttons, which no page may frame, whatever headers the project's middleware sets."""
+    """A page with buttons that no other page may frame, whatever headers middleware sets."""
 
     def items(self) -> Any:
-        """Return the headers as the server sends them; it asks for them after all middleware."""
+        """List the headers for the server, which reads them after all middleware."""
         policy, ours = self.headers.get("Content-Security-Policy", ""), "frame-ancestors 'none'"
         if not policy.endswith(ours):  # a second policy beside the project's own: browsers obey both
             self.headers["Content-Security-Policy"] = f"{policy}, {ours}" if policy else ours
@@ -271,7 +271,7 @@ class UnframedPage(TemplateResponse):
 
 
 class ReadOnlyAdmin(AnyAdmin):
-    """Shows rows and lets services act; adds, saves and deletes none."""
+    """An admin that shows rows and lets services act; it adds, saves and deletes no rows."""
 
     actions: Sequence[Any] | None = None
     list_per_page = 50
@@ -282,28 +282,28 @@ class ReadOnlyAdmin(AnyAdmin):
     page_template = ""
     live_interval = 2000  # milliseconds between two looks of an open page
     views: Sequence[View] = ()
-    pages: Sequence[View] = ()  # about no single object; each asks itself who may see it
+    pages: Sequence[View] = ()  # about no single object; each checks permissions itself
 
     class Media:
         css = STYLES
         js = SCRIPTS
 
     def _has_no_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse: only services write, and the journal is kept."""
+        """Refuse, because only services write, and the journal is kept."""
         return False
 
     has_add_permission = has_change_permission = has_delete_permission = _has_no_permission
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the rows of the database the journal lives in."""
+        """Select the rows of the journal's database."""
         return super().get_queryset(request).using(settings.DATABASE)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Return the list that defers large columns."""
+        """Choose the list class, which defers large columns."""
         return self.list_class
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the views."""
+        """Add the URLs of `pages` and `views`."""
         about_none = [self._pattern(view, "") for view in self.pages]
         patterns = [*about_none, *(self._pattern(view) for view in self.views), *super().get_urls()]
         for pattern in patterns:
@@ -336,7 +336,7 @@ class ReadOnlyAdmin(AnyAdmin):
             return self.refused(request, obj, error)
 
     def listing(self, request: HttpRequest, query: QueryDict) -> Any:
-        """Return the list of a query; raises IncorrectLookupParameters."""
+        """Build the list for a query; raises IncorrectLookupParameters."""
         asked = copy.copy(request)
         asked.GET = query  # type: ignore[assignment]
         return self.get_changelist_instance(asked)
@@ -350,17 +350,17 @@ class ReadOnlyAdmin(AnyAdmin):
         return self.page(request, self.find(request, object_id), **(extra_context or {}))
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Show what people did to an object, to who may see it."""
+        """Show the actions of people on an object to users who may see it."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return super().history_view(request, object_id, extra_context)
 
     def page(self, request: HttpRequest, obj: Any, **context: Any) -> HttpResponse:
-        """Return the page of one object."""
+        """Render the page of one object."""
         raise NotImplementedError
 
     def find(self, request: HttpRequest, object_id: object) -> Any:
-        """Return the object, or refuse: not allowed, not there."""
+        """Find an object; raises PermissionDenied or Http404."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         obj = self.get_object(request, unquote(str(object_id)))
@@ -379,7 +379,7 @@ class ReadOnlyAdmin(AnyAdmin):
         template: str = "",
         **context: Any,
     ) -> UnframedPage:
-        """Render `template`, else `page_template`, with what an admin page needs; `title` is plain text."""
+        """Render `template`, else `page_template`, as an admin page; `title` is plain text."""
         request.current_app = self.admin_site.name
         return UnframedPage(
             request,
@@ -401,40 +401,40 @@ class ReadOnlyAdmin(AnyAdmin):
         )
 
     def name(self, action: str) -> str:
-        """Return the name of one of this admin's URLs."""
+        """Build the name of one of this admin's URLs."""
         return f"{self.opts.app_label}_{self.opts.model_name}_{action}"
 
     def url(self, request: HttpRequest, action: str, *args: object, **query: object) -> str:
-        """Return the URL of a page or action, keeping the filters of the list the user came from."""
+        """Build the URL of a page or action, keeping the filters of the list the user came from."""
         url = reverse(f"admin:{self.name(action)}", args=args, current_app=self.admin_site.name)
         filters: Any = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
         url = add_preserved_filters(filters, url)
         return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}" if query else url
 
     def listed_url(self, **query: object) -> str:
-        """Return the URL of the list under these filters and no others."""
+        """Build the URL of the list with only these filters."""
         url = reverse(f"admin:{self.name('changelist')}", current_app=self.admin_site.name)
         return f"{url}?{urlencode(query)}"
 
     def back(self, request: HttpRequest, obj: Model) -> HttpResponseRedirect:
-        """Return to the object's page, so that a reload repeats nothing."""
+        """Redirect to the object's page, so that a reload repeats nothing."""
         return HttpResponseRedirect(self.url(request, "change", obj.pk))
 
     def done(
         self, request: HttpRequest, obj: Model, logged: str, text: str, to: Model | None = None
     ) -> HttpResponseRedirect:
-        """Log what was done to an object, say so, and go on to its page, or to another one."""
+        """Log an action, show `text`, and redirect to the page of the object or of `to`."""
         self.log_change(request, obj, logged)
         self.message_user(request, text, messages.SUCCESS)
         return self.back(request, to or obj)
 
     def refused(self, request: HttpRequest, obj: Model, error: Exception) -> HttpResponse:
-        """Show the page of an object as it is now, and why nothing was changed."""
+        """Show the object's present page, with the reason why nothing was changed."""
         text = _("Nothing was changed. %(why)s") % {"why": plain(error)}
         return self.page(request, self.find(request, obj.pk), status=status_of(error), refusal=text)
 
     def other_page(self, request: HttpRequest, model: type[Model], key: object) -> str:
-        """Return the URL of another model's page, or "" where this site or this user has none."""
+        """Build the URL of another model's page; "" if this site or this user has none."""
         if not may_view(self.admin_site, request, model):
             return ""
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
@@ -445,7 +445,7 @@ class ReadOnlyAdmin(AnyAdmin):
 
 
 def news_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Return how many rows of a list are newer than `since`, as a sentence; 204 for none."""
+    """Say in a sentence how many rows of a list are newer than `since`; status 204 if none is."""
     query = request.GET.copy()
     since = query.pop(SINCE, [""])[-1]
     if not model_admin.has_view_permission(request):

@@ -45,7 +45,7 @@ FORMULA = re.compile(r"(^|[;|\t\n])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\
 
 
 class CostsForm(forms.Form):
-    """The days, and what the figures are grouped by."""
+    """The days, and the grouping of the figures."""
 
     by = forms.ChoiceField(
         label=gettext_lazy("by"),
@@ -61,7 +61,7 @@ class CostsForm(forms.Form):
         super().__init__({name: data.get(name) or value for name, value in given.items()})
 
     def clean(self) -> dict[str, Any]:
-        """Refuse days in the wrong order, or too many."""
+        """Refuse days in the wrong order, or too many days."""
         given = self.cleaned_data
         first, last = given.get("first", EARLIEST), given.get("last", LATEST)
         is_long = len({"first", "last"} & given.keys()) == 2 and (last - first).days >= MOST_DAYS
@@ -72,7 +72,7 @@ class CostsForm(forms.Form):
 
 
 def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Show what the runs of some days used; of those that the user may see."""
+    """Show the tokens and costs of the runs of some days that the user may see."""
     form = _form(admin, request)
     shown: dict[str, Any] = {"form": form, "currency": settings.CURRENCY}
     if form.is_valid():
@@ -97,7 +97,7 @@ def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Send the same by all four at once, for a spreadsheet."""
+    """Send tokens and costs by day, agent, requester and scope as a file for a spreadsheet."""
     form = _form(admin, request)
     if not form.is_valid():
         return HttpResponse(form.errors.as_text(), "text/plain", 400)
@@ -121,7 +121,7 @@ def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def safe_cell(value: object) -> str:
-    """Return a text that no spreadsheet takes for a formula."""
+    """Prefix a text with an apostrophe where a spreadsheet would take it for a formula."""
     return FORMULA.sub(r"\1'", bare(value))
 
 
@@ -132,7 +132,7 @@ def _form(admin: ReadOnlyAdmin, request: HttpRequest) -> CostsForm:
 
 
 def _grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
-    """Return runs, tokens and cost by some columns, the dearest first; days in their order."""
+    """Sum runs, tokens and cost by some columns, the highest cost first; days in their order."""
     found = runs.annotate(day=TruncDate("created_at")).values(*columns)
     order = ["-day"] if "day" in columns else []
     return found.annotate(runs=Count("pk"), used=Sum("tokens"), spent=Sum("cost")).order_by(
@@ -146,7 +146,7 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(row: dict[str, Any], days: dict[str, str], listed: str) -> dict[str, str]:
-    """Return the name of a line, and the list of its runs, "" where no filter finds them."""
+    """Name a line, and link to its runs; without a link if no filter finds them."""
     query, names, is_found = {**days}, [], True
     if "day" in row:
         query = dict.fromkeys(days, row["day"].isoformat())

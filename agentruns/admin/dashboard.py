@@ -1,4 +1,4 @@
-"""The figures on the index of the admin that an operator needs first, each by one small query."""
+"""The figures on the admin's index that an operator needs first, each by one small query."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.admin.dashboard")
 
-MOST = 1000  # rows that any of the figures looks at
+MOST = 1000  # rows that each figure reads at most
 PERIOD = timedelta(days=30)
 DAYS = 7  # of the figures by day and by agent
 RUNS = 5_000  # of these days that are looked at
@@ -166,7 +166,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
 
 
 def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:
-    """Look at the newest runs of a week once: by day, by agent, and what they cost."""
+    """Add the newest runs of a week by day and by agent, with their costs, by one query."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
     found["costs_url"] = _url(site, Run, "costs", by="agent", first=first, last=today)
@@ -203,7 +203,7 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:
 
 
 def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> QuerySet[Run]:
-    """Return the newest of some runs that were started on these days, each once."""
+    """Select the newest of some runs that were started on these days, each once."""
     start, end = midnight(first), midnight(last + timedelta(days=1))
     some = runs.filter(
         pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW), created_at__gte=start, created_at__lt=end
@@ -227,7 +227,7 @@ def _cost(runs: list[Any]) -> Decimal | None:
 
 
 def bar(all_of_it: float, bad: float, most: float) -> SafeString:
-    """Return a bar, of which `most` is the full width: all of it, and what is bad at its beginning."""
+    """Draw a bar as SVG, whose full width is `most`: `all_of_it`, and `bad` at its beginning."""
     widths = [f"{100 * each / most:.1f}" if most else "0" for each in (all_of_it, bad)]
     return format_html(
         '<svg class="ar-stroke" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
@@ -238,7 +238,7 @@ def bar(all_of_it: float, bad: float, most: float) -> SafeString:
 
 
 def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Return the figures as they are now, for a front page that is open."""
+    """Render the present figures for an open front page."""
     found = dashboard(model_admin.admin_site, request)
     if found is None:
         raise PermissionDenied
@@ -246,7 +246,7 @@ def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpRespon
 
 
 def _decisions(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> None:
-    """Look at the newest by their ids, which are indexed: asked within twice the period, decided in it."""
+    """Add decisions of the period by tool: of the newest approvals requested in twice the period."""
     since = clock.now(settings.DATABASE) - PERIOD
     asked = policy.visible_approvals(request.user).filter(pk__gte=first_id(since - PERIOD))
     rows = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")

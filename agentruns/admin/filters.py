@@ -1,4 +1,4 @@
-"""Filters and search of the lists. Each asks the admin's own queryset, so it reads the journal's database."""
+"""Filters and search of the lists, all on the admin's own queryset, which reads the journal's database."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from agentruns.utils import clock
 from agentruns.utils.bounds import said
 from agentruns.utils.redaction import is_on, redact, redacted
 
-APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # for people one: it may be done by now
-# What is riskier first, then what expires sooner, then who waits longer.
+APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # the same to people
+# The riskier first, then those that expire sooner, then those that wait longer.
 URGENT_FIRST = (RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
-QUEUED = 200  # cards of the queue among which the next one is looked for
+QUEUED = 200  # cards of the queue that are searched for the next one
 LATELY = timedelta(hours=24)
 SEARCHED = 2_000  # rows whose texts a search compares
 LOOKED_AT = 200  # runs whose context is compared with what the user may see of it
@@ -66,8 +66,8 @@ SELECT name FROM names WHERE name IS NOT NULL
 def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts, run: str = "") -> Any:
     """Find the rows for a search term: the beginning of a name or an id, or part of a text.
 
-    Texts are compared as they are shown, and always those of the newest rows: whatever is asked for, the
-    answer and the time it takes tell nothing of what is masked. `run` is the lookup to Run.
+    Texts are compared as displayed, and always those of the newest rows, so that neither the result nor the
+    time it takes reveals anything masked. `run` is the lookup to Run.
     """
     term = term.strip().replace("\x00", "")
     newest = list(rows.order_by("-pk")[: SEARCHED + 1])
@@ -85,7 +85,7 @@ def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts,
 
 
 def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUID] = ()) -> Q:
-    """Return the condition for those of `runs` that `term` may mean, and for others; `run` leads to Run."""
+    """Build the condition for the runs that `term` may mean, or that `also` has; `run` leads to Run."""
     parts, keys = [_named(term)], {*also, *([] if run else _in_context(term, runs))}
     digits = term.lower().replace("-", "")
     if _ID.fullmatch(digits):  # the beginning of an id: a range, which an index serves
@@ -101,7 +101,7 @@ def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUI
 
 
 def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str]]]:
-    """Yield what a search compares of each run, as it is shown: also what people were asked in it."""
+    """Yield the texts of each run that a search compares, as displayed; with its approvals' titles."""
     masks = journal.masking.masks_of(runs, size=journal.masking.MOST_READ) if runs else {}
     asked: dict[UUID, list[tuple[str, str]]] = defaultdict(list)
     approvals = journal.policy.visible_approvals(user).order_by("-requested_at", "-id")
@@ -122,7 +122,7 @@ def _texts_of(shown: Run) -> Iterator[str]:
 
 
 def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple[UUID, list[str]]]:
-    """Yield what a search compares of each approval: its card, and its run as far as the user sees that."""
+    """Yield the texts of each approval that a search compares, and of its run if the user may see that."""
     runs = {one.run_id: one.run for one in approvals}
     masks = journal.masking.masks_of(runs.values(), size=journal.masking.MOST_READ) if runs else {}
     seen = {*journal.policy.visible_runs(user).filter(pk__in=runs).values_list("pk", flat=True)}
@@ -141,7 +141,7 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
 
 
 def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
-    """Return the newest runs that show a value in their context, `7` or `tenant:7`: no mask is found out."""
+    """Find the newest runs that display a context value, `7` or `tenant:7`; masked values never match."""
     name, _colon, value = term.partition(":")
     which = Q(context_values__value=term) | Q(context_values__key=name, context_values__value=value)
     some = runs.filter(pk__in=runs.filter(which).order_by("-pk").values("pk")[:LOOKED_AT])
@@ -156,7 +156,7 @@ def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
 
 
 def _named(term: str, run: str = "") -> Q:
-    """Return the condition for runs by their session as it is shown, whose requester is that of its runs."""
+    """Build the condition for runs whose session's key or requester begins with a term, as displayed."""
     key, requester = "key__istartswith", "owner_name__istartswith"
     if not is_on():
         return Q(**{f"{run}session__{key}": term}) | Q(**{f"{run}session__{requester}": term})
@@ -168,7 +168,7 @@ def _named(term: str, run: str = "") -> Q:
 
 
 def names(alias: str, model: type[Model], column: str) -> list[str]:
-    """Return the names that occur in a text column which an index begins with, in its order."""
+    """List the different names in a text column that is the first of an index, in its order."""
     connection = connections[alias]
     quote = connection.ops.quote_name
     sql = _NAMES.format(table=quote(model._meta.db_table), column=quote(column))
@@ -187,7 +187,7 @@ class KnownValues(admin.SimpleListFilter):
         return self.offered
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows chosen."""
+        """Select the rows of the chosen value."""
         value = self.value()
         if not value:
             return queryset
@@ -196,19 +196,19 @@ class KnownValues(admin.SimpleListFilter):
         return self.chosen(queryset, value) if known else queryset.none()
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the rows of a value that was offered."""
+        """Select the rows of a value that was offered."""
         raise NotImplementedError
 
 
 def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
-    """Return runs with those errors, answers and `more` that a list can read all of."""
+    """Annotate runs with error, answer and `more` columns, if these are short enough for a list to mask."""
     texts = {"error_text": "error", "answer": "output", **more}
     found: QuerySet[Any] = runs.annotate(**{name: if_short(column) for name, column in texts.items()})
     return found
 
 
 def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherwise: Any = "") -> Case:
-    """Return a text where a list can read all of it: a mask looks for whole values."""
+    """Build the expression for a text that is short enough for a list; a mask needs the whole text."""
     is_short = LessThanOrEqual(Length(column), SHORT)
     return Case(When(is_short, then=column), default=Value(otherwise, kind()), output_field=kind())
 
@@ -216,7 +216,7 @@ def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherw
 def failures(user: Any) -> dict[str, tuple[str, list[Any]]]:
     """Group the newest failed runs of a week by a digest of their cause: its words, and the runs.
 
-    Failures with the same words, but for numbers and ids, have one cause.
+    Failures whose words differ only in numbers and ids have one cause.
     """
     since = clock.now(settings.DATABASE) - WEEK
     failed = journal.policy.visible_runs(user).filter(status=Run.Status.FAILED, updated_at__gte=since)
@@ -233,24 +233,24 @@ def failures(user: Any) -> dict[str, tuple[str, list[Any]]]:
 
 
 class FailureFilter(KnownValues):
-    """By the cause of a failure, which the front page leads to."""
+    """A filter by the cause of a failure, to which the front page links."""
 
     title = _("cause")
     parameter_name = "cause"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the cause chosen; it is not looked for otherwise."""
+        """Find the chosen cause; list no other causes."""
         value = self.value()
         self.found = failures(request.user).get(value) if value else None
         return [(value, plain(self.found[0]) if self.found else str(_("unknown")))] if value else []
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the runs that failed so."""
+        """Select the runs that failed with this cause."""
         return queryset.filter(pk__in=[run.pk for run in self.found[1]] if self.found else [])
 
 
 class ReviewFilter(KnownValues):
-    """By what people said of a run, and who sees to it."""
+    """A filter by rating and assignee of a run's review."""
 
     title = _("review")
     parameter_name = "review"
@@ -258,14 +258,14 @@ class ReviewFilter(KnownValues):
     offered = (("mine", _("mine")), ("good", _("rated good")), ("bad", _("rated bad")))
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the runs chosen: reviewed so, or assigned to the user."""
+        """Select the runs with this rating, or those assigned to the user."""
         ratings = {"good": Review.Rating.GOOD, "bad": Review.Rating.BAD}
         which = {"assignee_id": self.user.pk} if value == "mine" else {"rating": ratings[value]}
         return queryset.filter(pk__in=Review.objects.using(queryset.db).filter(**which).values("pk"))
 
 
 class RunStatusFilter(KnownValues):
-    """By status, and by what matters first: runs that need a person, stalled or failed lately."""
+    """A filter by status and by urgency: runs that need a person, stalled or failed lately."""
 
     title = _("status")
     parameter_name = "status"
@@ -279,7 +279,7 @@ class RunStatusFilter(KnownValues):
     )
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the runs chosen."""
+        """Select the runs of the chosen status or group."""
         if value == "ended-in-doubt":
             left = services.waiting.ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
             return queryset.filter(pk__in={wait.run_id for wait in left})
@@ -289,12 +289,12 @@ class RunStatusFilter(KnownValues):
 
 
 def failed_lately() -> Q:
-    """Return the condition for the runs that failed in the last 24 hours."""
+    """Build the condition for the runs that failed in the last 24 hours."""
     return Q(status=Run.Status.FAILED, updated_at__gte=clock.now(settings.DATABASE) - LATELY)
 
 
 class StartedFilter(admin.ListFilter):
-    """By the days between which a run was started, in the time zone that is shown."""
+    """A filter by the days between which a run was started, in the displayed time zone."""
 
     title = _("day of the start")
     template = "agentruns/admin/filter_days.html"
@@ -310,7 +310,7 @@ class StartedFilter(admin.ListFilter):
         ]
 
     def expected_parameters(self) -> list[str | None]:
-        """Return this filter's parameters of the URL."""
+        """List this filter's parameters of the URL."""
         return [self.first, self.last]
 
     def has_output(self) -> bool:
@@ -318,7 +318,7 @@ class StartedFilter(admin.ListFilter):
         return True
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        """Yield the links to what is asked for often."""
+        """Yield links for frequent choices of days."""
         today = timezone.localtime(clock.now(settings.DATABASE)).date()
         for title, days in ((_("Any day"), None), (_("Today"), 0), (_("Past 7 days"), 6)):
             chosen = {} if days is None else {self.first: (today - timedelta(days=days)).isoformat()}
@@ -329,7 +329,7 @@ class StartedFilter(admin.ListFilter):
             }
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the runs started on these days; none where a day makes no sense."""
+        """Select the runs started on these days; none for an invalid day."""
         try:
             if first := self.days[self.first]:
                 start = midnight(date.fromisoformat(first))
@@ -343,12 +343,12 @@ class StartedFilter(admin.ListFilter):
 
 
 def midnight(day: date) -> datetime:
-    """Return the first moment of a day, in the time zone that is shown."""
+    """Find the first moment of a day, in the displayed time zone."""
     return timezone.make_aware(datetime.combine(day, time.min))
 
 
 class ApprovalStatusFilter(KnownValues):
-    """By status; those that are pending are the default."""
+    """A filter by status, by default pending."""
 
     title = _("status")
     parameter_name = "status"
@@ -374,34 +374,34 @@ class ApprovalStatusFilter(KnownValues):
             }
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the approvals chosen."""
+        """Select the approvals of the chosen status."""
         done = {Approval.Status.APPROVED.value: Q(status__in=APPROVED), "all": Q()}
         which = {self.default: Q(status=PENDING), **done}
         return queryset.filter(which.get(value, Q(status=value)))
 
 
 class MineFilter(KnownValues):
-    """Approvals that the user can decide: allowed to, not decided by them yet, and in time."""
+    """A filter for approvals that the user can decide: allowed, not decided by the user yet, and in time."""
 
     title = _("whose turn")
     parameter_name = "mine"
     offered = (("yes", _("mine to decide")),)
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Find the approvals that wait for this user."""
+        """Select the approvals that wait for this user."""
         pending = queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
         return services.permissions.decidable_by(self.user, pending)
 
 
 class NameFilter(KnownValues):
-    """By a name that occurs in the rows of a model."""
+    """A filter by a name that occurs in the rows of a model."""
 
     model: type[Model] = Run
     field = ""
     lookup = ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the names that occur in what the user may see; of very much, in the newest of it."""
+        """List the names that occur in the rows the user may see; of very many rows, in the newest."""
         rules, user = journal.policy, request.user
         visible = rules.visible_runs(user) if self.model is Run else rules.visible_approvals(user)
         if rules.is_narrowed(visible):
@@ -413,18 +413,18 @@ class NameFilter(KnownValues):
         return [(name, plain(name)) for name in found]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the rows of the name chosen."""
+        """Select the rows of the chosen name."""
         return queryset.filter(**{self.lookup: value})
 
 
 class LinkFilter(KnownValues):
-    """By what a row's link names; offered only where it was followed."""
+    """A filter by the object of a row's link; offered only after the link was followed."""
 
     lookup = ""
     shown = ""  # the attribute of a run by which people know it
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the name behind the value, if the user may see a run of it."""
+        """Find the name for the value, if the user may see a run of it."""
         value = self.value()
         if not value:
             return []
@@ -435,7 +435,7 @@ class LinkFilter(KnownValues):
         return [(value, plain(attrgetter(self.shown)(self.run)) if self.run else str(_("unknown")))]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the runs of it."""
+        """Select the runs with the value."""
         return queryset.filter(**{self.lookup: value}) if self.run else queryset.none()
 
 
@@ -452,18 +452,18 @@ class RequesterFilter(LinkFilter):
 
 
 class SameCallFilter(KnownValues):
-    """Equal calls, by what they are recognised by; offered only where a card's link was followed."""
+    """A filter for equal calls; offered only after a card's link was followed."""
 
     title = _("equal calls")
     parameter_name = "same"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the call that the link is about."""
+        """Offer the call of the link."""
         value = self.value() or ""
         return [(value, _("those of one card"))] if re.fullmatch("[0-9a-f]{64}", value) else []
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the approvals of equal calls."""
+        """Select the approvals of equal calls."""
         return queryset.filter(same_call=value)
 
 

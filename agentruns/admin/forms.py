@@ -1,4 +1,4 @@
-"""The forms of decisions, buttons and verdicts, and the one in which a person edits a call's arguments."""
+"""The forms of decisions, buttons and verdicts, and the form in which a person edits a call's arguments."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WHY_DENIED = _("A denial needs a reason: the model is told it and does not ask a
 
 
 class MomentField(forms.DateTimeField):
-    """The moment that a page showed, which every database can compare: in UTC it is still a day."""
+    """A time that a page showed; in UTC it stays within the years that every database can compare."""
 
     default_error_messages = dict.fromkeys(
         ("required", "invalid"), _("The page does not say what it showed. Open it again.")
     )
 
     def to_python(self, value: Any) -> datetime | None:
-        """Return the moment in UTC."""
+        """Parse the time, and convert it to UTC."""
         moment: datetime | None = super().to_python(value)
         try:
             return moment and moment.astimezone(UTC)
@@ -40,15 +40,15 @@ class MomentField(forms.DateTimeField):
 
 
 class TypedField(forms.CharField):
-    """Text as it was typed: browsers send other line ends."""
+    """A text as it was typed: browsers send other line ends."""
 
     def to_python(self, value: Any) -> str:
-        """Return the text with its own line ends, before its length is judged."""
+        """Restore the text's own line ends before its length is checked."""
         return str(super().to_python(value)).replace("\r\n", "\n")
 
 
 def area(rows: int = 3, **attributes: str) -> forms.Textarea:
-    """Return the widget of a long text."""
+    """Build the widget of a long text."""
     return forms.Textarea(attrs={"class": "vLargeTextField", "rows": rows, **attributes})
 
 
@@ -66,19 +66,19 @@ EraseForm = _asking_why(_("Reason, kept in the journal"))
 
 
 class KeyForm(forms.Form):
-    """Start or send something new; the key makes a double click one."""
+    """A form that starts or sends something new; because of its key a double click does so only once."""
 
     key = forms.CharField(max_length=64, widget=forms.HiddenInput, initial=uuid7)
 
 
 class ShownForm(forms.Form):
-    """A decision on exactly what was shown: the digest says what that was."""
+    """A form for a decision on exactly the call that was shown, identified by the digest."""
 
     digest = forms.CharField(max_length=64, widget=forms.HiddenInput)
 
 
 class NoteForm(forms.Form):
-    """The note to one decision or to several; a denial `needs` it: the model reads why."""
+    """The form of a note about one or several decisions; a denial `needs` a note, which the model reads."""
 
     use_required_attribute = False  # the same field stands beside a verb that needs none
     reason = _reason(
@@ -100,11 +100,11 @@ class NoteForm(forms.Form):
 
 
 class DecideForm(NoteForm, ShownForm):
-    """Approve it, or deny it with a reason."""
+    """The form to approve a call, or to deny it with a reason."""
 
 
 class AnswerForm(ShownForm):
-    """Answer in place of the call: the model gets the text, or a question's `choice`, as its result."""
+    """The form to answer a call: the model gets the text, or a question's `choice`, as the result."""
 
     text = TypedField(
         strip=False,
@@ -119,7 +119,7 @@ class AnswerForm(ShownForm):
         self.choices = {str(place): choice for place, choice in enumerate(choices)}
 
     def clean(self) -> dict[str, Any]:
-        """Take the choice whose button was pressed, by its place: what the page shows may be masked."""
+        """Use the choice whose button was pressed, by its place, because the page may show it masked."""
         chosen = self.data.get("choice", "")
         if chosen in self.choices:
             self.errors.pop("text", None)
@@ -128,7 +128,7 @@ class AnswerForm(ShownForm):
 
 
 class ExtendForm(ShownForm):
-    """Give people more time."""
+    """The form that gives people more time."""
 
     seen = MomentField(widget=forms.HiddenInput)
     hours = forms.TypedChoiceField(
@@ -140,7 +140,7 @@ class ExtendForm(ShownForm):
 
 
 class ResumeForm(forms.Form):
-    """Resume the run as it was shown: `seq` is the last journal row that the page knew."""
+    """The form to resume the run as it was shown: `seq` is the last journal row that the page knew."""
 
     seq = forms.IntegerField(widget=forms.HiddenInput)
 
@@ -175,7 +175,7 @@ class VerdictForm(forms.Form):
 
 
 class AdoptForm(forms.Form):
-    """Adopt the definition that was shown, `hash`; `seq` is the last journal row that the page knew."""
+    """The form to adopt the definition with this `hash`; `seq` is the last row that the page knew."""
 
     hash = forms.CharField(max_length=64, widget=forms.HiddenInput)
     seq = forms.IntegerField(widget=forms.HiddenInput)
@@ -183,7 +183,7 @@ class AdoptForm(forms.Form):
 
 
 class EditForm(DecideForm):
-    """Approve with other arguments. Those in `hidden` are masked on the page, and stay what they are."""
+    """The form to approve with other arguments; those in `hidden` are masked on the page and stay."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class EditForm(DecideForm):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments as they were sent; those without a field as they were."""
+        """The arguments as they were sent; an argument without a field keeps its value."""
         sent = {name for name in self.original if PREFIX + name in self.data}
         return {
             name: self.cleaned_data.get(PREFIX + name, value) if name in sent else value
@@ -216,7 +216,7 @@ class EditForm(DecideForm):
         }
 
     def clean(self) -> dict[str, Any]:
-        """Refuse an edit of what is masked, and one that changes nothing: that is an approval."""
+        """Refuse an edit of a masked argument, and an edit without changes, which is an approval."""
         if any(name.startswith(PREFIX) and name not in self.fields for name in self.data):
             raise forms.ValidationError(
                 _("An argument that you sent is masked now. Have it shown again, or leave it."), code="masked"
@@ -229,26 +229,26 @@ class EditForm(DecideForm):
 
 
 class ValueField(forms.JSONField):
-    """Any JSON value. Where it holds characters that are not shown, all but ASCII is written as \\u...."""
+    """Any JSON value; written in ASCII with \\u escapes if it has characters that are not shown."""
 
     default_error_messages = {"invalid": _("This is not JSON.")}
 
     def to_python(self, value: Any) -> Any:
-        """Return the value that the text says."""
+        """Parse the text as JSON."""
         try:
             return super().to_python(value)
         except (ValueError, RecursionError):  # a number too long or brackets too deep: Django lets these out
             raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
 
     def bound_data(self, data: Any, initial: Any) -> Any:
-        """Show the submitted text again, also where it is no JSON."""
+        """Show the submitted text again, even if it is no JSON."""
         try:
             return super().bound_data(data, initial)
         except (ValueError, RecursionError):
             return forms.fields.InvalidJSONInput(data)
 
     def prepare_value(self, value: Any) -> Any:
-        """Return the value as JSON, on several lines."""
+        """Format the value as JSON on several lines."""
         if isinstance(value, forms.fields.InvalidJSONInput):
             return value
         text = json.dumps(value, indent=2, ensure_ascii=False)

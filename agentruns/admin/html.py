@@ -33,19 +33,19 @@ from agentruns.utils.redaction import redact, redacted
 EMPTY = "-"
 ONE_LINE = 80  # characters
 LINE = 200
-MOST_CENTS = 10**15  # more are no amount
+MOST_CENTS = 10**15  # a larger number is no amount
 MARKS = 200  # hidden characters named on a page; a text with more is cut after them
 
 
 def person(name: str) -> SafeString:
-    """Return the name of a person as HTML, or that it was nobody."""
+    """Format a person's name as HTML, or "the program" without a name."""
     return visible(name or _("the program"))
 
 
 def visible(text: object) -> SafeString:
-    """Return `text` as HTML: redacted, escaped, set apart, with hidden characters as marks that name them.
+    """Format `text` as HTML: redacted, escaped, isolated, with marks that name hidden characters.
 
-    A text is cut after MARKS of them, and says so.
+    A text with more than MARKS hidden characters is cut after them, with a note.
     """
     shown, left_out = _marked(redact(str(text)))
     shown = _apart(shown)
@@ -54,13 +54,13 @@ def visible(text: object) -> SafeString:
 
 
 def _marked(text: str, limit: int | None = None) -> tuple[SafeString, int]:
-    """Return a text as HTML, cut, and how many characters are left out."""
+    """Format a text as HTML, cut at `limit`; return it and the number of characters left out."""
     parts, left_out = marked_parts(text.replace("\r\n", "\n"), limit)
     return format_html_join("", "{}", ((part,) for part in parts)), left_out
 
 
 def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
-    """Return the stretches of a text and, as HTML, the marks between them; and how much is left out."""
+    """Split a text into stretches and, as HTML, the marks between them; also count the rest left out."""
     parts: list[str] = []
     place = 0
     for number, (shown, hidden, count) in enumerate(pieces(text[:limit])):
@@ -77,22 +77,22 @@ def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
 
 
 def _apart(shown: SafeString) -> SafeString:
-    """Set HTML apart in its sentence, where it could reorder what stands beside it."""
+    """Isolate HTML that could reorder the text beside it."""
     return format_html("<bdi>{}</bdi>", shown) if turns(shown) else shown
 
 
 def plain(text: object) -> str:
-    """Return `text` as `bare` does, set apart: for titles, attributes and sentences; not escaped."""
+    """Format `text` as `bare` does, isolated: for titles, attributes and sentences; not escaped."""
     return isolated(bare(text))
 
 
 def plain_line(text: object, limit: int = LINE) -> str:
-    """Return `text` as `plain` does, on one line and cut."""
+    """Format `text` as `plain` does, on one line and cut."""
     return isolated(one_line(bare(text), limit))
 
 
 def cut(sentence: str, limit: int = LINE) -> str:
-    """Return a sentence, whose values are plain, on one line and cut."""
+    """Cut a sentence, whose values are plain, to one line."""
     sentence = " ".join(sentence.split())
     if len(sentence) <= limit:
         return sentence
@@ -101,7 +101,7 @@ def cut(sentence: str, limit: int = LINE) -> str:
 
 
 def bare(text: object) -> str:
-    """Return `text` redacted, with hidden characters as [U+202E]: for files, forms and comparisons."""
+    """Redact `text` and write hidden characters as [U+202E]: for files, forms and comparisons."""
     found: list[str] = []
     for shown, hidden, count in pieces(redact(str(text)).replace("\r\n", "\n")):
         mark = f"[{_code(hidden)}]" if hidden else ""
@@ -110,25 +110,25 @@ def bare(text: object) -> str:
 
 
 def reason(error: str) -> str:
-    """Return the error of a run with the name of its kind behind the words, where a person needs it last."""
+    """Move the type of a run's error behind its words, because people need it last."""
     kind, _colon, text = error.partition(": ")
     return f"{text} ({kind})" if kind.isidentifier() and text.strip() else error
 
 
 def pretty(value: Any) -> str:
-    """Return a JSON value for people to read, redacted, on one line where it fits."""
+    """Format a JSON value for people, redacted, on one line if it fits."""
     value = redacted(value)  # each text before JSON escapes what is in it
     short = json.dumps(value, ensure_ascii=False, default=str)
     return short if len(short) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it stands, any other JSON value as JSON; not fit for a page by itself."""
+    """Return a text as it is, and format another JSON value as JSON; not fit for a page by itself."""
     return value if isinstance(value, str) else pretty(value)
 
 
 def named(name: str, value: Any) -> tuple[str, str]:
-    """Return a member of JSON as people say it: `total_cents` 4990 is "total" 49.90; fit for no page yet."""
+    """Name and format a member of JSON for people: `total_cents` 4990 is "total" 49.90; not escaped."""
     words, cents = name.replace("_", " "), redacted(value)
     is_amount = isinstance(cents, int) and not isinstance(cents, bool) and abs(cents) < MOST_CENTS
     if words.split()[-1:] != ["cents"] or not is_amount:
@@ -138,7 +138,7 @@ def named(name: str, value: Any) -> tuple[str, str]:
 
 
 def spoken(value: Any) -> str:
-    """Return a JSON value without its brackets and quotes; not fit for a page by itself."""
+    """Format a JSON value without brackets and quotes; not fit for a page by itself."""
     if isinstance(value, dict):
         return ", ".join(" ".join(named(str(name), each)) for name, each in redacted(value).items())
     if isinstance(value, list):
@@ -149,12 +149,12 @@ def spoken(value: Any) -> str:
 
 
 def short_id(value: object) -> str:
-    """Return the beginning of an id: the time of a UUID version 7, which the search finds it by."""
+    """Cut an id to its beginning, the time of a UUID version 7, by which the search finds it."""
     return str(value)[:13]
 
 
 def two_lines(first: object, second: object) -> SafeString:
-    """Return a cell of a list: what matters, and below it what belongs to it."""
+    """Build a list's cell of a main line and a second line."""
     if not second:
         return format_html("{}", first)
     return format_html('{}<br><span class="ar-second">{}</span>', first, second)
@@ -162,7 +162,7 @@ def two_lines(first: object, second: object) -> SafeString:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A labelled value, one line of a list; both are fit for a page."""
+    """A label and a value, one line of a list; both are fit for a page."""
 
     label: str
     value: object
@@ -179,18 +179,18 @@ class Body:
 
     @property
     def inline(self) -> SafeString:
-        """The text set apart, to stand in a line with others."""
+        """The text, isolated, to stand in a line with others."""
         return _apart(self.text)
 
 
 def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
-    """Return a text for a page, cut at `limit` and after MARKS; whoever cuts offers the whole elsewhere."""
+    """Format a text for a page, cut at `limit` and after MARKS; the caller offers the full text elsewhere."""
     shown, left_out = _marked(redact(str(text)), limit)
     return Body(plain(label), shown, left_out, kind)
 
 
 def arguments(values: dict[str, Any]) -> list[Body]:
-    """Return the arguments of a call, each with its name and type and in full."""
+    """Format the arguments of a call, each with its name and type and in full."""
     return [body(name, as_text(value), kind=_kind(value)) for name, value in values.items()]
 
 
@@ -211,7 +211,7 @@ def _code(character: str) -> str:
 
 
 def exact(moment: datetime | None) -> str:
-    """Return a moment to the second, with its time zone: what an audit needs."""
+    """Format a time to the second, with its time zone, as audits need it."""
     if moment is None:
         return EMPTY
     with suppress(OverflowError):  # the last hours of the calendar have no other zone
@@ -220,22 +220,22 @@ def exact(moment: datetime | None) -> str:
 
 
 def stamp(moment: datetime | None) -> SafeString | str:
-    """Return a moment to the second as HTML."""
+    """Format a time to the second as HTML."""
     return _element(moment, exact(moment)) if moment else EMPTY
 
 
 def age(moment: datetime | None) -> SafeString | str:
-    """Return how long ago a moment was, as HTML that holds the exact time too."""
+    """Format the time since a moment as HTML with the exact time."""
     return _element(moment, words(moment)) if moment else EMPTY
 
 
 def dated(moment: datetime | None) -> SafeString | str:
-    """Return a moment to the second and how far away it is, as HTML."""
+    """Format a time to the second, and its distance from now, as HTML."""
     return _element(moment, f"{exact(moment)} ({ago(moment)})") if moment else EMPTY
 
 
 def ago(moment: datetime) -> str:
-    """Return "3 minutes ago", or "in 3 minutes"."""
+    """Format a time as "3 minutes ago" or "in 3 minutes"."""
     now = clock.now(settings.DATABASE)
     if abs(now - moment) < timedelta(seconds=1):
         return _("just now")
@@ -244,7 +244,7 @@ def ago(moment: datetime) -> str:
 
 
 def remaining(moment: datetime | None) -> SafeString | str:
-    """Return in how long something expires, or that it has, as HTML with the exact time; "" if never."""
+    """Format the time until an expiry, or "expired", as HTML with the exact time; "" without expiry."""
     if moment is None:
         return ""
     left = _("expires in %(time)s") % {"time": words(moment)}
@@ -257,7 +257,7 @@ def is_urgent(asked: datetime, expires: datetime | None) -> bool:
 
 
 def words(moment: datetime) -> str:
-    """Return how far away a moment is, in its largest unit."""
+    """Format the distance of a moment from now in its largest unit."""
     now = clock.now(settings.DATABASE)
     seconds = int(abs((now - moment).total_seconds()))
     if seconds < 60:  # timesince knows no seconds
@@ -266,7 +266,7 @@ def words(moment: datetime) -> str:
 
 
 def duration(length: timedelta) -> str:
-    """Return a length of time, in its two largest units."""
+    """Format a length of time in its two largest units."""
     if timedelta() < length < timedelta(seconds=1):
         return _("%(count)d ms") % {"count": round(length / timedelta(milliseconds=1))}
     if length < timedelta(minutes=1):
@@ -299,7 +299,7 @@ TONES = {
 
 
 def origin_text(origin: dict[str, Any] | None) -> SafeString | str:
-    """Return the MCP server that a tool comes from, and what it declares of the tool; "" for other tools."""
+    """Name a tool's MCP server and the hints it declares; "" for a tool without a server."""
     if not origin:
         return ""
     hints = ", ".join(f"{name}={value}" for name, value in sorted((origin.get("hints") or {}).items()))
@@ -310,21 +310,21 @@ def origin_text(origin: dict[str, Any] | None) -> SafeString | str:
 
 
 def run_badge(run: Run) -> SafeString:
-    """Return the status of a run."""
+    """Build the badge of a run's status."""
     return badge(TONES.get(run.status, "plain"), run.get_status_display())
 
 
 def approval_badge(approval: Approval) -> SafeString:
-    """Return the status of an approval."""
+    """Build the badge of an approval's status."""
     return badge(TONES.get(approval.status, "plain"), approval.get_status_display())
 
 
 def risk_badge(approval: Approval) -> SafeString:
-    """Return the risk of an approval."""
+    """Build the badge of an approval's risk."""
     label = _("%(risk)s risk") % {"risk": approval.get_risk_display()}
     return badge(TONES.get(approval.risk, "plain"), label)
 
 
 def badge(tone: str, label: str) -> SafeString:
-    """Return a word in a frame; the tone gives it its colour."""
+    """Build the HTML of a word in a frame, coloured by its tone."""
     return format_html('<span class="ar-badge ar-tone--{}">{}</span>', tone, label)

@@ -1,4 +1,4 @@
-"""A model's markdown as safe HTML: no HTML of its own, no pictures, links as they are written."""
+"""A model's markdown as safe HTML: no HTML of its own, no pictures, links as text."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False})
 # Headings are strong lines: the page has its own.
 _MARKDOWN.add_render_rule("heading_open", lambda *_given: "<p><strong>")
 _MARKDOWN.add_render_rule("heading_close", lambda *_given: "</strong></p>\n")
-# Nothing that a model wrote can be pressed: a click could carry away what it has read. And what is written
-# as an entity would be neither masked nor marked: it is looked at before.
+# A model's text has no links: a click could send secrets that the model has read to another site. It has no
+# entities, because their characters would be neither masked nor marked.
 _MARKDOWN.enable(["table", "strikethrough"]).disable(["image", "link", "autolink", "reference", "entity"])
 
 
 def markdown(
     label: str, text: object, limit: int | None = None, *, hide: Callable[[str], str] = redact
 ) -> Body:
-    """Return a text of a model for a page, as `html.body` does, with its markdown rendered.
+    """Format a model's text for a page, like `html.body`, with its markdown rendered.
 
-    Without its markdown where that put a value together which `hide` keeps off the page.
+    The text is not rendered if rendering would put together a value that `hide` hides.
     """
     parts, left_out = marked_parts(redact(str(text)).replace("\r\n", "\n"), limit)
     nonce = token_hex(8)
-    kept: list[str] = [escape(MASK)]  # what markdown must leave alone: marks, and what is masked
+    kept: list[str] = [escape(MASK)]  # parts that markdown must leave alone: marks and masks
     source = ""
     for part in parts:
         if isinstance(part, SafeString):
@@ -58,7 +58,7 @@ def markdown(
 
 
 def unmarked(text: str, *, hide: Callable[[str], str]) -> str:
-    """Return a text that is hidden and redacted already without its markdown, where `markdown` takes it."""
+    """Remove the markdown of a text that is masked and redacted already, if `markdown` would render it."""
     nonce = token_hex(8)
     read = _read(_MARKDOWN.render(text.replace(MASK, nonce))).replace(nonce, MASK)
     return read if redact(hide(read)) == read else text

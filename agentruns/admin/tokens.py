@@ -27,7 +27,7 @@ MINE = "_agentruns_has_tokens"
 
 
 class TokenList(LeanChangeList):
-    """Tokens, each with its owner: one query more, however many there are."""
+    """The list of tokens with their owners, which take one more query."""
 
     deferred = ("digest",)
 
@@ -41,7 +41,7 @@ class TokenList(LeanChangeList):
 
 
 class StateFilter(KnownValues):
-    """By the state of the token itself."""
+    """A filter by the state of the token itself."""
 
     title = gettext_lazy("state")
     parameter_name = "state"
@@ -52,13 +52,13 @@ class StateFilter(KnownValues):
     )
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the tokens chosen."""
+        """Select the tokens in the chosen state."""
         lasting, over = Q(revoked_at=None), Q(expires_at__lte=clock.now(settings.DATABASE))
         return queryset.filter({"revoked": ~lasting, "expired": lasting & over}.get(value, lasting & ~over))
 
 
 def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) -> HttpResponse:
-    """End the token."""
+    """Revoke the token."""
     if services.api_tokens.revoke(token.pk, request.user):
         done = _("Revoked. No request with it is accepted any more.")
         return model_admin.done(request, token, _("Revoked."), done)
@@ -68,7 +68,7 @@ def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) 
 
 
 class TokenAdmin(ReadOnlyAdmin):
-    """The tokens by which programs are let in. A token itself is kept nowhere, so nobody sees it here."""
+    """The console's pages of API tokens, without the tokens themselves, which are not stored."""
 
     list_display = ("beginning", "where", "person", "may", "used")
     list_display_links = ("beginning",)
@@ -84,11 +84,11 @@ class TokenAdmin(ReadOnlyAdmin):
     # Who sees which
 
     def sees_all(self, request: HttpRequest) -> bool:
-        """Check whether the user may see the tokens of all users; anyone who may revoke tokens may."""
+        """Check whether the user may see the tokens of all users; users who may revoke tokens may."""
         return services.permissions.may(request.user, "revoke") or super().has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Let everybody see their own."""
+        """Check whether the user may see tokens; owners of a token may."""
         if self.sees_all(request):
             return True
         if not hasattr(request, MINE):  # the admin asks several times on each page
@@ -97,7 +97,7 @@ class TokenAdmin(ReadOnlyAdmin):
         return bool(getattr(request, MINE))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the tokens that the user sees; of a session's as far as they see its runs."""
+        """Select the tokens that the user may see; of session tokens those of visible runs."""
         rows = super().get_queryset(request).select_related("session")
         if not self.sees_all(request):
             return rows.filter(owner_id=request.user.pk)
@@ -113,7 +113,7 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("token, name"), ordering="prefix")
     def beginning(self, token: ApiToken) -> SafeString:
-        """The beginning of the token, to compare with a program's settings; and its name."""
+        """Show the beginning of the token, to compare with a program's settings, and its name."""
         beginning = format_html('<span class="ar-id">{}</span>', visible(token))
         return two_lines(beginning, visible(token.name) if token.name else "")
 
@@ -126,26 +126,26 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
-        """The owner, whose permissions count; of a session token its session."""
+        """Show the owner, whose permissions count; of a session token the session."""
         return visible(token.session) if token.session_id else _name(token.person)
 
     @admin.display(description=gettext_lazy("scopes"))
     def may(self, token: ApiToken) -> SafeString:
-        """The scopes it may be used for."""
+        """Show the scopes of the token."""
         if token.session_id:
             return visible(_("its session"))
         return format_html_join("", '<span class="ar-id">{}</span><br>', ((scope,) for scope in token.scopes))
 
     @admin.display(description=gettext_lazy("last used, created"), ordering="last_used_at")
     def used(self, token: ApiToken) -> SafeString:
-        """The times since it was used, and made."""
+        """Show the times since its last use and its creation."""
         last = _when(token.last_used_at) if token.last_used_at else _("never used")
         return two_lines(last, format_html("{} {}", _("created"), _when(token.created_at)))
 
     # The page
 
     def page(self, request: HttpRequest, obj: ApiToken, **context: Any) -> HttpResponse:
-        """Return the page of one token."""
+        """Render the page of one token."""
         owner = services.api_tokens.owners([obj]).get(obj.owner_id)
         known, why_not = dict(ApiToken.Scope.choices), ""
         if obj.revoked_at is not None:

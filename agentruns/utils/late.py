@@ -1,4 +1,4 @@
-"""Late imports: a package's modules are imported at first use, such as `services` in `services.runs`.
+"""Late imports: the modules of a package, such as `agentruns.services`, are imported at first use.
 
 Every command of a project loads its checks and its admin, so their imports have to be fast.
 """

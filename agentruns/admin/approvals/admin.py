@@ -1,4 +1,4 @@
-"""Approvals in the console: the queue, and the card on which a person decides what was really asked."""
+"""Approvals in the console: the queue, and the card on which a person decides about one call."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ SELECTED = "approvals.decide.decide_selected"
 ONLY = gettext_lazy("Only what was on the page is decided: %(count)d.")
 VERBS = ("approve", "edit", "answer", "deny", "extend")
 NEWEST_FIRST = ("-requested_at", "-id")
-HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # what is approved waits on
+HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # approved calls of such a run wait
 
 
 class ApprovalList(LeanChangeList):
-    """Approvals, without what only their cards show."""
+    """The list of approvals, without columns that only their cards show."""
 
     deferred = (*HEAVY, "reason")
 
     def get_results(self, request: HttpRequest) -> None:
-        """Fetch the rows of the page, and mask their titles."""
+        """Fetch the rows of the page, mask their titles, and count equal pending requests."""
         super().get_results(request)
         self.result_list = journal.masking.masked_approvals(self.result_list)
         counts = pages.around.alike(journal.policy.visible_approvals(request.user), self.result_list)
@@ -85,14 +85,14 @@ class ApprovalList(LeanChangeList):
 
 
 def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
-    """Show the sensitive arguments to a user who may see them, once, and log it."""
+    """Show the card with its sensitive arguments to a user who may see them, and log it."""
     if not services.permissions.may_reveal(request.user, approval):
         raise PermissionDenied
     return model_admin.page(request, approval, revealed=True)
 
 
 class ApprovalAdmin(ReadOnlyAdmin):
-    """One call of a tool that waits for people, and what they decided."""
+    """The console's pages of approvals: calls that wait for people, and decided calls."""
 
     list_display = ("sentence", "where", "requester", "age")
     list_display_links = ("sentence",)
@@ -123,18 +123,18 @@ class ApprovalAdmin(ReadOnlyAdmin):
         return services.permissions.may(request.user, "decide")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the approvals that the user may see, with their run."""
+        """Select the approvals that the user may see, with their runs."""
         return journal.policy.visible_approvals(request.user).select_related("run__session")
 
     def get_ordering(self, request: HttpRequest) -> Any:
-        """Return the order: of those that wait the most urgent first, of decided ones the newest."""
+        """Choose the order: pending approvals by urgency, decided ones from the newest."""
         pending = request.GET.get("status", "pending") == "pending"
         return URGENT_FIRST if pending else NEWEST_FIRST
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find approvals by what their cards show, and by their run."""
+        """Find approvals by the texts of their cards and by their runs."""
         if search_term:
             # With those arguments that a list can read all of.
             light = queryset.defer(*HEAVY).annotate(given=if_short("arguments", CanonicalField, {}))
@@ -146,7 +146,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     @method_decorator(sensitive_post_parameters("password"))
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the queue, or what was decided."""
+        """Show the queue, or the decided approvals."""
         if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was decided: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
@@ -165,7 +165,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
-        """Return how many runs have a call in doubt, and their list; None for who may not see runs."""
+        """Count the runs with a call in doubt, and link to them; None if the user may not see runs."""
         site, status = self.admin_site, Run.Status.ORPHANED
         if not may_view(site, request, Run):
             return None
@@ -177,7 +177,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("what is asked"))
     def sentence(self, approval: Approval) -> SafeString:
-        """The call in one sentence; below it its tool, its agent, and how many more like it wait."""
+        """Show the call in a sentence; below it its tool, its agent, and how many equal requests wait."""
         names = {"tool": plain(approval.tool_name), "agent": plain(approval.run.agent)}
         second, more = _("%(tool)s, by %(agent)s") % names, approval.alike  # type: ignore[attr-defined]
         if approval.status == Approval.Status.PENDING and more:
@@ -187,19 +187,19 @@ class ApprovalAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("status, risk"), ordering="status")
     def where(self, approval: Approval) -> SafeString:
-        """The status and the risk, in words; and the run's, where it stands still."""
+        """Show the status; below it the risk, and the run's status if it is paused or in doubt."""
         is_held = approval.status == Approval.Status.PENDING and approval.run.status in HELD
         badges = (risk_badge(approval), *([run_badge(approval.run)] if is_held else []))
         return two_lines(approval_badge(approval), format_html_join(" ", "{}", ((one,) for one in badges)))
 
     @admin.display(description=gettext_lazy("requester"), ordering="run__owner_name")
     def requester(self, approval: Approval) -> SafeString:
-        """The user that the run was started for."""
+        """Show the user whom the run was started for."""
         return person(approval.run.owner_name)
 
     @admin.display(description=gettext_lazy("age, expires"), ordering="-requested_at")
     def age(self, approval: Approval) -> SafeString:
-        """The time since it was asked, and the time left to decide."""
+        """Show the time since the request, and the time left to decide."""
         is_pending = approval.status == Approval.Status.PENDING
         return two_lines(age(approval.requested_at), remaining(approval.expires_at) if is_pending else "")
 
@@ -208,7 +208,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     def page(
         self, request: HttpRequest, obj: Approval, *, revealed: bool = False, **context: Any
     ) -> HttpResponse:
-        """Return the page of one approval."""
+        """Render the card of one approval; `revealed` shows and logs its sensitive arguments."""
         [one] = pages.card.cards_of(request.user, [obj], revealed=revealed)
         before, after, place = neighbours(pages.decide.queue(self, request), obj.pk, QUEUED)
         others_wait = any(sibling["pending"] for sibling in one.siblings)
@@ -236,6 +236,6 @@ class ApprovalAdmin(ReadOnlyAdmin):
         return self.render(request, obj, title=plain(one.face.title), **context)
 
     def log_change(self, request: HttpRequest, obj: Approval, message: Any) -> Any:
-        """Keep what was done in the admin's history, which everybody may read who may see the approval."""
+        """Log an action, masked, in the admin's history, which everybody may read who sees the approval."""
         mask = runs.steps.mask_for(obj.run)
         return super().log_change(request, mask.approval(obj), mask.said(message))

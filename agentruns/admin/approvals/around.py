@@ -1,4 +1,4 @@
-"""The surroundings of the cards of one page: rows, masks and warnings, read for all of them at once."""
+"""The surroundings of a page's cards: rows, masks and warnings, read for all cards at once."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from agentruns.services import permissions, waiting
 from agentruns.tools import Tool
 from agentruns.tools.card import in_time
 
-LATEST = 200  # decisions and calls that are looked at, however long the history is
+LATEST = 200  # decisions and calls that are read, however long the history is
 SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A warning, with the run or the equal calls it is about; in red, unless only something waits."""
+    """A warning, with the run or the equal calls it concerns; in red, unless `tone` is "waits"."""
 
     text: Any
     run_id: UUID | None = None
@@ -44,9 +44,9 @@ class Flag:
 
 
 def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[str, int]:
-    """Return how many of the approvals wait, for each call that those of the cards are about."""
+    """Count the pending approvals of the same call, for each pending card, by its `same_call`."""
     same = _same_calls(approvals, [one for one in cards if one.status == Approval.Status.PENDING]).pending()
-    # In the order of an index of those that wait; a call that very many ask for has no better one.
+    # In the order of the index of pending approvals: a call with very many requests has no better one.
     return Counter(same.order_by("requested_at", "id").values_list("same_call", flat=True))
 
 
@@ -55,12 +55,12 @@ def _same_calls(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Any
     same = Approval.objects.using(settings.DATABASE).filter(
         same_call__in={one.same_call for one in cards} - {""}
     )
-    # A narrowed one perhaps has a join, which would count twice
+    # A narrowed queryset may have a join, which would count rows twice.
     return same.filter(pk__in=approvals.values("pk")) if policy.is_narrowed(approvals) else same
 
 
 def tools_of(run: Run) -> dict[str, Tool]:
-    """Return the tools of a run's agent; none where this process has another definition of it."""
+    """Find the tools of a run's agent; none if this process has another definition of the agent."""
     try:
         agent = get_agent(run.agent, run.version)
     except UnknownAgentError:
@@ -69,7 +69,7 @@ def tools_of(run: Run) -> dict[str, Tool]:
 
 
 class Surroundings:
-    """The things that the cards of one page share, each read on first use and once for all of them."""
+    """The data that the cards of one page share, each read at first use and once for all cards."""
 
     def __init__(self, user: Any, approvals: Iterable[Approval]) -> None:
         self.user, self.cards = user, list(approvals)
@@ -101,7 +101,7 @@ class Surroundings:
 
     @cached_property
     def previews(self) -> Mapping[UUID, Any]:
-        """The previews, made now, of the cards that wait, by card; those that took too long are missing."""
+        """The present previews of the pending cards, by card; previews that took too long are missing."""
         found: dict[UUID, Any] = {}
         waiting = [one for one in self.cards if one.status == Approval.Status.PENDING]
         tools = {one: tools_of(one.run).get(one.tool_name) for one in waiting}
@@ -122,12 +122,12 @@ class Surroundings:
 
     @cached_property
     def _visible(self) -> QuerySet[Run]:
-        """The runs to warn of: those that the user may see, all for who may see all cards."""
+        """The runs to warn of: those that the user may see, or all if the user may see all cards."""
         narrowed = policy.is_narrowed(self.approvals)
         return policy.visible_runs(self.user) if narrowed else Run.objects.using(settings.DATABASE).all()
 
     def flags(self, approval: Approval) -> list[Flag]:
-        """List what makes a person stop: the same call was made before, or one like it is in doubt."""
+        """List the warnings of an approval, such as that the same call was made before or is in doubt."""
         flags: list[Flag] = []
         if self.pauses.get(approval.run_id, {}).get("restored"):
             text = _(
@@ -157,7 +157,7 @@ class Surroundings:
 
     @cached_property
     def pauses(self) -> Mapping[UUID, Any]:
-        """The facts of the last pause of the paused runs of the page, by run."""
+        """The facts of the last pause of the page's paused runs, by run."""
         paused = [run.pk for run in self.runs.values() if run.status == Run.Status.PAUSED]
         rows = Message.objects.using(settings.DATABASE).filter(run_id__in=paused, kind=events.RUN_PAUSED)
         return dict(rows.order_by("seq").values_list("run_id", "facts")) if paused else {}
@@ -172,7 +172,7 @@ class Surroundings:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, list[Flag]]:
-        """The same calls as those of the cards in other sessions, by what they are recognised by."""
+        """Warnings about the cards' calls that also ran in other sessions, by `same_call`."""
         text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
         found: dict[str, list[Flag]] = defaultdict(list)
         same = _same_calls(self.approvals, self.cards).filter(status="consumed")
@@ -187,7 +187,7 @@ class Surroundings:
 
     @cached_property
     def _in_doubt(self) -> Mapping[str, list[Flag]]:
-        """The runs in doubt by tool, the newest first."""
+        """Warnings about runs in doubt by tool, the newest run first."""
         text = _("A call of this tool is in doubt: nobody knows whether it happened.")
         orphaned = self._visible.filter(status=Run.Status.ORPHANED).order_by("-updated_at")
         runs = list(orphaned.defer("input", "output", "error")[:LATEST])

@@ -1,4 +1,4 @@
-"""The card of an approval: everything a person needs to decide, and what this person may do."""
+"""The card of an approval: everything a person needs to decide, and the decisions this user may take."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.redaction import redact, redacted
 
-BEFORE = 20  # rows in which the request and the results before a call are looked for
+BEFORE = 20  # rows that are searched for the request and the results before a call
 EDITABLE = 30_000  # characters of arguments in a form
 STATUSES = Approval.Status
 DECIDED = {one.value: one.label for one in STATUSES if one not in (STATUSES.PENDING, STATUSES.CANCELLED)}
-DECIDED["consumed"] = STATUSES.APPROVED.label  # for people one
+DECIDED["consumed"] = STATUSES.APPROVED.label  # people see no difference
 HISTORY = (*OF_A_CALL, events.APPROVAL_EXTENDED)
 CHANGED = gettext_lazy("The preview has changed since the agent asked. This is how it is now.")
 LATE = gettext_lazy("The preview is not there: making it took too long.")
@@ -72,7 +72,7 @@ GONE = gettext_lazy("The preview cannot be refreshed: it shows how things were w
 
 @dataclass
 class ApprovalCard:
-    """One approval, the journal around it, and what its reader may do about it; read on first use."""
+    """One approval, the journal around it, and its user's possibilities; each read at first use."""
 
     approval: Approval
     around: Surroundings
@@ -85,12 +85,12 @@ class ApprovalCard:
 
     @cached_property
     def requested(self) -> Row | None:
-        """The row that asks for the approval."""
+        """The row that requests the approval."""
         return next((row for row in self.rows if row.kind == events.APPROVAL_REQUESTED), None)
 
     @cached_property
     def before(self) -> list[Row]:
-        """The latest words of people and of the model, and results, before it was asked; newest first."""
+        """The latest messages, replies and results before the request; the newest first."""
         if self.requested is None:
             return []
         rows = Message.objects.using(settings.DATABASE).filter(run_id=self.approval.run_id)
@@ -103,7 +103,7 @@ class ApprovalCard:
 
     @property
     def reply(self) -> dict[str, Any]:
-        """The reply that the call came in."""
+        """The payload of the reply that requested the call."""
         return next((row.payload for row in self.before if row.kind == events.ASSISTANT), {})
 
     @property
@@ -113,7 +113,7 @@ class ApprovalCard:
         return None if row is None else self.words_of(row)
 
     def words_of(self, row: Row) -> Quote:
-        """Quote the task or message in a row, with the name of the person who wrote or passed it on."""
+        """Quote the task or message in a row, with the name of the person who wrote it or passed it on."""
         start = next((one for one in self.before if one.kind == events.RUN_STARTED), None)
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
@@ -134,18 +134,18 @@ class ApprovalCard:
 
     @property
     def calls(self) -> dict[str, dict[str, Any]]:
-        """All calls of that reply."""
+        """All calls of the reply that requested this call, by id."""
         return {str(call.get("id")): call for call in self.reply.get("calls", [])}
 
     @property
     def said(self) -> Quote | None:
-        """The words of the model in it."""
+        """The model's text in the reply that requested the call."""
         text = self.mask.text(text_of(self.reply.get("content", [])))
         return quote(_("Agent (unverified)"), text) if text.strip() else None
 
     @cached_property
     def siblings(self) -> list[dict[str, Any]]:
-        """The other calls of that reply, and where each stands; `pending` if its card waits."""
+        """The other calls of the same reply with their states; `pending` if their card waits."""
         calls = {key: call for key, call in self.calls.items() if key != self.approval.call_id}
         run_id, alias, states = self.approval.run_id, settings.DATABASE, dict[str, str]()
         about = Message.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
@@ -168,7 +168,7 @@ class ApprovalCard:
 
     @property
     def only_answers(self) -> bool:
-        """True if it is a question: answered, never executed."""
+        """Check whether the call is a question, which is answered and never executed."""
         return bool(self.requested and self.requested.payload.get("only_answers"))
 
     @cached_property
@@ -178,7 +178,7 @@ class ApprovalCard:
 
     @cached_property
     def mask(self) -> Mask:
-        """The mask of the session: none where the page reveals."""
+        """The mask of the session; no mask on a page that reveals."""
         return NOTHING if self.revealed else self.around.masks[self.approval.run.session_id]
 
     @cached_property
@@ -188,12 +188,12 @@ class ApprovalCard:
 
     @property
     def pending(self) -> bool:
-        """True if it still waits."""
+        """Check whether the approval waits for a decision."""
         return self.approval.status == Approval.Status.PENDING
 
     @property
     def masked_names(self) -> set[str]:
-        """The arguments not shown as they are: sensitive, or repeating what is, and not revealed."""
+        """The names of the arguments that this page does not show as they are."""
         given, shown = self.approval.arguments, self.face.arguments
         sensitive = set(self.mask.names(self.approval.tool_name)) & set(given)
         return sensitive | {name for name, value in given.items() if shown[name] != value}
@@ -204,11 +204,11 @@ class ApprovalCard:
         return self.tool.input_schema.get("properties", {}) if self.tool is not None else {}
 
     def ordered(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments in the order of the tool's signature."""
+        """Sort arguments in the order of the tool's signature."""
         return {name: values[name] for name in self.properties if name in values} | values
 
     def shown(self, values: dict[str, Any]) -> list[Body]:
-        """Return arguments for the page, with what the tool says of each."""
+        """Format arguments for the page, with the tool's description of each."""
         values = {
             name: each
             for name, each in self.ordered(values).items()
@@ -236,7 +236,7 @@ class ApprovalCard:
 
     @property
     def why_not_approve(self) -> str:
-        """The reason why this user can do everything but approve, or ""."""
+        """The reason why this user may decide, but not approve, or ""."""
         if self.approval.pk in self.around.given():
             return _("You approved it already; it needs another person. You can still change your mind.")
         if self.approval.approvers != REQUESTER:  # `why_not` has asked already
@@ -253,7 +253,7 @@ class ApprovalCard:
         return "" if self.approval.arguments else _("The call takes no arguments.")
 
     def edit_form(self, data: Any = None) -> EditForm | None:
-        """Return the form of an edit, or None where the arguments cannot be edited here."""
+        """Build the form of an edit; None if the arguments cannot be edited here."""
         if self.why_not_edit or self.tool is None:
             return None
         schema, given, hidden = self.tool.input_schema, self.approval.arguments, self.masked_names
@@ -265,7 +265,7 @@ class ApprovalCard:
         return EditForm(schema, self.ordered(given), data, hidden=hidden, **options)
 
     def preview(self, warnings: list[Flag]) -> Any:
-        """Find the preview to show: of a pending card the one made now, and a warning if it differs."""
+        """Find the preview to show: for a pending card today's, with a warning if it differs."""
         asked = self.requested.payload if self.requested else {}
         edits = [row.payload for row in self.rows if row.kind == events.APPROVAL_DECIDED]
         shown = [asked, *(payload for payload in edits if "arguments" in payload)][-1].get("preview")
@@ -282,7 +282,7 @@ class ApprovalCard:
         return shown
 
     def warned_of(self, arguments: dict[str, Any]) -> list[SafeString]:
-        """List the warnings of the tool's preview for other arguments that this card does not show."""
+        """List the preview's warnings for other arguments that this card does not show already."""
         tool, made = self.tool, [self.preview([])]
         if tool is None or tool.preview is None:
             return []
@@ -304,7 +304,7 @@ def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False
 
 
 def asked(one: ApprovalCard) -> dict[str, Any]:
-    """Build the context of what a card asks, and of what warns of it."""
+    """Build the context of a card's call: arguments, preview and warnings."""
     approval, run, flags = one.approval, one.face.run, list[Flag]()
     if one.pending and (held := _HELD.get(approval.run.status)):  # what is approved does not run yet
         why = f" “{plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
@@ -330,7 +330,7 @@ def asked(one: ApprovalCard) -> dict[str, Any]:
 
 
 def shown(one: ApprovalCard) -> dict[str, Any]:
-    """Build the context of the card but for its URLs."""
+    """Build the context of the card, except its URLs."""
     approval, run, question = one.approval, one.approval.run, one.only_answers
     summary, denials = precedents(one.around.approvals, approval)
     history = [row for row in one.rows if row.kind in HISTORY] if one.requested else []
@@ -396,7 +396,7 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
 
 
 def buttons(one: ApprovalCard) -> dict[str, Any]:
-    """Return the forms of a pending card, or why there are none."""
+    """Build the forms of a pending card, or the reason why there are none."""
     why_not = one.why_not
     if not one.pending or why_not:
         return {"why_not": why_not}
@@ -421,14 +421,14 @@ def _is_request(row: Row) -> bool:
 
 
 def _state(row: Row) -> str:
-    """Say where a row of a call leaves it; "" for a row that changes nothing."""
+    """Name the state of a call after this row; "" if the row changes no state."""
     if row.kind == events.TOOL_RESULT:
         return outcome_words(row.payload.get("outcome"), in_doubt=row.payload.get("in_doubt", False))[0]
     return str(_STATES.get(row.kind, ""))
 
 
 def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
-    """Return "12 approved, 1 denied" for the tool, and the reasons of the latest denials."""
+    """Summarise decisions about the tool as "12 approved, 1 denied"; list the latest denials' reasons."""
     decided = approvals.filter(
         tool_name=approval.tool_name, status__in=DECIDED, run__session__imported_at__isnull=True
     )

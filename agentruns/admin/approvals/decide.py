@@ -1,4 +1,4 @@
-"""Deciding one approval on its card, or several on one page: those selected, or all of one reply."""
+"""Decisions on one approval on its card, or on several on one page: selected ones, or all of one reply."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Line = dict[str, Any]  # one approval of a page for several: as it will be decid
 
 
 def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, verb: str) -> HttpResponse:
-    """Record a person's decision on the shown approval. Records only; a worker executes."""
+    """Record a person's decision on the shown approval; a worker executes it."""
     form: Any
     revealed = False
     if verb == "edit":
@@ -118,7 +118,7 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
 
 
 def _was_mine(approval: Approval, verb: str, user: Any, form: Any) -> bool:
-    """Check if the decision that stands is the very one `user` sends again."""
+    """Check whether the recorded decision is the same one that `user` sends again."""
     if approval.decided_by_id != user.pk or approval.status not in STATUSES.get(verb, ()):
         return False
     rows = Message.objects.using(settings.DATABASE).filter(
@@ -148,7 +148,7 @@ def _refused(
 
 
 def _no_password(request: HttpRequest, approvals: Iterable[Approval]) -> str:
-    """Explain why approving needs the user's password with the request; "" if it does not, or has it."""
+    """Explain why approving needs the user's password with the request; "" if it has it or needs none."""
     if not any(permissions.needs_password(request, approval) for approval in approvals):
         return ""
     password = request.POST.get("password", "")
@@ -173,7 +173,7 @@ def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:
 def _onward(
     admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, queue: list[UUID]
 ) -> HttpResponse:
-    """Open the next card of a queue that this user can decide, or the list where there is none."""
+    """Open the next card of a queue that this user can decide, or the list if there is none."""
     keys = following(queue, approval.pk)
     pending = Approval.objects.using(approval._state.db).pending().select_related("run")
     waiting = pending.filter(pk__in=keys).defer(*HEAVY).in_bulk()
@@ -187,7 +187,7 @@ def _onward(
 def _tell(
     admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, text: str, level: int = messages.SUCCESS
 ) -> None:
-    """Say what became of an approval, with a link to it."""
+    """Show the outcome of an approval as a message, with a link to it."""
     url, title = admin.url(request, "change", approval.pk), mask_for(approval.run).approval(approval).title
     admin.message_user(request, format_html('{} <a href="{}">{}</a>', text, url, visible(title)), level)
 
@@ -195,7 +195,7 @@ def _tell(
 def decide_selected(
     admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: list[Approval]
 ) -> HttpResponse:
-    """Ask, then decide on the approvals that were on the page, whatever else "select all" may mean."""
+    """Ask for confirmation, then decide the approvals that were on the page, even for "select all"."""
     is_confirmed = "confirmed" in request.POST
     refused = _incomplete(request, verb, approvals, (verb,)) if is_confirmed else {}
     if refused or not is_confirmed:
@@ -205,7 +205,7 @@ def decide_selected(
 
 
 def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpResponse:
-    """Show the calls of a run that wait; decide those that are ticked, each by itself."""
+    """Show the calls of a run that wait; decide each ticked call by itself."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
     if not is_uuid(run_id):
@@ -248,7 +248,7 @@ def _incomplete(
 
 
 def _decide(admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: list[Approval]) -> list[Line]:
-    """Decide each; one that is refused stops no other."""
+    """Decide each approval; a refusal of one stops no other."""
     reason, lines = NoteForm(request.POST)["reason"].value() or "", dict[UUID, Line]()
     # Sessions in one order for everybody: two bulk decisions in transactions never wait for each other.
     for card in sorted(cards_of(request.user, approvals), key=lambda card: card.approval.run.session_id):
@@ -269,7 +269,7 @@ def _decide(admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: li
 
 
 def _why_not(one: ApprovalCard, verb: str) -> str:
-    """Return why this user cannot decide one so, or ""."""
+    """Explain why this user cannot take this decision on the card; "" if they can."""
     if not one.pending:
         return outcome(one.approval)
     if verb == "approve" and one.only_answers:
@@ -284,7 +284,7 @@ def _ask(
     verbs: Sequence[str],
     **context: Any,
 ) -> HttpResponse:
-    """Show what will be decided, and with which verbs."""
+    """Show the approvals to decide, and the possible verbs."""
     is_list = "is_turn" not in context and "confirmed" not in request.POST  # its ticks only bring them here
     ticked = [] if is_list else request.POST.getlist(ACTION_CHECKBOX_NAME)
     cards, lines = cards_of(request.user, approvals), []
@@ -310,9 +310,9 @@ def _ask(
 
 
 def _total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
-    """Return how many calls can be ticked, and the sum of the one number that all calls of one tool take.
+    """Describe how many calls can be ticked, and the sum if all have one tool with one number.
 
-    And the same of the ticked ones for the page's script: the words with gaps, and the number of each call.
+    Also describe the ticked calls: words with gaps for the page's script, and the number of each call.
     """
     text = ngettext("%(count)d call can be ticked", "%(count)d calls can be ticked", len(cards))
     of_all = ngettext("{ticked} of %(count)d call ticked", "{ticked} of %(count)d calls ticked", len(cards))
@@ -344,13 +344,13 @@ def _total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
 
 
 def _amount(name: str, value: Decimal) -> str:
-    """Return a number as a card writes it."""
+    """Format a number as a card does."""
     cents = named(name, int(value))[1] if name.endswith("cents") else ""
     return cents or number_format(value, force_grouping=True)
 
 
 def _line(admin: ReadOnlyAdmin, request: HttpRequest, one: ApprovalCard, **said: str) -> Line:
-    """Return one approval for the page; `said` is why it is left out, or what became of it."""
+    """Build one approval's line for the page; `said` is why it is left out, or its outcome."""
     approval, is_open = one.approval, not said.get("done") and not said.get("why_not")
     return {
         **(asked(one) if is_open else {"risk": risk_badge(approval)}),

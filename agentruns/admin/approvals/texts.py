@@ -1,4 +1,4 @@
-"""The texts of a card: what people and tools said, in short, and what a call changes by its preview."""
+"""The texts of a card: quotes of people and tools, shortened, and the changes in a call's preview."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from agentruns.utils.redaction import redact
 
 LINES = 100  # of a preview
 LONGEST = 2_000  # characters of one of its values
-QUOTED = 200  # characters of what somebody said, the rest of which is folded
+QUOTED = 200  # characters of a quote; the rest is folded
 LINE = 100  # the same of an argument or a result
 _PARTS = ("before", "after", "links", "warnings")
 
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A text of a person or a tool, in short; `whole` where that is not all of it."""
+    """A text of a person or a tool, shortened; `whole` is the full text if `short` is not."""
 
     label: str
     short: SafeString
@@ -34,7 +34,7 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line of the comparison, fit for a page."""
+    """One line of the comparison, ready for a page."""
 
     label: str
     before: SafeString
@@ -44,7 +44,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A preview fit for a page; `links` are pairs of a text and a URL that is safe to follow."""
+    """A preview, ready for a page; `links` are pairs of a text and a URL that is safe to follow."""
 
     changes: list[Change] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
@@ -54,13 +54,13 @@ class Preview:
 
     @property
     def is_short(self) -> bool:
-        """True if it can stand before what people said."""
+        """Check whether the preview is short enough to stand before the quotes of people."""
         size = sum(len(one.before) + len(one.after) for one in self.changes)
         return not self.note and len(self.changes) <= SHOWN and size <= QUOTED
 
 
 def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
-    """Return a text on one line, cut, and the whole of it if that is more."""
+    """Build a quote of a text, shortened to one line."""
     said = redact(str(text)).strip()  # before its line ends are gone, by which a rule may know a secret
     short = body(label, " ".join(said.split()), limit)
     return Quote(short.label, short.inline, body("", said).text if short.left_out else "")
@@ -80,7 +80,7 @@ def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
 
 
 def unit_in(sentence: str, amount: str) -> str:
-    """Return the currency that stands beside an amount in a sentence: "EUR", "€", or "" without one."""
+    """Find the currency beside an amount in a sentence, such as "EUR" or "€"; "" without one."""
     forms = "|".join({re.escape(amount), re.escape(amount.replace(",", ""))})
     unit = r"([A-Z]{3}\b|[€$£¥])"
     found = re.search(rf"(?<![\w.,])(?:{forms})\s?{unit}|{unit}\s?(?:{forms})(?![\w.,]*\d)", sentence)
@@ -88,7 +88,7 @@ def unit_in(sentence: str, amount: str) -> str:
 
 
 def preview(shown: Any) -> Preview | None:
-    """Return a journaled preview for the card; None without one."""
+    """Prepare a journaled preview for the card; None without one."""
     if shown == MASK:
         return Preview(note=visible(MASK))
     if not isinstance(shown, dict) or not shown:
@@ -128,7 +128,7 @@ def _changes(before: Any, after: Any) -> list[Change]:
 
 
 def _link(link: Any) -> tuple[str, str] | None:
-    """Return a link's text and URL: one of this site or of the web, never a script."""
+    """Read a link's text and URL; None unless it leads to this site or the web."""
     if isinstance(link, dict):
         text, url = link.get("label"), link.get("url")
     elif isinstance(link, list) and len(link) == 2:

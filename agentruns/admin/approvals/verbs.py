@@ -1,4 +1,4 @@
-"""The verbs of a decision: the form and the service of each, and what to say about the outcome."""
+"""The verbs of a decision: form and service of each, and the texts about its outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def form_options(verb: str, approval: Approval) -> dict[str, Any]:
 def decide(
     approval: Approval, user: Any, verb: str, digest: str, text: str, arguments: Any = None
 ) -> Approval:
-    """Approve with a note, perhaps edited, deny with a reason, or answer. Errors as the services."""
+    """Approve with a note, perhaps edited, deny with a reason, or answer. Raises as the services."""
     if verb in ("approve", "edit"):
         return approve(approval.pk, user, digest=digest, arguments=arguments, reason=text, channel=CHANNEL)
     service = {"deny": deny, "answer": answer}[verb]
@@ -44,7 +44,7 @@ def decide(
 
 
 def done(approval: Approval, verb: str) -> str:
-    """Say what a decision just recorded means."""
+    """Describe the effect of a decision just recorded."""
     if verb == "extend":
         return _("Extended. It expires on %(when)s.") % {"when": exact(approval.expires_at)}
     if approval.status == Approval.Status.PENDING:
@@ -60,7 +60,7 @@ def done(approval: Approval, verb: str) -> str:
 
 
 def outcome(approval: Approval) -> str:
-    """Say who decided, when, and what became of the call; "" while the approval is pending."""
+    """Describe who decided, when, and what became of the call; "" while the approval is pending."""
     sentence = _OUTCOMES.get(approval.status)
     if sentence is None:
         return ""

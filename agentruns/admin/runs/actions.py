@@ -1,6 +1,6 @@
-"""The buttons of a run: what each would do now, and what it does when pressed.
+"""The buttons of a run: the effect that each would have now, and its execution.
 
-Each records what a person wants; workers carry it out.
+Each button records what a person wants; workers carry it out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BUTTONS = ("resume", "pause", "cancel", "adopt")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A button: what it will do, or why it cannot be pressed; `forbidden` says that the user may not."""
+    """A button's effect, or the reason why it cannot be pressed; `forbidden` if a permission is missing."""
 
     effect: list[str]
     why_not: str = ""
@@ -50,7 +50,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """A run as it stands now, and what the user who looks at it may do."""
+    """A run's present state, and the buttons that the user may press."""
 
     run: Run
     waits: list[Wait]
@@ -58,7 +58,7 @@ class Situation:
     sweeper_seen: datetime | None = None
     uncleared: int = 0
     is_paused: bool = False
-    approved: Sequence[str] = ()  # what a paused run does next, in the words of its approvals
+    approved: Sequence[str] = ()  # titles of the approved calls that a paused run does next
     pause_requested: tuple[str, datetime] | None = None
     may: Collection[str] = ()  # of BUTTONS
     definition: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Situation:
 
 
 def situation(request: HttpRequest, run: Run) -> Situation:
-    """Return where the run stands now, and what this user may do about it."""
+    """Find the run's present state and what this user may do about it."""
     alias, user = settings.DATABASE, request.user
     paused, pause_requested = (False, None) if run.is_ended else waiting.pause_of(alias, run)
     mask, approved = mask_for(run), list[str]()
@@ -96,7 +96,7 @@ def situation(request: HttpRequest, run: Run) -> Situation:
 
 
 def headline(situation: Situation) -> str:
-    """Return in one sentence where the run stands and who has to act."""
+    """Describe in one sentence the run's state and who has to act."""
     run, count = situation.run, situation.uncleared
     if run.status == Run.Status.FAILED:
         return _("Failed: %(error)s") % {"error": plain_line(reason(bare(run.error)))}  # in full below
@@ -152,7 +152,7 @@ def notes(situation: Situation) -> list[str]:
 
 
 def resume(situation: Situation) -> Action:
-    """Say what Resume will do, or why it cannot be done."""
+    """Describe the effect of Resume, or the reason why it is not possible."""
     run = situation.run
     text = _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
     effect = [text % {"tool": plain(orphan.tool)} for orphan in situation.orphans]
@@ -248,25 +248,25 @@ def buttons(situation: Situation) -> dict[str, Any]:
 
 
 def over(situation: Situation) -> str:
-    """Return why nothing can be done about a run any more: it has ended or is about to; else ""."""
+    """Explain that a run has ended or is being cancelled, so that nothing can be done; else ""."""
     if situation.run.is_ended:
         return _("It has ended: %(status)s.") % {"status": situation.run.get_status_display()}
     return _("It is being cancelled.") if situation.cancel_requested is not None else ""
 
 
 def missing(what: str) -> str:
-    """Say that the user lacks the permission for one of ACTIONS."""
+    """Explain that the user lacks the permission for one of ACTIONS."""
     return _("You lack the permission %(permission)s.") % {"permission": ACTIONS[what][0]}
 
 
 def last_seq(run: Run) -> int:
-    """Return the seq of a run's last row, 0 if it has none."""
+    """Find the seq of a run's last row, 0 if it has none."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     return rows.order_by("-seq").values_list("seq", flat=True).first() or 0
 
 
 def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) -> HttpResponse:
-    """Resume, pause or cancel a run. Records and queues; a worker drives."""
+    """Resume, pause or cancel a run: record the request and queue the run for a worker."""
     button = VERBS[verb]
 
     def do(run: Run) -> str:
@@ -275,7 +275,7 @@ def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) 
             raise RunStateError(" ".join(map(str, form.errors["reason"])))
         if not button.stops:
             require_last_row(run, form.cleaned_data.get("seq"))
-        if verb != "cancel":  # which is taken as often as it is asked for
+        if verb != "cancel":  # a cancel may be requested repeatedly
             require(button.advice(situation(request, run)))
         return act(verb, run, request.user, form.cleaned_data.get("reason", ""))
 
@@ -283,7 +283,7 @@ def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) 
 
 
 def act(verb: str, run: Run, user: Any, reason: str) -> str:
-    """Resume, pause or cancel a run, or ask its worker to, and say which; a resume keeps no reason."""
+    """Resume, pause or cancel a run, or ask its worker to; describe what was done."""
     if verb == "resume":
         resume_run(run.pk, user, drive=False)
         return _("Resumed. A worker picks it up.")
@@ -299,7 +299,7 @@ def act(verb: str, run: Run, user: Any, reason: str) -> str:
 def press(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, do: Callable[[Run], str], logged: str
 ) -> HttpResponse:
-    """Do what a button says to a run that is locked, log it, and say what was done."""
+    """Lock a run, do a button's action, log it and show what was done."""
 
     def pressed() -> str:
         lock_session(settings.DATABASE, run.session_id)
@@ -315,7 +315,7 @@ def press(
 
 
 def require(action: Action) -> None:
-    """Raise PermissionDeniedError or RunStateError where a button cannot be pressed."""
+    """Raise PermissionDeniedError or RunStateError if a button cannot be pressed."""
     if action.forbidden:
         raise PermissionDeniedError(action.why_not)
     if action.why_not:
@@ -330,7 +330,7 @@ def require_last_row(run: Run, seen: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A button for one run or several; one that `stops` them counts whatever happened since it was shown."""
+    """A button for one run or several; a button that `stops` them works whatever happened since."""
 
     form: type[Form]
     advice: Callable[[Situation], Action]

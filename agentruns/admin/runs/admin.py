@@ -49,16 +49,16 @@ def _link(url: str, text: str, title: str = "") -> SafeString:
 
 
 class RunList(LeanChangeList):
-    """Runs, each with what it waits for or what came of it: by as many queries, however many there are."""
+    """The list of runs, each with its waits or its outcome; the number of queries is fixed."""
 
     deferred = ("input", "output", "error")
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
-        """Return the rows with those texts that a line can show the beginning of."""
+        """Select the rows with short errors and answers, which a line can show the beginning of."""
         return with_texts(super().get_queryset(request, *args, **kwargs))
 
     def get_results(self, request: HttpRequest) -> None:
-        """Fetch the rows of the page, and what their second lines say."""
+        """Fetch the rows of the page, and the texts of their second lines."""
         super().get_results(request)
         masking, listing = journal.masking, cast("RunAdmin", self.model_admin)
         masks = masking.masks_of(self.result_list, size=masking.MOST_READ)
@@ -73,7 +73,7 @@ class RunList(LeanChangeList):
 
 
 class RunAdmin(ReadOnlyAdmin):
-    """One task given to one agent: where it stands, why, and what can be done."""
+    """The console's pages of runs: their state, the reasons for it, and possible actions."""
 
     list_display = ("task", "where", "who", "started", "used_tokens", "used_cost")
     list_display_links = ("task",)
@@ -133,7 +133,7 @@ class RunAdmin(ReadOnlyAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the runs that the user may see, with their session and their review."""
+        """Select the runs that the user may see, with their session and their review."""
         return journal.policy.visible_runs(request.user).select_related("session", "review")
 
     def get_search_results(
@@ -146,7 +146,7 @@ class RunAdmin(ReadOnlyAdmin):
         return queryset, False
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """Return the actions that the user may take, on the list; only Django 6.1 and later asks where."""
+        """Find the list's actions that the user may take; `action_location` is Django 6.1's."""
         place = {} if action_location is None else {"action_location": action_location}
         may, found = services.permissions.may, super().get_actions(request, **place)
         return {name: found[name] for name in found if may(request.user, name.removesuffix("_selected"))}
@@ -165,38 +165,38 @@ class RunAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("task"))
     def task(self, run: Run) -> SafeString:
-        """The first line of the task; below it the error, the answer, or what it waits for."""
+        """Show the first line of the task; below it the error, the answer, or the reason for a wait."""
         return two_lines(runs.list.task_title(run), runs.list.second(run))
 
     @admin.display(description=gettext_lazy("status"), ordering="status")
     def where(self, run: Any) -> SafeString:
-        """The status; below it the way to what a person has to do."""
+        """Show the status; below it the link to a person's next action."""
         parts = [part for part in (run.links["act"], run.reviewed) if part]
         return two_lines(runs.list.status(run), format_html_join(". ", "{}", ((part,) for part in parts)))
 
     @admin.display(description=gettext_lazy("agent, session"), ordering="agent")
     def who(self, run: Any) -> SafeString:
-        """The agent, and the caller's own key: each leads to its runs."""
+        """Show agent and session, each with a link to its runs."""
         return two_lines(run.links["agent"], run.links["session"])
 
     @admin.display(description=gettext_lazy("started, requester"), ordering="id")
     def started(self, run: Any) -> SafeString:
-        """The time since it was started, and the user that it was started for."""
+        """Show the time since the start, and the user whom the run was started for."""
         return two_lines(age(run.created_at), run.links["requester"])
 
     @admin.display(description=gettext_lazy("tokens"), ordering="-tokens")
     def used_tokens(self, run: Run) -> SafeString:
-        """The tokens of all replies; below them their number."""
+        """Show the tokens of all replies, and the number of replies."""
         steps = ngettext("%(count)d step", "%(count)d steps", run.step) % {"count": run.step}
         return two_lines(runs.list.tokens(run.usage) or EMPTY, steps)
 
     @admin.display(description=gettext_lazy("cost"), ordering=COST.desc())
     def used_cost(self, run: Run) -> SafeString | str:
-        """The cost of all replies."""
+        """Show the cost of all replies."""
         return runs.list.cost(run.usage) or EMPTY
 
     def links(self, request: HttpRequest, run: Run) -> dict[str, SafeString]:
-        """Return where the cells of a row lead to."""
+        """Build the links of a row's cells."""
         wait = next((one for one in run.waits if runs.list.wait_url(self, request, one)), None)  # type: ignore[attr-defined]
         verb, act = ("decide", _("Decide")) if wait and wait.approval_id else ("resolve", _("Give a verdict"))
         if wait and not services.permissions.may(request.user, verb):
@@ -212,7 +212,7 @@ class RunAdmin(ReadOnlyAdmin):
     # The page
 
     def page(self, request: HttpRequest, obj: Run, **context: Any) -> HttpResponse:
-        """Return the page of one run; where its journal cannot be read, what is known without it."""
+        """Render the page of one run; if its journal cannot be read, render what is known without it."""
         try:
             # Before the rows are read: what comes in between is then new to the page, and not missed.
             shown: dict[str, Any] = {} if "live" in context else {"live": runs.page.live(self, request, obj)}
@@ -227,7 +227,7 @@ class RunAdmin(ReadOnlyAdmin):
         return self.render(request, obj, title=runs.list.task_title(obj), **{**shown, **context})
 
     def render(self, request: HttpRequest, obj: Any, **context: Any) -> UnframedPage:
-        """Render a page about a run, with what each of them says of it."""
+        """Render a page about a run, with the parts that all such pages have."""
         if obj is not None:
             about = {"run_id": str(obj.pk), "run_badge": run_badge(obj)}
             about["original"] = runs.list.task_title(obj)
@@ -235,5 +235,5 @@ class RunAdmin(ReadOnlyAdmin):
         return super().render(request, obj, **context)
 
     def log_change(self, request: HttpRequest, obj: Run, message: Any) -> Any:
-        """Keep what was done in the admin's history, which everybody may read who may see the run."""
+        """Log an action, masked, in the admin's history, which everybody may read who sees the run."""
         return super().log_change(request, obj, runs.steps.mask_for(obj).said(message))

@@ -1,4 +1,4 @@
-"""For auditors: whether the journal of a run is what was written, the downloads, and erasing a row."""
+"""For auditors: the check of a run's journal, the downloads, and the erasure of a row."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ COLUMNS = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash
 
 
 def verify_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Read the whole journal of the run's session and say whether it is intact. Stores nothing."""
+    """Verify the whole journal of the run's session and show the result. Stores nothing."""
     return chain_page(admin, request, run, finding(request, run))
 
 
 def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
-    """Return one journal row in full as plain text; of one that cannot be read, all but its payload."""
+    """Send one journal row in full as plain text; without its payload if that cannot be read."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq if seq < LARGEST else 0)
     if not rows.exists():
         raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
@@ -71,7 +71,7 @@ def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> 
 
 
 def export_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponseBase:
-    """Stream the run for an auditor, redacted, and log that it left."""
+    """Stream the run's redacted export for an auditor, and log that."""
     export = download_export(request, run)
     admin.log_change(request, run, _("Exported for an auditor."))
     return export
@@ -80,9 +80,9 @@ def export_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
 def content_view(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int = 0, sha256: str = ""
 ) -> HttpResponseBase:
-    """Stream what a row holds only the beginning of, or the picture or document of a row that has a SHA-256.
+    """Stream the full content of a row with a preview, or the picture or document with a SHA-256.
 
-    Stream guarded content only when asked for by POST.
+    Stream guarded content only for POST.
     """
     content, refusal, may_reveal = None, "", permissions.may_reveal(request.user, run)
     try:
@@ -114,7 +114,7 @@ def content_view(
 
 
 def erase_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
-    """Say what goes with a row; erase it by POST, with a reason."""
+    """Show the rows that would be erased with a row; erase them by POST, with a reason."""
     form = EraseForm(request.POST if request.method == "POST" else None)
     confirmed = form.is_valid()
     reason = form.cleaned_data["reason"] if confirmed else "a dry run keeps none"
@@ -147,7 +147,7 @@ def erase_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -
 def damaged_page(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, found: dict[str, Any], **context: Any
 ) -> HttpResponse:
-    """Return the page of a run whose journal cannot be read: what is known without it."""
+    """Render the page of a run whose journal cannot be read, with what is known without it."""
     approvals = visible_approvals(request.user).filter(run_id=run.pk).defer("arguments")
     newest = reversed(approvals.order_by("-requested_at")[: page.PAGE])
     mask = mask_for(run)
@@ -164,13 +164,13 @@ def damaged_page(
 def chain_page(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, found: dict[str, Any], **context: Any
 ) -> HttpResponse:
-    """Return the result of a check as a page."""
+    """Render the result of a check as a page."""
     template, title = "agentruns/admin/run_chain.html", task_title(run)
     return admin.render(request, run, title=title, template=template, verified=found, **context)
 
 
 def finding(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """Check the journal of a run's session, and say up to which head."""
+    """Check the journal of a run's session, and report the problems and the head."""
     sessions = Session.objects.using(settings.DATABASE).filter(pk=run.session_id)
     for _try in range(TRIES):
         session, problems = sessions.get(), check(run.session_id, settings.DATABASE)

@@ -1,4 +1,4 @@
-"""Resume, pause or cancel several runs: first a page that lists exactly these, then each by itself."""
+"""Resuming, pausing or cancelling several runs: a page lists exactly these, then each is done by itself."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from agentruns.services.write import lock_session
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger
 
-LIVE = "live"  # seen at work: it is to be stopped however far it has come since
+LIVE = "live"  # a running run is stopped however far it has come since the page was shown
 
 logger = get_logger("agentruns.admin.runs.bulk")
-Line = dict[str, Any]  # one run of the selection: what will become of it, or became of it
+Line = dict[str, Any]  # one run of the selection, with its coming effect or its outcome
 
 
 def act_on_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: list[Run]) -> HttpResponse:
-    """Ask, then act on the runs that were on the page, whatever else "select all" may mean."""
+    """Ask for confirmation, then act on the runs that were on the page, even for "select all"."""
     bulk = _Bulk(admin, request, name)
     return bulk.answer(runs) if "confirmed" in request.POST else bulk.ask(runs, bulk.form())
 
@@ -43,7 +43,7 @@ class _Bulk:
         self.form = CancelForm if self.verb.stops else Form
 
     def ask(self, runs: list[Run], form: Form, *, status: int = 200) -> HttpResponse:
-        """Show what will happen to each."""
+        """Show the effect on each run."""
         lines = []
         for run in runs:
             action = self.verb.advice(actions.situation(self.request, run))
@@ -52,7 +52,7 @@ class _Bulk:
         return self._show(lines, form, status=status)
 
     def answer(self, runs: list[Run]) -> HttpResponse:
-        """Do it, and show what became of each."""
+        """Act on each run, and show each outcome."""
         form = self.form(self.request.POST)
         if not form.is_valid():
             return self.ask(runs, form, status=400)
@@ -63,7 +63,7 @@ class _Bulk:
         return self._show([done[run.pk] for run in runs])
 
     def _done(self, run: Run, reason: str) -> Line:
-        """Act on one; a refusal is shown beside it and stops no other."""
+        """Act on one run; a refusal is shown beside it and stops no other run."""
         seen = self.request.POST.get(f"seen-{run.pk}", "")
         if not seen:  # was left out when the person looked
             why_not = self.verb.advice(actions.situation(self.request, run)).why_not
@@ -91,7 +91,7 @@ class _Bulk:
         return self._line(self._again(run), done=done)
 
     def _again(self, run: Run) -> Run:
-        """Return the run as it is now; where it is gone as it was, so that a service says so."""
+        """Read the run anew; a run that is gone is returned as it was, so that a service refuses it."""
         return self.admin.get_queryset(self.request).filter(pk=run.pk).first() or run
 
     def _line(self, run: Run, **values: Any) -> Line:
@@ -114,5 +114,5 @@ class _Bulk:
 
 
 def _last_seq(run: Run) -> str:
-    """Return the last row of the run's session: an unfinished run is the only one that goes on there."""
+    """Find the last row of the run's session, where only this unfinished run can add rows."""
     return str(run.session.next_seq - 1)

@@ -1,4 +1,4 @@
-"""The page of one call, on which staff say what became of it when nobody else knows."""
+"""The page of one call, on which staff give the verdict on a call in doubt."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CALL_LENGTH = 36
 EARLIER = 5  # results of the tool of which one is an example
 SHORT = 60  # characters of an argument in a title
 ENDED = gettext_lazy("Its run has ended. Whether it happened is not known.")
-LOOKED_AT = 200  # runs with a call in doubt among which the next one is looked for
+LOOKED_AT = 200  # runs with a call in doubt that are searched for the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,49 +77,49 @@ class CallHistory:
 
     @property
     def seq(self) -> int:
-        """The last row about the call; a page that showed it showed everything."""
+        """The last row about the call, by which a page's state is compared."""
         return self.rows[-1].seq
 
     @property
     def title(self) -> str:
-        """The call in people's words."""
+        """The call in a sentence for people."""
         call = self.call
         said = call.approval.title if call.approval else self.described
         return plain(said) if said else sentence(call.tool, call.arguments)
 
     @property
     def waits(self) -> bool:
-        """True if the run waits for staff to say what became of the call."""
+        """Check whether the run waits for a verdict on the call."""
         return self.call.is_open and self.call.orphan == "held"
 
     @property
     def is_uncleared(self) -> bool:
-        """True if its result leaves a doubt, and nobody has cleared it."""
+        """Check whether the result leaves a doubt that nobody has cleared."""
         return self.settled is None and bool(waiting.uncleared_in(self.rows))
 
     @property
     def in_doubt(self) -> bool:
-        """True if a verdict is to be given."""
+        """Check whether a verdict can be given."""
         return self.waits or self.is_uncleared
 
     def all(self, kind: str) -> list[Row]:
-        """Return the rows of a kind, in order."""
+        """List the rows of a kind, in order."""
         return [row for row in self.rows if row.kind == kind]
 
     def last(self, kind: str) -> Row | None:
-        """Return the last row of a kind."""
+        """Find the last row of a kind."""
         found = self.all(kind)
         return found[-1] if found else None
 
     @property
     def returned(self) -> Row | None:
-        """The late report of a handler that returned without an error: evidence that it happened."""
+        """The late result of a handler that returned without an error, which shows that the call happened."""
         bad, reports = ("never_entered", "is_error"), reversed(self.all(events.LATE_RESULT))
         return next((one for one in reports if not any(map(one.payload.get, bad))), None)
 
     @property
     def busy_until(self) -> datetime | None:
-        """The moment until which the last attempt may be at work, by its tool's time limit; None if past."""
+        """The time until which the last attempt may still run, by its tool's timeout; None if past."""
         if self.call.timeout is None or self.call.started_at is None:
             return None
         until = self.call.started_at + timedelta(seconds=self.call.timeout)
@@ -127,18 +127,18 @@ class CallHistory:
 
 
 def _shown_by(run: Run, call_id: str) -> Approval | Run:
-    """Return the approval that shows a call, or its run."""
+    """Find the approval that shows a call, else its run."""
     approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=call_id)
     return approvals.first() or run
 
 
 def call_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Show a call: what it was, what is known of it, and what can be decided."""
+    """Show a call: its arguments, the known facts about it, and the possible decisions."""
     return call_page(admin, request, history(run, call_id))
 
 
 def reveal_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Show the sensitive arguments to who may see them, once, and log it."""
+    """Show a call's sensitive arguments to a user who may see them, once, and log it."""
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
     shown = _shown_by(run, call_id)
@@ -176,9 +176,9 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def _in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], list[waiting.Wait]]:
-    """Return the runs with calls in doubt that this user sees and may resolve, and these calls, not masked.
+    """Find the calls in doubt that this user may resolve, not masked, and their runs.
 
-    First those that runs wait for, the longest first, then those that ended runs left, if these are wanted.
+    First calls that runs wait for, the longest first, then those that ended runs left, if `ended`.
     """
     alias, user = settings.DATABASE, request.user
     if not permissions.may(user, "resolve"):
@@ -195,12 +195,12 @@ def _in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], li
 
 
 def queue(request: HttpRequest, *, ended: bool = False) -> list[tuple[UUID, str]]:
-    """List the runs and calls of the page of calls in doubt, in its order; those of ended runs if wanted."""
+    """List the runs and calls of the page of calls in doubt, in its order; with `ended` also ended runs."""
     return [(wait.run_id, wait.call_id) for wait in _in_doubt(request, ended=ended)[1]]
 
 
 def story(found: CallHistory) -> list[str]:
-    """Say in sentences what became of the call and who said so."""
+    """Describe in sentences what became of the call, and who decided so."""
     lines, call = [], found.call
     for row in found.rows:
         if row.kind == events.ORPHAN_FOUND:
@@ -229,7 +229,7 @@ def story(found: CallHistory) -> list[str]:
 
 
 def verdict(row: Row) -> str:
-    """Say who gave which verdict, when, and how they know."""
+    """Describe a verdict: who gave it, when, and on which evidence."""
     payload = row.payload
     said = _("%(name)s: %(verdict)s, %(when)s.") % {
         "name": actor(row),
@@ -258,7 +258,7 @@ def _outcome(found: CallHistory, row: Row) -> str:
 
 
 def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
-    """Read a call and its rows, what is sensitive masked; Http404 where the run has no such call."""
+    """Read a call and its rows, masked unless `revealed`; raises Http404 if the run has no such call."""
     about = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     mask = NOTHING if revealed else mask_for(run)
     is_id = 0 < len(call_id) <= CALL_LENGTH and call_id.isprintable()
@@ -356,7 +356,7 @@ def _content(row: Row, label: str, kind: str = "") -> Body:
 def verdict_form(
     found: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any = None
 ) -> VerdictForm:
-    """Build the form of a verdict on the call as it is now, with what was typed before."""
+    """Build the form of a verdict on the call as it is now, with the text typed before."""
     initial = {"seq": str(found.seq), "result": prefilled(found), **(keeps or {})}
     form = VerdictForm(
         data,
@@ -381,7 +381,7 @@ def verdict_form(
 
 
 def prefilled(found: CallHistory) -> str:
-    """Build the text of what the handler returned after all, for a form; "" if nothing, or if too long."""
+    """Build a form's text from the handler's late result; "" without one or if it is too long."""
     late = found.returned
     if late is None:
         return ""
@@ -390,14 +390,14 @@ def prefilled(found: CallHistory) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Say in words how a result is stored."""
+    """Name the form in which a result is stored."""
     if isinstance(value, str):
         return _("text")
     return str(_JSON_KINDS.get(type(value), _("JSON")))
 
 
 def _late(found: CallHistory, row: Row) -> tuple[str, Body | None]:
-    """Return why a late report was no result and what it shows, and what it says that the tool returned."""
+    """Explain a late result, and build the body of what the tool returned, if it did."""
     if row.payload.get("never_entered"):
         return _("A worker that had lost the run says that it did not start the tool."), None
     doubts = [one for one in found.all(events.ORPHAN_FOUND) if one.attempt == row.attempt]
@@ -411,7 +411,7 @@ def _late(found: CallHistory, row: Row) -> tuple[str, Body | None]:
 
 
 def sentence(tool: str, arguments: dict[str, Any]) -> str:
-    """Return a call in words, with those of its masked arguments that are short."""
+    """Describe a call by its tool and its short arguments that are not masked."""
     texts = [redact(named(name, value)[1]) for name, value in arguments.items() if value != MASK]
     beside = [text for text in texts if len(text) <= SHORT and "\n" not in text]
     return cut(": ".join(filter(None, (plain(named(tool, "")[0]), ", ".join(map(plain, beside))))))

@@ -1,4 +1,4 @@
-"""The conversation of a run: what people and the agent said, and each call as one line in plain words."""
+"""The conversation of a run: the words of people and the agent, and each call on one line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from agentruns.services import permissions, starting, waiting
 from agentruns.tools.card import in_time
 from agentruns.utils.bounds import TEXT_LENGTH
 
-LONGEST = 4_000  # characters of what somebody said
+LONGEST = 4_000  # characters of a task, a message or a reply
 RESULT = 1_000  # characters of what a tool returned
 SHORT = 60  # characters of an argument that stands beside others on a line
 LATEST = 2_000  # starts of a session that are compared
@@ -69,7 +69,7 @@ NOTES: dict[str, Any] = {
 
 @dataclass
 class Line:
-    """One call: what it does, where it stands, who had a say in it, its arguments and its result."""
+    """A call in the conversation: its effect, its state, the decisions on it, its arguments and result."""
 
     key: str
     asked: int  # the row
@@ -91,13 +91,13 @@ class Line:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The arguments as text, but for those that the title names."""
+        """The arguments as text, except those that the title names."""
         texts = {name: as_text(value) for name, value in self.given.items()}
         return {name: text for name, text in texts.items() if text.strip() and text not in self.title}
 
     @property
     def short(self) -> SafeString | str:
-        """The arguments that fit beside a title that does not speak of them."""
+        """The arguments that fit beside a title that does not name them."""
         if self.is_named:
             return ""
         beside = [text for text in self.texts.values() if not _is_long(text)]
@@ -107,14 +107,14 @@ class Line:
 
     @property
     def bodies(self) -> list[tuple[int, Body]]:
-        """The arguments that do not, and the result, each with its row."""
+        """The arguments that do not fit there, and the result, each with its row."""
         below = {name: text for name, text in self.texts.items() if _is_long(text) or not self.short}
         found = [(self.asked, body(name.replace("_", " "), text, self.limit)) for name, text in below.items()]
         return [*found, (self.seq, self.result)] if self.result is not None else found
 
     @property
     def is_letter(self) -> bool:
-        """True if an argument has several lines."""
+        """Check whether an argument has several lines."""
         return any("\n" in text.strip() for text in self.texts.values())
 
 
@@ -124,7 +124,7 @@ def _is_long(text: str) -> bool:
 
 @dataclass(slots=True)
 class Turn:
-    """The words of one person or the agent at a time, and the calls they ask for; a note has no text."""
+    """The words of one person or the agent at a time, and the calls in them; a note has no text."""
 
     who: SafeString | str
     side: str
@@ -137,7 +137,7 @@ class Turn:
 
 
 class Talk:
-    """The turns of rows; a call is found by its id when more becomes known of it."""
+    """The turns of the conversation, built from rows; later rows about a call update its line."""
 
     def __init__(
         self, run: Run, mask: Mask, times: dict[int, Timing], *, whole: int | None, is_plain: bool
@@ -147,11 +147,11 @@ class Talk:
         self.turns: list[Turn] = []
         self.lines: dict[str, Line] = {}
         self.described: dict[str, str] = {}
-        self.starter = ""  # whoever gave the task that follows
+        self.starter = ""  # name of the user who gave the next task
         self.not_run = _("not run") if run.is_ended else _("not run yet")
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Take rows; one of newer code, or an odd one, is left to the steps."""
+        """Add rows; rows of newer code and odd rows are left to the list of steps."""
         self.described = described(self.run, rows)
         for row in rows:
             with suppress(*ODD):
@@ -204,7 +204,7 @@ class Talk:
             self._result(line, row)
 
     def _decided(self, row: Row, what: str, why: Any = "") -> str:
-        """Return "maria: it happened. Why"."""
+        """Format a decision or verdict, such as "maria: it happened. Why"."""
         said = f"{actor(row)}{MARK if self.run.session.imported_at else ''}: {what}"
         why = why or row.payload.get("reason") or ""
         return f"{said}. {plain_line(why)}" if why else said
@@ -254,7 +254,7 @@ class Talk:
 
 
 def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
-    """Return the tools' own sentences about calls that no person was asked about, by the ids of the calls."""
+    """Collect the tools' own sentences about calls without an approval, by call id."""
     tools = {name: tool for name, tool in tools_of(run).items() if tool.describe is not None}
     found: dict[str, str] = {}
 
@@ -325,13 +325,13 @@ def repeated(user: Any, run: Run) -> Starts:
 
 
 class ReplyForm(KeyForm):
-    """The next message to the agent."""
+    """The form of the next message to the agent."""
 
     text = TypedField(label=gettext_lazy("Reply to this agent"), max_length=TEXT_LENGTH, widget=area(2))
 
 
 def reply_form(user: Any, run: Run) -> ReplyForm | None:
-    """Return the form of a reply, or None where the user may not write to the agent."""
+    """Build the form of a reply; None if the user may not write to the agent."""
     if run.session.imported_at or not permissions.may(user, "message", run):
         return None
     if run.agent not in {agent.name for agent in starting.agents_of(user)}:

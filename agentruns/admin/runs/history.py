@@ -1,4 +1,4 @@
-"""The past of a run: its state at any row, forks and running again, and its replay."""
+"""The past of a run: its state at any row, its forks and repetitions, and its replay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REFUSALS = (AgentRunsError, ValueError)  # ValueError: a key that no page of our
 
 
 class ForkForm(KeyForm):
-    """Go on from a row, with another text or agent if one is given."""
+    """The form to continue from a row, with another text or agent if given."""
 
     at = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
     text = TypedField(
@@ -66,7 +66,7 @@ class ForkForm(KeyForm):
 
 
 class ReplayForm(forms.Form):
-    """The choice of what the recorded run is compared with."""
+    """The form that chooses what the recorded run is compared with."""
 
     who = forms.ChoiceField(
         label=gettext_lazy("Compare the recorded run with"),
@@ -81,7 +81,7 @@ class ReplayForm(forms.Form):
     model = forms.CharField(label=gettext_lazy("Name of the model"), required=False, max_length=100)
 
     def clean(self) -> dict[str, Any]:
-        """Require a name where one is meant."""
+        """Require a model's name if another model is chosen."""
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("who") == "model" and not cleaned.get("model"):
             self.add_error("model", _("Name the model to ask."))
@@ -90,7 +90,7 @@ class ReplayForm(forms.Form):
 
 @dataclass(slots=True)
 class Moment:
-    """The row, the state before and after it, and the conversation as the model had it or would get it."""
+    """A row, the state before and after it, and the conversation that the model had or would get."""
 
     row: Row
     before: RunState
@@ -159,7 +159,7 @@ def again_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
 
 
 def fork_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Queue a run that goes on from a row of this one, and go to its page."""
+    """Queue a run that continues from a row of this run, and go to its page."""
     form = ForkForm(request.user, request.POST, auto_id="fork_%s")
     if not form.is_valid():
         return _fork_refused(admin, request, run, form, 400, _("Correct the form below."))
@@ -183,7 +183,7 @@ def fork_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRespo
 
 
 def _repeats(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: int = 0) -> HttpResponse | None:
-    """Return the page of what was done already and may be done again, until each of it was ticked."""
+    """Render the page of effects that would be repeated; None once all of them are ticked."""
     done = effects(settings.DATABASE, run, after) if permissions.may(request.user, "fork", run) else []
     ticked, was_asked = request.POST.getlist("knows"), "asked" in request.POST
     if not any(one.is_final and one.call_id not in ticked for one in done):
@@ -204,12 +204,12 @@ def _repeats(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: int = 
 
 
 def at_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Show what the run was at the row `seq`, by default the last one."""
+    """Show the run's state at the row `seq`, by default the last one."""
     return _moment_page(admin, request, run, seq_of(request.GET.get("seq", "")))
 
 
 def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Show the form; a POST goes through the run again. Nothing is executed or stored."""
+    """Show the form; a POST replays the run. Nothing is executed or stored."""
     if request.method != "POST":
         return _replay_page(admin, request, run, ReplayForm())
     form = ReplayForm(request.POST)
@@ -240,7 +240,7 @@ def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
 def _fork_refused(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, form: ForkForm, status: int, why: str
 ) -> HttpResponse:
-    """Show the form again at its row, with why nothing was done."""
+    """Show the form again at its row, with the reason why nothing was done."""
     text = _("Nothing was forked. %(why)s") % {"why": why}
     seq = form.cleaned_data.get("at") if hasattr(form, "cleaned_data") else None
     return _moment_page(admin, request, run, seq, status=status, refusal=text, fork_form=form)
@@ -313,7 +313,7 @@ def facts(moment: Moment) -> list[tuple[str, Any, Any]]:
 
 
 def _stood(call: Call) -> str:
-    """Return where a call of the last reply stood then."""
+    """Name the state of a call of the last reply."""
     if call.outcome:
         return outcome_words(call.outcome, in_doubt=call.in_doubt)[0]
     if call.is_waiting:
@@ -322,7 +322,7 @@ def _stood(call: Call) -> str:
 
 
 def _request(moment: Moment) -> dict[str, Any]:
-    """Return the request as the model had it: the definition's parts, and the conversation."""
+    """Build the request as the model had it: the definition's parts, and the conversation."""
     state = moment.before if moment.sent else moment.state.run
     definition = definition_bodies(settings.DATABASE, [state.definition]).get(state.definition, {})
     messages = moment.shown.conversation.settled_messages(

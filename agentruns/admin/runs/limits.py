@@ -1,4 +1,4 @@
-"""The limits of a run and how much of each is used; the definition it goes by, and Adopt."""
+"""The limits of a run and how much of each is used; the run's definition, and Adopt."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STOPPED = "BudgetExceededError: "  # how the error of a run that a budget ended
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One budget: its name as the agent declares it, and how much of it is used."""
+    """One budget, by its name in the agent, and how much of it is used."""
 
     name: str
     label: str
@@ -63,18 +63,18 @@ class Drift:
 
     @property
     def is_other(self) -> bool:
-        """True if the run cannot go on in this process as it is."""
+        """Check whether the run cannot continue in this process under its definition."""
         return self.agent is not None and not self.is_served
 
 
 def situation(request: HttpRequest, run: Run) -> Situation:
-    """Return where a run stands, with its definition and, while it goes on, what differs in today's."""
+    """Find a run's state with its definition and, unless it has ended, the differences of today's."""
     found, definition = actions.situation(request, run), definition_body(settings.DATABASE, run.definition_id)
     return replace(found, definition=definition, drift=None if run.is_ended else drift(run, definition))
 
 
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return the budgets and, of a run that goes on, its definition beside today's."""
+    """Build the context of a run's budgets and, unless it has ended, of its definition and today's."""
     run, definition, now = situation.run, situation.definition, situation.drift
     elapsed = None
     if definition.get("deadline"):  # only the whole journal says what counts for it
@@ -101,7 +101,7 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
 
 
 def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Let the run go on under the definition that was shown, if it still is the one registered."""
+    """Let the run continue under the definition that was shown, if that is still the registered one."""
 
     def do(run: Run) -> str:
         form = AdoptForm(request.POST)
@@ -144,9 +144,9 @@ def adopt(situation: Situation, drift: Drift) -> Action:
 def meters(
     definition: dict[str, Any], step: int, usage: dict[str, Any], elapsed: timedelta | None
 ) -> list[Meter]:
-    """Return a meter for each budget of a definition, in the order in which they are checked.
+    """Build a meter for each budget of a definition, in the order in which they are checked.
 
-    `elapsed` leaves out the time spent waiting for people; it matters only where there is a deadline.
+    `elapsed` leaves out the time spent waiting for people; it matters only if there is a deadline.
     """
     found, count = [], partial(number_format, force_grouping=True)
     if limit := definition.get("max_steps"):
@@ -165,7 +165,7 @@ def meters(
 
 
 def judgement(found: list[Meter], *, ended: bool, error: str = "") -> str:
-    """Return which budget ended a run, or is the one that will, or ""."""
+    """Name the budget that ended a run, or that is closest to ending it; "" without one."""
     if ended:
         stopped = [each.label for each in found if error.startswith(f"{_STOPPED}{each.name}:")]
         return _("It was stopped by this limit: %(label)s.") % {"label": stopped[0]} if stopped else ""
@@ -181,7 +181,7 @@ def judgement(found: list[Meter], *, ended: bool, error: str = "") -> str:
 
 
 def drift(run: Run, definition: dict[str, Any]) -> Drift:
-    """Compare the definition a run goes by with the agent that is registered for it in this process."""
+    """Compare a run's definition with the agent that is registered for it in this process."""
     own, newest = _registered(run.agent, run.version), _registered(run.agent)
     is_served = own is not None and own.definition_hash == run.definition_id
     agent = newest if is_served else own or newest  # what adopting would take
@@ -219,7 +219,7 @@ def _registered(name: str, version: str | None = None) -> Agent | None:
 
 
 def _value(name: str, body: dict[str, Any]) -> str:
-    """Return the value of a part as `definition_difference` names it: "model", "tools.refund.timeout" ..."""
+    """Find the value of a part named by `definition_difference`, such as "tools.refund.timeout"."""
     value = body.get(name)
     if name.startswith("tools."):
         tool, _dot, key = name.removeprefix("tools.").partition(" (")[0].partition(".")

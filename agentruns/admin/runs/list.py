@@ -1,4 +1,4 @@
-"""The cells of the list of runs: its task, what came of it or why it does not go on, and what it used."""
+"""The cells of the list of runs: task, outcome or reason for a wait, and use of tokens and money."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TITLE = 100  # characters
 
 
 def task_title(run: Run) -> str:
-    """Return the name of a run for people: the first line of its task, masked; not escaped.
+    """Name a run for people by the first line of its task, masked; not escaped.
 
     A list sets `run.mask` first, or each run's mask is read by itself.
     """
@@ -41,7 +41,7 @@ def task_title(run: Run) -> str:
 
 
 def second(run: Any) -> str:
-    """Return why a run does not go on, how far it is, or what came of it, on one line."""
+    """Describe on one line why a run waits, how far it is, or its outcome."""
     waits: list[Wait] = run.waits
     if waits:
         others = [one for one in waits if one.kind != waiting.PAUSED] or waits
@@ -71,7 +71,7 @@ def came(run: Any, mask: Mask) -> str:
 
 
 def words(wait: Wait) -> str:
-    """Return one thing that a run waits for as a sentence, fit for a page."""
+    """Describe one reason for a wait in a sentence, fit for a page."""
     tool, text = plain(wait.tool), plain(wait.text)
     if wait.kind == waiting.ORPHAN:
         return _("A call of %(tool)s is in doubt") % {"tool": tool}
@@ -96,14 +96,14 @@ def words(wait: Wait) -> str:
 
 
 def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: Wait) -> str:
-    """Build the URL where a person acts on what a run waits for; "" where there is none."""
+    """Build the URL where a person can end a wait; "" if there is none."""
     if wait.approval_id is not None:
         return admin.other_page(request, Approval, wait.approval_id)
     return admin.url(request, "call", wait.run_id, wait.call_id) if wait.call_id else ""
 
 
 def status(run: Run) -> SafeString:
-    """Return the status of a run, and that it is stalled if its worker has fallen silent."""
+    """Build the badge of a run's status, with another one if the run is stalled."""
     badge = run_badge(run)
     if not waiting.is_stalled(run):
         return badge
@@ -111,7 +111,7 @@ def status(run: Run) -> SafeString:
 
 
 def reviewed(review: Review | None) -> str:
-    """Return how a run was rated, and who sees to it, on one line."""
+    """Describe a review's rating and assignee on one line."""
     if review is None:
         return ""
     rating = _("rated %(rating)s") % {"rating": review.get_rating_display()} if review.rating else ""
@@ -120,7 +120,7 @@ def reviewed(review: Review | None) -> str:
 
 
 def tokens(usage: dict[str, Any]) -> SafeString | str:
-    """Return how many tokens were read and written, what a budget counts, each kind as a tooltip."""
+    """Format the number of tokens that a budget counts, with each kind as a tooltip."""
     kinds = {kind: usage[kind] for kind in TOKENS if usage.get(kind)}
     if not kinds:
         return ""
@@ -129,12 +129,12 @@ def tokens(usage: dict[str, Any]) -> SafeString | str:
 
 
 def counts(usage: dict[str, Any]) -> str:
-    """Write the number of tokens of each kind."""
+    """Format the number of tokens of each kind."""
     return ", ".join(f"{plain(name)} {amount}" for name, amount in usage.items() if name != "cost")
 
 
 def short(number: int) -> str:
-    """Return 999, 12.3k or 4.5M."""
+    """Format a number as 999, 12.3k or 4.5M."""
     for size, sign in ((1_000_000, "M"), (1_000, "k")):
         if number >= size:
             return number_format(number // (size // 10) / 10, 1) + sign
@@ -154,7 +154,7 @@ def cost(usage: dict[str, Any]) -> SafeString | str:
 
 
 def amount(cost: Decimal | None) -> str:
-    """Return a cost, shortly, in its currency; "" where no price is known."""
+    """Format a cost in its currency, rounded; "" if no price is known."""
     if cost is None:
         return ""
     text = number_format(cost.quantize(CENT if cost >= 1 else LEAST))

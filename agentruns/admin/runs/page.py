@@ -1,4 +1,4 @@
-"""The page of a run: where it stands and why, its journal; and what keeps it up to date."""
+"""The page of a run: its state and the reasons for it, its journal, and its live updates."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from agentruns.utils import json as canonical
 PAGE = 100  # journal rows
 BEFORE = 20  # rows before a page that its first steps are timed from
 EARLIER = 4  # runs of the session that the page names
-STEADY = 10  # characters of a tag that the words of a reply do not change
+STEADY = 10  # first characters of a tag, which do not depend on the words of a reply
 KEPT = ("rows", "plain", "whole")  # parameters of the page that its links keep
 FILTERS = "_changelist_filters"  # Django's: those of the list that the user came from
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A page of the journal; `earlier` and `later` are the `after` of the pages beside it, None if none."""
+    """A page of the journal; `earlier` and `later` are the `after` of the pages beside it, or None."""
 
     rows: list[Row]
     earlier: int | None
@@ -51,7 +51,7 @@ class Rows:
 
 
 def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Build the context of where the run stands, the buttons beside it, its conversation and its steps."""
+    """Build the context of the run's state, its buttons, its conversation and its steps."""
     run, mask, alias = situation.run, mask_for(situation.run), settings.DATABASE
     uncleared = waiting.uncleared(alias, run, mask, visible_runs(request.user))
     situation = replace(situation, uncleared=len(uncleared))
@@ -154,15 +154,15 @@ def facts(run: Run) -> list[Fact]:
 
 
 def texts(run: Run) -> list[Body]:
-    """Return input, output and error, in full."""
+    """Format the run's input, output and error in full."""
     found = ((_("Input"), run.input), (_("Output"), run.output), (_("Error"), run.error))
     return [body(label, text) for label, text in found if text]
 
 
 def live_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Return the run page without the site around it, or 204 if nothing changed since `seen`.
+    """Render the run's page without the site around it; status 204 if nothing changed since `seen`.
 
-    While a reply is written, and nothing else is new, the words of it are all that is sent.
+    If only the reply being written is new, render just its words.
     """
     if request.method not in READING:
         return HttpResponseNotAllowed(READING)
@@ -176,7 +176,7 @@ def live_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRespo
 
 
 def watch_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Ask the run's worker for the words that it writes, for as long as this is repeated."""
+    """Ask the run's worker to store drafts, for as long as this is repeated."""
     if run.status in drafts.AT_WORK:
         drafts.watch([run.pk])
     return HttpResponse(status=204)
@@ -211,7 +211,7 @@ def _tag(about: Any) -> str:
 
 
 def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) -> Rows:
-    """Return the rows after a seq, found by seq and not by offset; without one, the latest page."""
+    """Read a page of rows after a seq; without one, the latest page."""
     seqs = Message.objects.using(alias).filter(run_id=run_id)
     most = size + size // 10  # rather than a page of the few rows that are left over
     latest = _start(seqs, size, most)
@@ -231,12 +231,12 @@ def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) 
 
 
 def seq_of(text: str) -> int | None:
-    """Return the seq that a URL asks for; None where it asks for none, or for no possible one."""
+    """Parse the seq in a URL; None for no or an impossible seq."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def _start(rows: QuerySet[Message], size: int, most: int) -> int:
-    """Return the `after` of the last page of `rows`; 0 if there are no more than `most`."""
+    """Find the `after` of the last page of `rows`; 0 if there are no more than `most`."""
     seqs = list(rows.order_by("-seq").values_list("seq", flat=True)[: most + 1])
     return seqs[size - 1] - 1 if len(seqs) > most else 0
 

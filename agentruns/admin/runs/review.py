@@ -1,4 +1,4 @@
-"""The review on a run's page: a rating, a note, and who sees to it."""
+"""The review on a run's page: a rating, a note, and an assignee."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentruns.utils.bounds import NAME_LENGTH, REASON_LENGTH
 
 
 class ReviewForm(forms.Form):
-    """The whole review; `seen` says which one was shown."""
+    """The form of a whole review; `seen` identifies the review that was shown."""
 
     seen = MomentField(required=False, widget=forms.HiddenInput)
     rating = forms.TypedChoiceField(
@@ -42,7 +42,7 @@ class ReviewForm(forms.Form):
 
 
 def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Return the review of a run, and the form for who may change it."""
+    """Build the context of a run's review, with the form if the user may change it."""
     run = situation.run
     found: Any = getattr(run, "review", None)
     note = mask_for(run).said(found.note) if found else ""

@@ -1,4 +1,4 @@
-"""Starting a run: an agent that the user may start, its task, files, and a session to go on in."""
+"""Starting a run: an agent that the user may start, its task, files, and a session to continue."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from agentruns.utils.bounds import NAME_LENGTH, TEXT_LENGTH
 
 
 class FilesInput(forms.FileInput):
-    """A choice of several files."""
+    """A widget for several files."""
 
     allow_multiple_selected = True
 
 
 class FilesField(forms.FileField):
-    """Several files, or none."""
+    """A field for several files, or none."""
 
     widget = FilesInput
 
     def clean(self, data: Any, initial: Any = None) -> list[Any]:
-        """Return the files."""
+        """Validate each file."""
         return [super(FilesField, self).clean(each, initial) for each in data]
 
 
 class StartForm(KeyForm):
-    """The task of a new run."""
+    """The form of a new run's task."""
 
     agent = forms.ChoiceField(label=gettext_lazy("Agent"))
     text = TypedField(label=gettext_lazy("Task"), max_length=TEXT_LENGTH, widget=area(8))
@@ -61,7 +61,7 @@ class StartForm(KeyForm):
         self.fields["agent"].choices = [(name, plain(name)) for name in names]  # type: ignore[attr-defined]
 
     def input(self) -> Input:
-        """Return the task with its files; raises ContentError and ValueError."""
+        """Build the task with its files; raises ContentError and ValueError."""
         text, files = str(self.cleaned_data["text"]), self.cleaned_data["attached"]
         if sum(file.size for file in files) > DEFAULT.request:
             raise ValueError(_("The files are larger than %(count)s bytes.") % {"count": DEFAULT.request})

@@ -1,4 +1,4 @@
-"""Journal rows as cards: what happened, when, by whom."""
+"""Journal rows as cards: the event, its time, and the person or program behind it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A picture or document of a row; the run's page has it at its SHA-256."""
+    """A picture or document of a row; the run's page serves it by its SHA-256."""
 
     name: str
     about: str
@@ -88,7 +88,7 @@ class RowCard:
 
 
 def row_card(row: Row, *, whole: bool = False) -> RowCard:
-    """Return the card of a row; one that newer code wrote shows at least its payload.
+    """Build the card of a row; a row of newer code shows at least its payload.
 
     Long texts are cut, for pages that offer the whole row elsewhere, unless `whole`.
     """
@@ -134,7 +134,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
 
 
 def file_of(payload: Payload) -> File | None:
-    """Return the file that a row points at, or None."""
+    """Find the file that has a row's full content, or None."""
     stored = payload.get("stored")
     if not isinstance(stored, dict) or not names_in(payload):
         return None
@@ -142,7 +142,7 @@ def file_of(payload: Payload) -> File | None:
 
 
 def shown_files(payload: Payload) -> list[Shown]:
-    """Return the files that the blocks of a row name, but those that are not for its reader."""
+    """List the files that the blocks of a row name, except those hidden from the reader."""
     blocks = payload["content"] if has_blocks(payload) and isinstance(payload["content"], list) else []
     return [
         Shown(
@@ -157,7 +157,7 @@ def shown_files(payload: Payload) -> list[Shown]:
 
 
 def _said(payload: Payload) -> Any:
-    """Return the content of a row: of blocks the texts, where all others can be opened beside them."""
+    """Extract the content of a row; of blocks the texts, if their files are listed beside them."""
     content = payload.get("content")
     if not has_blocks(payload) or not isinstance(content, list):
         return content
@@ -166,7 +166,7 @@ def _said(payload: Payload) -> Any:
 
 
 def returned(row: Row) -> str:
-    """Render the result of a call as text."""
+    """Format the result of a call as text."""
     content = row.payload.get("content")
     if has_blocks(row.payload) and isinstance(content, list):
         content = text_of(content)
@@ -174,7 +174,7 @@ def returned(row: Row) -> str:
 
 
 def actor_name(payload: Payload) -> str:
-    """Return the name of the person of a row; "" for the program, and where a row names none."""
+    """Find the name of a row's actor; "" for the program or without an actor."""
     given = payload.get("actor")
     return str(given.get("name") or "") if isinstance(given, dict) else ""
 
@@ -327,9 +327,9 @@ def mask_for(run: Any) -> Mask:
 
 
 def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[str]:
-    """Return in words how often a tool was started, and with `none_twice` that none was twice the same.
+    """Describe how often tools were started, and with `none_twice` that no call ran twice.
 
-    `times` is how often each call was started, where that is known already.
+    `times` is the number of starts of each call, if that is known already.
     """
     if times is None:
         rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind=events.TOOL_STARTED)
@@ -369,7 +369,7 @@ def verdict_words(verdict: Any) -> str:
 
 
 def outcome_words(outcome: Any, *, in_doubt: bool = False, is_started: bool = True) -> tuple[str, str]:
-    """Return the outcome of a call in words fit for a page, and their tone; it may be one of newer code."""
+    """Name the outcome of a call for a page, and the tone of its badge; unknown outcomes as they are."""
     if in_doubt:
         return _("Tool gave an error, in doubt: it may have happened"), "bad"
     if outcome == "error" and not is_started:

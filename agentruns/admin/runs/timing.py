@@ -1,4 +1,4 @@
-"""The time that each step of a run took, and what it waited for: read from its journal rows, in words."""
+"""The time that each step of a run took, and the wait before it, from its journal rows, in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAKEN_OVER = {
     "lease expired": gettext_lazy("Its worker fell silent; another one took the run over."),
     "the last drive failed": gettext_lazy("Its worker failed; another one took the run over."),
 }
-# The row that something began with, by the row that ends it.
+# Kind of row that ends something -> kind of row that began it.
 BEGINS = {
     events.TOOL_RESULT: events.TOOL_STARTED,
     events.LATE_RESULT: events.TOOL_STARTED,
@@ -46,7 +46,7 @@ class Timing:
 
 
 def timings(rows: Iterable[Row]) -> dict[int, Timing]:
-    """Return the timing of each row that a run wrote itself, by seq; the first row has nothing before it."""
+    """Compute the timing of each row that a run wrote itself, by seq, except of its first row."""
     found: dict[int, Timing] = {}
     begun: dict[tuple[str, str], datetime] = {}
     before: Row | None = None

@@ -1,4 +1,4 @@
-"""Giving a verdict on a call in doubt: what is checked, what is recorded, and what the page then says."""
+"""Verdicts on calls in doubt: their checks, their record, and the texts about them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is n
 
 
 def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Record a verdict on what was shown. Whatever is to run is run by a worker."""
+    """Record a verdict on the call that was shown; a worker runs what follows from it."""
     found = calls.history(run, call_id)
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
@@ -87,7 +87,7 @@ def _refused(
     given: dict[str, Any],
     error: Exception,
 ) -> HttpResponse:
-    """Say why nothing was recorded: what somebody else decided, unless this very click was recorded."""
+    """Explain why nothing was recorded, such as another person's verdict, except after a double click."""
     run, why, seen = admin.find(request, was.run.pk), plain(error), given.get("seq") or 0
     found, sent = calls.history(run, was.call.id), None
     since = [row for row in found.rows if row.seq > seen] if given else []
@@ -107,9 +107,9 @@ def _refused(
 
 
 def entered(found: calls.CallHistory, text: str) -> Any:
-    """Find the result that a person means: what was pre-filled and left alone is what was returned.
+    """Find the result that a person means: an unchanged prefilled text means the returned value.
 
-    Text that is a JSON object, array or number is taken as that, anything else as it stands.
+    Text that is a JSON object, array or number is parsed, any other text kept as it is.
     """
     late = found.returned
     if late is not None and text == calls.prefilled(found):
@@ -128,7 +128,7 @@ def entered(found: calls.CallHistory, text: str) -> Any:
 
 
 def is_whole(found: calls.CallHistory, form: VerdictForm) -> bool:
-    """Check that the result holds no mask in place of a returned value; else the form says so."""
+    """Check that the result holds no mask in place of a returned value; else add an error to the form."""
     late, text = found.returned, form.cleaned_data["result"]
     if late is None or form.cleaned_data["verdict"] != "occurred" or text == calls.prefilled(found):
         return True
@@ -140,7 +140,7 @@ def is_whole(found: calls.CallHistory, form: VerdictForm) -> bool:
 
 
 def is_same(found: calls.CallHistory, row: Row, user: Any, given: dict[str, Any]) -> bool:
-    """Check if the verdict that stands is the very one `user` sends again."""
+    """Check whether the recorded verdict is the same one that `user` sends again."""
     payload = row.payload
     mine = str((payload.get("actor") or {}).get("id")) == str(user.pk)
     if not mine or (payload["verdict"], payload["evidence"]) != (given["verdict"], given.get("evidence")):
@@ -153,7 +153,7 @@ def is_same(found: calls.CallHistory, row: Row, user: Any, given: dict[str, Any]
 
 
 def done(found: calls.CallHistory, run: Run, verdict: str, result: Any) -> str:
-    """Say what a verdict just recorded means; `found` is the call as it was before."""
+    """Describe the effect of a verdict just recorded; `found` is the call before it."""
     said = _("Recorded: %(verdict)s.") % {"verdict": verdict_words(verdict)}
     if found.is_uncleared:
         still = _("The doubt is lifted.") if verdict != "unknown" else _("The doubt stays.")
