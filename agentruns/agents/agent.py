@@ -191,11 +191,11 @@ class Agent:
     async def arun(
         self, text: Input, session: Session | str | None = None, **options: Unpack[RunOptions]
     ) -> RunResult:
-        """Awaitable form of `run`."""
+        """Call `run` from async code."""
         return await in_thread(settings.DATABASE, self.run, text, session, **options)
 
     async def astart(self, text: Input, session: Session | str, **options: Unpack[StartOptions]) -> Run:
-        """Awaitable form of `start`."""
+        """Call `start` from async code."""
         return await in_thread(settings.DATABASE, self.start, text, session, **options)
 
     def _check(self) -> None:

@@ -171,7 +171,7 @@ KINDS = frozenset(_APPLY)  # of the rows that the model sees
 
 
 def unread_after(unread: list[int], row: Row) -> list[int]:
-    """Update the list of messages that no reply has read, given by row numbers, with one more row."""
+    """Update `unread`, the numbers of rows with messages that no reply has read, with one more row."""
     if row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
         return [*unread, row.seq]
     read = row.payload.get("read", row.seq) if row.kind == events.ASSISTANT else 0

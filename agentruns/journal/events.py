@@ -409,7 +409,7 @@ def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def leaves_doubt(payload: ToolResult) -> bool:
-    """Check whether a result leaves unknown if its call had an effect."""
+    """Check whether a result leaves open whether its call had an effect."""
     return payload["outcome"] == "unknown" or payload.get("in_doubt", False)
 
 
@@ -420,7 +420,7 @@ class Program(NamedTuple):
 
 
 def is_program(actor: Any) -> bool:
-    """Check whether an actor is the program, not a user or visitor. Raises TypeError for anything else."""
+    """Check whether an actor is the program: False for a user or visitor, TypeError for anything else."""
     if actor is None or isinstance(actor, Program):
         return True
     if isinstance(actor, Model):  # the key of another model's row may be that of a user

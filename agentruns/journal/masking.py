@@ -175,7 +175,7 @@ class Mask:
     # What is known
 
     def learn(self, row: Row) -> None:
-        """Add the sensitive values of a row to the known ones."""
+        """Add the sensitive values of a row to the known values."""
         payload = row.payload
         for call in _dicts(payload.get("calls") if row.kind == events.ASSISTANT else None):
             tool = str(call.get("tool"))
@@ -194,7 +194,7 @@ class Mask:
             self.secrets.add(_words(text)[1])
 
     def know(self, tool: str, arguments: Any) -> None:
-        """Add the values of a call's sensitive arguments to the known ones."""
+        """Add the values of a call's sensitive arguments to the known values."""
         if not self.names(tool):
             return
         if isinstance(arguments, dict):
@@ -202,7 +202,7 @@ class Mask:
         self.secrets.add(arguments)
 
     def know_result(self, tool: str, content: Any, payload: Mapping[str, Any] = {}) -> None:
-        """Add the sensitive values of a result to the known ones."""
+        """Add the sensitive values of a result to the known values."""
         self.secrets.add(sensitive_parts(content, payload, self.results_of.get(tool, ())))
 
     # Its parts

@@ -102,8 +102,7 @@ class Policy:
     def decidable(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
         """Narrow the approvals of queues and counts, but leave out none that `can_decide` allows.
 
-        They are already limited to those that permission, `approvers` and AGENTRUNS_REQUESTER_MAY_APPROVE let
-        the user decide.
+        `approvals` are already limited by permission, `approvers` and AGENTRUNS_REQUESTER_MAY_APPROVE.
         """
         return approvals
 

@@ -35,7 +35,7 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[s
 
 
 def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
-    """Copy a request without earlier reasoning and, unless `include`, without a wish for new reasoning."""
+    """Copy a request without earlier reasoning; unless `include`, do not request new reasoning either."""
     kept = [item for item in sent["input"] if item.get("type") != "reasoning"]
     asked = [each for each in sent["include"] if include or each != ENCRYPTED]
     return {**sent, "input": kept, "include": asked}

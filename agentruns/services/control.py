@@ -30,8 +30,8 @@ ORPHAN_VERDICTS = ("occurred", "not_occurred", "unknown")
 def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Cancel a run: at once without a live worker, else before the worker's next tool starts.
 
-    A second request after the time of a lease ends the run at once: the worker's call becomes unknown, and
-    its later return is kept as evidence. Raises RunStateError if the run has ended, PermissionDeniedError.
+    A second request after AGENTRUNS_LEASE_SECONDS ends the run at once: the worker's call becomes unknown,
+    its later return evidence. Raises RunStateError if the run has ended, PermissionDeniedError.
     """
     run = find_run(run_id)
     permissions.require(actor, "cancel", run)

@@ -88,7 +88,7 @@ class Content:
 def find_content(run: Run, seq: int) -> Content:
     """Find the stored content of a run's row, without reading its file.
 
-    Raises DurableRunNotFoundError for a row without a file, PayloadError for a malformed name of one.
+    Raises DurableRunNotFoundError for a row without a file, PayloadError if the row's `stored` is malformed.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq)
     for tool, content in rows.values_list("tool_name", "content"):

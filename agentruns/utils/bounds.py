@@ -18,7 +18,7 @@ NAME_LENGTH = 200  # characters of a session's or an idempotency key, of `approv
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise ValueError for a session's name or a key that some database refuses or cuts; TypeError."""
+    """Raise ValueError or TypeError for a session's name or key that some database refuses or cuts."""
     if not isinstance(name, str):
         raise TypeError(f"The {what} must be a text, not {name!r}.")
     # Databases disagree about these: what one stores another refuses, or cuts.

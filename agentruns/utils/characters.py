@@ -32,12 +32,12 @@ def turns(text: str) -> bool:
 
 
 def isolated(text: str) -> str:
-    """Isolate a text without hidden characters for places without elements, such as mails and attributes."""
+    """Isolate a text (with hidden characters replaced already) where no element can: in mails, attributes."""
     return f"{FIRST_STRONG}{text}{END}" if turns(text) else text
 
 
 def hides(character: str, before: str = "") -> bool:
-    """Check whether a character after `before` is invisible or drawn over another one."""
+    """Check whether a character after `before` is invisible, an overlay or a joiner of another script."""
     if character == _EMOJI_STYLE and before and unicodedata.category(before) == "So":
         return False  # what makes a symbol an emoji, as models write it
     if not character.isprintable() or character in _BLANK:

@@ -264,7 +264,7 @@ def hiding(hidden: Secrets) -> Iterator[None]:
 
 @contextmanager
 def concealing(value: Any) -> Iterator[None]:
-    """Hide the texts and numbers of a value in log records: for the rest of the thread's run, else inside."""
+    """Hide the texts and numbers of a value in the log records of this thread's run, else of the block."""
     hidden = _secrets.get()
     with hiding(Secrets() if hidden is None else hidden):
         conceal(value)

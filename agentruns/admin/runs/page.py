@@ -176,7 +176,7 @@ def live_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRespo
 
 
 def watch_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Ask the run's worker to store drafts, for as long as this is repeated."""
+    """Ask the run's worker to store drafts for the next seconds; an open page repeats this."""
     if run.status in drafts.AT_WORK:
         drafts.watch([run.pk])
     return HttpResponse(status=204)
