@@ -102,7 +102,7 @@ class Writer:
             self._replies.append(reply)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="agentruns-drafts", daemon=True)
-                with suppress(RuntimeError):  # no thread to be had: no draft
+                with suppress(RuntimeError):  # if no thread can start, there is no draft
                     self._thread.start()
 
     def _run(self) -> None:

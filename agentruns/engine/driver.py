@@ -111,7 +111,7 @@ class Driver:
     @property
     def is_entering(self) -> bool:
         """Check whether a call is journaled as started and its handler has not been entered yet."""
-        # Stopping then would leave a call in doubt although this process knows that it never ran.
+        # A stop at that moment would leave a call in doubt although this process knows that it never ran.
         return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
 
     def is_cancelled(self, call_id: str, attempt: int) -> bool:
@@ -121,7 +121,7 @@ class Driver:
         lease = self.lease
         if lease is None:
             return False
-        expired = uptime() >= max(lease.due, lease.deadline)  # it hung, and others may have gone on
+        expired = uptime() >= max(lease.due, lease.deadline)  # it hung, and another worker may have the run
         return expired or lease.lost.is_set() or lease.cancelled.is_set()
 
     def heartbeat(self, call_id: str, attempt: int) -> None:
@@ -256,7 +256,7 @@ class Driver:
         hashes = {batch.rows[0].hash: batch for batch in tried}
         rows = Message.objects.using(alias).filter(session_id=lease.session_id, hash__in=hashes)
         stored = next((hashes[each] for each in rows.values_list("hash", flat=True)), None)
-        if stored is not None and stored.first_seq >= self.state.next_seq:  # it landed after that
+        if stored is not None and stored.first_seq >= self.state.next_seq:  # committed after the load
             self.state = self.store.load(lease.session_id, lease.run_id)
         columns = Run.objects.using(alias).values_list("lease_epoch", "lease_owner", "status")
         epoch, owner, status = columns.get(pk=lease.run_id)
@@ -264,7 +264,7 @@ class Driver:
             self._rewound(lease)
         is_other = (epoch, owner) != (lease.epoch, lease.owner or owner)
         if (is_other or status in Run.ENDED) and (stored is None or not stored.releases):
-            lease.lost.set()  # also if it is stored: the state may by now be that of a later reply
+            lease.lost.set()  # even if the batch is stored, because the state may be that of a later reply
         if stored is not None:
             commit_again(connections[alias], lease.session_id)  # before a handler relies on it
             telemetry.stored(stored, alias)
@@ -307,7 +307,7 @@ class Driver:
             self.attempts = 0
         if self.lease is not None:
             self.lease.deadline = sent + settings.LEASE_SECONDS
-            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for what comes next
+            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for the next step
         self.released = batch.releases
 
 

@@ -68,7 +68,7 @@ class Observation:
 
     content: Any
     is_error: bool = False
-    in_doubt: bool = False  # an error that does not say that nothing happened
+    in_doubt: bool = False  # an error that leaves open whether the effect happened
     flags: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -105,7 +105,7 @@ def _invoke(
     except KeyboardInterrupt:
         raise  # a person stops the process; the next drive of the run finds the call in doubt
     except BaseException as error:
-        # A worker's time limit is not the handler's error; celery and billiard define it, neither is here.
+        # A worker's time limit is not the handler's error; found by name, as celery may not be installed.
         is_limit = any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
         if is_limit or not isinstance(error, Exception) or isinstance(error, MemoryError):
             raise Interrupted(f"{type(error).__name__} inside the handler.") from error
@@ -216,7 +216,7 @@ def run_transactional(
                 require_same_transaction(connection)
                 if observation.is_error:
                     raise _RollBack(observation)
-                if connection.atomic_blocks != blocks:  # then leaving ours would commit nothing
+                if connection.atomic_blocks != blocks:  # the end of our block would then commit nothing
                     raise RuntimeError("The handler left a transaction block open.")
                 reached("before_result_commit")
                 record(observation)
@@ -378,7 +378,7 @@ def store_late_result(
                 more = "It is tried again." if passes and in_thread(lease.alias, "late", again) else ""
                 logger.critical("Late result not stored %s: %r. %s", about, facts, more, exc_info=True)
                 return
-            if not isinstance(error, JournalConflictError):  # it is broken, or its server is read-only by now
+            if not isinstance(error, JournalConflictError):  # broken, or on a server that is read-only now
                 for alias in {lease.alias, own_alias(lease.alias)}:
                     connections[alias].close()
         time.sleep(random.uniform(0, pause))  # noqa: S311 - spreads load

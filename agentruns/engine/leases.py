@@ -47,7 +47,7 @@ class Lease:
     deadline: float = field(default_factory=lambda: uptime() + settings.LEASE_SECONDS)
     lost: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)  # a cancel was requested
-    wake: threading.Event = field(default_factory=threading.Event)  # asks the heartbeat to beat now
+    wake: threading.Event = field(default_factory=threading.Event)  # makes the heartbeat beat now
     ending: bool = False  # whether this process is giving the lease back
     owner: str = ""  # unique to one claim, because a rewound database can give two claims the same epoch
     # The time (of `uptime`) at which the heartbeat stops to extend the lease if there is no progress.
@@ -233,7 +233,7 @@ class Heartbeat:
             connections.close_all()  # of this thread, if it ever beat
 
 
-DRAIN_CHECK_SECONDS = 5.0  # seconds between two looks while a run is driven
+DRAIN_CHECK_SECONDS = 5.0  # seconds between two queries while a run is driven
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 _at_start: dict[str, datetime] = {}
@@ -278,7 +278,7 @@ def is_draining(alias: str) -> bool:
     known, last = request_at_start(alias), last_request(alias)
     if last != known:
         # Earlier than known: the database was restored, or a replica took over that lacks the request.
-        # Later: it stays a request after such a loss, too.
+        # Later: NEVER makes this process obey the request even after such a loss.
         _at_start[alias.removesuffix(OWN)] = last if last < known else NEVER
     return last > known
 

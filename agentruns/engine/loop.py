@@ -78,7 +78,7 @@ def drive_run(
         if state.is_rewound:
             rewound.hold(lease)
             return None
-        if state.run.definition != agent.definition_hash:  # staff had it adopt another just before the claim
+        if state.run.definition != agent.definition_hash:  # it adopted another one just before the claim
             logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
             lease.release()
             return None
@@ -265,7 +265,7 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
         identity = model_identity(model)
         asked = request
         try:
-            if model is not driver.agent.model:  # the parameters of one provider are nothing to another
+            if model is not driver.agent.model:  # another provider has other parameters
                 same = provider_of(model) == provider_of(driver.agent.model)
                 params = {name: each for name, each in request.params.items() if same or name == "max_tokens"}
                 asked = replace(request, model=identity, params=params)
@@ -324,7 +324,7 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
         if problem and batch.state.run.corrections:
             text = f"The answer does not fit output_type, also when asked again:\n{problem}"
             in_doubt.close_failed(batch, "OutputInvalidError", text)
-        elif problem:  # the model is told once
+        elif problem:  # the model may correct its answer once
             said = output.CORRECTION.format(problem=problem)
             row = {"content": [{"type": "text", "text": said}], "reason": events.OUTPUT_INVALID}
             batch.add(events.USER, row)
@@ -369,7 +369,7 @@ def _provider_failed(
             batch.add(events.MODEL_FAILED, {**failed, "fallback": model_identity(fallback)})
         elif error.disposition == "pause" and driver.store.durable:
             batch.add(events.MODEL_FAILED, failed)
-            if not batch.state.run.cancel_requested:  # then it is closed
+            if not batch.state.run.cancel_requested:  # a cancelled run ends at the next step
                 tool_calls.pause(batch, _reason(error))
         elif error.disposition == "retry" and driver.store.durable:
             delay = _delay(driver, batch, error.retry_after)

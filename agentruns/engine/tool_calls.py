@@ -51,7 +51,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         driver.commit(lambda batch: in_doubt.cancel(batch, batch.state.run.calls[call.id]))
         return
     refusal = _refusal(driver, call)
-    if refusal and call.is_started:  # it may have happened: that it cannot go on here is no result
+    if refusal and call.is_started:  # the call may have happened, so a refusal must not become its result
         _orphan(driver, call, f"It cannot go on here: {refusal}.", recovery_failed=True)
         return
     if refusal:
@@ -86,7 +86,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         return
     calls = driver.run.calls
     if not all(one.id in calls and (one.id, calls[one.id].attempt) in driver.started for one in group):
-        return  # a cancel or a pause came in before the start was stored, or others have gone on since
+        return  # a cancel or a pause came before the start was stored, or another worker went on
     if len(group) > 1:
         _run_parallel(driver, [driver.run.calls[one.id] for one in group])
     else:

@@ -68,7 +68,7 @@ def _keep(shared: BaseDatabaseWrapper, connection: BaseDatabaseWrapper) -> None:
     connection.close_if_unusable_or_obsolete()
     if connection.connection is None:
         return
-    if "close" not in shared.__dict__:  # nothing else in Django tells of `close_all` and the like
+    if "close" not in shared.__dict__:  # the only way to notice `close_all` and the like
         close = shared.close
 
         def close_both() -> None:
@@ -93,7 +93,7 @@ def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
         return None
     settings = copy.deepcopy(shared.settings_dict)
     settings["AUTOCOMMIT"] = True
-    settings["OPTIONS"].pop("pool", None)  # another thread's handler may have used what a pool hands out
+    settings["OPTIONS"].pop("pool", None)  # a pooled connection may come from another thread's handler
     connection: BaseDatabaseWrapper = type(shared)(settings, alias + OWN)
     if connection.vendor != "sqlite":
         return connection
@@ -218,5 +218,5 @@ def _is_inside(connection: BaseDatabaseWrapper) -> bool:
         if connection.vendor == "sqlite":
             return bool(raw.in_transaction)
         return bool(raw.closed) or raw.info.transaction_status in (1, 2, 3)  # libpq: active, in one, failed
-    except Exception:  # closed behind Django's back, which would go on using it
+    except Exception:  # user code closed the raw connection, and Django would go on using it
         return True

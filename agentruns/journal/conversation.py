@@ -30,7 +30,7 @@ class Conversation:
         self._messages: list[dict[str, Any]] = []  # up to the last reply
         self._unread: list[_Said] = []  # contents of `user` rows that no reply has read
         self._is_cut = False  # whether the provider cut the last reply off and the next continues it
-        self._digests = [""]  # of the messages up to each one but the last, which may still grow
+        self._digests = [""]  # digests of the messages up to each, except the last, which may still grow
         self._previews: Previews = {}
         self._stored: dict[str, _Whole] = {}  # call -> full content of a result that is in no message yet
         self._kept = 0
@@ -132,7 +132,7 @@ class Conversation:
         # Text comes before the first `tool_use`: the provider refuses text after one.
         first = next((n for n, block in enumerate(said) if block.get("type") == "tool_use"), len(said))
         content = said[:first] + sorted(said[first:], key=lambda block: block.get("type") != "text")
-        if content:  # the provider refuses an assistant turn that says nothing
+        if content:  # the provider refuses an empty assistant turn
             self._messages.append({"role": "assistant", "content": canonical.legal(content)})
         self._open = {call["id"]: call["provider_id"] for call in payload["calls"]}
         self.tool_use_ids.update(self._open.values())
@@ -167,7 +167,7 @@ _APPLY: dict[str, Callable[[Conversation, Row, Any], None]] = {
 }
 
 
-KINDS = frozenset(_APPLY)  # of the rows that the model sees
+KINDS = frozenset(_APPLY)  # kinds of the rows that the model sees
 
 
 def unread_after(unread: list[int], row: Row) -> list[int]:

@@ -28,7 +28,7 @@ class Copy(NamedTuple):
     seq: int
     kind: str
     source: UUID
-    source_seq: int  # another than its own for the result of a call that was open at the cut
+    source_seq: int  # differs from `seq` for the result of a call that was open at the cut
     source_hash: str
     row: Row
 

@@ -48,7 +48,7 @@ def restore(run: Run, state: RunState | None = None) -> Run:
 def owner_by_rows(run: Run) -> str | None:
     """Read the id of a run's owner from its `run_started` row; None for a run without an owner."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind=events.RUN_STARTED)
-    owner = rows.order_by("-seq")[0].payload.get("owner")  # before it stand those that a fork copied
+    owner = rows.order_by("-seq")[0].payload.get("owner")  # the last such row, after those that a fork copied
     return owner["id"] if owner else None
 
 
@@ -56,7 +56,7 @@ def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
     """Set folded columns on a model instance; a user id of another user model is set as it is."""
     for name, value in columns.items():
         setattr(row, name, value)
-        with suppress(ValidationError):  # the id of a user under another user model: nobody's here
+        with suppress(ValidationError):  # an id of another user model, which no user has here
             setattr(row, name, row._meta.get_field(name).to_python(value))  # type: ignore[union-attr]
 
 
@@ -128,7 +128,7 @@ def _why_not_confirm(actor: Any, approval: Approval, verb: str) -> str:
     if is_requester(actor, approval.run):
         if verb in ("approve", "deny", "answer"):
             return ""
-        # Else they could call the tool with arguments that the model never gave.
+        # An edit would let the requester call the tool with arguments that the model never gave.
         return _("%(tool)s is confirmed as it is, or denied: %(name)s may not change it.") % facts
     if verb == "deny" and is_somebody(actor) and ask("can", False, actor, "decide", approval):
         if ask("can_decide", False, actor, approval, approval.arguments):

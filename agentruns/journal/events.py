@@ -40,11 +40,11 @@ PAYLOAD_ERASED = "payload_erased"
 
 CLOSING = {RUN_COMPLETED: "completed", RUN_FAILED: "failed", RUN_CANCELLED: "cancelled"}
 
-COPIED = "copied"  # key in the payload of a row that a fork copied: it is no part of the fork's own life
+COPIED = "copied"  # key in the payload of a row that a fork copied, which is skipped by the fork's fold
 
 # Reasons of a `user` row that is no task
 OUTPUT_INVALID = "output_invalid"  # no user wrote it
-MESSAGE = "message"  # said while the run was open
+MESSAGE = "message"  # sent while the run was open
 
 CLEARING = ("occurred", "not_occurred")  # verdicts that lift a doubt; newer code may know others
 
@@ -245,7 +245,7 @@ class ToolStarted(Payload):
 
 
 class _Returned(Payload):
-    stored: NotRequired[StoredFile | list[StoredFile]]  # a list, also an empty one: the content is blocks
+    stored: NotRequired[StoredFile | list[StoredFile]]  # a list, even an empty one, for a content of blocks
     misfit: NotRequired[str]  # why the content does not fit the return annotation
     stringified: NotRequired[bool]  # the content had no JSON form
     reconciled: NotRequired[bool]  # the result comes from the outside system
@@ -258,7 +258,7 @@ class ResultFacts(_Returned):
     duration_ms: NotRequired[float]  # of the handler, where it was entered
     in_doubt: NotRequired[bool]  # an error of the handler that may have come after the effect
     edited: NotRequired[dict[str, Any]]  # arguments it ran with, where a person set them
-    actor: NotRequired[Actor | None]  # who decided, where the handler did not say
+    actor: NotRequired[Actor | None]  # the decider, if the result is not the handler's
     open_in: NotRequired[str]  # in a fork: the run that may execute the call after all
 
 
@@ -432,7 +432,7 @@ def is_program(actor: Any) -> bool:
             f"An actor or owner must be a user object, such as request.user, or None for the program itself, "
             f"not {'a class' if isinstance(actor, type) else type(actor).__name__}."
         )
-    if getattr(actor, "pk", None) == "":  # the id that the journal has for parts of the program
+    if getattr(actor, "pk", None) == "":  # the journal's id for parts of the program
         raise TypeError(f"An actor or owner must have an id: the {type(actor).__name__} has an empty one.")
     return False
 
@@ -462,7 +462,7 @@ def moment(text: str | None) -> datetime | None:
 def row_hash(session_id: UUID, row: Row, facts_hash: str) -> str:
     """Compute a row's hash from its columns, the commitments to its parts, its session and `prev_hash`."""
     quoted, consumes = canonical.quoted, f'"{row.consumes}"' if row.consumes else "null"
-    # As canonical JSON, which has its keys in order.
+    # The text is canonical JSON, with sorted keys.
     return canonical.sha256(
         f'{row.prev_hash}{{"attempt":{row.attempt},"call_id":{quoted(row.call_id)},"consumes":{consumes},'
         f'"content_hash":{quoted(row.content_hash)},"created_at":"{timestamp(row.created_at)}",'

@@ -72,7 +72,7 @@ class Call:
     asked_since: int = 0  # people who approved the call, knowing that its start may be lost
     orphan: str = ""  # held | retry | reconcile | surfaced | not_occurred
     in_doubt: bool = False  # its result is an error that may have come after the effect
-    raised: str = ""  # error of that attempt's handler, until the outside world is asked
+    raised: str = ""  # error of that attempt's handler, until the call is reconciled
     outcome: str = ""
 
     @property
@@ -141,8 +141,8 @@ class RunState:
     origin: dict[str, Any] = field(default_factory=dict)  # events.Origin, or empty
     context: dict[str, Any] = field(default_factory=dict)
     requesters: list[str] = field(default_factory=list)  # ids of all who asked for it
-    tools: list[str] | None = None  # those chosen for it, where its agent chooses
-    instructions: str | None = None  # those made for it, where its agent's are a function
+    tools: list[str] | None = None  # chosen by the agent's `tools_for`, if it has one
+    instructions: str | None = None  # made by the agent's function, if it has one
     stored: tuple[int, events.StoredFile] | None = None  # row and file of the full instructions
     started_at: datetime | None = None
     inherited: int = 0  # replies of its origin, up to the fork
@@ -360,7 +360,7 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
     approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
     approval.decided_at = row.created_at
     if payload["verb"] == "approve":
-        if "arguments" in payload:  # an edit is a new digest, and voids what others approved
+        if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals
             call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
             approval.digest, approval.title = payload["digest"], payload["title"]
             approval.given, approval.names = [], []

@@ -103,7 +103,7 @@ class Mask:
         """Mask a journal row, and remove what would reveal its stored files."""
         stored = row.payload.get("stored")
         if stored is not None:
-            # From the hash of a file whose beginning is shown, the rest could be found by trying.
+            # With the hash of a file whose beginning is shown, the rest could be guessed.
             hidden = {"data", "sha256"} if self.guards_file(row.tool_name) else {"data"}
             row = row._replace(payload={**row.payload, "stored": _without(stored, hidden)})
             if payloads.has_blocks(row.payload):
@@ -382,7 +382,7 @@ def veiling(*about: Any) -> Iterator[bool]:
         for mask in masks.values():
             hidden.update(mask.secrets)
         is_known = not any(isinstance(mask, Blind) for mask in masks.values())
-    except Exception:  # as in a transaction that the same code broke
+    except Exception:  # such as in a transaction that the project's code broke
         is_known = False
     with hiding(hidden):
         yield is_known

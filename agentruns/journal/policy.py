@@ -86,7 +86,7 @@ class Policy:
         """Narrow the runs to those a user may see: all with the permission to view runs, else their own."""
         if user.has_perm("agentruns.view_run"):
             return runs
-        return runs.none() if user.pk is None else runs.filter(owner_id=user.pk)  # nobody's are not theirs
+        return runs.none() if user.pk is None else runs.filter(owner_id=user.pk)  # None: not the program's
 
     def visible_approvals(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
         """Narrow the approvals to those a user may see: all for deciders, else those of visible runs.

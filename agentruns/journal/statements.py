@@ -109,7 +109,7 @@ def commit_again(connection: BaseDatabaseWrapper, session_id: UUID) -> None:
 @cache
 def _cte(count: int, sets: str, where: str, durable: bool) -> str:
     # Each part reads FROM the one before, as they run in no fixed order: Session is locked first, and nothing
-    # changes unless everything does, for what is here is committed even if it is found to be too little.
+    # changes unless everything does, because the statement commits even if it has stored too few rows.
     # The settings come before all of them, and with the statement: a pooler may pass on another client's SET.
     row = "(" + ", ".join(f"%s::{kind}" for kind in COLUMNS.values()) + ")"
     return (
@@ -176,7 +176,7 @@ def _run_columns(
         sets.append("blocked_reason = %s")
         blocked = _prepared("blocked_reason", batch.state.run.paused)
         values += ["queued" if status == "active" else status, blocked]
-        if batch.delay is None and batch.rows[-1].kind != events.RUN_ADOPTED:  # which leaves its time alone
+        if batch.delay is None and batch.rows[-1].kind != events.RUN_ADOPTED:  # which keeps `not_before`
             sets.append("not_before = NULL")
         elif batch.delay is not None:
             later, later_values = clock(connection, batch.delay)

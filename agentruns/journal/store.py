@@ -70,7 +70,7 @@ class SessionState:
         self._asked: list[str] = []  # ids of the last run's requesters
         self.has_erased = False  # whether a part of the conversation is a placeholder
         self.is_rewound = False  # a row that this process has seen committed is not in the journal
-        self._conversation: Conversation | None = None  # until it is asked for: a decision needs none
+        self._conversation: Conversation | None = None  # built at first use: a decision needs none
         self._unread: list[Row] = []  # rows that the conversation has not applied yet
 
     def apply(self, row: Row) -> None:
@@ -103,7 +103,7 @@ class SessionState:
             open_in = UUID(payload["open_in"])
             self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
         elif kind == events.TOOL_STARTED and "approval" in payload and events.COPIED not in payload:
-            self.open_elsewhere.pop(row.tool_name, None)  # a person could know of it, and let the call run
+            self.open_elsewhere.pop(row.tool_name, None)  # a person let a call run, knowing of these
         self._unread.append(row)
 
     @property

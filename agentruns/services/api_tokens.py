@@ -104,7 +104,7 @@ def authenticate(text: str) -> ApiToken | None:
         matching = [each for each in given if hmac.compare_digest(token.credential, each)]
         if not matching:
             return None
-        if matching[0] != given[0]:  # SECRET_KEY was rotated: the fallback will be taken away
+        if matching[0] != given[0]:  # SECRET_KEY was rotated, and its fallback will be removed
             bound = tokens.filter(pk=token.pk, credential=token.credential)
             renew = partial(bound.update, credential=given[0])
             transaction.on_commit(renew, using=settings.DATABASE, robust=True)
@@ -117,7 +117,7 @@ def authenticate(text: str) -> ApiToken | None:
 
 def _passwords(owner: Any) -> list[str]:
     """List fingerprints of the owner's password: by the current key and by each of SECRET_KEY_FALLBACKS."""
-    # Empty passwords are alike, so the day on which the user joined belongs to it, or the name without one.
+    # Empty passwords are equal, so the day on which the user joined, or else the name, is part of it.
     joined = getattr(owner, "date_joined", None)
     who = str(joined.timestamp()) if joined else owner.get_username()
     if not hasattr(owner, "get_session_auth_hash"):
@@ -127,7 +127,7 @@ def _passwords(owner: Any) -> list[str]:
 
 
 def _credential(text: str, password: str) -> str:
-    # Keyed by the token, which is not stored: nobody finds anything of a password by trying.
+    # Keyed by the token, which is not stored, so that nobody can guess a password.
     return hmac.new(text.encode(), password.encode(), sha256).hexdigest()
 
 

@@ -57,7 +57,7 @@ def approve(
     edit = _edited(actor, approval, arguments) if arguments is not None else None
     if edit is None:
         permissions.require_decide(actor, approval)
-    # Before the transaction, as it is users' code; an edit voids what others gave in any case.
+    # Before the transaction, as `lapsed` calls users' code; an edit voids other approvals in any case.
     givers = permissions.givers([approval]).get(approval.pk, []) if edit is None else []
     lost = lapsed(approval, givers, approval.arguments)
 
@@ -164,9 +164,9 @@ def expire_due() -> int:
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
     locked: set[UUID] = set()
     for approval in list(due.only("run_id", "call_id", "expires_at")):
-        if approval.run_id in locked:  # each card would wait as long again
+        if approval.run_id in locked:  # each further approval of the run would wait for the lock again
             continue
-        if len(ended) == DUE_AT_ONCE:  # of those that ended: what has to be put off must not fill every sweep
+        if len(ended) == DUE_AT_ONCE:  # expiries that fail are not counted, or they would fill every sweep
             break
 
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
@@ -245,8 +245,8 @@ def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallAppr
     if call is None or pending is None or pending.id != approval.pk:
         text = _("Approval %(id)s is not about a call of the run's last reply.")
         raise ApprovalStateError(text % {"id": approval.pk})
-    # People read the columns, and rules were applied to them. `why` is a sentence, and decides nothing; where
-    # the rows contradict each other nothing runs, whatever is decided.
+    # People read the columns, and the policy judged them, so they must equal the rows. `why` decides nothing.
+    # If the rows contradict each other, the engine runs nothing in any case.
     now = find_approval(approval.pk)
     folded = card_columns(call, pending) if pending.digest == call.digest else {}
     if altered := [name for name, value in folded.items() if name != "why" and getattr(now, name) != value]:

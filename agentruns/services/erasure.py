@@ -377,7 +377,7 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                     again[row.run_id] = again.get(first, first)
                 if payload.get("context"):
                     held.add(("context", canonical.dumps(payload["context"])))
-                if "instructions" in payload:  # the preview of a file names it
+                if "instructions" in payload:  # a preview differs each time, as it names its file
                     file = payload.get("stored", {})
                     held.add(("instructions", file.get("sha256", payload["instructions"])))
             case events.USER if payload.get("reason") == events.OUTPUT_INVALID:

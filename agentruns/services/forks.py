@@ -95,7 +95,7 @@ def get_or_fork(
     permissions.require_somebody(actor)
     origin = find_run(run_id)
     permissions.require(actor, "fork", origin)
-    permissions.require_visible(actor, origin)  # whose is a fork reads all of its history
+    permissions.require_visible(actor, origin)  # the owner of a fork reads all of its history
     permissions.require_whole(actor, origin, at)
     if text is not None and not text.strip():
         raise ValueError(_("The text is empty; say what the agent is to do, or leave it out."))
@@ -240,7 +240,7 @@ class _Fork:
 
     origin: Run
     rows: list[Row]
-    request: RunRequest  # without a text of its own, its task is what was asked last before the cut
+    request: RunRequest  # without a text of its own, its task is the last one before the cut
     has_text: bool
     has_context: bool  # else the context is the origin's
 
@@ -344,7 +344,7 @@ def _made_before(alias: str, fork: _Fork) -> Run | None:
 
 
 def _append(store: DatabaseStore, state: SessionState, fork: _Fork) -> None:
-    past = RunState(fork.origin.pk)  # of all the rows, whosever they are: only its calls mean something
+    past = RunState(fork.origin.pk)  # folds the rows of all runs; only its calls are meaningful
     for start in range(0, len(fork.rows), CHUNK):
         batch = Batch(state)
         for row in fork.rows[start : start + CHUNK]:

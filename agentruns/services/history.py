@@ -335,7 +335,7 @@ def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, 
     then, now = [], []
     for call, block in zip(payload["calls"], used, strict=False):
         tool = agent.tools.get(call["tool"])
-        if tool is None or not call["digest"]:  # refused then: it has no effective arguments
+        if tool is None or not call["digest"]:  # a call refused at the gate has no effective arguments
             continue
         then.append({"name": call["tool"], "arguments": call["arguments"]})
         try:

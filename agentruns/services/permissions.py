@@ -106,7 +106,7 @@ def discreet(actor: Any) -> Iterator[None]:
 def require_whole(actor: Any, run: Run, until: int | None = None) -> None:
     """Raise PermissionDeniedError unless a user may see all runs of the session, up to row `until`."""
     # Forks, exports and looks at the past read the whole conversation.
-    if not hides(actor):  # by default a session is its owner's
+    if not hides(actor):  # by default all runs of a session are visible to its owner
         return
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id)
     rows = rows if until is None else rows.filter(seq__lte=until)
@@ -264,7 +264,7 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
     """Check whether a user may see the sensitive values of an approval, or of a run's other rows."""
     if is_program(user):
         return True
-    if not is_somebody(user):  # nor a visitor, whom a rule of a project may not tell from the owner
+    if not is_somebody(user):  # visitors included: a project's rule might take a visitor for the owner
         return False
     try:
         if narrows("can_reveal"):

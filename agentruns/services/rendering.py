@@ -84,7 +84,7 @@ def _call(
     try:
         if about.session_key and not origin:
             runs = Run.objects.using(settings.DATABASE).filter(scope=about.scope)
-            past = list(runs.filter(session__key=about.session_key)[:1])  # what is sensitive there is so here
+            past = list(runs.filter(session__key=about.session_key)[:1])  # has the session's sensitive values
     except DatabaseError:  # in a transaction that the function broke
         past = None
     with veiling(*(past or ())) as is_known:

@@ -96,7 +96,7 @@ def get_or_start(
     Without a session a new run gets a session of its own, and a key's run is found in any session.
     """
     request = request_for(agent, text, str(uuid7()) if session is None else session, **options)
-    if session is None and request.key:  # the same session, and keys of calls, should a restore lose the run
+    if session is None and request.key:  # the same session and call keys if a restore loses the run
         request = replace(request, session=str(UUID(derived(request, "session")[:32])))
     given = {"names_session": session is not None, "not_before": checked_time(not_before)}
     submission = submit(replace(request, **given))  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def run_agent(
         return reading(alias, lambda: result_of(run.pk, state))
     held = run.status == Run.Status.ORPHANED
     may_surface = permissions.may(actor, "resume", run)
-    # A repeated call never un-pauses, and tells the model of a call in doubt only for who may resume.
+    # A repeated call never unpauses; it surfaces a call in doubt only if the actor may resume the run.
     if run.is_ended or run.status == Run.Status.PAUSED or (held and not may_surface):
         return result_of(run.pk)
     return _go_on(run, actor, drive=True, writes=held, tell_model=may_surface, store=store)

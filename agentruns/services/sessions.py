@@ -30,7 +30,7 @@ class Owner(NamedTuple):
         """Build the owner for a user; without an id for the program. TypeError for other objects."""
         if events.is_program(user):
             return cls()
-        if user.pk is None:  # a visitor would pass for the owner of what belongs to nobody
+        if user.pk is None:  # AnonymousUser would pass for the owner of the program's runs
             raise PermissionDeniedError(_("A run cannot belong to a visitor who is not signed in."))
         return cls(user.pk, user.get_username())
 
@@ -80,7 +80,7 @@ def find_session(key: str, scope: str | None = None, among: QuerySet[Session] | 
     `among` are the sessions that the caller may see. Raises SessionAccessDeniedError, AmbiguousSessionError.
     """
     found: list[Session] = []
-    # Databases disagree about texts that no name can be, so they are not asked.
+    # Databases disagree about texts that are no names, so do not query for them.
     if all(map(is_name, (key, scope or ""))):
         sessions = Session.objects.using(settings.DATABASE) if among is None else among
         sessions = sessions.filter(key=key) if scope is None else sessions.filter(key=key, scope=scope)

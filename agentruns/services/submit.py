@@ -177,7 +177,7 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
     check_name("idempotency key", request.key)
     permissions.require_somebody(request.actor)
     alias = settings.DATABASE
-    if renders(request.agent):  # before any transaction, unless the run is there, or another in its place
+    if renders(request.agent):  # before any transaction, unless the run or another unfinished one exists
         runs = Run.objects.using(alias).filter(scope=request.scope)
         there = runs.unfinished().filter(session__key=request.session)
         keyed = runs.filter(owner_id=request.owner.id, idempotency_key=request.key)
@@ -268,7 +268,7 @@ def _submit(
             request = replace(request, context=left)
         if (task := last_task(rows)) is not None and payloads.has_blocks(task.payload):
             request = replace(request, stored={name: task.payload[name] for name in ("content", "stored")})
-    if renders(request.agent) and not request.rendered:  # what was there in its place has ended just now
+    if renders(request.agent) and not request.rendered:  # the other run has ended just now
         raise taken(request)
     if owner and locks and (leases.is_draining(alias) or timeline.moved(alias).exists()):
         owner = ""

@@ -430,7 +430,7 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
             raise RunStateError(f"{wrong} Nothing was imported.")
     for run in Run.objects.using(alias).unfinished().filter(session_id=session.pk):
         write(run.pk, _close, takes_lease=True)
-    # Users of this database are others. After the closing, which writes the decisions of what it cancels.
+    # This database has other users. Done after the closing, which writes decisions of its own.
     Approval.objects.using(alias).filter(run__session_id=session.pk, decided_at__isnull=False).update(
         decided_by=None,
         decided_by_name=Trim(Concat(Left("decided_by_name", NAME_LENGTH - len(MARK)), Value(MARK))),

@@ -130,7 +130,7 @@ def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
     left = dict(results.filter(run_id__in=newest).values_list("run_id", "session_id"))
     about = results | rows.filter(kind__in=doubts.KINDS).exclude(kind=events.TOOL_RESULT)
     about = about.filter(session_id__in={*left.values()}).order_by("seq")
-    # A copy's doubt is that of the call in the fork's origin. Without the copies a call is of one session.
+    # A copied row repeats a doubt of the fork's origin. Without copies each call belongs to one session.
     its = [row for row in readable_rows(about, contents=False) if events.COPIED not in row.payload]
     unknown = {row.call_id for row in its if row.payload.get("verdict") == "unknown"}
     found = [row for row in uncleared_in(its) if row.run_id in left and row.call_id not in unknown]
