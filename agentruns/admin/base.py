@@ -48,7 +48,7 @@ else:
 
 STYLES: dict[str, Sequence[str]] = {"all": ["agentruns/admin.css"]}
 SCRIPTS = ["agentruns/console.js"]
-# Views that act ask for POST by name: Django wants no CSRF token with OPTIONS and TRACE either.
+# Views that act require POST, because Django requires no CSRF token with OPTIONS and TRACE either.
 READING = ("GET", "HEAD")
 CHANNEL = "console"  # of decisions made here, in the journal
 ZONE = "agentruns_zone"  # the cookie
@@ -80,8 +80,8 @@ def bounded(number: int, most: int) -> Bounded:
 
 def counted(rows: QuerySet[Any], most: int = MOST) -> Bounded:
     """Count rows, by one query that reads at most one row more than `most`."""
-    # Not their keys: the index that finds the rows is then all that is read. Of `annotate(one=Value(1))`
-    # Django drops the constant and selects nothing.
+    # A constant instead of keys, so that only the index is read. Of `annotate(one=Value(1))` Django drops
+    # the constant and selects nothing.
     return bounded(rows.order_by().extra(select={"one": "1"}).values("one")[: most + 1].count(), most)
 
 

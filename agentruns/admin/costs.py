@@ -29,7 +29,7 @@ from agentruns.utils import clock
 
 DAYS = 30
 MOST_DAYS = 366
-EARLIEST, LATEST = date(1970, 1, 1), date(9998, 12, 31)  # farther days have no neighbours in every zone
+EARLIEST, LATEST = date(1970, 1, 1), date(9998, 12, 31)  # farther days overflow in some zones
 RUNS = 100_000  # the newest of the days that are looked at
 LINES = 200  # of the page
 MOST_LINES = 10_000  # of the file
@@ -40,7 +40,7 @@ BY = {
     "requester": (gettext_lazy("Requester"), ["owner_name", "owner_id"]),
     "scope": (gettext_lazy("Scope"), ["scope"]),
 }
-# A spreadsheet takes it for a formula: at the beginning, and behind what separates cells elsewhere
+# The beginning of a formula for a spreadsheet: at the start of a text, or after a separator of cells
 FORMULA = re.compile(r"(^|[;|\t\n])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\n])")
 
 

@@ -62,8 +62,8 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
     approvals = [(_("Approvals"), _("Search approvals"), _url(site, Approval))] if sees_approvals else []
     found = {"figures": [], "poll_url": _url(site, Run, "figures"), "lists": runs + approvals}
     alias = settings.DATABASE
-    # In somebody's transaction a failed query fails all later ones, unless it is undone to a savepoint. And
-    # none of our own: on SQLite it would wait for whoever writes.
+    # In the caller's transaction a failed query fails all later ones, unless a savepoint undoes it. Without
+    # one no transaction is begun, because on SQLite that would wait for a writer.
     inside = connections[alias].in_atomic_block
     try:
         with transaction.atomic(using=alias) if inside else nullcontext():
@@ -72,7 +72,7 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
                 _decisions(site, request, found)
             if sees_runs:
                 _runs(alias, site, request, found)
-    except Exception:  # the index is the project's, whatever is wrong with what we add to it
+    except Exception:  # an error of ours must not break the project's index page
         logger.exception("The dashboard could not be read")
         return {"failed": True}
     return found
@@ -119,7 +119,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
     ):
         count = counted(runs.filter(which), MOST)
         _figure(found, count, label, tone, _url(site, Run, status=status))
-    # By one query: the paused, and among them those that are held for lost rows.
+    # By one query: the paused runs, and among them the runs held for lost rows.
     paused = runs.filter(status=Run.Status.PAUSED).annotate(is_lost=Q(blocked_reason__startswith=Run.REWOUND))
     held = list(paused.values_list("is_lost", flat=True)[: MOST + 1])
     url = _url(site, Run, status="paused")

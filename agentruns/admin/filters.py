@@ -41,17 +41,17 @@ HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__us
 QUEUED = 200  # cards of the queue that are searched for the next one
 LATELY = timedelta(hours=24)
 SEARCHED = 2_000  # rows whose texts a search compares
-LOOKED_AT = 200  # runs whose context is compared with what the user may see of it
+LOOKED_AT = 200  # runs whose context is masked and compared
 SHORT = 4_000  # characters of an error or an answer that a list reads
 ERRORS = 200  # failed runs that are grouped by their cause
 WEEK = timedelta(days=7)
-SKEW = timedelta(days=1)  # between the clock an id was made by and the one of its row
+SKEW = timedelta(days=1)  # difference of the clocks of an id and its row
 # Rows with the texts that a search compares
 Texts = Callable[[Collection[Any]], Iterable[tuple[UUID, Sequence[str]]]]
 # What differs between failures of one cause: ids and numbers
 _VARYING = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F-]{8,}\b|\d+(?:[.,:]\d+)*")
 _ID = re.compile(r"[0-9a-f]{4,32}")
-_MARKUP = str.maketrans("", "", "*`")  # that stands within what a list shows of an answer
+_MARKUP = str.maketrans("", "", "*`")  # markdown that a list removes from an answer
 # DISTINCT would read each row. What is left by now is the name after the one found last.
 _NAMES = """
 WITH RECURSIVE names(name) AS (

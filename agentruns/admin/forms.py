@@ -80,7 +80,7 @@ class ShownForm(forms.Form):
 class NoteForm(forms.Form):
     """The form of a note about one or several decisions; a denial `needs` a note, which the model reads."""
 
-    use_required_attribute = False  # the same field stands beside a verb that needs none
+    use_required_attribute = False  # another verb with the same field needs no note
     reason = _reason(
         _("Note, kept in the journal; Deny tells it to the model"),
         required=False,
@@ -148,7 +148,7 @@ class ResumeForm(forms.Form):
 class VerdictForm(forms.Form):
     """A verdict on a call in doubt; `seq` is the last journal row of the call that the page knew."""
 
-    use_required_attribute = False  # one form for three verdicts, of which each needs something else
+    use_required_attribute = False  # each of the form's three verdicts needs other fields
     seq = forms.IntegerField(widget=forms.HiddenInput)
     verdict = forms.ChoiceField(choices=[(name, name) for name in ("occurred", "not_occurred", "unknown")])
     evidence = TypedField(

@@ -136,7 +136,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Find approvals by the texts of their cards and by their runs."""
         if search_term:
-            # With those arguments that a list can read all of.
+            # Only with arguments short enough for a list.
             light = queryset.defer(*HEAVY).annotate(given=if_short("arguments", CanonicalField, {}))
             texts = partial(approval_texts, request.user)
             queryset = searched(request, light, search_term, texts, "run__")

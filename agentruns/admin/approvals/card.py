@@ -97,7 +97,7 @@ class ApprovalCard:
         rows = rows.filter(seq__lt=self.requested.seq).order_by("-seq")
         kinds = (events.RUN_STARTED, events.USER, events.ASSISTANT, events.TOOL_RESULT)
         found = read_rows(rows.filter(kind__in=kinds)[:BEFORE])
-        if not any(map(_is_request, found)):  # a few of them, as the model's slips are among them
+        if not any(map(_is_request, found)):  # several, because corrections of the model are among them
             found += read_rows(rows.filter(kind__in=kinds[:2])[:SHOWN])
         return found
 
@@ -118,7 +118,7 @@ class ApprovalCard:
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
         who = actor_name(row.payload) or starter or self.approval.run.owner_name
-        given = _("Given by %(name)s") % {"name": plain(who or _("the program"))}  # who may only pass it on
+        given = _("Given by %(name)s") % {"name": plain(who or _("the program"))}  # perhaps not the author
         return replace(quote("", text_of(self.mask.row(row).payload.get("content") or [])), label=given)
 
     @property
@@ -257,7 +257,7 @@ class ApprovalCard:
         if self.why_not_edit or self.tool is None:
             return None
         schema, given, hidden = self.tool.input_schema, self.approval.arguments, self.masked_names
-        for name, value in given.items():  # nor is an argument edited that the page does not show as it is
+        for name, value in given.items():  # redacted arguments cannot be edited either
             texts = (str(value), json.dumps(value, ensure_ascii=False, default=str))
             if redacted(value) != value or any(redact(text) != text for text in texts):
                 hidden.add(name)
@@ -338,7 +338,7 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
     edited = {name: value for name, value in proposed.items() if approval.arguments.get(name) != value}
     context: dict[str, Any] = {}
     unread = one.around.unread().get(approval.run_id) if one.pending else None
-    if unread:  # what the customer wrote since the model asked: the last of it, and the row of the first
+    if unread:  # messages since the model's request: the last ones, and the row of the first
         facts = {"count": len(unread), "ago": ago(unread[-1][1])}
         about = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id)
         last = read_rows(about.filter(seq__in=[seq for seq, _at in unread[-SHOWN:]]).order_by("seq"))
@@ -373,7 +373,7 @@ def shown(one: ApprovalCard) -> dict[str, Any]:
         "takes_text": not question or takes_text(approval.arguments),
         "approval": approval,
         "missing": approval.required - approval.approved_count,
-        "model_reads": {  # where it is known beforehand
+        "model_reads": {  # the texts that are known beforehand
             "edit": EDITED.format(arguments=_("(the arguments)")),
             "deny": DENIED.format(reason=_("(your reason)")),
             "expire": EXPIRED,

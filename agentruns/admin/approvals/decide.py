@@ -46,14 +46,14 @@ WARNED = gettext_lazy(
     "Nothing was decided yet. With these arguments the tool's preview warns:{}"
     " If you mean it, approve with these arguments again."
 )
-# The statuses of an approval after each verb, those included that follow by themselves.
+# The statuses of an approval after each verb, with those that follow automatically.
 STATUSES = {
     "approve": ("approved", "consumed"),
     "edit": ("approved", "consumed"),
     "answer": ("answered",),
     "deny": ("denied",),
 }
-Line = dict[str, Any]  # one approval of a page for several: as it will be decided, or as it was
+Line = dict[str, Any]  # one approval of a page for several, before or after its decision
 
 
 def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, verb: str) -> HttpResponse:
@@ -77,9 +77,9 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
             text = _("Nothing was decided yet. Say why, and press Deny again.")
         return admin.page(request, approval, status=400, revealed=revealed, refusal=text, **sent)
     may = verb == "edit" and card.pending and not why_not_decide(request.user, approval, verb="edit")
-    if may and (warnings := card.warned_of(form.arguments)):  # nobody else has the tool's preview asked
+    if may and (warnings := card.warned_of(form.arguments)):  # `preview` is called for deciders only
         seen = [str(approval.pk), str(request.user.pk), to_jsonable(form.arguments)[0], *map(str, warnings)]
-        # Keyed: among the arguments are hidden ones, which nobody is to find by trying.
+        # Keyed, so that nobody can guess hidden arguments from it.
         mark = salted_hmac(WARNED_SALT, canonical.dumps(seen), algorithm="sha256").hexdigest()
         if request.POST.get("warned") != mark:
             text = format_html(str(WARNED), format_html_join("", " {}.", ((each,) for each in warnings)))
@@ -162,9 +162,9 @@ def _no_password(request: HttpRequest, approvals: Iterable[Approval]) -> str:
 def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:
     """List the pending cards of the list that this user came from, in its order."""
     query = QueryDict(request.GET.get("_changelist_filters", ""), mutable=True)
-    query.pop("p", None)  # those of all its pages
+    query.pop("p", None)  # the cards of all pages
     listed = admin.get_queryset(request).order_by(*URGENT_FIRST)
-    if query:  # else it is the list as it opens, without the cost of what its filters offer
+    if query:  # without filters the plain order suffices, which is cheaper
         with suppress(IncorrectLookupParameters):  # not from a list of ours
             listed = admin.listing(request, query).queryset
     return list(listed.filter(status=PENDING).values_list("pk", flat=True)[:QUEUED])
@@ -285,7 +285,7 @@ def _ask(
     **context: Any,
 ) -> HttpResponse:
     """Show the approvals to decide, and the possible verbs."""
-    is_list = "is_turn" not in context and "confirmed" not in request.POST  # its ticks only bring them here
+    is_list = "is_turn" not in context and "confirmed" not in request.POST  # the list's ticks only select
     ticked = [] if is_list else request.POST.getlist(ACTION_CHECKBOX_NAME)
     cards, lines = cards_of(request.user, approvals), []
     for one in cards:
@@ -326,7 +326,7 @@ def _total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
     [name] = numbers[0]
     values = [Decimal(str(each[name])) for each in numbers]
     units = {unit_in(one.face.title, _amount(name, value)) for one, value in zip(cards, values, strict=True)}
-    if len(units) > 1:  # a sum of two currencies is none
+    if len(units) > 1:  # amounts of two currencies cannot be added
         return found
     is_cents, unit = name.endswith("cents"), units.pop()
     for key, amount in (("total", _amount(name, sum(values, Decimal()))), ("ticked", "{sum}")):

@@ -61,7 +61,7 @@ class Preview:
 
 def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
     """Build a quote of a text, shortened to one line."""
-    said = redact(str(text)).strip()  # before its line ends are gone, by which a rule may know a secret
+    said = redact(str(text)).strip()  # before its line ends are removed, which a rule may need
     short = body(label, " ".join(said.split()), limit)
     return Quote(short.label, short.inline, body("", said).text if short.left_out else "")
 
@@ -115,7 +115,7 @@ def _changes(before: Any, after: Any) -> list[Change]:
     for name in list({**before, **after})[:LINES]:
         sides, cells = (before.get(name), after.get(name)), []
         labels = {named(name, value)[0] for value in sides if value is not None}
-        is_one = len(labels) == 1  # else one side is an amount of cents, the other not: no unit fits both
+        is_one = len(labels) == 1  # with two labels only one side is an amount of cents
         for value in sides:
             text = "" if value is None else named(name, value)[1] if is_one else spoken(value)
             cell = body("", text, LONGEST)

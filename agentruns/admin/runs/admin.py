@@ -214,7 +214,7 @@ class RunAdmin(ReadOnlyAdmin):
     def page(self, request: HttpRequest, obj: Run, **context: Any) -> HttpResponse:
         """Render the page of one run; if its journal cannot be read, render what is known without it."""
         try:
-            # Before the rows are read: what comes in between is then new to the page, and not missed.
+            # Before the rows are read, so that rows written meanwhile count as new to the page.
             shown: dict[str, Any] = {} if "live" in context else {"live": runs.page.live(self, request, obj)}
             situation = runs.limits.situation(request, obj)
             for section in (runs.page.overview, runs.limits.limits, runs.history.lineage, runs.review.review):

@@ -315,7 +315,7 @@ def call_page(
             "paused": run.status == Run.Status.ORPHANED and bool(run.blocked_reason),
             "others_wait": any(wait.call_id != call.id for wait in situation.waits),
             "stored_as": kind_of(found.returned.payload.get("content")) if found.returned else "",
-            "model_reads": reads,  # if nobody can say what became of the call
+            "model_reads": reads,  # for the verdict `unknown`
         }
     tools = definition_bodies(settings.DATABASE, [run.definition_id]).get(run.definition_id, {})
     # What the tool does by its definition: the first thing that says where to look for its traces.
@@ -421,7 +421,7 @@ def _moment(row: Row) -> str:
     return f"{exact(row.created_at)} ({ago(row.created_at)})"
 
 
-# Requests for more time and the like are passed over.
+# Other rows, such as extensions, are skipped.
 _FOLDED = (events.APPROVAL_REQUESTED, *OF_A_CALL)
 _OPEN = {
     "not_occurred": gettext_lazy("A worker runs it again, with the same key."),

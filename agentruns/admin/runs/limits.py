@@ -53,7 +53,7 @@ class Drift:
     """The agent of this process compared with the definition that a run was started with."""
 
     agent: Agent | None  # None where this process knows none of that name
-    is_served: bool  # the run's own version is registered as it was: it goes on, whatever a newer one says
+    is_served: bool  # the run's own definition is registered, so that it can continue
     parts: list[tuple[str, list[dict[str, Any]]]]  # names in which they differ, each with both values
 
     @property
@@ -191,7 +191,7 @@ def drift(run: Run, definition: dict[str, Any]) -> Drift:
     for name in definition_difference(definition, now):
         texts = [redact(_value(name, body)) for body in (definition, now)]
         start, cells = 0, list[dict[str, Any]]()
-        if max(map(len, texts)) > CUT:  # where they part, or both would begin with the same
+        if max(map(len, texts)) > CUT:  # begin shortly before the first difference
             pairs = enumerate(zip(*texts, strict=False))
             start = max(0, next((at for at, (a, b) in pairs if a != b), min(map(len, texts))) - LEAD)
         for text in texts:

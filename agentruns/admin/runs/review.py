@@ -55,7 +55,7 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
         initial |= {"seen": found.updated_at.isoformat()}
     form, thumbs = (ReviewForm(initial=initial, auto_id=auto_id) for auto_id in ("review_%s", ""))
     names = reviews.assignable(request.user, run)
-    people = [name for name in names if bare(name) == name]  # another is not to be sent back
+    people = [name for name in names if bare(name) == name]  # others would come back changed
     return {**shown, "review_form": form, "thumbs": thumbs, "people": people}
 
 
@@ -65,14 +65,14 @@ def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
     status, refusal = 400, _("Nothing was saved. Correct the review below.")
     if form.is_valid():
         given, before = {**form.cleaned_data}, getattr(run, "review", None) or Review()
-        if given["note"] == bare(mask_for(run).said(before.note)):  # what was hidden was not seen, and stays
+        if given["note"] == bare(mask_for(run).said(before.note)):  # unchanged: keep its hidden parts
             given["note"] = before.note
         if given["assignee"] == bare(before.assignee_name):
             given["assignee"] = before.assignee_name
         try:
             reviews.review_run(run.pk, request.user, **given)
         except (AgentRunsError, ValueError) as error:
-            if not isinstance(error, AgentRunsError):  # the form knows all of the rest
+            if not isinstance(error, AgentRunsError):  # the form has checked all other fields
                 form.add_error("assignee", plain(error))
             status, refusal = status_of(error), plain(error)
         else:
