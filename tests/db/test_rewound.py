@@ -10,7 +10,6 @@ import pytest
 from django.core import checks
 from django.core.management import call_command
 from django.db import connection
-from django.test import Client
 
 from agentruns import (
     Agent,
@@ -46,24 +45,57 @@ from agentruns.services.runs import get_or_start
 from agentruns.services.sweep import hold_all, sweep
 from agentruns.tools import ToolContext
 from agentruns.utils import clock
-from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
+from tests.admin.people import browser
+from tests.db.helpers import names, outcomes, payloads, run_turns, sound, the_run
 from tests.db.rewinding import TOOLS, At, Copy, calls_of, resume_quietly, second_handler
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+on_postgresql = pytest.mark.skipif("connection.vendor == 'sqlite'", reason="SQLite has no server")
+POSTS = {"tools": [call("post", text="x")]}
 
-def a_copy_in_time(*turns: object, session: str = "s1", key: str = "k1") -> tuple[Any, Run]:
+
+def calls(*names: str) -> dict[str, Any]:
+    """Build a turn that calls the tools with their number in it."""
+    return {"tools": [call(name, number=number) for number, name in enumerate(names, 1)]}
+
+
+def begin(*turns: object) -> Run:
+    return start_run(shop_agent("agent", *turns, tools=TOOLS), "do it", "s1", idempotency_key="k1")
+
+
+def a_copy_in_time(*turns: object) -> tuple[Copy, Run]:
     """Start a run and copy the journal right after that."""
-    agent = shop_agent(f"agent-{session}", *turns, tools=TOOLS)
-    run = start_run(agent, "do it", session, idempotency_key=key)
+    run = begin(*turns)
     return Copy(), run
+
+
+def gated_run() -> Run:
+    """Run until a gated call waits for a person."""
+    return the_run(run_turns(calls("gated"), tools=TOOLS))
+
+
+def lost_second(effects: Effects, first: str, second: str) -> Run:
+    """Make a held run whose reply is left, and whose second call has acted; its start is lost."""
+    copies: list[Copy] = []
+    At.todo = lambda: copies.append(Copy())
+    run = begin(calls(first, second))
+    second_handler(lambda: copies[0].restore())
+    sweep()
+    run = get_run(run.pk)
+    assert (run.status, effects.count()) == ("paused", 2)
+    return run
+
+
+def page(path: str) -> str:
+    return browser("superuser").get(path, follow=True).content.decode()
 
 
 def test_a_result_is_not_built_onto_what_is_left(effects: Effects, caplog: pytest.LogCaptureFixture) -> None:
     """The start of the call is lost while its handler works, and another look at it starts nothing."""
-    copy, run = a_copy_in_time({"tools": [call("acting", number=1)]})
+    copy, run = a_copy_in_time(calls("acting"))
     At.todo = copy.restore
     with caplog.at_level(logging.CRITICAL):
         assert sweep().errors == 0
@@ -90,14 +122,7 @@ def test_a_result_is_not_built_onto_what_is_left(effects: Effects, caplog: pytes
 @pytest.mark.parametrize("verdict", ["occurred", "unknown"])
 def test_a_call_whose_start_is_lost_waits_for_a_verdict(verdict: str, effects: Effects) -> None:
     """The reply that asks for two calls is left, the start of the second is lost."""
-    copies: list[Copy] = []
-    At.todo = lambda: copies.append(Copy())
-    turn = {"tools": [call("acting", number=1), call("acting", number=2)]}
-    run = start_run(shop_agent("two", turn, tools=TOOLS), "do it", "s1", idempotency_key="k")
-    second_handler(lambda: copies[0].restore())
-    sweep()
-    assert (get_run(run.pk).status, effects.count()) == ("paused", 2)
-    run_id = run.pk
+    run_id = lost_second(effects, "acting", "acting").pk
     resume_quietly(run_id)
     sweep()
     assert get_run(run_id).status == "orphaned", "the first has a start and no result"
@@ -109,110 +134,76 @@ def test_a_call_whose_start_is_lost_waits_for_a_verdict(verdict: str, effects: E
         resolve_orphan(run_id, second, "not_occurred", None)
     resolve_orphan(run_id, second, verdict, None, result="it was, too")
     sweep()
-    assert effects.count() == 2
-    assert get_run(run_id).status == "completed"
-    assert problems(get_run(run_id).session_id) == []
+    assert (sound(get_run(run_id)).status, effects.count()) == ("completed", 2)
 
 
-def test_reconcile_is_asked_before_a_first_attempt(effects: Effects) -> None:
-    """Both charges were made; the start of the second is lost, and its key finds it."""
-    copies: list[Copy] = []
-    At.todo = lambda: copies.append(Copy())
-    turn = {"tools": [call("charging", number=1), call("charging", number=2)]}
-    run = start_run(shop_agent("charges", turn, tools=TOOLS), "do it", "s1", idempotency_key="k")
-    second_handler(lambda: copies[0].restore())
-    sweep()
-    assert (get_run(run.pk).status, effects.count()) == ("paused", 2)
+@pytest.mark.parametrize(
+    ("first", "ends", "acted"),
+    [
+        ("charging", ["ok", "ok"], ["charging", "charging"]),
+        ("looking", ["ok", "ok"], ["looking", "charging", "looking"]),  # the start travels with the result
+        ("acting", ["unknown", "ok"], ["acting", "charging"]),  # what may be lost is not told as not run
+    ],
+)
+def test_reconcile_is_asked_before_a_first_attempt(
+    first: str, ends: list[str], acted: list[str], effects: Effects
+) -> None:
+    """The second call, a charge, was made; its start is lost, and its key finds it."""
+    run = lost_second(effects, first, "charging")
     assert resume_run(run.pk).status == "completed"
-    assert effects.count() == 2
-    run = get_run(run.pk)
-    assert outcomes(run) == ["ok", "ok"]
-    assert [payload.get("reconciled") for payload in payloads(run, "tool_result")] == [True, True]
-    assert problems(run.session_id) == []
-
-
-def test_reconcile_is_asked_of_a_call_that_follows_a_result(effects: Effects) -> None:
-    """The start of a charge travels with the result before it: not after a loss."""
-    copies: list[Copy] = []
-    At.todo = lambda: copies.append(Copy())
-    turn = {"tools": [call("looking", number=1), call("charging", number=2)]}
-    run = start_run(shop_agent("looks", turn, tools=TOOLS), "do it", "s1", idempotency_key="k")
-    second_handler(lambda: copies[0].restore())
-    sweep()
-    assert get_run(run.pk).status == "paused"
-    assert resume_run(run.pk).status == "completed"
-    assert names(effects) == ["looking", "charging", "looking"]
-    assert problems(run.session_id) == []
+    run = sound(run)
+    assert (outcomes(run), names(effects)) == (ends, acted)
+    assert payloads(run, "tool_result")[1]["reconciled"] is True
 
 
 def test_what_was_not_charged_is_charged_after_reconcile_has_said_so(effects: Effects) -> None:
-    _, run = a_copy_in_time({"tools": [call("charging", number=1)]})
+    run = begin(calls("charging"))
     hold_all()
     assert resume_run(run.pk).status == "completed"
-    run = get_run(run.pk)
     assert effects.count() == 1
-    verdicts = [payload["verdict"] for payload in payloads(run, "orphan_resolved")]
-    assert verdicts == ["not_occurred"]
-    assert problems(run.session_id) == []
+    assert [each["verdict"] for each in payloads(sound(run), "orphan_resolved")] == ["not_occurred"]
 
 
-def test_an_approval_from_before_the_loss_starts_nothing(effects: Effects) -> None:
-    """It was given and used; the use is lost. One that a person gives afterwards counts."""
-    run_turns({"tools": [call("gated", number=1)]}, session="s1", tools=TOOLS)
-    run = Run.objects.get()
+@pytest.mark.parametrize("verdict", ["occurred", "not_occurred"])
+def test_an_approval_from_before_the_loss_starts_nothing(verdict: str, effects: Effects) -> None:
+    """It was given, and perhaps used: then the use is lost. A verdict lets the call run, or does not."""
+    run = gated_run()
     approve(Approval.objects.get().pk, None)
-    copy = Copy()
-    At.todo = copy.restore
-    sweep()
-    assert (get_run(run.pk).status, effects.count()) == ("paused", 1)
+    if verdict == "occurred":
+        At.todo = Copy().restore
+        sweep()
+    else:
+        hold_all()
+    assert get_run(run.pk).status == "paused"
     resume_quietly(run.pk)
     sweep()
-    assert get_run(run.pk).status == "orphaned"
-    assert effects.count() == 1
-    (lost,) = calls_of(run.pk)
-    client = Client()
-    client.force_login(user("boss", is_staff=True, is_superuser=True))
-    for page in (f"/admin/agentruns/run/{run.pk}/change/", "/admin/agentruns/run/in-doubt/"):
-        answer = client.get(page, follow=True)
-        assert (answer.status_code, "may have been started" in answer.content.decode()) == (200, True), page
-    resolve_orphan(run.pk, lost.id, "occurred", None, result="it was")
+    assert (get_run(run.pk).status, effects.count()) == ("orphaned", verdict == "occurred")
+    for path in (f"/admin/agentruns/run/{run.pk}/change/", "/admin/agentruns/run/in-doubt/"):
+        assert "may have been started" in page(path), path
+    resolve_orphan(run.pk, calls_of(run.pk)[0].id, verdict, None, result="it was", evidence="the shop")
     sweep()
-    assert get_run(run.pk).status == "completed"
-    assert effects.count() == 1
-    assert problems(run.session_id) == []
+    assert (sound(run).status, effects.count()) == ("completed", 1)
 
 
-def test_a_call_that_was_not_made_runs_after_that_verdict(effects: Effects) -> None:
-    run_turns({"tools": [call("gated", number=1)]}, session="s1", tools=TOOLS)
-    run = Run.objects.get()
-    approve(Approval.objects.get().pk, None)
-    hold_all()
-    resume_quietly(run.pk)
-    sweep()
-    assert (get_run(run.pk).status, effects.count()) == ("orphaned", 0)
-    resolve_orphan(run.pk, calls_of(run.pk)[0].id, "not_occurred", None, evidence="the shop says so")
-    sweep()
-    assert (get_run(run.pk).status, effects.count()) == ("completed", 1)
-    assert problems(run.session_id) == []
-
-
-def test_an_approval_given_after_the_loss_counts(effects: Effects) -> None:
-    run_turns({"tools": [call("gated", number=1)]}, session="s1", tools=TOOLS)
-    run = Run.objects.get()
-    hold_all()
+def test_an_approval_given_after_the_loss_counts_until_a_second_one(effects: Effects) -> None:
+    run = gated_run()
+    assert hold_all() == 1
     card = Approval.objects.get()
-    client = Client()
-    client.force_login(user("boss", is_staff=True, is_superuser=True))
-    page = client.get(f"/admin/agentruns/approval/{card.pk}/change/").content.decode()
-    assert "the call may have been made" in page
+    assert "the call may have been made" in page(f"/admin/agentruns/approval/{card.pk}/change/")
     approve(card.pk, None)
+    copy = Copy()
     assert resume_run(run.pk).status == "completed"
     assert effects.count() == 1
+    copy.restore()
+    committed.forget()  # as in processes that were started since
+    assert hold_all() == 1
+    resume_run(run.pk)
+    assert (get_run(run.pk).status, effects.count()) == ("orphaned", 1)
 
 
 def test_a_process_knows_a_run_that_ended_before_the_loss(effects: Effects) -> None:
     """The run ended, then the journal went back to its start: this process holds it and drives nothing."""
-    copy, run = a_copy_in_time({"tools": [call("acting", number=1)]})
+    copy, run = a_copy_in_time(calls("acting"))
     sweep()
     assert get_run(run.pk).status == "completed"
     copy.restore()
@@ -224,7 +215,7 @@ def test_a_process_knows_a_run_that_ended_before_the_loss(effects: Effects) -> N
 
 def test_a_loss_that_is_told_is_not_told_again_and_a_second_one_is(effects: Effects) -> None:
     """Another process held the run; this one remembers the lost rows, too, and goes on with what is left."""
-    copy, run = a_copy_in_time({"tools": [call("acting", number=1)]})
+    copy, run = a_copy_in_time(calls("acting"))
     sweep()
     copy.restore()
     hold_all()
@@ -244,9 +235,8 @@ def test_a_loss_that_is_told_is_not_told_again_and_a_second_one_is(effects: Effe
 def test_a_run_that_is_gone_altogether_ends_no_worker(
     effects: Effects, caplog: pytest.LogCaptureFixture
 ) -> None:
-    copy = Copy()
-    start_run(shop_agent("gone", {"tools": [call("acting", number=1)]}, tools=TOOLS), "do it", "s1")
-    At.todo = copy.restore
+    At.todo = Copy().restore
+    begin(calls("acting"))
     with caplog.at_level(logging.CRITICAL):
         sweep()
     assert (Run.objects.count(), Message.objects.count(), effects.count()) == (0, 0, 1)
@@ -254,8 +244,8 @@ def test_a_run_that_is_gone_altogether_ends_no_worker(
 
 
 def test_a_pruned_session_is_not_a_lost_one(effects: Effects) -> None:
-    run = the_run(run_turns({"tools": [call("post", text="x")]}))
-    erase_session(run.session.key)
+    run = the_run(run_turns(POSTS))
+    erase_session("s1")
     assert committed.last_row(run.session_id)
     with pytest.raises(JournalUnreadableError):  # and not as one to be held
         load("default", run.session_id, run.pk)
@@ -268,9 +258,7 @@ def test_an_epoch_that_was_given_twice_holds_for_one_owner(effects: Effects) -> 
     old = claim("default", run.pk)
     copy.restore()
     new = claim("default", run.pk)
-    assert old is not None
-    assert new is not None
-    assert (old.epoch, new.epoch) == (1, 1)
+    assert old is not None and new is not None and old.epoch == new.epoch == 1
     old.release(failed=True)
     assert get_run(run.pk).lease_owner == new.owner
     with pytest.raises(LeaseLostError):
@@ -286,7 +274,7 @@ def test_the_same_task_asked_again_has_the_same_keys(effects: Effects) -> None:
     """A restore took the run, and its client asks for it again: the outside world knows its calls."""
     for session in ("s1", None):
         effects_before = effects.count()
-        agent = shop_agent(f"again-{session}", {"tools": [call("charging", number=1)]}, tools=TOOLS)
+        agent = shop_agent(f"again-{session}", calls("charging"), tools=TOOLS)
         copy, ran = Copy(), []
         for _ in range(2):
             ran.append(get_or_start(agent, "do it", session, idempotency_key=f"order-{session}")[0].pk)
@@ -297,13 +285,12 @@ def test_the_same_task_asked_again_has_the_same_keys(effects: Effects) -> None:
         assert ran[0] != ran[1]
         lines = effects.lines()[effects_before:]
         assert len({line["key"] for line in lines}) == 1, session
-    other = run_turns({"tools": [call("post", text="x")]}, session="other")
+    assert run_turns(POSTS, session="other").status == "completed"
     assert len({line["key"] for line in effects.lines()}) == 3
-    assert other.status == "completed"
 
 
 def test_hold_all_marks_what_was_paused_too(effects: Effects) -> None:
-    _, run = a_copy_in_time({"tools": [call("post", text="x")]})
+    run = begin(POSTS)
     pause_run(run.pk)
     assert hold_all() == 1
     assert hold_all() == 0, "it is marked already"
@@ -311,10 +298,9 @@ def test_hold_all_marks_what_was_paused_too(effects: Effects) -> None:
     assert effects.count() == 0
 
 
+@on_postgresql  # SQLite is asked for no time: its clock is this machine's
 def test_a_first_commit_is_patient_where_the_time_is_asked(effects: Effects, settings: Any) -> None:
     """The server ends the thread's connection while the model writes: its reply is stored all the same."""
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite is asked for no time: its clock is this machine's")
     settings.AGENTRUNS_LEASE_SECONDS = 20
     asked: list[Any] = []
 
@@ -343,37 +329,42 @@ def noted(timeline: str, replication: str) -> None:
     )
 
 
+@on_postgresql
 def test_a_promoted_server_lends_no_run_before_all_are_held(
     effects: Effects, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The note says timeline 7, the server is at 1: rows may be missing that nobody here has seen."""
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has no replicas")
-    run = start_run(shop_agent("moved", {"tools": [call("post", text="x")]}), "do it", "s1")
+    run = begin(POSTS)
     sweep(run_id=UUID(int=0))
     assert Control.objects.get(name="server").reason == "00000001"
     noted("00000007", "asynchronous")
     assert claim("default", run.pk) is None, "the database itself refuses"
+    other = separate_connection("default")
+    assert other is not None
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT 1 FROM agentruns_session FOR UPDATE")
+        with pytest.raises(JournalLockedError):
+            sweep()
+        cursor.execute("ROLLBACK")
+    other.close()
+    assert Control.objects.get(name="server").reason == "00000007", "until all are held it is the gate"
     with caplog.at_level(logging.CRITICAL):
         sweep()
     assert "was on timeline 00000007 and is on 00000001" in caplog.text
     run = get_run(run.pk)
     assert (run.status, effects.count()) == ("paused", 0)
     assert Control.objects.get(name="server").reason == "00000001"
-    found = [each for each in checks.run_checks(databases=["default"]) if each.id == "agentruns.W018"]
-    assert len(found) == 1
-    client = Client()
-    client.force_login(user("boss", is_staff=True, is_superuser=True))
-    assert "held: the database lost rows" in client.get("/admin/").content.decode()
+    assert [each.id for each in checks.run_checks(databases=["default"])].count("agentruns.W018") == 1
+    assert "held: the database lost rows" in page("/admin/")
     assert resume_run(run.pk).status == "awaiting-approval"
 
 
+@on_postgresql
 def test_a_server_whose_log_is_shorter_than_it_was_has_every_run_held(effects: Effects) -> None:
     """A snapshot of the server was restored: its timeline is the same, and its notes are, too."""
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has no position")
     sweep()
-    run = start_run(shop_agent("back", {"tools": [call("post", text="x")]}), "do it", "s1")
+    run = begin(POSTS)
     committed.take_position("default", 2**62)
     sweep()
     assert (get_run(run.pk).status, effects.count()) == ("paused", 0)
@@ -382,11 +373,10 @@ def test_a_server_whose_log_is_shorter_than_it_was_has_every_run_held(effects: E
     assert get_run(run.pk).status == "awaiting-approval"
 
 
+@on_postgresql
 def test_a_thread_that_asks_later_does_not_make_the_log_look_shorter(
     effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has no position")
     ask = timeline.server
 
     def overtaken(alias: str) -> timeline.Server | None:
@@ -397,15 +387,14 @@ def test_a_thread_that_asks_later_does_not_make_the_log_look_shorter(
 
     sweep()
     monkeypatch.setattr(timeline, "server", overtaken)
-    run = start_run(shop_agent("two", {"tools": [call("post", text="x")]}), "do it", "s1")
+    run = begin(POSTS)
     sweep()
     assert (get_run(run.pk).status, effects.count()) == ("completed", 1)
 
 
+@on_postgresql
 def test_a_promoted_synchronous_replica_has_lost_nothing(effects: Effects) -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has no replicas")
-    run = start_run(shop_agent("sync", {"tools": [call("post", text="x")]}), "do it", "s1")
+    run = begin(POSTS)
     noted("00000007", "synchronous")
     assert sweep().completed == 1
     assert (get_run(run.pk).status, effects.count()) == ("completed", 1)
@@ -433,18 +422,6 @@ def test_a_lease_of_older_code_is_compared_by_its_epoch(effects: Effects) -> Non
     Lease("default", run.pk, run.session_id, taken.epoch).extend()
 
 
-def lost_second(*, first: str, second: str, effects: Effects) -> Run:
-    """Make a held run whose reply is left, and whose second call has acted; its start is lost."""
-    copies: list[Copy] = []
-    At.todo = lambda: copies.append(Copy())
-    turn = {"tools": [call(first, number=1), call(second, number=2)]}
-    run = start_run(shop_agent("second", turn, tools=TOOLS), "do it", "s1", idempotency_key="k")
-    second_handler(lambda: copies[0].restore())
-    sweep()
-    assert (get_run(run.pk).status, effects.count()) == ("paused", 2)
-    return get_run(run.pk)
-
-
 def test_an_earlier_verdict_says_nothing_of_an_attempt_that_is_lost(effects: Effects) -> None:
     """The first attempt did not happen. The second did, and its rows are lost: the verdict is left."""
     died: list[int] = []
@@ -457,7 +434,7 @@ def test_an_earlier_verdict_says_nothing_of_an_attempt_that_is_lost(effects: Eff
             raise KeyboardInterrupt
         return act("pays", ctx, number=number)
 
-    run = start_run(shop_agent("p", {"tools": [call("pays", number=1)]}, tools=[pays]), "do it", "s1")
+    run = start_run(shop_agent("p", calls("pays"), tools=[pays]), "do it", "s1")
     with pytest.raises(KeyboardInterrupt):
         sweep()
     sweep()
@@ -473,24 +450,8 @@ def test_an_earlier_verdict_says_nothing_of_an_attempt_that_is_lost(effects: Eff
     assert outcomes(run) == ["unknown"]
 
 
-def test_a_second_loss_is_marked_as_well(effects: Effects) -> None:
-    run_turns({"tools": [call("gated", number=1)]}, session="s1", tools=TOOLS)
-    run = Run.objects.get()
-    assert hold_all() == 1
-    approve(Approval.objects.get().pk, None)
-    copy = Copy()
-    assert resume_run(run.pk).status == "completed"
-    copy.restore()
-    committed.forget()  # as in processes that were started since
-    assert hold_all() == 1
-    resume_run(run.pk)
-    assert (get_run(run.pk).status, effects.count()) == ("orphaned", 1)
-
-
 def test_a_run_that_is_gone_does_not_free_the_one_before_it(effects: Effects) -> None:
-    first = shop_agent("first", {"tools": [call("acting", number=1)]}, tools=TOOLS)
-    run = start_run(first, "do it", "s1", idempotency_key="k")
-    copy = Copy()
+    copy, run = a_copy_in_time(calls("acting"))
     sweep()
     second = shop_agent("second", {"tools": [call("looking", number=2)]}, tools=TOOLS)
     start_run(second, "more", "s1", idempotency_key="k2")
@@ -499,14 +460,6 @@ def test_a_run_that_is_gone_does_not_free_the_one_before_it(effects: Effects) ->
     sweep()
     assert get_run(run.pk).blocked_reason.startswith("journal_rewound")
     assert names(effects) == ["acting", "looking"]
-
-
-def test_a_call_that_may_be_lost_is_not_told_as_not_run(effects: Effects) -> None:
-    """Who resumes has the first call told as unknown; the second is asked about, and was made."""
-    run = lost_second(first="acting", second="charging", effects=effects)
-    assert resume_run(run.pk).status == "completed"
-    assert outcomes(run) == ["unknown", "ok"]
-    assert effects.count() == 2
 
 
 def test_a_lost_call_that_was_not_made_does_not_run_after_an_unknown_one(effects: Effects) -> None:
@@ -527,7 +480,7 @@ def test_a_lost_call_that_was_not_made_does_not_run_after_an_unknown_one(effects
 
 
 def test_a_run_that_is_cancelled_after_a_loss_leaves_a_doubt(effects: Effects) -> None:
-    run = lost_second(first="looking", second="acting", effects=effects)
+    run = lost_second(effects, "looking", "acting")
     cancel_run(run.pk)
     assert outcomes(run)[-1] == "unknown"
     after = shop_agent("after", {"tools": [call("acting", number=2)]}, tools=TOOLS)
@@ -538,7 +491,7 @@ def test_a_run_that_is_cancelled_after_a_loss_leaves_a_doubt(effects: Effects) -
 
 
 def test_a_fork_of_a_held_run_takes_no_call_for_new(effects: Effects) -> None:
-    run = lost_second(first="looking", second="acting", effects=effects)
+    run = lost_second(effects, "looking", "acting")
     turn = {"tools": [call("acting", number=2)]}
     again = shop_agent("again", turn, turn, tools=TOOLS)  # its first reply is its origin's
     last = Message.objects.filter(run=run).latest("seq").seq
@@ -546,25 +499,3 @@ def test_a_fork_of_a_held_run_takes_no_call_for_new(effects: Effects) -> None:
     sweep()
     assert get_run(fork.pk).status == "awaiting-approval"
     assert names(effects).count("acting") == 1
-
-
-def test_a_run_that_is_locked_is_held_before_the_server_is_noted(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until it is held no process may claim it: the note of the server is the gate."""
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has no replicas")
-    run = start_run(shop_agent("locked", {"tools": [call("post", text="x")]}), "do it", "s1")
-    noted("00000007", "asynchronous")
-    other = separate_connection("default")
-    assert other is not None
-    with other.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute("SELECT 1 FROM agentruns_session FOR UPDATE")
-        with pytest.raises(JournalLockedError):
-            sweep()
-        cursor.execute("ROLLBACK")
-    other.close()
-    assert (Control.objects.get(name="server").reason, effects.count()) == ("00000007", 0)
-    sweep()
-    assert (get_run(run.pk).status, effects.count()) == ("paused", 0)

@@ -756,7 +756,7 @@ REWOUND = [
     Mutant(
         "rewound: also where it would travel with the result before it",
         (Edit(CALLS, 'and call.orphan != "reconcile" and not _doubted_since(driver, call)', "and True"),),
-        ("db/test_rewound.py::test_reconcile_is_asked_of_a_call_that_follows_a_result",),
+        ("db/test_rewound.py::test_reconcile_is_asked_before_a_first_attempt",),
     ),
     Mutant(
         "rewound: what was not made does not run after a call that was told as unknown",
