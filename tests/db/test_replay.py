@@ -1,10 +1,11 @@
-"""A replay asks nobody, does nothing, and finds the very place where something differs."""
+"""Looking back at a run: its state at any row, a replay, an export to verify; and its task done again."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,57 +18,59 @@ from agentruns import (
     ToolContext,
     adopt_definition,
     approve,
+    cancel_run,
+    deny,
     fork_run,
     replay_run,
+    run_again,
     run_agent,
+    start_run,
+    state_at,
     tool,
 )
-from agentruns.exceptions import NotDurableError, RunStateError
-from agentruns.models import Message, Run, triggers
+from agentruns.exceptions import DurableRunNotFoundError, NotDurableError, RunStateError, SessionBusyError
+from agentruns.journal.masking import NOTHING
+from agentruns.journal.store import load
+from agentruns.journal.verify import problems
+from agentruns.models import Approval, Message, Run, triggers
 from agentruns.providers.base import ProviderError
+from agentruns.services.history import record, session_at
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.commands.running import run as command
-from tests.db.helpers import the_run
+from tests.db.exports import exported, verified
+from tests.db.helpers import payloads, run_turns, sound, the_run
+from tests.db.stories import TURNS, story
 from tests.effects import Effects
 from tests.registry import isolated_registry
-from tests.rows import change
+from tests.rows import change as change_row
 from tests.shop.agents import TOOLS, call, shop_agent
+from tests.statements import broken_commit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TURNS: list[dict[str, Any]] = [
-    {"text": "look", "tools": [call("lookup", number="A1"), call("post", text="hello")]},
-    {"tools": [call("refund", cents=5000)]},
-]
-
-
-def story(name: str = "replayed", **options: Any) -> Run:
-    agent = shop_agent(name, *TURNS, **options)
-    first = run_agent(agent, "do it", "s1", idempotency_key="s1")
-    approve(first.pending[0].pk, None)
-    assert sweep().completed == 1
-    return the_run(first)
+ODD = "nul \x00, dle \x10, surrogate \ud800, \u202e, <b>"
 
 
 def seqs(run: Run, kind: str) -> list[int]:
     return list(Message.objects.filter(run=run, kind=kind).order_by("seq").values_list("seq", flat=True))
 
 
-def journal() -> list[Any]:
-    return list(Message.objects.order_by("pk").values())
-
-
 def test_nothing_differs_and_nothing_happens(effects: Effects) -> None:
     run = story()
-    before, did = journal(), effects.count()
+    before, did = list(Message.objects.order_by("pk").values()), effects.count()
     report = replay_run(run.pk)
     assert (report.is_equal, report.difference, report.notes) == (True, None, [])
     assert [step.seq for step in report.steps] == seqs(run, "assistant")
     assert [step.step for step in report.steps] == [0, 1, 2]
-    assert (journal(), effects.count()) == (before, did)
+    assert (list(Message.objects.order_by("pk").values()), effects.count()) == (before, did)
     outcome = command("replay_run", str(run.pk))
     assert (outcome.code, "Nothing differs" in outcome.out) == (0, True)
+    with isolated_registry():
+        report = replay_run(run.pk)
+        assert (report.is_equal, "is not registered here" in report.notes[0]) == (True, True)
+        shop_agent("agent-s1", version="2")
+        assert "Version 1 is not registered any more" in replay_run(run.pk).notes[0]
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
@@ -77,7 +80,6 @@ def test_a_mutated_observation_diverges_at_exactly_its_row(position: int) -> Non
     report = replay_run(run.pk, observations={seq: "something else"})
     message, block = [(2, 0), (2, 1), (4, 0)][position]
     assert report.seq == seq
-    assert report.difference is not None
     assert report.difference == (
         f"$.messages[{message}].content[{block}].content",
         ["lookup done", "post done", "refund done"][position],
@@ -95,9 +97,8 @@ def test_a_mutated_observation_diverges_at_exactly_its_row(position: int) -> Non
 def test_a_row_altered_in_the_database_shows() -> None:
     run = story()
     seq = seqs(run, "tool_result")[1]
-    row = Message.objects.get(run=run, seq=seq)
     with triggers.lifted(connection):
-        change(row, content="forged")
+        change_row(Message.objects.get(run=run, seq=seq), content="forged")
     report = replay_run(run.pk)
     assert report.notes == [f"Session s1: seq {seq} (tool_result) was altered."]
     assert report.seq == seqs(run, "assistant")[1], "what was sent for this reply is not what is there now"
@@ -140,28 +141,18 @@ def replaced(other: Any) -> list[Any]:
 )
 def test_another_definition_shows_where(change: dict[str, Any], path: str | None) -> None:
     run = story()
-    shop_agent("replayed", **change)
+    shop_agent("agent-s1", **change)
     report = replay_run(run.pk)
     assert (report.difference.path if report.difference else None) == path
     assert report.seq == (seqs(run, "assistant")[0] if path else None)
 
 
-def test_an_agent_that_is_gone_or_has_another_version() -> None:
-    run = story()
-    with isolated_registry():
-        report = replay_run(run.pk)
-        assert report.is_equal
-        assert "is not registered here" in report.notes[0]
-        shop_agent("replayed", version="2")
-        assert "Version 1 is not registered any more" in replay_run(run.pk).notes[0]
-
-
 def test_a_run_that_adopted_a_version_is_compared_with_both() -> None:
-    shop_agent("replayed", *TURNS)
-    first = run_agent("replayed", "do it", "s1", idempotency_key="s1")
-    shop_agent("replayed", *TURNS, version="2", instructions="Serve them all.")
+    shop_agent("agent-s1", *TURNS)
+    first = run_agent("agent-s1", "do it", "s1", idempotency_key="s1")
+    shop_agent("agent-s1", *TURNS, version="2", instructions="Serve them all.")
     with isolated_registry():
-        shop_agent("replayed", *TURNS, version="2", instructions="Serve them all.")
+        shop_agent("agent-s1", *TURNS, version="2", instructions="Serve them all.")
         run = adopt_definition(str(first.run_id))
         approve(first.pending[0].pk, None)
         assert sweep().completed == 1
@@ -169,7 +160,7 @@ def test_a_run_that_adopted_a_version_is_compared_with_both() -> None:
     assert (run.version, len(seqs(run, "assistant"))) == ("2", 3)
     assert replay_run(run.pk).difference is None
     with isolated_registry():
-        shop_agent("replayed", *TURNS, version="2", instructions="Serve them all.")
+        shop_agent("agent-s1", *TURNS, version="2", instructions="Serve them all.")
         report = replay_run(run.pk)
         assert report.notes == ["Version 1 is not registered any more; compared with 2."]
         assert (report.difference and report.difference.path) == "$.system"
@@ -183,8 +174,7 @@ class Asked:
 
     def propose(self, request: ModelRequest) -> ModelReply:
         self.requests.append(request)
-        reply = self.answer(request)
-        return reply if isinstance(reply, ModelReply) else ScriptedModel([reply] * 9).propose(request)
+        return ScriptedModel([self.answer(request)] * 9).propose(request)
 
 
 def test_a_model_that_decides_otherwise_shows_where(effects: Effects) -> None:
@@ -201,44 +191,36 @@ def test_a_model_that_decides_otherwise_shows_where(effects: Effects) -> None:
     assert report.difference == ("$.calls[0].input.cents", 5000, 9999)
     assert len(report.steps) == 2, "what comes after that is another story"
     assert report.steps[1].now is not None
-    assert effects.count() == did
-
-
-def test_what_it_would_have_done_had_it_seen_something_else() -> None:
-    run = story()
-    seq = seqs(run, "tool_result")[0]
+    # What it would have done had it seen something else.
     asked = Asked(lambda request: TURNS[0] if request.step == 0 else {"text": "there is no such order"})
-    report = replay_run(run.pk, model=asked, observations={seq: "no such order"})
+    report = replay_run(run.pk, model=asked, observations={seqs(run, "tool_result")[0]: "no such order"})
     assert asked.requests[1].messages[2]["content"][0]["content"] == "no such order"
     assert report.difference is not None
-    assert report.difference.path == "$.calls[0]"
-    assert report.difference.now is None
+    assert (report.difference.path, report.difference.now) == ("$.calls[0]", None)
+    assert effects.count() == did
 
 
 def test_its_own_model_and_one_that_fails() -> None:
     run = story()
     assert replay_run(run.pk, model="own").is_equal
     with pytest.raises(ProviderError, match="overloaded"):
-        replay_run(run.pk, model=Asked(lambda request: fail()))
+        replay_run(run.pk, model=Overloaded())
     with transaction.atomic(), pytest.raises(NotDurableError):
         replay_run(run.pk, model="own")
     with transaction.atomic():
         assert replay_run(run.pk).is_equal, "without a model nobody waits"
     outcome = command("replay_run", str(run.pk), "--model", "own", "--json")
     assert (outcome.code, outcome.lines[0]["equal"]) == (0, True)
-
-
-def fail() -> ModelReply:
-    raise ProviderError("overloaded")
-
-
-def test_the_command_shows_both_sides() -> None:
-    run = story()
-    shop_agent("replayed", *TURNS, instructions="Serve nobody.\x1b[2J")
+    shop_agent("agent-s1", *TURNS, instructions="Serve nobody.\x1b[2J")
     outcome = command("replay_run", str(run.pk))
     assert outcome.code == 1
     for text in ("seq 3", "$.system", "Serve the shop.", "Serve nobody.\\u001b[2J"):
         assert text in outcome.out, outcome.out
+
+
+class Overloaded:
+    def propose(self, request: ModelRequest) -> ModelReply:
+        raise ProviderError("overloaded")
 
 
 def test_a_fork_is_replayed_from_its_cut() -> None:
@@ -283,9 +265,8 @@ def test_a_run_that_nobody_changed_is_equal() -> None:
     assert "tok_4" not in shown, shown
 
 
-@tool(sensitive=["token"])
+@tool(sensitive=["token"], requires_approval=lambda args, ctx: args["cents"] == 7)
 def pay(ctx: ToolContext, cents: int, token: str) -> str:
-    """Pay."""
     return "paid"
 
 
@@ -297,3 +278,116 @@ def test_what_is_sensitive_is_masked() -> None:
     shown = json.dumps(replay_run(run.pk, model=other).record())
     assert "token" in shown
     assert "tok_4" not in shown
+
+
+def test_the_state_at_every_row_is_the_fold_up_to_there(effects: Effects) -> None:
+    run = story()
+    rows = list(Message.objects.filter(run=run).order_by("seq").values_list("seq", "kind"))
+    states = {kind: state_at(run.pk, seq) for seq, kind in rows}
+    asked = states["approval_requested"]
+    assert (asked.status, asked.step) == ("awaiting-approval", 2)
+    assert states["approval_decided"].status == "active"
+    assert states["run_completed"].columns() == load("default", run.session_id, run.pk).run.columns()
+    assert [state_at(run.pk, seq).seq for seq, _ in rows] == [seq for seq, _ in rows]
+    assert effects.count() == 3, "looking back does nothing"
+    second = seqs(run, "assistant")[1]
+    messages = session_at(run.pk, second - 1).conversation.settled_messages()
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert [block["content"] for block in messages[-1]["content"]] == ["lookup done", "post done"]
+
+
+def test_a_row_that_is_none_of_the_run() -> None:
+    first = the_run(run_turns())
+    refused = command("show_run", str(first.pk), "--at", "99")
+    assert (refused.code, ", not 99." in refused.err) == (1, True)
+    second = the_run(run_agent(shop_agent("again"), "more", "s1", idempotency_key="k2"))
+    last = Message.objects.filter(run=second).latest("seq").seq
+    for run, seq in ((first, 0), (first, last), (second, 1), (second, last + 1)):
+        with pytest.raises(RunStateError, match=rf", not {seq}\."):
+            state_at(run.pk, seq)
+    with pytest.raises(DurableRunNotFoundError):
+        state_at("01a20189-67e9-70a1-9b0c-1b07670a3b0b", 1)
+
+
+def test_an_export_is_verified_without_us(tmp_path: Path) -> None:
+    run, path = story(), tmp_path / "run.jsonl"
+    lines = exported(run, path)
+    hashes = list(Message.objects.order_by("seq").values_list("hash", flat=True))
+    assert verified(path) == (
+        0, f"{len(hashes)} rows (0 hidden or erased), 0 files (0 left out)\nintact\n",
+    )  # fmt: skip
+    assert [line["hash"] for line in lines if "seq" in line] == hashes
+    printed = command("export_run", str(run.pk)).out.splitlines()
+    assert [json.loads(line) for line in printed[1:-1]] == lines[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda rows: rows[5].update(content=rows[5]["content"] + " "), "was altered"),
+        (lambda rows: rows[3].update(tool_name="refund"), "was altered"),
+        (lambda rows: rows.pop(-2), "the export at row"),
+        (lambda rows: rows.pop(), "the last line"),
+        (lambda rows: rows.pop(4), "is missing"),
+        (lambda rows: rows.insert(4, dict(rows[4])), "is missing"),
+        (lambda rows: rows[1].update(body=rows[1]["body"].replace("Help", "Harm") + " "), "definition"),
+    ],
+)
+def test_an_export_that_was_changed_is_found_out(tmp_path: Path, change: Any, says: str) -> None:
+    path = tmp_path / "run.jsonl"
+    lines = exported(story(), path)
+    change(lines)
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    code, out = verified(path)
+    assert (code, says in out) == (1, True), out
+
+
+def test_secrets_are_left_out_and_the_chain_of_an_export_still_holds(tmp_path: Path) -> None:
+    turn = {"text": ODD, "tools": [call("pay", cents=7, token="tok_42")]}
+    run = the_run(run_turns(turn, tools=[pay]))
+    at = seqs(run, "approval_requested")[0]
+    shown = json.loads(command("show_run", str(run.pk), "--at", str(at)).out)
+    assert (shown["status"], shown["calls"][0]["approval"]["status"]) == ("awaiting-approval", "pending")
+    assert shown["calls"][0]["arguments"] == {"cents": 7, "token": "***"}
+    assert record(state_at(run.pk, at), NOTHING)["calls"][0]["arguments"]["token"] == "tok_42"
+    deny(Approval.objects.get().pk, None, ODD)
+    sweep()
+    path = tmp_path / "run.jsonl"
+    exported(run, path)
+    assert "tok_42" not in path.read_text(encoding="utf-8")
+    code, out = verified(path)
+    assert (code, "(2 hidden or erased)" in out) == (0, True), out
+    lines = exported(run, path, true_values=True)
+    assert "tok_42" in path.read_text(encoding="utf-8")
+    assert verified(path)[0] == 0
+    assert not any("redacted" in name for line in lines for name in line)
+    assert "tok_42" in command("export_run", str(run.pk), "--true-values").out
+
+
+def test_again_in_the_same_session() -> None:
+    run = story()
+    with broken_commit(1, went_through=True):
+        again = run_again(run.pk, idempotency_key="k")
+    assert (again.origin_id, again.origin_seq, again.input) == (run.pk, None, run.input)
+    assert run_again(run.pk, idempotency_key="k").pk == again.pk == Run.objects.get(origin=run).pk
+    assert payloads(again, "run_started")[0]["origin"] == {"run": str(run.pk)}
+    with pytest.raises(RunStateError, match="it goes on by itself"):
+        run_again(again.pk)
+    with pytest.raises(RunStateError, match=f"'s1' belongs to run {run.pk}"):
+        run_again(run.pk, idempotency_key=run.idempotency_key)
+    sweep()
+    assert sound(again).status == "awaiting-approval"
+    messages = session_at(again.pk, seqs(again, "user")[0]).conversation.messages()
+    assert len(messages) == 7, "the model sees what was done before"
+    cancel_run(again.pk)
+    start_run(run.agent, run.input, "s1")
+    with pytest.raises(SessionBusyError, match=r"unfinished run .* \(queued\) with another task"):
+        run_again(run.pk)
+
+
+def test_what_was_asked_at_length_is_put_away_again(folder: Path) -> None:
+    text = "and then? " * 20_000
+    run = the_run(run_agent(shop_agent("patient"), text, "s6", idempotency_key="s6"))
+    again = run_again(run.pk)
+    assert (len(str(again.messages.latest("seq").payload)) < 2_000, again.input) == (True, text)
+    assert problems(run.session_id) == []
