@@ -1,12 +1,19 @@
-"""Exceptions of handlers: those that say that nothing happened, and those after which nobody knows."""
+"""Exceptions of handlers: those that say that nothing happened, and those after which nobody knows.
+
+Whatever leaves the outcome of a call unknown: a person is asked before its tool acts again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 from django.test import override_settings
 
 from agentruns import (
@@ -18,27 +25,33 @@ from agentruns import (
     ToolRefused,
     Unknown,
     approve,
+    cancel_run,
     deny,
     http_refusal,
+    pause_run,
     resolve_orphan,
     resume_run,
     run_agent,
+    start_run,
     tool,
 )
+from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.services.waiting import uncleared
 from agentruns.testing import ScriptedModel, check_messages, frozen_clock
 from agentruns.tools import Tool
+from tests.db.doubts import wire
+from tests.db.dying import die_at
 from tests.db.helpers import names, only_the_first_is_late, outcomes, payloads, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
-from tests.waiting import LIMIT
+from tests.shop.models import Order
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-DENIED = "an earlier call's outcome is unknown"
 Answer = Occurred | NotOccurred | Unknown
 
 
@@ -47,7 +60,11 @@ class CardDeclined(Exception):
 
 
 class StolenCard(CardDeclined):
-    """One of them."""
+    pass
+
+
+class ReadTimeout(Exception):
+    """Stands for that of httpx."""
 
 
 class HTTPError(Exception):
@@ -76,6 +93,8 @@ DOUBTS: list[tuple[Exception, Any, dict[str, Any]]] = [
     (CardDeclined("no"), lambda error: error.code == 3, {}),  # an answer that raises is none
     (ValueError("a bug"), (), {"AGENTRUNS_REFUSALS": ["nowhere.Error"]}),
     (ExceptionGroup("several", [ToolRefused("one of them")]), (), {}),
+    (TimeoutError("timed out"), (), {}),
+    (ReadTimeout("timed out"), (), {}),
 ]
 
 
@@ -84,7 +103,6 @@ def payer(error: Exception | None, **options: Any) -> Tool[Any, Any]:
 
     @tool(**options)
     def pay(ctx: ToolContext, cents: int) -> str:
-        """Pay."""
         Effects.from_environment().record(ctx.idempotency_key, tool="pay")
         if error is not None:
             raise error
@@ -94,13 +112,9 @@ def payer(error: Exception | None, **options: Any) -> Tool[Any, Any]:
 
 
 def go_on(*turns: object, tools: list[Any], key: str = "k1", **options: Any) -> RunResult:
-    agent = Agent(
-        f"payer-{key}",
-        instructions="Pay.",
-        tools=tools,
-        model=ScriptedModel([*turns, {"text": "done"}]),
-        **options,
-    )
+    """Call as a supervisor does: the same call, whatever became of the one before."""
+    model = ScriptedModel([*turns, {"text": "done"}])
+    agent = Agent(f"payer-{key}", instructions="Pay.", tools=tools, model=model, **options)
     return run_agent(agent, "do it", "s1", idempotency_key=key)
 
 
@@ -116,11 +130,7 @@ PAY, MORE = {"tools": [call("pay", cents=1)]}, {"tools": [call("pay", cents=2)]}
 @pytest.mark.parametrize(("error", "refuses", "settings"), REFUSALS)
 @pytest.mark.parametrize("declares", ["nothing", "reconcile"])
 def test_a_refusal_is_an_error_and_asks_nobody(
-    declares: str,
-    error: Exception,
-    refuses: Any,
-    settings: dict[str, Any],
-    effects: Effects,
+    declares: str, error: Exception, refuses: Any, settings: dict[str, Any], effects: Effects
 ) -> None:
     asked: list[str] = []
 
@@ -150,6 +160,8 @@ def test_any_other_exception_leaves_a_doubt_and_the_next_call_asks(
     assert (run.status, outcomes(run), effects.count()) == ("awaiting-approval", ["error"], 1)
     (told,) = payloads(run, "tool_result")
     assert (told["in_doubt"], told["is_error"]) == (True, True)
+    assert "may or may not have happened" in told["content"]
+    check_messages(result.messages[:-1])  # the last turn still waits for its result
     (asked,) = payloads(run, "approval_requested")
     (wait,) = uncleared("default", run)
     assert (asked["settles"], wait.call_id in asked["why"], wait.gates_tool) == ([wait.call_id], True, True)
@@ -189,10 +201,9 @@ def test_approving_the_next_call_settles_the_doubt_about_the_failed_one(effects:
     assert effects.count() == 2
 
 
-def test_an_approval_by_two_settles_with_the_second(effects: Effects) -> None:
-    result = go_on(
-        PAY, MORE, tools=[payer(ValueError("a bug"), requires_approval=lambda args, ctx: False, approvals=2)]
-    )
+def test_an_approval_by_two_settles_with_the_second() -> None:
+    pay = payer(ValueError("a bug"), requires_approval=lambda args, ctx: False, approvals=2)
+    result = go_on(PAY, MORE, tools=[pay])
     card = result.pending[0].pk
     approve(card, user("ann", "decide_approval"))
     assert len(uncleared("default", the_run(result))) == 1
@@ -225,7 +236,8 @@ def test_the_other_calls_of_the_reply_to_that_tool_are_not_run(effects: Effects)
     run = the_run(result)
     assert (run.status, outcomes(run)) == ("completed", ["ok", "error", "cancelled", "cancelled", "ok"])
     assert names(effects) == ["post", "pay", "post"]
-    assert [DENIED in told["content"] for told in payloads(run, "tool_result")[2:4]] == [True, True]
+    for told in payloads(run, "tool_result")[2:4]:
+        assert "an earlier call's outcome is unknown" in told["content"]
     assert sorted(Approval.objects.values_list("status", flat=True)) == ["cancelled", "consumed"]
     check_messages(result.messages)
 
@@ -242,22 +254,23 @@ def fails(ctx: ToolContext, args: dict[str, Any]) -> Answer:
     raise OSError("the bank is closed")
 
 
+def leaves(ctx: ToolContext, args: dict[str, Any]) -> Answer:
+    raise SystemExit(1)
+
+
 ANSWERS: list[tuple[Callable[..., Any], str, list[str]]] = [
     (lambda ctx, args: Occurred("paid, says the bank"), "completed", ["ok"]),
     (lambda ctx, args: NotOccurred(), "completed", ["error"]),
     (lambda ctx, args: Unknown("no record"), "orphaned", []),
     (fails, "orphaned", []),
+    (leaves, "orphaned", []),
 ]
 
 
 @pytest.mark.parametrize(("ask", "status", "ends"), ANSWERS)
 @pytest.mark.parametrize("timeout", [None, 30])
 def test_what_raised_is_asked_about_when_its_time_is_over(
-    timeout: int | None,
-    ask: Callable[..., Any],
-    status: str,
-    ends: list[str],
-    effects: Effects,
+    timeout: int | None, ask: Callable[..., Any], status: str, ends: list[str], effects: Effects
 ) -> None:
     """Without a time limit at once: nothing says how long the request may still be on its way."""
     asked: list[str] = []
@@ -288,7 +301,9 @@ def test_what_raised_is_asked_about_when_its_time_is_over(
         else:
             assert told["raised"] == "ConnectionError: reset by peer"
     if not ends:
-        assert "reset by peer" in payloads(run, "orphan_found")[-1]["evidence"]
+        evidence = payloads(run, "orphan_found")[-1]["evidence"]
+        assert "reset by peer" in evidence
+        assert "did not return within" not in evidence, "nobody waits for a thread that has ended"
         assert resume_run(run.pk).status == "completed"
         assert (outcomes(the_run(result)), effects.count()) == (["unknown"], 1)
 
@@ -317,3 +332,239 @@ def test_a_verdict_of_staff_on_what_raised_enters_the_handler_again(effects: Eff
     result = again(result.run_id)
     assert (result.status, effects.count()) == ("orphaned", 2)
     assert len({line["key"] for line in effects.lines()}) == 1
+
+
+class SoftTimeLimitExceeded(Exception):
+    """Stands for that of celery and billiard, which is known by its name."""
+
+
+FATES: dict[str, BaseException] = {
+    "durability error": ToolDurabilityError("the answer was lost"),
+    "time limit": SoftTimeLimitExceeded(),
+    "memory": MemoryError(),
+    "exit": SystemExit(1),
+    "ctrl-c": KeyboardInterrupt(),
+    "cancelled": asyncio.CancelledError(),
+}
+
+
+def shaky(ctx: ToolContext, fate: str, text: str) -> str:
+    """Act; the first time something happens after it."""
+    ledger = Effects.from_environment()
+    ledger.record("act", call=ctx.call_id)
+    if ledger.count() == 1 and fate == "timeout":
+        wait_for(ctx.is_cancelled, "the time to be over")
+    elif ledger.count() == 1:
+        raise FATES[fate]
+    return "done"
+
+
+def surfaced(*turns: object, tools: list[Any]) -> RunResult:
+    """Call until the model was told of the call in doubt."""
+    with suppress(KeyboardInterrupt):
+        if go_on(*turns, tools=tools).status == "orphaned":
+            assert sweep().found == 0, "a sweep never decides for a person"
+    return go_on(*turns, tools=tools)
+
+
+@pytest.mark.parametrize("fate", [*FATES, "timeout"])
+def test_a_person_is_asked_each_time_the_tool_would_act_again(
+    fate: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_the_first_is_late(monkeypatch, lambda: effects.count() == 1)
+    calls = [call("shaky", fate=fate, text=text) for text in ("send it", "send it", "please send it")]
+    declared = tool(shaky, timeout=0.3) if fate == "timeout" else tool(shaky)
+    result = surfaced(*[{"tools": [one]} for one in calls], tools=[declared])
+    doubtful = effects.lines()[0]["call"]
+    assert (result.status, effects.count()) == ("awaiting-approval", 1)
+    assert doubtful in result.pending[0].why
+    approve(result.pending[0].pk, None, reason="it did not go out")
+    result = again(result.run_id)
+    assert (result.status, effects.count()) == ("awaiting-approval", 2), "an approval clears no doubt"
+    assert doubtful in result.pending[0].why
+    deny(result.pending[0].pk, None, "enough")
+    assert sweep().completed == 1
+    run = the_run(result)
+    assert (outcomes(run), effects.count()) == (["unknown", "ok", "denied"], 2)
+    check_messages(result_of(run.pk).messages)
+
+
+def test_ctrl_c_inside_a_handler_stops_the_process_and_leaves_the_call_in_doubt(effects: Effects) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        go_on({"tools": [call("shaky", fate="ctrl-c", text="x")]}, tools=[tool(shaky)])
+    run = Run.objects.get()
+    assert (run.status, run.lease_expires_at, run.attempts) == ("queued", None, 1)
+    run = the_run(again(run.pk))
+    assert (run.status, outcomes(run), effects.count()) == ("orphaned", [], 1)
+    assert payloads(run, "run_resumed")[0]["reason"] == "the last drive failed"
+
+
+@pytest.mark.parametrize("fate", ["cancelled", "exit", "memory", "time limit"])
+def test_what_stops_a_handler_does_not_stop_the_sweep(fate: str) -> None:
+    start_run(
+        shop_agent("shaky", {"tools": [call("shaky", fate=fate, text="x")]}, tools=[tool(shaky)]), "x", "s1"
+    )
+    start_run(shop_agent("steady"), "do it", "s2")
+    swept = sweep()
+    assert (swept.waiting, swept.completed, swept.errors) == (1, 1, 0)
+
+
+def test_each_verdict_lifts_its_own_doubt_and_no_other(effects: Effects) -> None:
+    def ask(number: int) -> RunResult:
+        return go_on({"tools": [call("wire", text=str(number))]}, tools=[wire], key=f"k{number}")
+
+    first = ask(1)
+    resume_run(str(first.run_id))
+    second = ask(2)
+    approve(second.pending[0].pk, None)
+    second = again(second.run_id)
+    resume_run(str(second.run_id))
+    both = [*first.orphans, *second.orphans]
+    third = ask(3)
+    assert all(doubtful in third.pending[0].why for doubtful in both)
+    deny(third.pending[0].pk, None, "not now")
+    sweep()
+    resolve_orphan(str(first.run_id), both[0], "unknown", None)
+    resolve_orphan(str(first.run_id), both[0], "occurred", None, evidence="the statement")
+    fourth = ask(4)
+    why = fourth.pending[0].why
+    assert (both[0] in why, both[1] in why) == (False, True)
+    deny(fourth.pending[0].pk, None, "not now")
+    sweep()
+    resolve_orphan(str(second.run_id), both[1], "not_occurred", None)
+    fifth = ask(5)
+    assert (fifth.status, Approval.objects.count(), effects.count()) == ("orphaned", 3, 3)
+    the_run(fifth)
+
+
+def test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_the_first_is_late(monkeypatch, lambda: effects.count() == len(starts()), times=5)
+    cured: list[bool] = []
+
+    def starts() -> list[dict[str, Any]]:
+        return payloads(Run.objects.get(), "tool_started")
+
+    @tool(safe_to_retry=True, timeout=0.05)
+    def slow(ctx: ToolContext) -> str:
+        """Take too long until cured."""
+        effects.record(ctx.idempotency_key)
+        if not cured:
+            wait_for(lambda: ctx.is_cancelled() or bool(cured), "the time to be over")
+        return "done"
+
+    result = go_on({"tools": [call("slow")]}, tools=[slow])
+    run = the_run(result)
+    assert (run.status, run.blocked_reason, run.attempts) == ("paused", "attempts_exhausted", 5)
+    assert len(payloads(run, "tool_started")) == 5
+    cured.append(True)
+    assert resume_run(run.pk).status == "completed"
+    run = the_run(result)
+    assert (outcomes(run), run.attempts) == (["ok"], 0)
+    assert len({line["key"] for line in effects.lines()}) == 1
+
+
+def no_idea(ctx: ToolContext, args: dict[str, Any]) -> Unknown:
+    return Unknown("no record")
+
+
+def test_a_caller_who_asks_is_told_when_reconcile_does_not_know(effects: Effects) -> None:
+    """The answer Unknown() falls through to what becomes of a tool that declares nothing."""
+    run = die_at("after_tool", shop_agent("payer", PAY, tools=[payer(None, reconcile=no_idea)]))
+    assert resume_run(run.pk).status == "completed"
+    assert (outcomes(the_run(result_of(run.pk))), effects.count()) == (["unknown"], 1)
+
+
+@pytest.mark.parametrize("where", ["handler", "reconcile"])
+def test_what_turns_autocommit_off_and_does_not_know_hides_no_row(where: str, effects: Effects) -> None:
+    def careless(ctx: ToolContext, args: dict[str, Any]) -> Unknown:
+        transaction.set_autocommit(False)
+        return Unknown("no record")
+
+    @tool(reconcile=careless if where == "reconcile" else no_idea)
+    def pay(ctx: ToolContext) -> str:
+        effects.record(ctx.idempotency_key)
+        if where == "handler":
+            transaction.set_autocommit(False)
+        raise ToolDurabilityError("lost")
+
+    result = go_on({"tools": [call("pay")]}, tools=[pay])
+    assert connection.get_autocommit()
+    connection.close()  # what was not committed is gone with it
+    assert the_run(result).status == "orphaned"
+    assert len(payloads(the_run(result), "orphan_found")) == 2, "reconcile was asked, then it was held"
+
+
+def test_a_stateless_call_in_doubt_is_reconciled_without_waiting_for_a_handler_that_has_ended(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = ANSWERS[0][0]
+    pay = payer(ToolDurabilityError("lost"), reconcile=says, timeout=300)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
+    result = run_agent(shop_agent("payer", PAY, tools=[pay]), "do it")
+    assert (result.status, effects.count()) == ("completed", 1)
+    assert result.messages[2]["content"][0]["content"] == "paid, says the bank"
+
+
+@pytest.mark.parametrize("word", ["pause", "cancel", "die"])
+def test_a_call_after_a_parallel_group_is_not_in_doubt_before_the_group_is_done(
+    word: str, effects: Effects
+) -> None:
+    """Nothing is journaled as started while its worker still waits for something else."""
+    happens: dict[str, Callable[[str], object]] = {"pause": pause_run, "cancel": cancel_run, "die": str}
+
+    @tool(safe_to_retry=True, parallel=True)
+    def read(ctx: ToolContext, number: int) -> str:
+        """Read; the last one is the slowest, and something happens to the run."""
+        if number == 2 and ctx.attempt == 1:
+            wait_for(lambda: len(payloads(Run.objects.get(), "tool_result")) == 1, "the first one's result")
+            happens[word](ctx.run_id)
+            if word == "die":
+                raise KeyboardInterrupt
+        return "read"
+
+    calls = [call("read", number=1), call("post", text="x"), call("read", number=2)]
+    with suppress(KeyboardInterrupt):
+        go_on({"tools": calls}, tools=[read, *TOOLS])
+    run = the_run(result_of(Run.objects.get().pk))
+    assert (effects.count(), len(payloads(run, "tool_started"))) == (0, 2)
+    if word == "cancel":
+        assert (run.status, outcomes(run)) == ("cancelled", ["ok", "ok", "cancelled"])
+        return
+    assert resume_run(run.pk).status == "completed"
+    assert (outcomes(the_run(result_of(run.pk))), effects.count()) == (["ok"] * 3, 1)
+
+
+@pytest.mark.django_db(transaction=False)
+def test_a_reconciler_inside_a_testcase_sees_what_the_test_sees() -> None:
+    def look(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
+        return Occurred("seen") if Order.objects.exists() else NotOccurred()
+
+    @tool(reconcile=look, timeout=5)
+    def order(ctx: ToolContext) -> str:
+        """Order, and lose the answer."""
+        Order.objects.create(number="A1", customer="Ada", total_cents=1)
+        raise ConnectionError("lost")
+
+    with frozen_clock() as clock:
+        result = go_on({"tools": [call("order")]}, tools=[order])
+        clock.forward(seconds=6)
+        sweep()
+    assert payloads(the_run(result), "tool_result")[0]["content"] == "seen"
+
+
+@pytest.mark.parametrize("declared", [{}, {"safe_to_retry": True}, {"transactional": True}])
+def test_an_unexpected_exception_is_logged_with_its_traceback(
+    declared: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(pin: str) -> str:
+        """Read what is not there, as the author of a first tool does."""
+        owners: dict[str, str] = {}
+        return owners["owner " + pin]
+
+    go_on({"tools": [call("broken", pin="pin-7306")]}, tools=[tool(**declared, sensitive=["pin"])(broken)])
+    [record] = [each for each in caplog.records if each.getMessage().startswith("Tool failed")]
+    text = logging.Formatter().format(record)
+    assert (record.levelno, 'return owners["owner " + pin]' in text) == (logging.ERROR, True)
+    assert "pin-7306" not in text

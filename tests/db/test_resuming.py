@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from agentruns import cancel_run, resume_run, run_agent, start_run
+from agentruns import cancel_run, pause_run, resume_run, run_agent, start_run
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.store import Batch, DatabaseStore, load
-from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
+from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.dying import die_at
-from tests.db.helpers import kill, outcomes, payloads, run_turns, the_run
+from tests.db.failures import failing, start
+from tests.db.helpers import forget_backoff, outcomes, payloads, run_turns, sound, the_run
 from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def turns() -> list[dict[str, Any]]:
-    """Return three steps that think, call and count tokens."""
+    """Build three steps that think, call and count tokens."""
     return [
         {
             "content": [
@@ -67,15 +68,12 @@ def test_a_run_goes_on_under_the_version_it_was_started_with(driver: str, effect
 
 
 def test_rows_of_newer_code_are_passed_over(effects: Effects) -> None:
-    run = start_run(
-        shop_agent("older", {"tools": [call("post", text="hi")]}), "do it", "s1", idempotency_key="k"
-    )
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k")
     batch = Batch(load("default", run.session_id, run.pk))
     batch.add("invented_later", {"v": 99, "unheard": ["of"]})
     DatabaseStore().append(batch)
     assert sweep().completed == 1
-    run = Run.objects.get()
-    assert (problems(run.session_id), outcomes(run), effects.count()) == ([], ["ok"], 1)
+    assert (outcomes(sound(run)), effects.count()) == (["ok"], 1)
 
 
 def test_a_call_without_an_id_is_known_after_a_crash(effects: Effects) -> None:
@@ -144,14 +142,9 @@ def test_what_a_parallel_batch_finished_stays_finished(effects: Effects) -> None
 
 
 POINTS = [
-    "before_model",
-    "after_model",
-    "after_reply",
-    "before_tool",
-    "after_tool",
-    "after_result",
+    "before_model", "after_model", "after_reply", "before_tool", "after_tool", "after_result",
     "before_finish",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -168,7 +161,6 @@ def test_every_request_is_valid_and_the_history_is_what_was_returned(point: str)
         return {"text": "FINAL ANSWER"}
 
     run = die_at(point, shop_agent("careful", ask, ask, last))
-    kill(run)
     result = resume_run(run.pk)
     run = the_run(result)
     assert (result.status, result.output, run.output) == ("completed", "FINAL ANSWER", "FINAL ANSWER")
@@ -190,3 +182,22 @@ def test_a_resumed_run_that_dies_repeats_nothing_either(effects: Effects) -> Non
     run = Run.objects.get()
     assert (outcomes(run), effects.count()) == (["ok"] * 4, 4)
     assert len({line["key"] for line in effects.lines()}) == 4
+
+
+def test_a_result_says_why_the_run_does_not_go_on() -> None:
+    run = start([failing("retry"), failing("pause")])
+    assert (run.status, result_of(run.pk).error) == ("queued", "some_error: no luck")
+    forget_backoff(run)
+    told = run_agent("flaky", "do it", "s1", idempotency_key="k")
+    assert (told.status, told.error) == ("paused", "some_error: no luck")
+    queued = start_run(shop_agent("stopped"), "do it", "s2")
+    pause_run(queued.pk, reason="the shop is being moved")
+    assert result_of(queued.pk).error == Run.objects.get(pk=queued.pk).blocked_reason != ""
+    died = die_at("after_tool", shop_agent("dies", {"tools": [call("post", text="x")]}), "s3")
+    sweep()
+    told = result_of(died.pk)
+    why = f"Nobody knows whether post ({told.orphans[0]}) happened: resolve_orphan or resume_run goes on."
+    assert (told.status, told.error) == ("orphaned", why)
+    assert Run.objects.get(pk=died.pk).error == ""
+    asks = run_turns({"tools": [call("refund", cents=5000)]}, session="s4")
+    assert (asks.status, asks.error) == ("awaiting-approval", "")

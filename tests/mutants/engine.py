@@ -640,7 +640,7 @@ RECOVERY = [
     Mutant(
         "recovery: a reconciler that does not know settles nothing",
         (Edit(CALLS, "if not isinstance(verdict, Occurred | NotOccurred):", "if False:"),),
-        ("db/test_unknown_outcomes.py::test_a_caller_who_asks_is_told_when_reconcile_does_not_know",),
+        ("db/test_refusals.py::test_a_caller_who_asks_is_told_when_reconcile_does_not_know",),
     ),
     Mutant(
         "recovery: what follows a call in doubt is not run",
