@@ -1,31 +1,45 @@
-"""The sweep takes what can go on and what this process serves, and never starves on the rest."""
+"""The sweep takes what can go on and what this process serves, and never starves on the rest.
+
+AGENTRUNS_LONG=1 takes a million ended runs and ten thousand that wait, and prints how much a sweep reads.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import F
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
-from agentruns import approve, cancel_run, pause_run, resume_run, start_run, tool
+from agentruns import ToolContext, approve, cancel_run, pause_run, resume_run, run_agent, start_run, tool
 from agentruns.exceptions import ApprovalStateError, RunStateError
-from agentruns.models import Approval, Control, Run
+from agentruns.models import Approval, Control, Run, Session
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import BATCH, RENEWED, STAMPED, sweep
 from tests.commands.running import run as command
+from tests.db.crowds import ID, multiply, plan
 from tests.db.doubts import wire
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run
 from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.rows import spoilt
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+LONG = bool(os.environ.get("AGENTRUNS_LONG"))
+ENDED, WAITING, RESUMABLE = (1_000_000, 10_000, 10) if LONG else (5000, 2000, 10)
+
+
+@tool(requires_approval=True, expires_in=timedelta(hours=1))
+def launch(ctx: ToolContext) -> str:
+    return act("launch", ctx)
 
 
 def test_runs_of_a_retired_definition_do_not_starve_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +62,7 @@ def test_runs_of_a_retired_definition_do_not_starve_the_others(monkeypatch: pyte
     assert not Run.objects.exclude(blocked_reason="").exists()
 
 
-def test_the_reason_is_that_of_the_process_that_looked_last(effects: Effects) -> None:
+def test_the_reason_is_that_of_the_process_that_looked_last() -> None:
     with isolated_registry():
         run = start_run(shop_agent("moved"), "do it", "s1")
 
@@ -76,12 +90,6 @@ def test_the_reason_is_that_of_the_process_that_looked_last(effects: Effects) ->
 
 def test_a_journal_that_cannot_be_read_stops_no_other_run(settings: Any) -> None:
     settings.AGENTRUNS_BACKOFF_SECONDS = (60, 600)
-
-    @tool(requires_approval=True, expires_in=timedelta(hours=1))
-    def launch() -> str:
-        """Launch."""
-        return "launched"
-
     expired = run_turns({"tools": [call("launch")]}, tools=[launch], session="expired")
     run_out(expired.pending[0])
     doubtful = run_turns({"tools": [call("wire", text="x")]}, session="doubtful", tools=[wire])
@@ -97,12 +105,6 @@ def test_a_journal_that_cannot_be_read_stops_no_other_run(settings: Any) -> None
 
 
 def test_an_approval_expires_with_an_honest_text(effects: Effects) -> None:
-    @tool(requires_approval=True, expires_in=timedelta(hours=1))
-    def launch() -> str:
-        """Launch."""
-        effects.record("launch")
-        return "launched"
-
     result = run_turns({"tools": [call("launch")]}, tools=[launch])
     card = result.pending[0]
     assert card.expires_at is not None
@@ -148,43 +150,22 @@ def test_a_stop_leaves_at_a_boundary_and_costs_no_attempt(effects: Effects) -> N
     assert "run_resumed" not in run.messages.values_list("kind", flat=True)
 
 
-def test_pause_and_cancel_without_a_worker_act_at_once() -> None:
-    agent = shop_agent("parked", {"tools": [call("refund", cents=5000)]})
+def test_pause_and_cancel_without_a_worker_act_at_once(effects: Effects) -> None:
+    agent = shop_agent("parked", {"tools": [call("post", text="x"), call("refund", cents=5000)]})
     run = start_run(agent, "do it", "s1", idempotency_key="k")
     assert pause_run(run.pk, reason="lunch").status == "paused"
     with pytest.raises(RunStateError, match="is paused already"):
         pause_run(run.pk)
     assert sweep().found == 0
+    assert resume_run(run.pk, drive=False).status == "queued"
+    assert effects.count() == 0, "a worker drives it"
+    assert pause_run(run.pk).status == "paused"
     assert resume_run(run.pk).status == "awaiting-approval"
     assert pause_run(run.pk).status == "paused"
     assert resume_run(run.pk, drive=False).status == "awaiting-approval"
     assert cancel_run(run.pk, reason="no").status == "cancelled"
-    assert Approval.objects.get().status == "cancelled"
+    assert (Approval.objects.get().status, effects.count()) == ("cancelled", 1)
     the_run(result_of(run.pk))
-
-
-def test_a_queued_resume_rings_and_leaves_driving_to_the_worker(effects: Effects) -> None:
-    run = start_run(shop_agent("rung", {"tools": [call("post", text="x")]}), "do it", "s1")
-    pause_run(run.pk)
-    assert resume_run(run.pk, drive=False).status == "queued"
-    assert effects.count() == 0
-    assert sweep().completed == 1
-
-
-def test_an_idle_sweep_reads_an_index() -> None:
-    sql, parameters = Run.objects.runnable().order_by("created_at").values("pk")[:1].query.sql_with_params()
-    explain = "EXPLAIN" if connection.vendor == "postgresql" else "EXPLAIN QUERY PLAN"
-    with transaction.atomic(), connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            # Of few rows it would as soon sort what another index finds.
-            cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off")
-        cursor.execute(f"{explain} {sql}", parameters)
-        plan = str(cursor.fetchall())
-    # Until somebody asked it to ANALYZE, SQLite takes the index on status: as good, but for the order.
-    by_status = (
-        connection.vendor == "sqlite" and "SEARCH agentruns_run USING INDEX agentruns_run_status" in plan
-    )
-    assert "agentruns_runnable" in plan or by_status
 
 
 def test_after_its_time_a_sweep_begins_with_no_further_run() -> None:
@@ -192,3 +173,76 @@ def test_after_its_time_a_sweep_begins_with_no_further_run() -> None:
     for number in range(3):
         start_run(agent, "do it", f"s{number}", idempotency_key=f"k{number}")
     assert (sweep(seconds=0).driven, sweep(seconds=0).driven, sweep().driven) == (1, 1, 1)
+
+
+def fill() -> None:
+    """Let there be very many runs that ended, and many that wait for a person, each with its card."""
+    made = ID[connection.vendor].format
+    run_agent("calls-refund", "do it", "waiting", idempotency_key="")
+    multiply(Session, WAITING, id=made("n"), key="'waiting-' || n")
+    multiply(Run, WAITING, id=made("n"), session_id=made("n"))
+    multiply(Approval, WAITING, id=made("n"), run_id=made("n"))
+    run_agent("calls-post", "do it", "ended")
+    multiply(Run, ENDED, id=made(f"n + {WAITING}"))
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+
+
+def swept() -> list[dict[str, Any]]:
+    """Do a sweep; return its queries."""
+    with CaptureQueriesContext(connection) as queries:
+        assert sweep(drives=False).found == RESUMABLE
+    return queries.captured_queries
+
+
+def least() -> list[dict[str, Any]]:
+    """Return the queries of a sweep that need not note that it is alive, which one does every few seconds."""
+    return min((swept() for _ in range(3)), key=len)
+
+
+@pytest.mark.remembers
+def test_a_sweep_reads_partial_indexes_however_much_there_is() -> None:
+    for number in range(RESUMABLE):
+        start_run("calls-post", "do it", f"s{number}", idempotency_key=f"k{number}")
+    sweep(drives=False)  # the first there ever was
+    before = len(least())
+    alone = work(least())
+    fill()
+    queries = least()
+    assert len(queries) == before
+    beside = work(queries)
+    if LONG:
+        print(f"a sweep: {alone} steps or pages alone, {beside} beside {ENDED} and {WAITING} runs")
+    assert beside < 3 * alone + 100
+    for query in queries:
+        about_many = any(table in query["sql"] for table in ('"agentruns_run"', '"agentruns_approval"'))
+        if query["sql"].startswith("SELECT") and about_many:
+            used = plan(query["sql"])
+            assert "agentruns_runnable" in used or "agentruns_pending" in used, used
+            for line in used.splitlines():
+                assert "Scan on agentruns_run" not in line or "Index" in line, used
+                assert "SCAN" not in line or "USING INDEX" in line, used
+
+
+def work(queries: list[dict[str, Any]]) -> int:
+    """Let the database answer the reads of a sweep again; return how many steps, or pages, that takes it."""
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    with connection.cursor() as cursor:
+        for query in (each["sql"] for each in queries if each["sql"].startswith("SELECT")):
+            if connection.vendor == "sqlite":
+                connection.connection.set_progress_handler(step, 10)
+                cursor.execute(query)
+                cursor.fetchall()
+                connection.connection.set_progress_handler(None, 0)
+            else:
+                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}")
+                [(answer,)] = cursor.fetchall()
+                pages = (answer if isinstance(answer, list) else json.loads(answer))[0]["Plan"]
+                steps += pages["Shared Hit Blocks"] + pages["Shared Read Blocks"]
+    return steps
