@@ -1,4 +1,4 @@
-"""A question to a person, and more time for a person."""
+"""A question to a person, more time for a person, and who may decide."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group
 from django.utils import timezone
 
 from agentruns import Agent, answer, approve, ask_human, deny, extend, question_to, run_agent, tool
 from agentruns.agents.agent import definition_difference
 from agentruns.exceptions import ApprovalStateError, NotDurableError, PermissionDeniedError
+from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.verify import check, problems
 from agentruns.models import Approval
+from agentruns.services import permissions
 from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
-from tests.db.helpers import payloads, run_out, user
+from tests.db.helpers import payloads, run_out, run_turns, user
 from tests.effects import Effects
 from tests.shop.agents import call, post, refund, shop_agent
 
@@ -24,14 +27,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def curious(*tools: Any, **asked: Any) -> Agent:
-    """Return an agent that asks, and acts on the answer."""
+    """Build an agent that asks, and acts on the answer."""
     turns = [{"tools": [call("ask_human", **asked), call("post", text="after")]}, {"text": "done"}]
     return Agent("curious", instructions="Ask.", model=ScriptedModel(turns), tools=[*tools, post])
 
 
+def asked(question_tool: Any = ask_human, **options: Any) -> Approval:
+    """Run an agent until it has asked; return its card."""
+    (card,) = run_agent(curious(question_tool, question="Which colour?", **options), "paint", "s1").pending
+    return card
+
+
 def test_an_answer_is_the_result_word_for_word_and_later_calls_waited_for_it(effects: Effects) -> None:
-    result = run_agent(curious(ask_human, question="Which colour?"), "paint", "s1")
-    (approval,) = result.pending
+    approval = asked()
     assert (approval.title, approval.tool_name, effects.count()) == ("Which colour?", "ask_human", 0)
     answer(approval.pk, user("ann", "decide_approval"), "green, she said")
     assert sweep().completed == 1
@@ -44,7 +52,7 @@ def test_an_answer_is_the_result_word_for_word_and_later_calls_waited_for_it(eff
 
 
 def test_a_question_is_never_executed() -> None:
-    (approval,) = run_agent(curious(ask_human, question="Which colour?"), "paint", "s1").pending
+    approval = asked()
     for changed in ({}, {"arguments": {"question": "Which size?", "choices": None}}):
         with pytest.raises(ApprovalStateError, match=r"there is nothing to execute\. Answer it"):
             approve(approval.pk, None, digest=approval.digest, **changed)
@@ -55,12 +63,8 @@ def test_a_question_is_never_executed() -> None:
 
 @pytest.mark.parametrize("free_text", [None, False, True])
 def test_a_text_outside_the_choices_is_refused_unless_the_question_allows_it(free_text: bool | None) -> None:
-    asked = {} if free_text is None else {"free_text": free_text}
-    agent = curious(ask_human, question="Which colour?", choices=["red", "blue"], **asked)
-    (approval,) = run_agent(agent, "paint", "s1").pending
-    for text in ("green", "Red", "red ", "red, blue"):
-        if free_text:
-            continue
+    approval = asked(choices=["red", "blue"], **({} if free_text is None else {"free_text": free_text}))
+    for text in () if free_text else ("green", "Red", "red ", "red, blue"):
         with pytest.raises(ApprovalStateError, match="only one of its choices: 'red', 'blue'"):
             answer(approval.pk, None, text, digest=approval.digest)
     assert payloads(approval.run, "approval_decided") == []
@@ -71,9 +75,8 @@ def test_a_text_outside_the_choices_is_refused_unless_the_question_allows_it(fre
 
 def test_questions_for_some_people_under_names_of_their_own() -> None:
     ask_legal = question_to("lawyers", name="ask_human", expires_in=timedelta(hours=1), risk="high")
-    (approval,) = run_agent(curious(ask_legal, question="May we?"), "sell", "s1").pending
-    assert (approval.approvers, approval.risk) == ("lawyers", "high")
-    assert approval.expires_at is not None
+    approval = asked(ask_legal)
+    assert (approval.approvers, approval.risk, approval.expires_at is None) == ("lawyers", "high", False)
     with pytest.raises(PermissionDeniedError, match="decided by lawyers"):
         answer(approval.pk, user("ann", "decide_approval"), "yes")
     with pytest.raises(TypeError, match="cannot be named"):
@@ -147,3 +150,41 @@ def test_a_card_whose_authority_or_time_was_changed_behind_the_journal_is_found_
     repair_session("default", approval.run.session_id)
     assert getattr(Approval.objects.get(), column) == getattr(approval, column)
     assert problems(approval.run.session_id) == []
+
+
+class Bare:
+    """A user of a model without PermissionsMixin."""
+
+    pk = 7
+    is_active = is_authenticated = True
+
+    def get_username(self) -> str:
+        return "bare"
+
+    def has_perm(self, name: str) -> bool:
+        return name == "agentruns.decide_approval"
+
+
+def card(approvers: str = "") -> Approval:
+    run_turns({"tools": [call("refund", cents=5000)]})
+    Approval.objects.update(approvers=approvers)
+    return Approval.objects.select_related("run").get()
+
+
+def test_a_user_model_without_groups_and_permissions_decides_what_names_nobody() -> None:
+    named, bare = card(), Bare()
+    assert [*permissions.decidable(bare, [named])] == [named]
+    assert [*permissions.open_to(bare, Approval.objects.all())] == [named]
+    named.approvers = "treasurers"
+    assert "is not among them" in why_not_decide(bare, named)
+    assert [*permissions.decidable(bare, [named])] == []
+
+
+def test_a_group_may_have_a_dot_in_its_name() -> None:
+    named, ann = card("Acme Inc. support"), user("ann", "decide_approval")
+    assert "is not among them" in why_not_decide(ann, named)
+    ann.groups.add(Group.objects.create(name="Acme Inc. support"))
+    ann = type(ann).objects.get(pk=ann.pk)
+    assert why_not_decide(ann, named) == ""
+    assert [*permissions.decidable(ann, [named])] == [named]
+    assert [*permissions.open_to(ann, Approval.objects.all())] == [named]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
@@ -11,10 +9,19 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
-from django.db import connection
 from django.db.models import F
 
-from agentruns import ModelReply, Policy, ToolContext, fork_run, run_again, run_agent, start_run, tool
+from agentruns import (
+    ModelReply,
+    Policy,
+    ToolContext,
+    fork_run,
+    list_runs,
+    run_again,
+    run_agent,
+    start_run,
+    tool,
+)
 from agentruns.exceptions import (
     AmbiguousSessionError,
     NotFoundError,
@@ -28,29 +35,19 @@ from agentruns.journal.copies import TITLE_LENGTH
 from agentruns.journal.events import Program
 from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
-from agentruns.models import (
-    Approval,
-    Definition,
-    Message,
-    Run,
-    Session,
-    StartCount,
-    Tombstone,
-    triggers,
-)
+from agentruns.models import Run, Session, StartCount
 from agentruns.services.repair import repair_session
 from agentruns.services.retention import erase_session
 from agentruns.services.sessions import CONTEXT_LENGTH, find_session
 from agentruns.services.transfer import export_run, import_run
-from agentruns.testing import ScriptedModel
-from tests.commands.running import run as run_command
+from tests.commands.running import run as command
+from tests.db.exports import forget_everything
 from tests.db.helpers import payloads, user
 from tests.db.racing import at_once
+from tests.db.replies import Counting
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-HERE = __name__
 
 
 class ByName(Policy):
@@ -65,7 +62,7 @@ class ByName(Policy):
 
 @pytest.fixture
 def by_name(settings: Any) -> None:
-    settings.AGENTRUNS_POLICY = f"{HERE}.ByName"
+    settings.AGENTRUNS_POLICY = f"{__name__}.ByName"
 
 
 @pytest.fixture
@@ -76,12 +73,6 @@ def ann(db: None) -> Any:
 @pytest.fixture
 def bob(db: None) -> Any:
     return user("bob")
-
-
-def command(*words: Any) -> tuple[int, str]:
-    """Run a command; return its exit code and all that it printed."""
-    outcome = run_command(*map(str, words))
-    return outcome.code, outcome.out + outcome.err
 
 
 def started(run: Run) -> dict[str, Any]:
@@ -98,8 +89,7 @@ def test_the_program_does_not_write_into_the_session_of_whoever_came_first(ann: 
     assert not Run.objects.exclude(owner=ann).exists()
     run = start_run(agent, "card 4000 0000", "order-4711", scope="shop")
     assert (run.owner_id, run.scope, run.session.key) == (None, "shop", "order-4711")
-    state = [message["content"] for message in run_agent(agent, "card 4000 0000", run.session).messages]
-    assert "Do as I say" not in json.dumps(state)
+    assert "Do as I say" not in str(run_agent(agent, "card 4000 0000", run.session).messages)
     assert problems(run.session_id) == []
 
 
@@ -118,13 +108,8 @@ def test_with_its_owner_the_program_goes_on_with_a_users_session(ann: Any, bob: 
     start_run(agent, "x", "own")
     with pytest.raises(SessionAccessDeniedError, match="the program's own, not bob's"):
         start_run(agent, "x", "own", owner=bob)
-
-
-def test_a_user_is_told_the_same_of_anothers_session_and_the_programs(ann: Any, bob: Any) -> None:
-    agent = shop_agent("shop")
-    start_run(agent, "x", "anns", actor=ann)
-    start_run(agent, "x", "nobodys")
-    for key in ("anns", "nobodys"):
+    # A user is told the same of another's session and of the program's.
+    for key in ("s1", "own"):
         with pytest.raises(SessionAccessDeniedError, match=f"^There is no session '{key}'.$"):
             start_run(agent, "x", key, actor=bob)
     with pytest.raises(SessionAccessDeniedError, match=r"^There is no session 'never'\.$"):
@@ -138,9 +123,8 @@ def test_a_scope_is_named_or_the_policys_and_stored_once(by_name: None, ann: Any
         start_run(agent, "x", "s1"),
         start_run(agent, "x", "s1", scope="other", actor=ann),
     ]
-    assert [run.scope for run in runs] == ["ann", "program", "other"]
-    assert [run.session.scope for run in runs] == ["ann", "program", "other"]
-    assert [started(run)["scope"] for run in runs] == ["ann", "program", "other"]
+    told = [(run.scope, run.session.scope, started(run)["scope"]) for run in runs]
+    assert told == [(scope,) * 3 for scope in ("ann", "program", "other")]
     settings.AGENTRUNS_POLICY = "agentruns.Policy"
     assert start_run(agent, "x", runs[0].session, actor=ann) == runs[0]
     with pytest.raises(ValueError, match="is in scope 'ann', not in 'b'"):
@@ -172,20 +156,21 @@ def test_a_key_in_several_scopes_is_ambiguous() -> None:
     assert find_session("s1", "south").scope == "south"
 
 
-def test_commands_take_the_scope(tmp_path: Any) -> None:
+def test_commands_take_the_scope() -> None:
     agent = shop_agent("calls-nothing")
-    runs = {scope: run_agent(agent, "x", "s1", scope=scope) for scope in ("north", "south")}
+    runs = {scope: str(run_agent(agent, "x", "s1", scope=scope).run_id) for scope in ("north", "south")}
     for name in ("verify_journal", "prune_runs"):
-        code, out = command(name, "--session", "s1")
-        assert code and "north" in out and "south" in out
-    assert command("verify_journal", "--session", "s1", "--scope", "south")[0] == 0
-    code, out = command("run_agent", "calls-nothing", "y", "--session", "s1", "--scope", "north")
-    assert code == 0 and "user" in out
-    assert Run.objects.filter(scope="north", input="y").count() == 1
-    code, out = command("fork_run", runs["north"].run_id, "--at", "2", "--scope", "south")
-    assert code == 0, out
-    assert Run.objects.get(origin=runs["north"].run_id).scope == "south"
-    assert command("prune_runs", "--session", "s1", "--scope", "north")[0] == 0
+        refused = command(name, "--session", "s1")
+        assert refused.code and "north" in refused.err and "south" in refused.err
+    for words in (
+        "verify_journal --session s1 --scope south",
+        "run_agent calls-nothing y --session s1 --scope north",
+        f"fork_run {runs['north']} --at 2 --scope south",
+    ):
+        assert command(*words.split()).code == 0, words
+    assert Run.objects.get(input="y").scope == "north"
+    assert Run.objects.get(origin=runs["north"]).scope == "south"
+    assert command("prune_runs", "--session=s1", "--scope=north").code == 0
     assert [session.scope for session in Session.objects.filter(key="s1")] == ["south"]
     erase_session("s1", scope="north")  # its files again
     with pytest.raises(AmbiguousSessionError):  # one that was pruned counts
@@ -214,13 +199,13 @@ def test_a_fork_and_another_run_of_the_task_stay_in_scope_and_context(ann: Any, 
         fork_run(result.run_id, 2, session="s1")
 
 
-def test_an_import_keeps_the_scope_or_takes_one(tmp_path: Any) -> None:
+def test_an_import_keeps_the_scope_or_takes_one() -> None:
     agent = shop_agent("shop")
     result = run_agent(agent, "first line\nsecond", "s1", scope="north", context={"tenant": 7})
     lines = list(export_run(str(result.run_id), true_values=True))
     before = Run.objects.get()
     for scope, expected in ((None, "north"), ("archive", "archive")):
-        erase_all()
+        forget_everything()
         run = import_run(lines, scope=scope)
         assert (run.scope, run.session.scope, run.context) == (expected, expected, {"tenant": 7})
         assert (run.title, run.tokens, run.cost) == ("first line", before.tokens, before.cost)
@@ -228,18 +213,11 @@ def test_an_import_keeps_the_scope_or_takes_one(tmp_path: Any) -> None:
         assert problems(run.session_id) == []
 
 
-def erase_all() -> None:
-    with triggers.lifted(connection):
-        for model in (Message, Approval, Run, Session, Tombstone, Definition):
-            model.objects.all().delete()
-
-
 def test_the_context_reaches_the_tool_with_the_user(ann: Any, bob: Any) -> None:
     seen: list[Any] = []
 
     @tool(safe_to_retry=True)
     def look(ctx: ToolContext) -> str:
-        """Look at who asks."""
         seen.append((dict(ctx.context), ctx.scope, ctx.user, ctx.actor))
         ctx.context["tenant"] = 8  # its own copy
         return "seen"
@@ -257,15 +235,13 @@ def test_the_context_reaches_the_tool_with_the_user(ann: Any, bob: Any) -> None:
 
 
 def test_a_user_who_is_gone_is_not_taken_for_the_program(ann: Any) -> None:
-    seen: list[Any] = []
+    seen: list[str] = []
 
     @tool(safe_to_retry=True)
     def look(ctx: ToolContext) -> str:
-        """Look at who asks."""
-        try:
-            seen.append(ctx.user)
-        except NotFoundError as error:
-            seen.append(str(error))
+        with pytest.raises(NotFoundError) as caught:
+            ctx.user  # noqa: B018
+        seen.append(str(caught.value))
         return "seen"
 
     run = start_run(shop_agent("looking", {"tools": [call("look")]}, tools=[look]), "x", "s1", actor=ann)
@@ -274,23 +250,20 @@ def test_a_user_who_is_gone_is_not_taken_for_the_program(ann: Any) -> None:
     assert seen == ["The user 'ann' whose run it is, is not there any more."]
 
 
-@pytest.mark.parametrize("wrong", [["a"], "text", {"when": object()}])
-def test_a_context_is_a_dict_of_json(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="The context must be a dict"):
-        start_run(shop_agent("shop"), "x", "s1", context=wrong)
-    assert not Session.objects.exists()
-
-
-def test_a_context_is_bounded() -> None:
+def test_a_context_is_a_bounded_dict_of_json() -> None:
     agent = shop_agent("shop")
+    for kind in (["a"], "text", {"when": object()}):
+        with pytest.raises(TypeError, match="The context must be a dict"):
+            start_run(agent, "x", "s1", context=kind)
     fits = {"a": "x" * (CONTEXT_LENGTH - len('{"a":""}'))}
-    assert start_run(agent, "x", "s1", context=fits).context == fits
     deep: dict[str, Any] = {}
     for _ in range(70):
         deep = {"a": deep}
     for wrong in ({"a": fits["a"] + "x"}, {"a": "ü" * 4097}, deep):
         with pytest.raises(ValueError, match="The context is"):
-            start_run(agent, "x", "s2", context=wrong)
+            start_run(agent, "x", "s1", context=wrong)
+    assert not Session.objects.exists()
+    assert start_run(agent, "x", "s1", context=fits).context == fits
 
 
 def test_another_context_is_another_task() -> None:
@@ -308,9 +281,9 @@ def test_titles_tokens_and_cost_are_columns(settings: Any) -> None:
     usage = {"input_tokens": 10, "output_tokens": 3, "cache_read_input_tokens": 7, "service_tier": 1}
 
     def told(name: str, model: str) -> Run:
-        turn = {"text": "done", "usage": usage, "model": model}
         agent = shop_agent(name)
-        agent.model = Priced([turn], model)
+        reply = ModelReply([{"type": "text", "text": "done"}], "end_turn", usage, model, "r1")
+        agent.model = Counting(reply)  # type: ignore[assignment]
         result = run_agent(agent, f"\n  {'Refund it! ' * 40}\nPlease.", f"s-{name}")
         return Run.objects.select_related("session").get(pk=result.run_id)
 
@@ -331,20 +304,8 @@ def test_titles_tokens_and_cost_are_columns(settings: Any) -> None:
     assert "scope is 'elsewhere', the journal says ''" in " ".join(problems(priced.session_id))
 
 
-class Priced(ScriptedModel):
-    """Says its turns as a model with usage."""
-
-    def __init__(self, turns: list[Any], model: str) -> None:
-        super().__init__([{"text": "done"}])
-        self.turn, self.name = turns[0], model
-
-    def propose(self, request: Any) -> Any:
-        content = [{"type": "text", "text": self.turn["text"]}]
-        return ModelReply(content, "end_turn", self.turn["usage"], self.name, "r1")
-
-
 @pytest.fixture
-def limited(by_name: None) -> Iterator[Any]:
+def limited(by_name: None) -> Any:
     return partial(start_run, shop_agent("shop"), "x")
 
 
@@ -366,8 +327,7 @@ def test_a_quota_counts_what_a_user_starts(limited: Any, ann: Any, bob: Any) -> 
 
 
 def test_a_fork_and_another_run_of_the_task_count(limited: Any, ann: Any) -> None:
-    agent = shop_agent("shop")
-    result = run_agent(agent, "x", "s1", actor=ann)
+    result = run_agent(shop_agent("shop"), "x", "s1", actor=ann)
     fork_run(result.run_id, 2, actor=ann)
     for start in (lambda: fork_run(result.run_id, 2, actor=ann), lambda: run_again(result.run_id, ann)):
         with pytest.raises(QuotaExceededError):
@@ -391,3 +351,10 @@ def test_a_visitor_owns_nothing() -> None:
         start_run(shop_agent("shop"), "x", "s1", owner=AnonymousUser())
     with pytest.raises(PermissionDeniedError):
         start_run(shop_agent("shop"), "x", "s1", actor=AnonymousUser())
+    start_run(shop_agent("shop"), "x", "s1")
+    assert (list_runs().count(), list_runs(owner=AnonymousUser()).count()) == (1, 0)
+
+
+def test_a_session_is_named_by_a_text() -> None:
+    with pytest.raises(TypeError, match="The session must be a text, not 42"):
+        start_run(shop_agent("shop"), "x", 42)  # type: ignore[arg-type]
