@@ -24,14 +24,14 @@ from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+CARD = {"tools": [call("refund", cents=5000)]}
 LEASE = ("lease_owner", "lease_epoch", "lease_expires_at", "not_before", "attempts", "updated_at")
 
 
 @pytest.fixture
 def approved() -> Run:
     """A completed run of three replies; the approved call is of the first."""
-    turns = [{"tools": [call("refund", cents=5000)]}, {"tools": [call("post", text="hi")]}]
-    run = the_run(run_turns(*turns))
+    run = the_run(run_turns(CARD, {"tools": [call("post", text="hi")]}))
     approve(Approval.objects.get().pk, None)
     sweep()
     run = Run.objects.get(pk=run.pk)
@@ -39,19 +39,14 @@ def approved() -> Run:
     return run
 
 
-@pytest.fixture
-def waiting() -> Run:
-    return the_run(run_turns({"tools": [call("refund", cents=5000)]}))
-
-
 def edited(kind: str, **changes: Any) -> Callable[[Any], None]:
-    """Return a change of the payload of the first row of a kind."""
+    """Build a change of the payload of the first row of a kind."""
+    return lambda rows: change_row(rows.filter(kind=kind).first(), **changes)
 
-    def change(rows: Any) -> None:
-        row = rows.filter(kind=kind).first()
-        change_row(row, **changes)
 
-    return change
+def updated(kind: str, tool_name: str = "", /, **changes: Any) -> Callable[[Any], object]:
+    """Build a change of the columns of the rows of a kind, or of one tool's."""
+    return lambda rows: rows.filter(kind=kind, tool_name__contains=tool_name).update(**changes)
 
 
 def test_what_is_whole_has_no_problems_and_costs_as_many_queries_however_long_it_is() -> None:
@@ -73,24 +68,15 @@ def test_what_is_whole_has_no_problems_and_costs_as_many_queries_however_long_it
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (
-            lambda rows: rows.filter(seq=2).update(created_at="2020-01-01T00:00:00Z"),
-            "seq 2 (user) was altered",
-        ),
+        (updated("user", created_at="2020-01-01T00:00:00Z"), "seq 2 (user) was altered"),
         (lambda rows: rows.filter(seq=3).update(hash="f" * 64), "seq 3 (assistant) was altered"),
         (lambda rows: rows.filter(seq=3).update(prev_hash="f" * 64), "seq 3 (assistant) does not follow"),
         (lambda rows: rows.filter(seq=4)._raw_delete("default"), "seq 4 is missing; the next row is 5"),
-        (
-            lambda rows: rows.filter(seq__gt=9)._raw_delete("default"),
-            "the journal ends at 9: rows 10 to 12 are lost.",
-        ),
-        (lambda rows: rows.filter(kind="tool_started").update(consumes=None), "(tool_started) was altered"),
+        (lambda rows: rows.filter(seq__gt=9)._raw_delete("default"), "ends at 9: rows 10 to 12 are lost."),
+        (updated("tool_started", consumes=None), "(tool_started) was altered"),
         (lambda rows: Session.objects.update(head="f" * 64), "its head is not the hash of seq"),
         (lambda rows: Session.objects.update(next_seq=100), "ends at 12: the session was altered."),
-        (
-            lambda rows: Session.objects.update(next_seq=4),
-            "its head is seq 3, the journal ends at 12: the se",
-        ),
+        (lambda rows: Session.objects.update(next_seq=4), "its head is seq 3, the journal ends at 12"),
     ],
 )
 def test_an_altered_journal_is_found(approved: Run, change: Any, found: str) -> None:
@@ -113,33 +99,21 @@ def test_the_hash_is_of_the_stored_text_whether_it_parses_or_not(approved: Run, 
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (
-            lambda rows: rows.filter(kind="tool_started", tool_name="post").update(call_id="x"),
-            "of call x, which no reply asked",
-        ),
-        (
-            lambda rows: rows.filter(kind="tool_result", tool_name="post").update(call_id="x"),
-            "of call x, which no reply asked",
-        ),
-        (
-            lambda rows: rows.filter(kind="approval_requested").update(call_id="x"),
-            "(approval_requested) is of",
-        ),
-        (
-            lambda rows: rows.filter(kind="approval_decided").update(call_id="x"),
-            "(approval_decided) is of call",
-        ),
-        (lambda rows: rows.filter(consumes__isnull=False).update(consumes=None), "starts call"),
-        (lambda rows: rows.filter(kind="tool_started").update(attempt=2), "is attempt 2 of call"),
-        (lambda rows: rows.filter(kind="approval_decided").update(kind="note"), "which is pending."),
+        (updated("tool_started", "post", call_id="x"), "of call x, which no reply asked"),
+        (updated("tool_result", "post", call_id="x"), "of call x, which no reply asked"),
+        (updated("approval_requested", call_id="x"), "(approval_requested) is of"),
+        (updated("approval_decided", call_id="x"), "(approval_decided) is of call"),
+        (updated("tool_started", "refund", consumes=None), "starts call"),
+        (updated("tool_started", attempt=2), "is attempt 2 of call"),
+        (updated("approval_decided", kind="note"), "which is pending."),
         (edited("approval_decided", verb="deny"), "which is denied."),
         (edited("approval_decided", digest="f" * 64), "decides on another digest"),
         (edited("tool_started", digest="f" * 64), "with other arguments than were recorded"),
         (edited("approval_requested", digest="f" * 64), "with other arguments than it has"),
         (edited("approval_requested", approval="no id"), "(approval_requested) cannot be folded: ValueError"),
-        (lambda rows: rows.filter(kind="tool_result").update(kind="note"), "is a reply while call"),
-        (lambda rows: rows.filter(kind="tool_started").update(kind="note"), "was done, which never started"),
-        (lambda rows: rows.filter(seq=1).update(facts={"v": 1}), "seq 1 (run_started) cannot be folded"),
+        (updated("tool_result", kind="note"), "is a reply while call"),
+        (updated("tool_started", kind="note"), "was done, which never started"),
+        (updated("run_started", facts={"v": 1}), "seq 1 (run_started) cannot be folded"),
     ],
 )
 def test_a_forged_journal_is_found_by_what_it_says(approved: Run, change: Any, found: str) -> None:
@@ -259,14 +233,12 @@ def test_rows_that_are_missing_or_too_many_are_named_and_left(approved: Run) -> 
     assert "is not one that the journal asked for" in problems(approved.session_id)[0]
 
 
-def test_a_run_without_rows_is_named(approved: Run) -> None:
+def test_a_run_without_rows_and_rows_whose_run_went_elsewhere_are_named(approved: Run) -> None:
     other = Run.objects.create(
         session=approved.session, agent="x", version="1", definition=approved.definition, input="x"
     )
     assert problems(approved.session_id) == [f"Session s1: run {other.pk} has no row in the journal."]
-
-
-def test_rows_of_a_run_that_went_elsewhere_are_named(approved: Run) -> None:
+    other.delete()
     elsewhere = Session.objects.create(key="elsewhere")
     Run.objects.update(session=elsewhere)
     assert f"run {approved.pk} is missing, and has rows in the journal." in problems(approved.session_id)[0]
@@ -296,30 +268,31 @@ def test_the_unfinished_run_is_restored_after_the_ended_one(approved: Run) -> No
     assert problems(approved.session_id) == []
 
 
-def test_a_repair_that_loses_a_race_is_done_again(waiting: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_that_loses_a_race_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_turns(CARD)
     Run.objects.update(step=9, status="queued")
     seen: list[int] = []
 
     def check_slowly(*args: Any, **options: Any) -> Any:
         found = check(*args, **options)
         if not seen:
-            found = [verify.Problem(**{**_fields(one), "status": "paused"}) for one in found]
+            names = verify.Problem.__slots__
+            fields = [{name: getattr(one, name) for name in names} for one in found]
+            found = [verify.Problem(**{**values, "status": "paused"}) for values in fields]
         seen.append(len(found))
         return found
 
     monkeypatch.setattr(agentruns.services.repair, "check", check_slowly)
-    repair_session("default", waiting.session_id)
+    session = Session.objects.get().pk
+    repair_session("default", session)
     assert seen == [2, 2]
-    assert problems(waiting.session_id) == []
-
-
-def _fields(problem: verify.Problem) -> dict[str, Any]:
-    return {name: getattr(problem, name) for name in verify.Problem.__slots__}
+    assert problems(session) == []
 
 
 def test_a_session_that_is_written_to_meanwhile_is_not_called_damaged(
-    waiting: Run, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    run_turns(CARD)
     read, calls = History.read, []
 
     def read_late(history: History, alias: str) -> Any:
@@ -329,5 +302,5 @@ def test_a_session_that_is_written_to_meanwhile_is_not_called_damaged(
         return read(history, alias)
 
     monkeypatch.setattr(History, "read", read_late)
-    assert problems(waiting.session_id) == []
+    assert problems(Session.objects.get().pk) == []
     assert len(calls) == 2
