@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.db import OperationalError, connection
 from django.test import Client
 from django.urls import reverse
 
 from agentruns import ToolContext, approve, resume_run, run_agent, start_run, tool
-from agentruns.engine import leases, tool_calls
+from agentruns.engine import leases
 from agentruns.engine.worker import answer
 from agentruns.exceptions import PermissionDeniedError, SwitchedOffError, ToolDurabilityError
-from agentruns.journal.verify import problems
-from agentruns.models import Approval, Control, Message, Run
+from agentruns.models import Approval, Control, Run
 from agentruns.services.sweep import sweep
 from agentruns.services.switches import switch, switched_off
+from agentruns.utils import failpoints
+from tests.admin.people import browser
+from tests.db.helpers import payloads, sound, user
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WHY = "it refunds everybody"
+REFUSED = "Not executed: the tool is switched off for now. Nothing happened."
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +36,13 @@ def _asks_each_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     leases.forget_switches()
 
 
-def contents(run_id: object) -> list[Any]:
-    rows = Message.objects.filter(run_id=run_id, kind="tool_result").order_by("seq")
-    return [row.payload["content"] for row in rows]
+def run_once(agent: Any) -> Run:
+    """Run an agent, and check its journal."""
+    return sound(Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id))
+
+
+def contents(run: Run) -> list[Any]:
+    return [payload["content"] for payload in payloads(run, "tool_result")]
 
 
 def test_runs_of_an_agent_that_is_off_wait_and_go_on(effects: Effects) -> None:
@@ -70,41 +75,30 @@ def test_a_run_that_is_driven_stops_at_its_next_boundary(effects: Effects) -> No
         return "stopped"
 
     agent = shop_agent("stops", {"tools": [call("stop"), call("post", text="hi")]}, tools=[stop, post])
-    result = run_agent(agent, "do it", "s1")
-    assert (result.status, effects.count()) == ("queued", 1)
-    assert contents(result.run_id) == ["stopped"]
+    run = run_once(agent)
+    assert (run.status, effects.count(), contents(run)) == ("queued", 1, ["stopped"])
     switch("agent", "stops", "on")
     sweep()
-    assert (Run.objects.get().status, effects.count()) == ("completed", 2)
-    assert problems(Run.objects.get().session_id) == []
+    assert (sound(run).status, effects.count()) == ("completed", 2)
 
 
 def test_calls_of_a_tool_that_is_off_are_refused(effects: Effects) -> None:
     agent = shop_agent("both", {"tools": [call("post", text="hi"), call("lookup", number="A1")]})
     switch("tool", "post", "off", reason=WHY)
-    result = run_agent(agent, "do it", "s1")
-    assert result.status == "completed"
-    assert contents(result.run_id) == [
-        "Not executed: the tool is switched off for now. Nothing happened.",
-        "lookup done",
-    ]
+    run = run_once(agent)
+    assert (run.status, contents(run)) == ("completed", [REFUSED, "lookup done"])
     assert [line["tool"] for line in effects.lines()] == ["lookup"]
-    viewer = Client()
-    viewer.force_login(User.objects.create_superuser("ada"))
-    page = viewer.get(reverse("admin:agentruns_run_change", args=[result.run_id])).content.decode()
+    page = browser("superuser").get(reverse("admin:agentruns_run_change", args=[run.pk])).content.decode()
     assert page.count("Not executed: refused") == 2, "in the conversation and among the steps"
     assert "Tool gave an error" not in page
 
 
 def test_a_call_that_was_approved_before_is_refused_too(effects: Effects) -> None:
-    run_id = run_agent("calls-refund", "do it", "s1").run_id
+    run = run_once("calls-refund")
     switch("tool", "refund", "off", reason=WHY)
     approve(Approval.objects.get().pk, None)
-    resume_run(run_id)
-    assert contents(run_id) == ["Not executed: the tool is switched off for now. Nothing happened."]
-    assert effects.count() == 0
-    run = Run.objects.get()
-    assert (run.status, problems(run.session_id)) == ("completed", [])
+    resume_run(run.pk)
+    assert (sound(run).status, contents(run), effects.count()) == ("completed", [REFUSED], 0)
     assert not run.messages.filter(kind="tool_started").exists(), "no row says that it was entered"
 
 
@@ -122,12 +116,11 @@ def test_calls_that_are_journaled_as_started_and_wait_for_their_turn_are_refused
         return "seen"
 
     agent = shop_agent("peeks", {"tools": [call("peek", n=n) for n in range(20)]}, tools=[peek])
-    run = Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id)
-    found = contents(run.pk)
-    refused = found.count("Not executed: the tool is switched off for now. Nothing happened.")
-    assert effects.count() + refused == 20 == len(found)
+    run = run_once(agent)
+    found = contents(run)
+    assert effects.count() + found.count(REFUSED) == 20 == len(found)
     assert effects.count() <= 8, "those that were at work"
-    assert (run.status, problems(run.session_id)) == ("completed", [])
+    assert run.status == "completed"
 
 
 @pytest.mark.parametrize("is_retried", [False, True])
@@ -135,26 +128,17 @@ def test_a_call_that_is_about_to_be_entered_is_not(
     is_retried: bool, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row is there, its handler comes next; of one that was tried before, nobody knows what happened."""
-    tries = itertools.count(1)
 
     @tool(safe_to_retry=True)
     def look(ctx: ToolContext) -> str:
-        """Look."""
         effects.record("look")
         raise ToolDurabilityError("Who knows?")
 
-    def reached(name: str) -> None:
-        if name == "before_tool" and next(tries) == 1 + is_retried:
-            switch("tool", "look", "off", reason=WHY)
-
-    monkeypatch.setattr(tool_calls, "reached", reached)
-    agent = shop_agent("looks", {"tools": [call("look")]}, tools=[look])
-    run = Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id)
+    monkeypatch.setattr(failpoints, "_armed", None)
+    failpoints.arm(f"before_tool:{1 + is_retried}", lambda: switch("tool", "look", "off", reason=WHY))
+    run = run_once(shop_agent("looks", {"tools": [call("look")]}, tools=[look]))
     assert effects.count() == is_retried
-    assert run.status == ("orphaned" if is_retried else "completed")
-    if not is_retried:
-        assert contents(run.pk) == ["Not executed: the tool is switched off for now. Nothing happened."]
-    assert problems(run.session_id) == []
+    assert (run.status, contents(run)) == (("orphaned", []) if is_retried else ("completed", [REFUSED]))
 
 
 def test_a_look_that_failed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,25 +155,17 @@ def test_a_look_that_failed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_may_switch() -> None:
-    user = User.objects.create_user("ada", is_staff=True)
     with pytest.raises(PermissionDeniedError):
-        switch("tool", "post", "off", user, reason=WHY)
-    for kind, name, state in (
-        ("model", "x", "off"),
-        ("tool", "", "off"),
-        ("tool", "\0", "off"),
-        ("tool", "post", "of"),
-    ):
+        switch("tool", "post", "off", user("bob", is_staff=True), reason=WHY)
+    for words in (("model", "x", "off"), ("tool", "", "off"), ("tool", "\0", "off"), ("tool", "post", "of")):
         with pytest.raises(ValueError, match="There is no such agent or tool"):
-            switch(kind, name, state, reason=WHY)
+            switch(*words, reason=WHY)
     for reason in (" ", "x" * 2_001):
         with pytest.raises(ValueError, match="Give a reason of at most 2000"):
             switch("tool", "post", "off", reason=reason)
-    user.user_permissions.add(Permission.objects.get(codename="switch"))
-    assert switch("tool", "post", "off", User.objects.get(pk=user.pk), reason=WHY)
-    assert [(key, one.actor, one.reason) for key, one in switched_off().items()] == [
-        (("tool", "post"), "ada", WHY)
-    ]
+    assert switch("tool", "post", "off", user("ada", "switch"), reason=WHY)
+    ((key, note),) = switched_off().items()
+    assert (key, note.actor, note.reason) == (("tool", "post"), "ada", WHY)
     assert not Control.objects.sweepers().exists(), "a switch is no sweeper"
 
 
@@ -201,24 +177,17 @@ def test_a_switch_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_the_console_switches(effects: Effects) -> None:
-    client, url = Client(), reverse("admin:agentruns_run_switches")
-    user = User.objects.create_user("ada", is_staff=True)
-    client.force_login(user)
-    assert client.get(url).status_code == 403
-    assert url not in client.get("/admin/").content.decode()
-    assert (
-        client.post(url, {"kind": "tool", "name": "post", "state": "off", "reason": WHY}).status_code == 403
-    )
-    codenames = ["switch", "view_run"]
-    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    url = reverse("admin:agentruns_run_switches")
+    off = {"kind": "tool", "name": "post", "state": "off", "reason": WHY}
+    viewer, client = browser("viewer"), Client()
+    assert (viewer.get(url).status_code, viewer.post(url, off).status_code) == (403, 403)
+    assert url not in viewer.get("/admin/").content.decode()
+    client.force_login(user("ada", "switch", "view_run", is_staff=True))
     assert "post" in client.get(url).content.decode()
     assert url in client.get("/admin/").content.decode(), "the front page leads there"
-    bad = client.post(url, {"kind": "tool", "name": "post", "state": "off", "reason": " "})
-    assert (bad.status_code, switched_off()) == (400, {})
-    hostile = "<script>\u202e"
-    for name, reason in (("post", hostile), ("gone", WHY)):
-        sent = {"kind": "tool", "name": name, "state": "off", "reason": reason}
-        assert client.post(url, sent).status_code == 302
+    assert (client.post(url, {**off, "reason": " "}).status_code, switched_off()) == (400, {})
+    for name, reason in (("post", "<script>\u202e"), ("gone", WHY)):
+        assert client.post(url, {**off, "name": name, "reason": reason}).status_code == 302
     assert "<strong>2</strong> agents and tools switched off" in client.get("/admin/").content.decode()
     text = client.get(url).content.decode()
     assert "&lt;script&gt;" in text and "<script>\u202e" not in text and "\u202e" not in text

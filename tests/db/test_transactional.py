@@ -8,16 +8,16 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, connection, transaction
 
-from agentruns import RunResult, ToolContext, cancel_run, run_agent, start_run, tool
+from agentruns import Agent, RunResult, ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.db.dying import elsewhere
-from tests.db.helpers import kill, outcomes, payloads, the_run
+from tests.db.helpers import kill, outcomes, payloads, sound, the_run
+from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
 from tests.shop.models import Order
@@ -34,8 +34,6 @@ def make(number: str, **fields: object) -> Order:
 def write_and(number: str, then: str, ctx: ToolContext) -> str:
     """Write an order, then meet a fate."""
     make(number)
-    if then == "raise":
-        raise ValueError("no")
     if then == "not know":
         raise ToolDurabilityError("who knows")
     if then == "swallow":
@@ -54,10 +52,9 @@ def write_and(number: str, then: str, ctx: ToolContext) -> str:
         cancel_run(ctx.run_id)
     if then == "ask for a rollback":
         transaction.set_rollback(True)
-    if then == "leave a block open":
+    if then.startswith("leave a block open"):
         transaction.atomic().__enter__()
-    if then == "leave a block open and raise":
-        transaction.atomic().__enter__()
+    if then.endswith("raise"):
         raise ValueError("no")
     if then == "nest":
         with suppress(ValueError), transaction.atomic():
@@ -86,18 +83,17 @@ def test_what_fails_leaves_no_write_and_an_error_result(then: str) -> None:
     assert (Order.objects.count(), Order.objects.using("other").count()) == (0, 0)
     told = payloads(run, "tool_result")[0]["content"]
     assert ("journal's database" in told) == (then == "write elsewhere")
+    assert not connection.in_atomic_block and connection.get_autocommit(), "it serves the next run"
+    assert sweep().errors == 0
 
 
-@pytest.mark.parametrize("then", ["end well", "read elsewhere", "hook raises", "nest"])
+@pytest.mark.parametrize("then", ["end well", "read elsewhere", "hook raises", "nest", "be cancelled"])
 def test_what_goes_well_is_written_once_with_its_result(then: str) -> None:
+    """A click during the block costs neither write nor result."""
     run = the_run(do(then))
-    assert (run.status, outcomes(run), Order.objects.count()) == ("completed", ["ok"], 1)
+    assert run.status == ("cancelled" if then == "be cancelled" else "completed")
+    assert (outcomes(run), Order.objects.count()) == (["ok"], 1)
     assert Message.objects.filter(kind="tool_started").count() == 1
-
-
-def test_a_click_during_the_block_costs_neither_write_nor_result() -> None:
-    run = the_run(do("be cancelled"))
-    assert (run.status, outcomes(run), Order.objects.count()) == ("cancelled", ["ok"], 1)
 
 
 def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
@@ -119,29 +115,11 @@ def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
     assert (effects.count(), Order.objects.count()) == (1, 1)
 
 
-@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has one isolation level")
-def test_the_block_reads_committed_whatever_the_project_set() -> None:
-    levels = []
-
-    @tool(transactional=True)
-    def look() -> str:
-        """Look at the isolation level."""
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW transaction_isolation")
-            levels.append(cursor.fetchone()[0])
-        return "seen"
-
-    agent = shop_agent("looker", {"tools": [call("look")]}, tools=[look])
-    run_agent(agent, "do it", "s1", idempotency_key="k")
-    assert levels == ["read committed"]
-
-
-def counting(*fate: Any) -> Any:
-    """Return a transactional tool that counts one more on an order, and calls `fate` before it returns."""
+def counter(*fate: Any) -> Agent:
+    """Declare an agent that counts one more on an order in a transaction, and calls `fate` inside."""
 
     @tool(transactional=True)
     def count(ctx: ToolContext) -> str:
-        """Count."""
         order = Order.objects.select_for_update().get(number="A1")
         order.refunded_cents += 1
         order.save()
@@ -149,13 +127,19 @@ def counting(*fate: Any) -> Any:
             one(ctx)
         return f"attempt {ctx.attempt}"
 
-    return count
+    make("A1")
+    return shop_agent("counter", {"tools": [call("count")]}, tools=[count])
 
 
 def count_once(*fate: Any) -> Run:
-    make("A1")
-    agent = shop_agent("counter", {"tools": [call("count")]}, tools=[counting(*fate)])
-    return the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+    return the_run(run_agent(counter(*fate), "do it", "s1", idempotency_key="k"))
+
+
+def counted_once(run: Run) -> Run:
+    """Check that the run has ended, and its count is there once."""
+    run = sound(run)
+    assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
+    return run
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite: nobody takes over while it writes")
@@ -174,11 +158,8 @@ def test_the_writes_of_a_zombie_roll_back_with_its_lease() -> None:
 
     run = count_once(take_over)
     workers[0].join(LIMIT)
-    run = Run.objects.get(pk=run.pk)
-    assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
-    assert payloads(run, "tool_result")[0]["content"] == "attempt 2"
+    assert payloads(counted_once(run), "tool_result")[0]["content"] == "attempt 2"
     assert not payloads(run, "late_result"), "what was rolled back is no evidence"
-    the_run(result_of(run.pk))
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite: the heartbeat waits for the block")
@@ -186,14 +167,14 @@ def test_a_heartbeat_keeps_the_lease_of_a_block_that_takes_longer(settings: Any)
     settings.AGENTRUNS_LEASE_SECONDS, settings.AGENTRUNS_HEARTBEAT_SECONDS = 60, 0.2
 
     def outlive(ctx: ToolContext) -> None:
-        until = elsewhere(lambda: Run.objects.get().lease_expires_at)
-        wait_for(
-            lambda: elsewhere(lambda: Run.objects.get().lease_expires_at) > until, "a heartbeat in the block"
-        )
+        def ends() -> Any:
+            return elsewhere(lambda: Run.objects.get().lease_expires_at)
+
+        until = ends()
+        wait_for(lambda: ends() > until, "a heartbeat in the block")
         assert elsewhere(sweep).found == 0
 
-    run = count_once(outlive)
-    assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
+    counted_once(count_once(outlive))
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'", reason="PostgreSQL: others write during the block")
@@ -211,22 +192,14 @@ def test_a_block_that_outlives_its_lease_keeps_others_out_until_it_is_done(setti
     run = count_once(outlive)
     workers[0].join(LIMIT)
     sweep()  # on a slow machine the lease may have run out again on the way
-    run = Run.objects.get(pk=run.pk)
-    assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
-    assert len(payloads(run, "tool_started")) == 1
-    the_run(result_of(run.pk))
+    assert len(payloads(counted_once(run), "tool_started")) == 1
 
 
 def test_two_runs_that_lock_the_same_order_both_count() -> None:
-    make("A1")
-    shop_agent("counter", {"tools": [call("count")]}, tools=[counting()])
+    agent = counter()
     for number in range(4):
-        start_run("counter", "do it", f"s{number}")
-    workers = [threading.Thread(target=elsewhere, args=(sweep,)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(LIMIT)
+        start_run(agent, "do it", f"s{number}")
+    at_once(sweep, sweep)
     assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
     assert Order.objects.get().refunded_cents == 4
     assert {outcome for run in Run.objects.all() for outcome in outcomes(run)} == {"ok"}
@@ -241,12 +214,4 @@ def test_ctrl_c_inside_the_block_undoes_it_and_the_call_runs_again() -> None:
         count_once(stop)
     assert Order.objects.get().refunded_cents == 0
     assert sweep().completed == 1
-    run = the_run(result_of(Run.objects.get().pk))
-    assert (outcomes(run), Order.objects.get().refunded_cents) == (["ok"], 1)
-
-
-def test_after_a_careless_block_the_connection_serves_the_next_run() -> None:
-    assert do("leave a block open").status == "completed"
-    assert not connections["default"].in_atomic_block
-    assert connections["default"].get_autocommit()
-    assert sweep().errors == 0
+    counted_once(Run.objects.get())

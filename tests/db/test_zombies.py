@@ -28,13 +28,16 @@ from tests.db.dying import elsewhere
 from tests.db.helpers import kill, only_the_first_is_late, outcomes, payloads
 from tests.effects import Effects
 from tests.shop.agents import call, refund, shop_agent
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+ASKS = {"tools": [call("refund", cents=5000)]}
 
-def record(ctx: ToolContext) -> None:
+
+def act(ctx: ToolContext, done: str = "posted") -> str:
     Effects.from_environment().record(ctx.idempotency_key, attempt=ctx.attempt)
+    return done
 
 
 def lose_the_run(ctx: ToolContext) -> None:
@@ -43,16 +46,17 @@ def lose_the_run(ctx: ToolContext) -> None:
     elsewhere(sweep)
 
 
-def notice(ctx: ToolContext) -> None:
-    """Wait until the handler is told that its lease is gone."""
-    ctx.heartbeat()
-    wait_for(ctx.is_cancelled, "is_cancelled() to be true")
-
-
-def run(*calls: Any, tools: list[Any]) -> Run:
-    """Run an agent that makes the calls in one reply; whatever becomes of this worker, return the run."""
-    run_agent(shop_agent("zombie", {"tools": list(calls)}, tools=tools), "do it", "s1", idempotency_key="k")
+def run(tool: Any, *arguments: dict[str, Any]) -> Run:
+    """Run an agent that calls a tool, once or with each of the arguments, whatever becomes of this worker."""
+    calls = [call(tool.name, **each) for each in arguments or ({},)]
+    run_agent(shop_agent("zombie", {"tools": calls}, tools=[tool]), "do it", "s1", idempotency_key="k")
     return the_only_run()
+
+
+def resolve(found: Run, verdict: str, **options: Any) -> None:
+    """Give a verdict on the only call in doubt."""
+    (call_id,) = result_of(found.pk).orphans
+    resolve_orphan(found.pk, call_id, verdict, None, **options)
 
 
 def the_only_run() -> Run:
@@ -73,50 +77,43 @@ def is_frozen(child: Forked) -> bool:
 
 
 def kinds_after(found: Run, kind: str) -> list[str]:
-    """Return the kinds of the rows after the first of a kind."""
+    """List the kinds of the rows after the first of a kind."""
     kinds = list(Message.objects.filter(run=found).order_by("seq").values_list("kind", flat=True))
     return kinds[kinds.index(kind) + 1 :]
 
 
-@tool
-def post(ctx: ToolContext) -> str:
-    """Lose the run, then act."""
-    if ctx.attempt == 1:
-        lose_the_run(ctx)
-    record(ctx)
-    return "posted"
-
-
-@tool
-def fail(ctx: ToolContext) -> str:
-    """Lose the run, then fail before acting."""
-    if ctx.attempt == 1:
-        lose_the_run(ctx)
-        raise ConnectionRefusedError("no route")
-    record(ctx)
-    return "posted"
-
-
 def test_a_handler_of_a_tool_that_declares_nothing_leaves_evidence(effects: Effects) -> None:
-    found = run(call("post"), tools=[post])
+    @tool
+    def post(ctx: ToolContext) -> str:
+        """Lose the run, then act."""
+        lose_the_run(ctx)
+        return act(ctx)
+
+    found = run(post)
     assert (found.status, outcomes(found), effects.count()) == ("orphaned", [], 1)
     assert kinds_after(found, "orphan_found") == ["late_result"]
     assert late(found)[0]["content"] == "posted"
-    (call_id,) = result_of(found.pk).orphans
     with pytest.raises(RunStateError, match="did happen"):
-        resolve_orphan(found.pk, call_id, "not_occurred", None)
-    resolve_orphan(found.pk, call_id, "occurred", None, result="posted, late")
+        resolve(found, "not_occurred")
+    resolve(found, "occurred", result="posted, late")
     sweep()
     assert (the_only_run().status, outcomes(found), effects.count()) == ("completed", ["ok"], 1)
 
 
 def test_an_error_that_came_late_does_not_forbid_the_verdict_not_occurred(effects: Effects) -> None:
-    found = run(call("fail"), tools=[fail])
+    @tool
+    def fail(ctx: ToolContext) -> str:
+        """Lose the run, then fail before acting."""
+        if ctx.attempt == 1:
+            lose_the_run(ctx)
+            raise ConnectionRefusedError("no route")
+        return act(ctx)
+
+    found = run(fail)
     assert (found.status, late(found)[0]["is_error"], effects.count()) == ("orphaned", True, 0)
-    resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
+    resolve(found, "not_occurred")
     assert sweep().completed == 1
-    found = the_only_run()
-    assert (outcomes(found), effects.count(), effects.lines()[0]["attempt"]) == (["ok"], 1, 2)
+    assert (outcomes(the_only_run()), [line["attempt"] for line in effects.lines()]) == (["ok"], [2])
 
 
 def test_evidence_that_comes_after_the_verdict_not_occurred_stops_the_second_attempt(
@@ -129,15 +126,14 @@ def test_evidence_that_comes_after_the_verdict_not_occurred_stops_the_second_att
         """Act after a person looked and saw nothing."""
         lose_the_run(ctx)
         resolve_orphan(ctx.run_id, ctx.call_id, "not_occurred", None, evidence="nothing is there")
-        record(ctx)
-        return "posted"
+        return act(ctx)
 
-    found = run(call("late_post"), tools=[late_post])
+    found = run(late_post)
     assert (late(found)[0]["content"], effects.count()) == ("posted", 1)
     sweep()
     found = the_only_run()
     assert (found.status, effects.count(), len(payloads(found, "tool_started"))) == ("orphaned", 1, 1)
-    resolve_orphan(found.pk, result_of(found.pk).orphans[0], "occurred", None, result="posted")
+    resolve(found, "occurred", result="posted")
     assert sweep().completed == 1
     assert effects.count() == 1
 
@@ -147,20 +143,26 @@ def known(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
     return Occurred("known outside") if happened else NotOccurred()
 
 
-@pytest.mark.parametrize("declares", ["safe_to_retry", "reconcile"])
-def test_the_result_of_the_worker_that_took_over_stands(declares: str, effects: Effects) -> None:
-    options: dict[str, Any] = {"safe_to_retry": True} if declares == "safe_to_retry" else {"reconcile": known}
-
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({"safe_to_retry": True}, ("attempt 2", 2)), ({"reconcile": known}, ("known outside", 1))],
+)
+def test_the_result_of_the_worker_that_took_over_stands(
+    options: Any, expected: tuple[str, int], effects: Effects, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool(**options)
     def work(ctx: ToolContext) -> str:
-        """Act, then lose the run."""
-        record(ctx)
+        """Act, then lose the run, and be told so."""
+        act(ctx)
         if ctx.attempt == 1:
             lose_the_run(ctx)
-            notice(ctx)
+            ctx.heartbeat()
+            wait_for(ctx.is_cancelled, "is_cancelled() to be true")
+            wait_for(lambda: "Lease lost" in caplog.text, "the warning")
         return f"attempt {ctx.attempt}"
 
-    found = run(call("work"), tools=[tool(work, **options)])
-    expected = ("attempt 2", 2) if declares == "safe_to_retry" else ("known outside", 1)
+    with caplog.at_level("WARNING", logger="agentruns.leases"):
+        found = run(work)
     assert (found.status, outcomes(found)) == ("completed", ["ok"])
     assert (payloads(found, "tool_result")[0]["content"], effects.count()) == expected
     assert kinds_after(found, "run_completed") == ["late_result"]
@@ -169,8 +171,6 @@ def test_the_result_of_the_worker_that_took_over_stands(declares: str, effects: 
 
 
 def test_every_handler_of_a_parallel_group_leaves_its_evidence() -> None:
-    first_is_back = threading.Event()
-
     @tool(safe_to_retry=True, parallel=True)
     def read(ctx: ToolContext, number: int) -> str:
         """Read; the first one loses the run, the second one is slower than that."""
@@ -178,12 +178,10 @@ def test_every_handler_of_a_parallel_group_leaves_its_evidence() -> None:
             lose_the_run(ctx)
         elif ctx.attempt == 1:
             wait_for(Message.objects.filter(kind="late_result").exists, "the first one's evidence")
-            first_is_back.set()
         return f"{number} at attempt {ctx.attempt}"
 
-    found = run(call("read", number=1), call("read", number=2), tools=[read])
+    found = run(read, {"number": 1}, {"number": 2})
     assert (found.status, outcomes(found)) == ("completed", ["ok", "ok"])
-    assert first_is_back.wait(120)
     wait_for(lambda: len(late(found)) == 2, "the second one's evidence")
     assert {one["content"] for one in late(found)} == {"1 at attempt 1", "2 at attempt 1"}
     the_only_run()
@@ -198,11 +196,11 @@ def test_those_of_a_parallel_group_that_had_to_wait_are_known_not_to_have_begun(
     def read(ctx: ToolContext, number: int) -> str:
         """Read; the first one loses the run."""
         if ctx.attempt == 1:
-            record(ctx)
+            act(ctx)
             lose_the_run(ctx)
         return "read"
 
-    found = run(call("read", number=1), call("read", number=2), tools=[read])
+    found = run(read, {"number": 1}, {"number": 2})
     assert (found.status, outcomes(found), effects.count()) == ("completed", ["ok", "ok"], 1)
     assert [one.get("never_entered", False) for one in late(found)] == [False, True]
 
@@ -222,7 +220,7 @@ def test_a_second_attempt_is_not_told_to_stop_because_the_first_one_was(
         told.append((ctx.attempt, ctx.is_cancelled()))
         return "done"
 
-    found = run(call("slow"), tools=[slow])
+    found = run(slow)
     assert (found.status, outcomes(found)) == ("completed", ["ok"])
     wait_for(lambda: len(told) == 2, "both attempts")
     assert dict(told) == {1: True, 2: False}
@@ -239,13 +237,12 @@ def test_a_handler_that_outlives_a_ctrl_c_of_its_engine_leaves_evidence(
     @tool(timeout=300)
     def long(ctx: ToolContext) -> str:
         """Be at work while somebody presses Ctrl-C."""
-        let_go.wait(120)
-        record(ctx)
-        return "done"
+        let_go.wait(LIMIT)
+        return act(ctx, "done")
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("agentruns.engine.tool_calls.wait", ctrl_c)  # where the engine waits for the handler
-        run(call("long"), tools=[long])
+        run(long)
     sweep()
     found = the_only_run()
     assert (found.status, outcomes(found)) == ("orphaned", [])
@@ -253,7 +250,7 @@ def test_a_handler_that_outlives_a_ctrl_c_of_its_engine_leaves_evidence(
     wait_for(lambda: bool(late(found)), "the evidence")
     assert (late(found)[0]["content"], effects.count()) == ("done", 1)
     with pytest.raises(RunStateError, match="did happen"):
-        resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
+        resolve(found, "not_occurred")
 
 
 def test_a_ctrl_c_inside_one_of_a_parallel_group_loses_no_others_evidence() -> None:
@@ -267,7 +264,7 @@ def test_a_ctrl_c_inside_one_of_a_parallel_group_loses_no_others_evidence() -> N
         return f"{number} at attempt {ctx.attempt}"
 
     with pytest.raises(KeyboardInterrupt):
-        run(call("read", number=1), call("read", number=2), tools=[read])
+        run(read, {"number": 1}, {"number": 2})
     wait_for(lambda: bool(payloads(Run.objects.get(), "late_result")), "the other one's evidence")
     sweep()
     found = the_only_run()
@@ -293,7 +290,7 @@ def test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_
     found = the_only_run()
     assert (code, effects.count(), late(found)[0]["never_entered"]) == (0, 0, True)
     assert kinds_after(found, "orphan_found") == ["late_result"]
-    resolve_orphan(found.pk, result_of(found.pk).orphans[0], "not_occurred", None)
+    resolve(found, "not_occurred")
     assert sweep().completed == 1
     assert (outcomes(the_only_run()), effects.count()) == (["ok"], 1)
 
@@ -322,12 +319,9 @@ def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_rep
 
     @tool(parallel=True, safe_to_retry=True)
     def look(ctx: ToolContext) -> str:
-        """Look something up."""
-        record(ctx)
-        return "seen"
+        return act(ctx)
 
-    turns = [{"tools": [call("look")]}, {"tools": [call("refund", cents=5000)]}]
-    agent = shop_agent("zombie", *turns, tools=[look, refund])
+    agent = shop_agent("zombie", {"tools": [call("look")]}, ASKS, tools=[look, refund])
     assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
     assert others_went_on.is_set()
     assert outcomes(the_only_run()) == ["ok"]
@@ -344,14 +338,13 @@ def test_a_result_whose_acknowledgement_came_after_others_went_on_to_the_next_re
     def look(ctx: ToolContext, number: int) -> str:
         """Look something up; the second one is slower than that, or says that it does not know."""
         if ctx.attempt == 1 and number == 2:
-            assert others_went_on.wait(120)
+            assert others_went_on.wait(LIMIT)
             if outcome == "unknown":
                 raise ToolDurabilityError("no answer")
         return f"{number} at attempt {ctx.attempt}"
 
     group = [call("look", number=1), call("look", number=2)]
-    turns = [{"tools": group}, {"tools": [call("refund", cents=5000)]}]
-    agent = shop_agent("zombie", *turns, tools=[look, refund])
+    agent = shop_agent("zombie", {"tools": group}, ASKS, tools=[look, refund])
     with caplog.at_level(logging.WARNING, "agentruns.engine"):
         assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
     found = the_only_run()
@@ -362,10 +355,7 @@ def test_a_result_whose_acknowledgement_came_after_others_went_on_to_the_next_re
 
 @pytest.mark.parametrize("point", ["after_finish", "after_release"])
 def test_a_beat_after_its_own_driver_gave_the_run_back_is_no_lost_lease(
-    point: str,
-    settings: Any,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    point: str, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.02
     beat, truly_extend, release = threading.Event(), Lease.extend, Lease.release
@@ -379,12 +369,12 @@ def test_a_beat_after_its_own_driver_gave_the_run_back_is_no_lost_lease(
 
     def release_and_beat(lease: Lease, **options: Any) -> None:
         release(lease, **options)
-        assert beat.wait(120)
+        assert beat.wait(LIMIT)
 
     monkeypatch.setattr(Lease, "extend", extend)
     found = start_run(shop_agent("brief"), "do it", "s1")
     if point == "after_finish":
-        failpoints.arm(point, lambda: beat.wait(120))
+        failpoints.arm(point, lambda: beat.wait(LIMIT))
     else:
         monkeypatch.setattr(Lease, "release", release_and_beat)
     with caplog.at_level("WARNING", logger="agentruns"):
@@ -392,20 +382,3 @@ def test_a_beat_after_its_own_driver_gave_the_run_back_is_no_lost_lease(
     assert beat.is_set()
     assert caplog.text == ""
     assert the_only_run().status == ("completed" if point == "after_finish" else "queued")
-
-
-def test_a_beat_that_finds_the_run_taken_says_so(effects: Effects, caplog: pytest.LogCaptureFixture) -> None:
-    said: list[str] = []
-
-    @tool
-    def sleeps(ctx: ToolContext) -> str:
-        """Sleep through the lease."""
-        lose_the_run(ctx)
-        notice(ctx)
-        wait_for(lambda: "Lease lost" in caplog.text, "the warning")
-        said.append(caplog.text)
-        return "done"
-
-    with caplog.at_level("WARNING", logger="agentruns.leases"):
-        run(call("sleeps"), tools=[sleeps])
-    assert len(said) == 1
