@@ -263,12 +263,7 @@ def test_old_code_on_the_newest_tables(old: Callable[..., Any], effects: Effects
     assert set(effects.counts().values()) == {1}
 
 
-ADDING = (
-    migrations.CreateModel,
-    migrations.AddIndex,
-    migrations.AlterModelOptions,
-    migrations.RunPython,
-)
+ADDING = (migrations.CreateModel, migrations.AddIndex, migrations.AlterModelOptions, migrations.RunPython)
 
 
 def is_safe(operation: Operation) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run
-from agentruns.testing import ScriptedModel
+from agentruns.testing import Script
 from tests.db.helpers import payloads
 from tests.registry import isolated_registry
 from tests.shop.agents import call, lookup, post, refund
@@ -60,19 +61,9 @@ def choice(run: RunContext) -> Any:
     return CHOICE[0]
 
 
-class Listening(ScriptedModel):
-    """Keeps the requests that it is asked."""
-
-    requests: list[Any]
-
-    def propose(self, request: Any) -> Any:
-        self.__dict__.setdefault("requests", []).append(request)
-        return super().propose(request)
-
-    @property
-    def told(self) -> list[tuple[str, list[str]]]:
-        """What each request said beforehand: instructions and tools."""
-        return [(one.system, [tool["name"] for tool in one.tools]) for one in self.requests]
+def told(model: Script) -> list[tuple[str, list[str]]]:
+    """Give what each request said beforehand: instructions and tools."""
+    return [(one.system, [tool["name"] for tool in one.tools]) for one in model.requests]
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +72,8 @@ def _forget() -> None:
     SAYS[0], CHOICE[0] = "Serve {tenant}.", ["lookup"]
 
 
-def make(*turns: Any, **options: Any) -> tuple[Agent, Listening]:
-    model = Listening([*turns, {"text": "all done"}])
+def make(*turns: Any, **options: Any) -> tuple[Agent, Script]:
+    model = Script([*turns, {"text": "all done"}], "m")
     given = {"instructions": greeting, "tools_for": choice, "tools": [lookup, post, refund], **options}
     return Agent(given.pop("name", "rendered"), model=model, **given), model
 
@@ -90,8 +81,9 @@ def make(*turns: Any, **options: Any) -> tuple[Agent, Listening]:
 def test_both_are_made_once_and_journaled() -> None:
     owner = User.objects.create_user("ann")
     agent, model = make({"tools": [call("lookup", number="A1")]})
-    result = run_agent(agent, "do it", "s1", actor=owner, context={"tenant": 7}, idempotency_key="k")
-    assert (result.output, model.told) == ("all done", [("Serve 7.", ["lookup"])] * 2)
+    again = partial(run_agent, agent, "do it", "s1", actor=owner, context={"tenant": 7}, idempotency_key="k")
+    result = again()
+    assert (result.output, told(model)) == ("all done", [("Serve 7.", ["lookup"])] * 2)
     (seen,) = SEEN
     assert (seen.agent, seen.version, seen.session_key, seen.scope) == ("rendered", "1", "s1", "")
     assert (seen.run_id, seen.text, seen.context, seen.user) == (result.run_id, "do it", {"tenant": 7}, owner)
@@ -99,9 +91,7 @@ def test_both_are_made_once_and_journaled() -> None:
     row = Message.objects.get(run_id=result.run_id, kind="run_started")
     assert (row.facts["tools"], row.content["instructions"]) == (["lookup"], "Serve 7.")
     assert "instructions" not in row.facts
-    assert run_agent(
-        agent, "do it", "s1", actor=owner, context={"tenant": 7}, idempotency_key="k"
-    ).run_id == (result.run_id)
+    assert again() == result
     assert len(SEEN) == 1, "a run that is there is not made anew"
     assert problems(row.session_id) == []
 
@@ -123,57 +113,59 @@ def test_a_call_of_a_tool_that_was_not_chosen_is_one_of_an_unknown_tool() -> Non
     assert refused["content"] == "Not executed: there is no tool 'post'. Tools: lookup."
     CHOICE[0] = ()
     run_agent(agent, "do it", "s2")
-    assert model.told[-1][1] == []
+    assert told(model)[-1][1] == []
 
 
-def test_a_resumed_run_keeps_them() -> None:
+def test_a_resumed_run_and_a_replay_keep_them() -> None:
     agent, model = make()
     run = start_run(agent, "do it", "s1", context={"tenant": 7})
     pause_run(run.pk)
     SAYS[0], CHOICE[0] = "Serve somebody else.", ["post"]
     resume_run(run.pk)
-    assert model.told == [("Serve 7.", ["lookup"])]
+    assert replay_run(run.pk).is_equal
+    assert replay_run(run.pk, model=model).is_equal
+    assert told(model) == [("Serve 7.", ["lookup"])] * 2
 
 
 def test_a_stateless_run_has_them_and_asks_only_for_its_choice() -> None:
     agent, model = make({"tools": [call("lookup", number="A1")]})
     assert agent.run("do it", context={"tenant": 7}).output == "all done"
-    assert model.told[0] == ("Serve 7.", ["lookup"])
+    assert told(model)[0] == ("Serve 7.", ["lookup"])
     assert SEEN[0].session_key is None
     assert Run.objects.count() == 0
 
 
 def test_a_fork_keeps_them_and_a_run_of_the_task_again_does_not() -> None:
     agent, model = make()
-    first = run_agent(agent, "do it", "s1", context={"tenant": 7})
+    first = str(run_agent(agent, "do it", "s1", context={"tenant": 7}).run_id)
     SAYS[0], CHOICE[0] = "Another day for {tenant}.", ["post"]
-    fork = fork_run(first.run_id or "", 2)
-    again = run_again(first.run_id or "")
+    fork = fork_run(first, 2)
+    again = run_again(first)
     sweep()
     assert {fork.pk: "Serve 7.", again.pk: "Another day for 7."} == {
         run.pk: payloads(run, "run_started")[-1]["instructions"] for run in (fork, again)
     }
-    assert sorted(model.told[1:]) == [("Another day for 7.", ["post"]), ("Serve 7.", ["lookup"])]
+    assert sorted(told(model)[1:]) == [("Another day for 7.", ["post"]), ("Serve 7.", ["lookup"])]
     assert len(SEEN) == 2
     newer, _model = make(version="2", instructions=shorter)
-    turned = payloads(fork_run(first.run_id or "", 2, agent=newer), "run_started")[-1]
+    turned = payloads(fork_run(first, 2, agent=newer), "run_started")[-1]
     assert (turned["instructions"], turned["tools"]) == ("Serve.", ["lookup"]), "each function by itself"
     other, _model = make(name="other")
-    moved = fork_run(first.run_id or "", 2, agent=other, idempotency_key="k")
+    moved = fork_run(first, 2, agent=other, idempotency_key="k")
     assert payloads(moved, "run_started")[-1]["instructions"] == "Another day for 7."
     SAYS[0] = ValueError("not now")
-    assert fork_run(first.run_id or "", 2, agent=other, idempotency_key="k").pk == moved.pk
+    assert fork_run(first, 2, agent=other, idempotency_key="k").pk == moved.pk
 
 
 def test_a_fork_makes_erased_ones_anew() -> None:
     boss = User.objects.create_superuser("boss")
     agent, _model = make()
-    first = run_agent(agent, "do it", "s1", context={"tenant": 7})
-    kept = fork_run(first.run_id or "", 2)
+    first = str(run_agent(agent, "do it", "s1", context={"tenant": 7}).run_id)
+    kept = fork_run(first, 2)
     cancel_run(kept.pk)
-    erase_payload(first.run_id or "", 1, boss, "asked to")
+    erase_payload(first, 1, boss, "asked to")
     assert not Message.objects.filter(kind="run_started", content__isnull=False).exists()
-    fork = fork_run(first.run_id or "", 2)
+    fork = fork_run(first, 2)
     assert payloads(fork, "run_started")[-1]["instructions"] == "Serve nobody."
 
 
@@ -187,18 +179,14 @@ def test_an_adopted_definition_keeps_them_and_makes_what_was_not_there() -> None
     _agent, model = make(max_steps=7)
     adopt_definition(run.pk)
     sweep()
-    assert model.told == [("Serve 7.", ["lookup"])]
+    assert told(model) == [("Serve 7.", ["lookup"])]
     assert ("instructions" in payloads(run, "run_adopted")[1], problems(run.session_id)) == (False, [])
 
 
 @pytest.mark.parametrize(
     ("says", "chooses", "words"),
     [
-        (
-            ZeroDivisionError("no"),
-            [],
-            "instructions failed with ZeroDivisionError. The log says why",
-        ),
+        (ZeroDivisionError("no"), [], "instructions failed with ZeroDivisionError. The log says why"),
         (None, [], "must return a string, not NoneType"),
         (b"x", [], "must return a string, not bytes"),
         (" \n", [], "returned no text"),
@@ -252,24 +240,15 @@ def test_long_ones_are_in_a_file(folder: Path, settings: Any) -> None:
     settings.AGENTRUNS_PAYLOAD_INLINE_MAX = 1000
     SAYS[0] = long = "Serve well. " * 100
     agent, model = make()
-    first = run_agent(agent, "do it", "s1")
-    fork = fork_run(first.run_id or "", 2)
+    first = str(run_agent(agent, "do it", "s1").run_id)
+    fork = fork_run(first, 2)
     sweep()
-    assert [one for one, _tools in model.told] == [long, long]
+    assert [one for one, _tools in told(model)] == [long, long]
     runs = list(Run.objects.order_by("created_at"))
     names = [payloads(run, "run_started")[-1]["stored"]["name"] for run in runs]
     assert [name.split("/")[0] for name in names] == [str(run.session_id) for run in runs]
-    assert replay_run(first.run_id or "", model=model).is_equal
+    assert replay_run(first, model=model).is_equal
     assert [problems(run.session_id) for run in runs] == [[], []]
     assert sum("data" in line for line in export_run(fork.pk, true_values=True)) == 2
-    erase_payload(first.run_id or "", 1, User.objects.create_superuser("boss"), "asked to")
+    erase_payload(first, 1, User.objects.create_superuser("boss"), "asked to")
     assert not list(folder.rglob("instructions*"))
-
-
-def test_a_replay_asks_with_what_the_run_had() -> None:
-    agent, model = make()
-    first = run_agent(agent, "do it", "s1", context={"tenant": 7})
-    SAYS[0], CHOICE[0] = "Later.", ["post"]
-    assert replay_run(first.run_id or "").is_equal
-    assert replay_run(first.run_id or "", model=model).is_equal
-    assert model.told == [("Serve 7.", ["lookup"])] * 2

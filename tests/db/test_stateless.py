@@ -41,7 +41,6 @@ def test_an_agent_that_always_asks_is_refused_before_the_model() -> None:
 
     @tool(requires_approval=True)
     def launch() -> str:
-        """Launch it."""
         return "launched"
 
     model = ScriptedModel([lambda request: asked.append(request) or {"text": "hi"}])

@@ -23,17 +23,7 @@ from agentruns.services import retention
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import the_run
 from tests.effects import Effects
-from tests.files import (
-    MEGABYTE,
-    HangingStorage,
-    alias,
-    fetch,
-    fetched,
-    report_of,
-    row_of,
-    said,
-    stored_in,
-)
+from tests.files import MEGABYTE, HangingStorage, alias, fetch, fetched, report_of, row_of, said, stored_in
 from tests.shop.agents import call, shop_agent
 from tests.waiting import LIMIT
 
@@ -142,6 +132,7 @@ def test_nothing_is_deleted_while_nobody_can_say_who_needs_it(
         patch.setattr(retention, "_journals", away)
         assert (retention.delete_files(names), retention.delete_old_files()) == (0, 0)
     assert caplog.text.count("Files are left for the next time") == 2
+    assert retention.delete_old_files(should_stop=lambda: True) == 0
     assert len(stored_in(folder)) == 2
     assert retention.delete_old_files() == 2
     assert stored_in(folder) == []
@@ -156,26 +147,6 @@ def test_a_file_that_cannot_be_deleted_keeps_no_other(
         assert retention.delete_files(names) == 2
     assert [path.name for path in stored_in(folder)] == ["sticky"]
     assert "was not deleted" in caplog.text
-
-
-def test_deleting_stops_when_it_is_asked_to(folder: Path) -> None:
-    leave(folder, "a")
-    assert retention.delete_old_files(should_stop=lambda: True) == 0
-    assert len(stored_in(folder)) == 1
-
-
-def test_a_storage_that_hangs_keeps_no_result_out_of_the_journal(
-    hangs: None, effects: Effects, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked: list[str] = []
-    run = fetched(MEGABYTE, lambda request: asked.append(said(request)) or {"text": "read"})
-    assert not HangingStorage.hanging.was_waited_for
-    assert (run.status, run.output, effects.count()) == ("completed", "read", 1)
-    payload = row_of(run).payload
-    assert (payload["content"], "stored" in payload) == (report_of(MEGABYTE), False)
-    assert asked == [report_of(MEGABYTE)]
-    assert "no answer within 0.5 s" in caplog.text
-    HangingStorage.hanging.let_go()
 
 
 def test_a_storage_that_hangs_is_not_given_ever_more_threads(hangs: None, settings: Any) -> None:
@@ -217,16 +188,20 @@ def test_a_file_that_cannot_be_read_in_time_pauses_the_run(
     assert effects.count() == 1
 
 
-@pytest.mark.parametrize("kind", ["Truncating", "DistantTruncating", "Garbling"])
+@pytest.mark.parametrize("kind", ["Hanging", "Truncating", "DistantTruncating", "Garbling"])
 def test_what_a_storage_did_not_keep_as_it_was_stays_in_its_row(
-    kind: str, folder: Path, effects: Effects, settings: Any, caplog: pytest.LogCaptureFixture
+    kind: str, hangs: None, folder: Path, effects: Effects, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.{kind}Storage")}
+    settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.5 if kind == "Hanging" else LIMIT
     asked: list[str] = []
     run = fetched(MEGABYTE, lambda request: asked.append(said(request)) or {"text": "read"})
-    assert (run.status, effects.count()) == ("completed", 1)
+    assert not HangingStorage.hanging.was_waited_for
+    assert (run.status, run.output, effects.count()) == ("completed", "read", 1)
     payload = row_of(run).payload
     assert (payload["content"], "stored" in payload) == (report_of(MEGABYTE), False)
     assert asked == [report_of(MEGABYTE)]
-    assert "is not what was stored" in caplog.text
+    says = "no answer within 0.5 s" if kind == "Hanging" else "is not what was stored"
+    assert says in caplog.text
+    HangingStorage.hanging.let_go()
     the_run(run_agent("fetcher-s1", "fetch the report", "s1", idempotency_key="s1"))
