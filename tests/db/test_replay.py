@@ -44,7 +44,7 @@ from tests.db.stories import TURNS, story
 from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.rows import change as change_row
-from tests.shop.agents import TOOLS, call, shop_agent
+from tests.shop.agents import TOOLS, call, lookup, refund, shop_agent
 from tests.statements import broken_commit
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -106,22 +106,10 @@ def test_a_row_altered_in_the_database_shows() -> None:
     assert report.difference.path == "$.messages"
 
 
-@tool(name="lookup", safe_to_retry=True)
-def lookup_anew(ctx: ToolContext, number: str) -> str:
-    """Look an order up, in another way."""
-    return "never"
-
-
 @tool(name="refund")
 def refund_in_dollars(ctx: ToolContext, cents: float) -> str:
     """Refund the customer."""
     return "never"
-
-
-@tool(name="refund", requires_approval=lambda args, ctx: args["cents"] > 1000, risk="high")
-def refund_small(ctx: ToolContext, cents: int) -> str:
-    """Refund the customer."""
-    raise AssertionError("a replay executes nothing")
 
 
 def replaced(other: Any) -> list[Any]:
@@ -134,9 +122,9 @@ def replaced(other: Any) -> list[Any]:
         ({"instructions": "Serve nobody."}, "$.system"),
         ({"model_params": {"temperature": 1}}, "$.params.temperature"),
         ({"tools": TOOLS[1:]}, "$.tools.post"),
-        ({"tools": replaced(lookup_anew)}, "$.tools.lookup.description"),
+        ({"tools": replaced(tool(lookup.fn, description="In another way."))}, "$.tools.lookup.description"),
         ({"tools": replaced(refund_in_dollars)}, "$.tools.refund.input_schema.properties.cents.type"),
-        ({"tools": replaced(refund_small)}, None),
+        ({"tools": replaced(tool(refund.fn, requires_approval=True))}, None),
     ],
 )
 def test_another_definition_shows_where(change: dict[str, Any], path: str | None) -> None:
@@ -203,8 +191,12 @@ def test_a_model_that_decides_otherwise_shows_where(effects: Effects) -> None:
 def test_its_own_model_and_one_that_fails() -> None:
     run = story()
     assert replay_run(run.pk, model="own").is_equal
+
+    def overloaded(request: ModelRequest) -> ModelReply:
+        raise ProviderError("overloaded")
+
     with pytest.raises(ProviderError, match="overloaded"):
-        replay_run(run.pk, model=Overloaded())
+        replay_run(run.pk, model=Asked(overloaded))
     with transaction.atomic(), pytest.raises(NotDurableError):
         replay_run(run.pk, model="own")
     with transaction.atomic():
@@ -216,11 +208,6 @@ def test_its_own_model_and_one_that_fails() -> None:
     assert outcome.code == 1
     for text in ("seq 3", "$.system", "Serve the shop.", "Serve nobody.\\u001b[2J"):
         assert text in outcome.out, outcome.out
-
-
-class Overloaded:
-    def propose(self, request: ModelRequest) -> ModelReply:
-        raise ProviderError("overloaded")
 
 
 def test_a_fork_is_replayed_from_its_cut() -> None:

@@ -29,9 +29,6 @@ SCOPES = ["runs:read", "runs:write", "approvals:decide"]
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "agentruns")
 
 
-# Commands
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_a_database_and_speaks_json(name: str) -> None:
     found = load_command_class("agentruns", name)
@@ -39,11 +36,9 @@ def test_every_command_takes_a_database_and_speaks_json(name: str) -> None:
     assert {"--database", "--json"} <= {*found.create_parser("manage.py", name)._option_string_actions}
 
 
-# The journal in a database of its own
-
-
 @pytest.fixture
 def journal(settings: Any) -> None:
+    """The journal has a database of its own."""
     settings.AGENTRUNS_DATABASE = "other"
     settings.DATABASE_ROUTERS = ["agentruns.models.router.JournalRouter"]
 
@@ -77,9 +72,6 @@ class UsersElsewhere:
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
         return "users" if model is User else None
-
-
-# A replica
 
 
 class Replicas:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agentruns import Agent, MemoryStore, run_agent, tool
+from agentruns import MemoryStore, run_agent, tool
 from agentruns.exceptions import NotDurableError
-from agentruns.testing import ScriptedModel, check_messages
+from agentruns.providers.base import ProviderError
+from agentruns.testing import check_messages
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
 
@@ -43,21 +44,17 @@ def test_an_agent_that_always_asks_is_refused_before_the_model() -> None:
     def launch() -> str:
         return "launched"
 
-    model = ScriptedModel([lambda request: asked.append(request) or {"text": "hi"}])
-    agent = Agent("launcher", instructions="Launch.", tools=[launch], model=model)
+    agent = shop_agent("launcher", lambda request: asked.append(request) or {"text": "hi"}, tools=[launch])
     with pytest.raises(NotDurableError, match="launch"):
         run_agent(agent, "do it")
     assert asked == []
 
 
 def test_a_model_that_cannot_be_reached_fails_the_run() -> None:
-    from agentruns.providers.base import ProviderError
-
     def fail(request: object) -> dict[str, str]:
         raise ProviderError("the provider is overloaded", disposition="retry", type="overloaded_error")
 
-    agent = Agent("unlucky", instructions="Try.", model=ScriptedModel([fail]))
-    result = run_agent(agent, "do it")
+    result = run_agent(shop_agent("unlucky", fail, tools=READS), "do it")
     assert (result.status, result.error) == ("failed", "overloaded_error: the provider is overloaded")
 
 
