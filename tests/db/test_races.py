@@ -14,7 +14,7 @@ from django.db import OperationalError
 
 from agentruns import ToolContext, approve, cancel_run, deny, run_agent, start_run, tool
 from agentruns.engine.driver import Driver
-from agentruns.engine.leases import Lease, claim
+from agentruns.engine.leases import Lease
 from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError, SessionBusyError
 from agentruns.journal.store import DatabaseStore
@@ -24,7 +24,7 @@ from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from tests.db import races
 from tests.db.dying import elsewhere
-from tests.db.helpers import kill, outcomes, run_turns, the_run
+from tests.db.helpers import outcomes, run_turns, the_run
 from tests.db.racing import (
     CLICKS,
     LEVELS,
@@ -53,18 +53,6 @@ ONE_CARD = {"tools": [call("refund", cents=5000), call("search", query="x")]}
 ROUNDS = 8 if DATABASE == "sqlite" else 12 if BRIEF else 25
 ENDS = {"approve": "ok", "deny": "denied"}
 TWO_CARDS = {"tools": [call("refund", cents=5000), call("search", query="x"), call("refund", cents=6000)]}
-
-
-def test_one_of_many_claimers_wins() -> None:
-    for round_number in range(10):
-        run = start_run(shop_agent("claimed"), "do it", f"s{round_number}")
-        if round_number % 2:  # an expired lease is taken over by one, too
-            assert claim("default", run.pk) is not None
-            kill(run)
-        leases = at_once(*[partial(claim, "default", run.pk)] * 6)
-        won = [lease for lease in leases if lease is not None]
-        assert len(won) == 1, leases
-        assert won[0].epoch == Run.objects.get(pk=run.pk).lease_epoch
 
 
 def test_one_of_many_deciders_wins() -> None:

@@ -254,6 +254,10 @@ def fails(ctx: ToolContext, args: dict[str, Any]) -> Answer:
     raise OSError("the bank is closed")
 
 
+def no_idea(ctx: ToolContext, args: dict[str, Any]) -> Unknown:
+    return Unknown("no record")
+
+
 def leaves(ctx: ToolContext, args: dict[str, Any]) -> Answer:
     raise SystemExit(1)
 
@@ -261,7 +265,7 @@ def leaves(ctx: ToolContext, args: dict[str, Any]) -> Answer:
 ANSWERS: list[tuple[Callable[..., Any], str, list[str]]] = [
     (lambda ctx, args: Occurred("paid, says the bank"), "completed", ["ok"]),
     (lambda ctx, args: NotOccurred(), "completed", ["error"]),
-    (lambda ctx, args: Unknown("no record"), "orphaned", []),
+    (no_idea, "orphaned", []),
     (fails, "orphaned", []),
     (leaves, "orphaned", []),
 ]
@@ -326,7 +330,7 @@ def test_a_reconciler_that_hangs_puts_the_call_in_doubt(
 
 def test_a_verdict_of_staff_on_what_raised_enters_the_handler_again(effects: Effects) -> None:
     """A person says that it did not happen: unlike reconcile, that is asked for once each time."""
-    pay = payer(ConnectionError("lost"), reconcile=lambda ctx, args: Unknown("no record"))
+    pay = payer(ConnectionError("lost"), reconcile=no_idea)
     result = go_on(PAY, tools=[pay])
     resolve_orphan(str(result.run_id), result.orphans[0], "not_occurred", None, evidence="the statement")
     result = again(result.run_id)
@@ -401,9 +405,8 @@ def test_ctrl_c_inside_a_handler_stops_the_process_and_leaves_the_call_in_doubt(
 
 @pytest.mark.parametrize("fate", ["cancelled", "exit", "memory", "time limit"])
 def test_what_stops_a_handler_does_not_stop_the_sweep(fate: str) -> None:
-    start_run(
-        shop_agent("shaky", {"tools": [call("shaky", fate=fate, text="x")]}, tools=[tool(shaky)]), "x", "s1"
-    )
+    turn = {"tools": [call("shaky", fate=fate, text="x")]}
+    start_run(shop_agent("shaky", turn, tools=[tool(shaky)]), "x", "s1")
     start_run(shop_agent("steady"), "do it", "s2")
     swept = sweep()
     assert (swept.waiting, swept.completed, swept.errors) == (1, 1, 0)
@@ -463,10 +466,6 @@ def test_timeouts_in_one_process_count_as_attempts_and_resume_counts_anew(
     run = the_run(result)
     assert (outcomes(run), run.attempts) == (["ok"], 0)
     assert len({line["key"] for line in effects.lines()}) == 1
-
-
-def no_idea(ctx: ToolContext, args: dict[str, Any]) -> Unknown:
-    return Unknown("no record")
 
 
 def test_a_caller_who_asks_is_told_when_reconcile_does_not_know(effects: Effects) -> None:
