@@ -1,11 +1,12 @@
-"""The JSON API: `router` to mount in a NinjaAPI of yours, or `agentruns.urls`, ready-made.
+"""The JSON API: a `router` to mount in your own NinjaAPI; `agentruns.urls` has it ready-made.
 
     api = NinjaAPI()
     api.add_router("/agents", router)
     register_errors(api)  # errors as problem+json; your own routes keep their form
 
-Callers are programs with a bearer token, or users of the Django session, with CSRF. A mount with an `auth`
-of its own has to set `request.user`: that user acts, and sees and may do the same as in the admin.
+Callers are programs with a bearer token, or signed-in users of the Django session, whose POSTs need a CSRF
+token. If you mount the router with your own `auth`, set `request.user`: this user acts, with the same
+permissions as in the admin.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from agentruns.api.routing import router
 
 __all__ = ["build_api", "register_errors", "router"]
 
-router._freeze()  # the operations of a project belong on a router of its own
+router._freeze()  # so that a project adds its operations to its own router
 
 
 @cache

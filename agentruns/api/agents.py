@@ -1,4 +1,4 @@
-"""The endpoint of agents: those that the user may start, with their tools and which of these are gated."""
+"""The endpoint that lists the agents which the user may start, with their tools and gates."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from agentruns.services.starting import agents_of
 
 @router.get("/agents", response=AgentPage)
 def list_agents(request: HttpRequest) -> AgentPage:
-    """List the agents that you may start, with their tools. Of several versions the last one is started."""
+    """List the agents that you may start, with their tools. A new run uses an agent's highest version."""
     return AgentPage(items=[AgentOut.of(agent) for agent in agents_of(user_of(request))], next=None)

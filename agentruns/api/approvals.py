@@ -1,4 +1,4 @@
-"""Endpoints of approvals. Deciding records; a worker executes."""
+"""The endpoints of approvals. They record decisions, which a worker executes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from agentruns.tools.options import REQUESTER
 def list_approvals(
     request: HttpRequest, status: OfApprovalStatus = None, cursor: Cursor = None
 ) -> ApprovalPage:
-    """List the approvals you may see or decide, the one requested last first."""
+    """List the approvals that you may see or decide, the latest request first."""
     approvals = visible_approvals(user_of(request)).select_related("run")
     if status is not None:
         approvals = approvals.filter(status=PENDING if status == PENDING.value else status)
@@ -49,10 +49,10 @@ def list_approvals(
 
 @router.get("/approvals/{approval_id}", response=ApprovalOut)
 def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal = False) -> ApprovalOut:
-    """Return one approval with its effective arguments and their digest, which a decision needs.
+    """Get one approval with its effective arguments and their digest, which a decision needs.
 
-    Sensitive arguments, and texts that repeat them, are masked. `reveal=true` shows them, which is logged;
-    403 for who may not see them.
+    Sensitive arguments are masked, also in texts that repeat them. `reveal=true` shows them, and the access
+    is logged; 403 if you lack the permission to see them.
     """
     user = user_of(request)
     approval = find_approval(user, approval_id)
@@ -63,10 +63,10 @@ def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal =
 
 @router.post("/approvals/{approval_id}/approve", response=ApprovalOut)
 def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: Key | None = KEY) -> Any:
-    """Approve the call, with other `arguments` if given.
+    """Approve the call. With `arguments`, these replace the model's arguments.
 
-    409, with who and when, if it was decided already or `digest` is not what it shows now; 422 if the
-    arguments do not fit the tool.
+    409, with the decider and the time, if the approval is already decided, or if `digest` is not its current
+    digest; 422 if the arguments do not fit the tool.
     """
     act = partial(services.approve, arguments=body.arguments, reason=body.reason)
     return _decide(request, approval_id, act, key, body)
@@ -74,13 +74,13 @@ def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: K
 
 @router.post("/approvals/{approval_id}/deny", response=ApprovalOut)
 def deny(request: HttpRequest, approval_id: ApprovalId, body: Deny, key: Key | None = KEY) -> Any:
-    """Deny the call; the model gets the reason instead of a result. 409 as for approve."""
+    """Deny the call: it is not executed, and the model gets the reason. 409 as for approve."""
     return _decide(request, approval_id, partial(services.deny, reason=body.reason), key, body)
 
 
 @router.post("/approvals/{approval_id}/answer", response=ApprovalOut)
 def answer(request: HttpRequest, approval_id: ApprovalId, body: Answer, key: Key | None = KEY) -> Any:
-    """Give the model `text` as the result of the call, which is not executed. 409 as for approve."""
+    """Answer the call: it is not executed, and the model gets `text` as its result. 409 as for approve."""
     return _decide(request, approval_id, partial(services.answer, text=body.text), key, body)
 
 

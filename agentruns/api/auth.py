@@ -1,4 +1,4 @@
-"""Authentication, scopes and visibility: a token's owner or session, or Django's user, never the body."""
+"""Authentication, scopes and visibility. A token or Django's session decides who acts, never the body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 HEADER = "Authorization"
 SHOWN = 50  # characters of a malformed id
-# The operations that a session token is for; everything else is refused.
+# The operations that accept a session token; all others refuse it.
 VISITORS = {
     "list_runs", "start_run", "get_run", "list_messages", "stream_events", "list_sessions", "get_session",
     "send_message", "list_conversation", "list_approvals", "get_approval", "approve", "deny", "answer",
@@ -40,13 +40,13 @@ logger = get_logger("agentruns.api.auth")
 
 @dataclass(slots=True)
 class Entry:
-    """The router's notes on a request: scopes of which a token needs one, and headers of refusals by status.
+    """The router's notes on a request: the scopes of which a token needs one, and response headers by status.
 
-    A stream that authenticates again shares them, so that it is counted once.
+    A stream that authenticates again shares the notes, so that the throttle counts the stream once.
     """
 
     scopes: Sequence[str] = ()
-    lets_visitors_in: bool = False  # with a session token
+    lets_visitors_in: bool = False  # whether the operation accepts a session token
     headers: dict[int, dict[str, str]] = field(default_factory=dict)
     is_counted: bool = False
     operation: Any = None
@@ -54,7 +54,7 @@ class Entry:
 
 
 class BearerAuth(security.HttpBearer):
-    """A token of `create_api_token`. A request with an Authorization header is never that of a session."""
+    """Authentication by a token. With an Authorization header, Django's session is ignored."""
 
     openapi_description = "A token printed by `manage.py create_api_token`: ar_…"
 
@@ -63,7 +63,7 @@ class BearerAuth(security.HttpBearer):
         return self.authenticate(request, "") if HEADER in request.headers else None
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
-        """Return the token of the header and let its owner act; raise Problem if it is not valid here."""
+        """Find the header's token, and let its owner or visitor act; Problem if it is not valid here."""
         found = token_of(request)
         if found is None:
             _throttle(request)
@@ -83,7 +83,7 @@ class BearerAuth(security.HttpBearer):
         _throttle(request, user)
         entry = entry_of(request)
         if found.session_id is not None:
-            if not entry.lets_visitors_in:  # nor do routes of a host that use these classes
+            if not entry.lets_visitors_in:  # nor do a host's own routes with these classes
                 raise Problem(
                     403,
                     URN + "scope",
@@ -98,7 +98,7 @@ class BearerAuth(security.HttpBearer):
 
 
 class SessionAuth(security.SessionAuth):
-    """Django's session. Nobody signed in is 401, also without a CSRF token; a session without one is 403."""
+    """Authentication by Django's session: 401 if nobody is signed in, else 403 without the CSRF token."""
 
     def __call__(self, request: HttpRequest) -> Any | None:
         user = self.authenticate(request, None)
@@ -108,13 +108,13 @@ class SessionAuth(security.SessionAuth):
         return user
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Any | None:
-        """Return the signed-in user, or None."""
+        """Find the signed-in, active user; None if there is none."""
         user = request.user
         return user if user.is_authenticated and user.is_active else None
 
 
 class Throttle(SimpleRateThrottle):
-    """The count of a user's requests, or of those that come from an address without a user."""
+    """The limit of requests for one user, or for one network address if there is no user."""
 
     def __init__(self, rate: str, user: Any) -> None:
         super().__init__(rate)
@@ -124,17 +124,17 @@ class Throttle(SimpleRateThrottle):
         if self.user is not None:
             ident = self.user.actor_id if isinstance(self.user, SessionBearer) else self.user.pk
             return f"throttle_agentruns_user_{ident}"
-        # ninja would believe any X-Forwarded-For; it counts only behind proxies that the project declared.
+        # Unlike ninja, trust X-Forwarded-For only if the project declared its proxies.
         is_declared = ninja_settings.NUM_PROXIES is not None
         address = self.get_ident(request) if is_declared else request.META.get("REMOTE_ADDR")
         return f"throttle_agentruns_anonymous_{address}"
 
 
 def user_of(request: HttpRequest) -> Any:
-    """Return the user who acts.
+    """Get the user who acts; raises AuthenticationError if there is no signed-in, active user.
 
-    A host that mounts the router with another `auth` has to set `request.user`: an actor of None would be
-    the program itself, and an anonymous one would own what nobody owns.
+    A host that mounts the router with another `auth` has to set `request.user`. As actor, None would be the
+    program itself, and an anonymous user would own the program's runs.
     """
     user = request.user
     if not user.is_authenticated or not user.is_active:
@@ -143,19 +143,19 @@ def user_of(request: HttpRequest) -> Any:
 
 
 def token_of(request: HttpRequest) -> ApiToken | None:
-    """Return the valid token of the request's header, also where nobody has to authenticate; else None."""
+    """Find the valid token in the request's header, even in an operation open to everybody; None if none."""
     scheme, _, text = request.headers.get(HEADER, "").partition(" ")
     return services.api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
 
 
 def channel_of(request: HttpRequest) -> str:
-    """Return the channel of a decision: "api", with the prefix of the token if it was made with one."""
+    """Name the channel of a request for the journal: "api", or "api:" and the prefix of its token."""
     token = getattr(request, "auth", None)
     return f"api:{token.prefix}" if isinstance(token, ApiToken) else "api"
 
 
 def require_password(request: HttpRequest, approval: Approval) -> None:
-    """Raise Problem (403) where a call of high risk takes a fresh password; a token cannot give one."""
+    """Raise Problem (403) if the call's risk requires a fresh password, which a token cannot give."""
     is_token = isinstance(getattr(request, "auth", None), ApiToken)
     if services.permissions.needs_password(request, approval, has_session=not is_token):
         raise Problem.named(
@@ -166,13 +166,13 @@ def require_password(request: HttpRequest, approval: Approval) -> None:
 
 
 def entry_for(operation: Operation) -> Entry:
-    """Build the notes on a request to an operation: the tokens that may use the operation."""
+    """Build the notes on a request to an operation, with the scopes of which a token needs one."""
     scope, reads = ApiToken.Scope, operation.methods == ["GET"]
     scopes = [scope.RUNS_READ if reads else scope.RUNS_WRITE]
     if operation.auth_param is None:  # open to everybody
         scopes = []
     elif operation.path.startswith("/approvals"):
-        # Which of the two a decision takes depends on the approval.
+        # The approval decides which of the two scopes a decision requires.
         deciding = [scope.APPROVALS_DECIDE, scope.APPROVALS_OWN]
         scopes = [scope.RUNS_READ, scope.APPROVALS_DECIDE] if reads else deciding
     is_for_visitors = operation.operation_id in VISITORS
@@ -180,18 +180,18 @@ def entry_for(operation: Operation) -> Entry:
 
 
 def entry_of(request: HttpRequest) -> Entry:
-    """Return the router's notes on a request."""
-    return getattr(request, MARK, None) or Entry()  # a host may use these classes on routes of its own
+    """Get the router's notes on a request; empty notes on a host's own route."""
+    return getattr(request, MARK, None) or Entry()  # a host may use these classes on its own routes
 
 
 def require_token_scope(request: HttpRequest, scope: str) -> None:
-    """Raise Problem (403) if the request came with a token that lacks a scope; a Django session has all."""
+    """Raise Problem (403) if the request's token lacks a scope; a Django session has all scopes."""
     if not has_token_scope(request, scope):
         raise _lacking(request.auth, [scope])  # type: ignore[attr-defined]
 
 
 def has_token_scope(request: HttpRequest, scope: str) -> bool:
-    """Tell whether the request's token has a scope; a Django session has all."""
+    """Check whether the request's token has a scope; a Django session has all scopes."""
     token = getattr(request, "auth", None)
     return not isinstance(token, ApiToken) or scope in token.scopes
 
@@ -206,7 +206,7 @@ def _lacking(token: ApiToken, scopes: Sequence[str]) -> Problem:
 
 
 def _throttle(request: HttpRequest, user: Any = None) -> None:
-    """Count the request under AGENTRUNS_API_THROTTLE; raise Problem (429) if it is one too many."""
+    """Count the request for AGENTRUNS_API_THROTTLE; raise Problem (429) if it exceeds the limit."""
     entry = entry_of(request)
     rate = settings.api_throttle.get("user" if user is not None else "anonymous")
     if rate is None or entry.is_counted:
@@ -216,7 +216,7 @@ def _throttle(request: HttpRequest, user: Any = None) -> None:
     try:
         if throttle.allow_request(request):
             return
-    except Exception:  # whatever a cache's client raises: without a cache nobody is kept out
+    except Exception:  # any error of a cache's client; without a cache there is no limit
         logger.warning("The cache failed, so a request was not counted.", exc_info=True)
         return
     seconds = math.ceil(throttle.wait() or throttle.duration or 1)
@@ -226,16 +226,17 @@ def _throttle(request: HttpRequest, user: Any = None) -> None:
     raise Problem.named("throttled", detail, retry_after=seconds)
 
 
-# Visibility: "not yours" and "not there" are the same answer. Permissions to act are the services'.
+# Visibility: the answer is the same for an object that is not yours and for one that does not exist.
+# The services check the permissions to act.
 
 
 def visible_runs(user: Any) -> QuerySet[Run]:
-    """Return the runs that a user may see, with their session."""
+    """Select the runs that a user may see, with their sessions."""
     return journal.policy.visible_runs(user).select_related("session")
 
 
 def find_run(user: Any, run_id: str) -> Run:
-    """Return a run the user may see, with its session, or raise DurableRunNotFoundError."""
+    """Find a run that the user may see, with its session; raises DurableRunNotFoundError."""
     try:
         return readable(user, visible_runs(user).get(pk=UUID(run_id)))
     except (Run.DoesNotExist, ValueError):
@@ -243,10 +244,10 @@ def find_run(user: Any, run_id: str) -> Run:
 
 
 def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
-    """Return a run for the answer to the request that starts it, or writes to it; DurableRunNotFoundError.
+    """Prepare a run for the answer to the request that started it or wrote to it.
 
-    One found by its key is shown as any other; without what came of it to who may act for another `owner`
-    and not see it.
+    For a known run that the user may not see, raises DurableRunNotFoundError; but a user who acts for another
+    `owner` gets the run without its output and errors.
     """
     if not is_new and not visible_runs(user).filter(pk=run.pk).exists():
         if owner in (None, str(user.pk)):
@@ -256,14 +257,14 @@ def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
 
 
 def readable(user: Any, run: Run) -> Run:
-    """Return a run as somebody may have it: a visitor is not shown what the project said of the task."""
+    """Remove the context, which is the project's, from a run for a visitor; return the run."""
     if isinstance(user, SessionBearer):
         run.context = {}
     return run
 
 
 def find_approval(user: Any, approval_id: str) -> Approval:
-    """Return an approval the user may see, or raise NotFoundError."""
+    """Find an approval that the user may see, with its run and session; raises NotFoundError."""
     try:
         return journal.policy.visible_approvals(user).select_related("run__session").get(pk=UUID(approval_id))
     except (Approval.DoesNotExist, ValueError):
@@ -271,7 +272,7 @@ def find_approval(user: Any, approval_id: str) -> Approval:
 
 
 def find_session(user: Any, key: str, scope: str | None = None) -> Session:
-    """Return a session the user may see; raise SessionAccessDeniedError, AmbiguousSessionError."""
+    """Find a session that the user may see; raises SessionAccessDeniedError or AmbiguousSessionError."""
     among = Session.objects.using(settings.DATABASE)
     if isinstance(user, SessionBearer):
         among = among.filter(pk=user.session_id)
@@ -281,7 +282,7 @@ def find_session(user: Any, key: str, scope: str | None = None) -> Session:
 
 
 def row_for(user: Any, row: Row) -> Row:
-    """Return a row as somebody may have it: a visitor is not shown what the agent was told beforehand."""
+    """Copy a row for a visitor without instructions and context; other users get the row unchanged."""
     if not isinstance(user, SessionBearer):
         return row
     hidden = {"instructions", "stored"} if "instructions" in row.payload else set()
@@ -290,7 +291,7 @@ def row_for(user: Any, row: Row) -> Row:
 
 
 def require_call(run_id: UUID, call_id: str) -> None:
-    """Raise NotFoundError unless the run has such a call."""
+    """Raise NotFoundError unless the run has a call with this id."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run_id, call_id=call_id)
     if not call_id.isprintable() or not rows.exclude(call_id="").exists():
         raise NotFoundError(f"Run {run_id} has no call {call_id[:SHOWN]}.")

@@ -1,4 +1,4 @@
-"""The OpenAPI document and its page: a guide, and for each operation examples, problem types and headers."""
+"""The OpenAPI document and its page: a guide, and examples, problem types and headers of each operation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _root: ContextVar[str] = ContextVar("agentruns_api_root", default="")
 
 
 class RunsAPI(NinjaAPI):
-    """A NinjaAPI that may be included under any namespace; ninja itself can only reverse its own."""
+    """A NinjaAPI that works under any URL namespace, while ninja itself reverses only its own namespace."""
 
     def get_root_path(self, path_params: dict[str, Any]) -> str:
         return _root.get() or super().get_root_path(path_params)
 
     def get_openapi_schema(self, **options: Any) -> OpenAPISchema:
-        """Return the OpenAPI document, in which every problem refers to one schema."""
+        """Build the OpenAPI document; all problems refer to one shared schema."""
         document = super().get_openapi_schema(**options)
         schemas = document["components"]["schemas"]
         for operations in document["paths"].values():
@@ -41,7 +41,7 @@ class RunsAPI(NinjaAPI):
                     answer = kept
                     if problem := kept.get("content", {}).get(CONTENT_TYPE):
                         schemas["Problem"] = problem["schema"]
-                        # All documents share the answer of an operation: it is copied and never changed.
+                        # All documents share this answer, so change only a copy.
                         referring = {**problem, "schema": {"$ref": "#/components/schemas/Problem"}}
                         answer = {**kept, "content": {**kept["content"], CONTENT_TYPE: referring}}
                     answers[status] = answer
@@ -51,10 +51,10 @@ class RunsAPI(NinjaAPI):
 
 
 class Docs(Swagger):
-    """Swagger UI that reads the OpenAPI file next to it and loads nothing from other hosts."""
+    """The Swagger UI, which reads the OpenAPI file beside it and loads nothing from other hosts."""
 
     def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
-        """Return the page, or a link to the OpenAPI file without the app "ninja", which has the scripts."""
+        """Render the page; only a link to the OpenAPI file if the app "ninja" is not installed."""
         if apps.is_installed("ninja"):
             return super().render_page(request, api, **kwargs)
         page = format_html(
@@ -73,7 +73,7 @@ class Docs(Swagger):
 
 
 def at_its_address(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a view of the documentation know the path that it was requested at."""
+    """Decorate a view of the documentation so that the API's root is the folder of the requested path."""
 
     @wraps(view)
     def located(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ def at_its_address(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 JSON = "application/json"
-# The objects, requests and problems of the examples, and what ninja does not know of each operation.
+# The objects, requests and problems of the examples, and the facts of each operation that ninja lacks.
 EXAMPLES: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
 PROBLEM = Problem.model_json_schema()
 USUAL = {
@@ -104,7 +104,7 @@ WRITES = {400: ["malformed"], 403: ["scope", "csrf", "permission-denied"]}
 
 
 def _made(recipe: Any) -> dict[str, Any]:
-    """Return an answer: the examples that a recipe names and the members that it gives, or a page of one."""
+    """Build an example answer from a recipe: names of examples and further members, or a page of one item."""
     if isinstance(recipe, dict):
         return {"items": [_made(recipe["page"])], "next": None}
     made: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def _made(recipe: Any) -> dict[str, Any]:
 
 
 def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
-    """Return the OpenAPI extras of the endpoint `name`: its examples, its problems and its headers."""
+    """Build the OpenAPI extras of the operation `name`: its examples, problems and headers."""
     known = EXAMPLES
     answers = {int(status): answer for status, answer in known["responses"].get(name, {}).items()}
     for status, recipe in known["answers"].get(name, {}).items():

@@ -1,4 +1,4 @@
-"""Errors as application/problem+json (RFC 9457): one table from exceptions to problems."""
+"""Errors as application/problem+json (RFC 9457), with one table from exceptions to problems."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from agentruns.utils.redaction import redact, redacted
 
 CONTENT_TYPE = "application/problem+json"
 URN = "urn:agentruns:"
-MARK = "_agentruns_entry"  # what the router notes on its requests: `register_errors` leaves others alone
+MARK = "_agentruns_entry"  # the attribute with the router's notes, which marks requests to this router
 
-# The nearest class of an exception decides. "Not yours" and "not there" are one type.
+# The nearest class of an exception decides. An object that is not yours has the type of a missing one.
 PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.NotFoundError: (404, "not-found", "Not found"),
     core.SessionAccessDeniedError: (404, "session-not-found", "No such session"),
@@ -61,7 +61,7 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.PayloadError: (500, "payload", "What the journal points at is missing or was altered"),
     core.AgentRunsError: (500, "error", "The request failed"),
 }
-# By type: what the API itself says, beside what exceptions do.
+# Status and title of each type: those of exceptions, and those of the API itself.
 TITLES: dict[str, tuple[int, str]] = {
     **{name: (status, title) for status, name, title in PROBLEMS.values()},
     "malformed": (400, "The request cannot be read"),
@@ -78,11 +78,11 @@ TITLES: dict[str, tuple[int, str]] = {
     "unavailable": (503, "Unavailable"),
 }
 
-# An answer is never much larger than its request.
+# Limits, so that an answer is never much larger than its request.
 MOST_ERRORS = 20
 LONGEST_NAME = 100
 
-# Attributes of exceptions that become members.
+# The attributes of exceptions that become members of the body.
 FACTS = ("run_id", "lease_expires_at", "parts", "scopes", "retry_after")
 
 
@@ -97,13 +97,13 @@ class Problem(HttpError):
 
     @classmethod
     def named(cls, name: str, detail: str, **extras: Any) -> Problem:
-        """Return the problem of a type of TITLES."""
+        """Build the problem of a type in TITLES; `extras` become members of the body."""
         status, title = TITLES[name]
         return cls(status, URN + name, title, detail, **extras)
 
     @classmethod
     def of(cls, error: Exception, **extras: Any) -> Problem:
-        """Return the problem of an exception of agentruns, with its attributes and `extras` as members."""
+        """Build the problem of an exception of agentruns; its FACTS and `extras` become members."""
         cause = error.__cause__ if isinstance(error, core.ApprovalStateError) else None
         of = cause if isinstance(cause, InvalidArguments) else error  # a misfit of an edit is no conflict
         name = next(PROBLEMS[kind][1] for kind in type(of).__mro__ if kind in PROBLEMS)
@@ -112,7 +112,7 @@ class Problem(HttpError):
         return cls.named(name, str(error), **{**facts, **extras})
 
     def response(self) -> HttpResponse:
-        """Return the problem as a response."""
+        """Build the response, with the header Retry-After if `retry_after` is known."""
         body = {"type": self.type, "title": self.title, "status": self.status_code, "detail": self.message}
         extras = {
             name: utc(value) if isinstance(value, datetime) else value for name, value in self.extras.items()
@@ -127,11 +127,11 @@ class Problem(HttpError):
 
 
 def register_errors(api: NinjaAPI) -> None:
-    """Let `api`, to which our router was added, answer that router's errors as problem+json.
+    """Register handlers with which `api` answers our router's errors as problem+json.
 
-    Call it once, after the API's own exception handlers are registered: these stay in force for the API's
-    other routes. Exceptions of agentruns become problems on every route of the API. Without this
-    call the statuses are the same and the bodies are in the API's own form.
+    Call this once, after the API's own exception handlers are registered, which stay in force for the API's
+    other routes. Exceptions of agentruns become problems on every route of the API. Without this call the
+    statuses are the same, and the bodies have the API's own form.
     """
     api.add_exception_handler(core.AgentRunsError, lambda request, error: Problem.of(_made(error)).response())
     kinds: dict[type[Exception], Callable[[Any], Problem]] = {
@@ -158,7 +158,7 @@ def register_errors(api: NinjaAPI) -> None:
 
 
 def _made(error: Any) -> Any:
-    """Return an exception that a host may have raised as a class; ninja allows both."""
+    """Make an exception of an exception class, because ninja lets a host raise either."""
     return error() if isinstance(error, type) else error
 
 
@@ -169,7 +169,7 @@ def _of_http_error(error: HttpError) -> Problem:
         return Problem.named("not-authenticated", "Sign in, or send a bearer token.")
     if error.status_code == HTTPStatus.BAD_REQUEST:
         return _of_bad_request(error)
-    title = responses.get(error.status_code, "Error")  # a host's own code may have no name
+    title = responses.get(error.status_code, "Error")  # a host's own status may have no name
     return Problem(error.status_code, "about:blank", title, error.message)
 
 
@@ -182,7 +182,7 @@ def _of_validation_error(error: ValidationError) -> Problem:
     for each in error.errors[:MOST_ERRORS]:
         place = [*each["loc"]]
         if place[0] == "body":
-            del place[1:2]  # the name of our parameter, which the client does not know
+            del place[1:2]  # our parameter's name means nothing to clients
         parts = (part for part in place if part not in (AS_TEXT, AS_BLOCKS))
         loc = [part[:LONGEST_NAME] if isinstance(part, str) else part for part in parts]
         errors.append({"loc": loc, "msg": each["msg"], "type": each["type"]})
@@ -191,7 +191,7 @@ def _of_validation_error(error: ValidationError) -> Problem:
 
 
 def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
-    """Return a run's state for a 409: who ended or paused it, who resolved the call in doubt, and when."""
+    """Describe a run for a 409: its status, and who ended, paused or, for a call, resolved it, and when."""
     rows = _rows(run.pk).own()
     facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
     facts |= _who_and_when("ended", rows.filter(kind__in=journal.events.CLOSING).first())
@@ -204,7 +204,7 @@ def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
 
 
 def approval_facts(approval: Approval) -> dict[str, Any]:
-    """Return an approval's state for a 409: who decided, edited or cancelled it last, and when."""
+    """Describe an approval for a 409: status, digest, and who decided or cancelled it last, and when."""
     rows = _rows(approval.run_id)
     if approval.status == Approval.Status.CANCELLED:
         last = rows.filter(kind__in=journal.events.CLOSING).first()

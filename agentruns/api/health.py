@@ -1,4 +1,4 @@
-"""The health check: open to everybody, with details only for people who may see all runs."""
+"""The health check, open to everybody; the workers' state is only for users with the permission `monitor`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from agentruns.services.waiting import sweeper_seen
 
 @router.get("/health", auth=None, response=Health, exclude_unset=True)
 def health(request: HttpRequest) -> Health:
-    """Report whether the database can be reached.
+    """Check whether the database can be reached; 503 if not.
 
-    For callers who may see all runs, by session or token, also the state of the workers.
+    Callers who may see all runs, by session or token, also get the state of the workers.
     """
     alias = settings.DATABASE
     try:
@@ -34,7 +34,7 @@ def health(request: HttpRequest) -> Health:
         token = token_of(request)
         user: Any = token.owner if token else getattr(request, "user", None)
         if HEADER in request.headers and (token is None or ApiToken.Scope.RUNS_READ not in token.scopes):
-            user = None  # a request with that header is never that of a session
+            user = None  # with that header, Django's session is ignored
         if not policy.is_somebody(user) or not permissions.may(user, "monitor"):
             return Health(status="ok")
         runs: Any = policy.visible_runs(user)

@@ -1,4 +1,4 @@
-"""Idempotency keys: a request with a known key is not done again, and is answered with what came of it."""
+"""Idempotency keys: a repeated request is not executed again; its answer shows the current state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY: Any = Header(None, alias=HEADER, description="as the member `idempotency_ke
 
 
 def key_of(header: str | None, body: Keyed | None) -> str | None:
-    """Return the key of a request, if it has one. Raises Problem (422) if header and body differ."""
+    """Read a request's key from header or body; None without a key, Problem (422) if the two differ."""
     member = body.idempotency_key if body else None
     if header is not None and member is not None and header != member:
         detail = f"The header {HEADER} and the member idempotency_key differ. Give one of them."
@@ -43,11 +43,11 @@ def once(
     act: Callable[[], BaseModel],
     again: Callable[[], BaseModel],
 ) -> Any:
-    """Return the answer of `act`, or that of `again` to the same request under the same key.
+    """Execute a request by `act`; answer its repetition under the same key by `again`.
 
-    No answer is kept: `again` decides anew what this caller may do and see by now. `act` and the record of
-    the key are one transaction: there is a record exactly if it was done, and concurrent requests wait for
-    it. An error leaves no record. Raises Problem (409) for a key of another request.
+    No answer is stored: `again` checks anew what the caller may do and see. `act` and the record of the key
+    are one transaction, so the record exists exactly if the request was executed, and concurrent requests
+    wait for it. An error leaves no record. Raises Problem (409) for a key of another request.
     """
     if (key := key_of(header, body)) is None:
         return act()
@@ -60,7 +60,7 @@ def once(
     records = IdempotencyRecord.objects.using(settings.DATABASE)
 
     def answer() -> Any:
-        # DO NOTHING waits for a concurrent request with this key, and leaves the caller's transaction usable.
+        # DO NOTHING waits for a concurrent request with this key, and leaves the transaction usable.
         mine = IdempotencyRecord(owner_id=user.pk, key=key, fingerprint=fingerprint)
         records.bulk_create([mine], ignore_conflicts=True)
         record = records.get(owner_id=user.pk, key=key)
@@ -71,12 +71,12 @@ def once(
                 "Use a new key for a new request, or repeat the first one unchanged.",
                 answered_at=record.created_at,
             )
-        if record.status:  # without one, this transaction made the record
+        if record.status:  # without a status, this transaction made the record
             repeated = again()
             entry_of(request).headers[record.status] = {REPLAYED: "true"}
             return Status(record.status, repeated)
         done: Any = act()
-        run_id = getattr(done, "run", None) or done.id  # it names a run, or is one
+        run_id = getattr(done, "run", None) or done.id  # `done` names a run, or is a run
         unanswered = records.filter(pk=record.pk, status=0)
         if unanswered.update(status=HTTPStatus.OK, run_id=run_id) != 1:
             raise AssertionError(f"The record of idempotency key {key!r} was answered or removed meanwhile.")

@@ -1,4 +1,4 @@
-"""Cursor pagination, newest first: a row that changes meanwhile moves to the front, and is not seen twice."""
+"""Pagination by cursor, newest first. A row that changes moves to the front, so no later page repeats it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ M = TypeVar("M", bound=Model)
 
 
 def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], str | None]:
-    """Return the rows after `cursor`, newest `moment` first, and the cursor of the next page or None."""
-    # SQLite compares times as text, and '12:00:00.5' is not '12:00:00.500000': use the stored text.
+    """Read the rows after `cursor`, newest `moment` first; return them and the next page's cursor or None."""
+    # Compare the stored text on SQLite, which compares times as texts: '12:00:00.5' is not '12:00:00.500000'.
     as_text = connections[rows.db].vendor == "sqlite"
     if cursor is not None:
         try:
@@ -30,7 +30,7 @@ def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], s
             raise Problem.named("bad-cursor", detail) from None
         bound: Any = Value(at, output_field=CharField()) if as_text else datetime.fromisoformat(at)
         before = Q(**{f"{moment}__lt": bound}) | Q(pk__lt=UUID(pk))
-        rows = rows.filter(before, **{f"{moment}__lte": bound})  # only the latter can use an index
+        rows = rows.filter(before, **{f"{moment}__lte": bound})  # only the __lte can use an index
     rows = rows.order_by(f"-{moment}", "-pk")
     placed: Any = rows.annotate(position=Cast(moment, CharField())) if as_text else rows
     found = list(placed[: PAGE + 1])

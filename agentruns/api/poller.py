@@ -1,7 +1,7 @@
-"""The one look into the database, from time to time, that serves all listeners of this process.
+"""The poll of the database that serves all listeners of this process.
 
-Listeners pass on what is new by themselves; whose turn it is looks for all. So there is no thread that has to
-run, and nothing is asked while nobody listens.
+When a poll is due, one listener polls for all, and each listener sends the news to its own client. So no
+extra thread has to run, and nobody queries the database while nobody listens.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentruns.models import Message, Run
 from agentruns.utils.forks import in_child
 
 CONNECTIONS = 8  # of all listeners, at once
-FORGOTTEN = 10.0  # seconds after which nobody listens to a run any more
-RENEWED = 5.0  # seconds between two times that it is told so
+FORGOTTEN = 10.0  # seconds without a listener after which a run is polled no more
+RENEWED = 5.0  # seconds between two notes to workers that somebody listens to a run
 WAITS_FOR = {"awaiting-approval": "approval", "orphaned": "verdict", "paused": "resume"}
-MOST = 200  # rows that are read for all; of more, each listener reads its own pages
+MOST = 200  # rows that one poll reads for all listeners; if there are more, each listener reads its own pages
 
 turns = BoundedSemaphore(CONNECTIONS)
 
 
 class Head(NamedTuple):
-    """A run as of the last poll: its status, its session's last row, and the draft of its next reply."""
+    """A run as of the last poll: its status, its session's last `seq`, its step and its reply's draft."""
 
     status: str
     seq: int
@@ -41,7 +41,7 @@ class Head(NamedTuple):
 
 
 class Poller:
-    """The heads of all runs that somebody listens to, and the rows that came last."""
+    """The heads of all runs with listeners, and the rows that the last poll found."""
 
     FIRST_PAUSE = 0.5
     LONGEST_PAUSE = 2.0
@@ -53,40 +53,40 @@ class Poller:
         self._heads: dict[UUID, Head | None] = {}
         self._asked: dict[UUID, float] = {}
         self._renewed: dict[UUID, float] = {}
-        self._news: dict[UUID, tuple[int, int, list[Row]]] = {}  # the rows after one, up to another
+        self._news: dict[UUID, tuple[int, int, list[Row]]] = {}  # after a row, up to a row, the rows
         self._due = self._claimed = 0.0
         self._pause = self.FIRST_PAUSE
 
     def pause(self) -> float:
-        """Return the seconds until the next look."""
-        return max(0.1, self._due - time.monotonic())  # somebody may be looking just now
+        """Compute the seconds until the next poll."""
+        return max(0.1, self._due - time.monotonic())  # another listener may be polling just now
 
     def claim(self) -> bool:
-        """Tell one listener that it is to look for all, now that it is time."""
+        """Claim the next poll for the caller if it is due; return whether the caller is to poll for all."""
         now = time.monotonic()
         if now < max(self._due, self._claimed):
             return False
-        self._claimed = now + self.CLAIM  # it may go away before it has looked
+        self._claimed = now + self.CLAIM  # the caller may disconnect before its poll
         return True
 
     def head(self, run_id: UUID) -> Head | None:
-        """Get the run's head as last polled, and keep polling it; None if the run is gone."""
+        """Get the run's head as of the last poll, and keep the run polled; None if unknown or gone."""
         self._asked[run_id] = time.monotonic()
         return self._heads.get(run_id)
 
     def rows_between(self, run_id: UUID, after: int, last: int) -> list[Row] | None:
-        """Return the run's rows after one, up to another or more; None if it does not know all of them."""
+        """Get the run's rows after `after`, at least up to `last`; None if the last poll did not read all."""
         since, until, rows = self._news.get(run_id, (0, 0, []))
         return [row for row in rows if row.seq > after] if since <= after and last <= until else None
 
     def join(self, run_id: UUID) -> Head | None:
-        """Look at one run, for who has just come."""
+        """Poll one run for a new listener; return the run's head, None if the run is gone."""
         with self._lock:
             self._see([run_id])
             return self.head(run_id)
 
     def look(self, run_id: UUID) -> None:
-        """Look at all the runs, this one among them, if it is time."""
+        """Poll all runs with listeners and `run_id`, if a poll is due."""
         with self._lock:
             self.head(run_id)
             now = time.monotonic()
@@ -98,7 +98,7 @@ class Poller:
                     del known[run_id]
             before = dict(self._heads)
             self._see(list(self._asked))
-            # The rows of all runs that have more of them than before.
+            # Read the new rows of all runs whose session has more rows than before.
             changed = {
                 run_id: (old.seq, head.seq)
                 for run_id, old in before.items()
@@ -120,7 +120,7 @@ class Poller:
             self._due, self._claimed = time.monotonic() + self._pause, 0.0
 
     def _see(self, run_ids: list[UUID]) -> None:
-        """Read the heads of runs, before any rows: of one that has ended, the last row will be there."""
+        """Read the heads of runs. Rows are read later, so that the last row of an ended run is among them."""
         runs = Run.objects.using(settings.DATABASE).filter(pk__in=run_ids)
         draft = ("draft__epoch", "draft__step", "draft__text")
         found: dict[UUID, Head | None] = dict.fromkeys(run_ids)

@@ -1,4 +1,4 @@
-"""The router of every operation: what happens to a request before and after the operation's own function."""
+"""The router of all operations, with the steps before and after each operation's own function."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from agentruns.exceptions import AgentRunsError
 
 
 class RunsRouter(Router):
-    """A router that documents its operations and watches over their requests."""
+    """A router that adds documentation, a size check and response headers to its operations."""
 
     def add_api_operation(self, path: str, methods: list[str], view_func: Any, **options: Any) -> None:
-        """Add an operation under the name of its function."""
+        """Add an operation with the function's name as its id."""
         name, is_open = view_func.__name__, options["auth"] is None
         options |= {"operation_id": name, "openapi_extra": illustrated(name, methods[0], is_open=is_open)}
         super().add_api_operation(path, methods, decorate_view(watched)(view_func), **options)
 
 
 def watched(run: Any) -> Callable[..., Any]:
-    """Let an operation check the body's size before authentication, and complete the answer's headers."""
+    """Wrap an operation: check the body's size before authentication, and add headers to the response."""
     operation = run.__self__
 
     @wraps(run)
@@ -45,7 +45,7 @@ def watched(run: Any) -> Callable[..., Any]:
         except (Problem, RawPostDataException) as error:
             response = operation.api.on_exception(request, error)
         else:
-            entry.before = {**request.__dict__, MARK: None}  # without itself: a circle would keep the body
+            entry.before = {**request.__dict__, MARK: None}  # a cycle would keep the body in memory
             response = run(request, **values)
         for name, value in entry.headers.get(response.status_code, {}).items():
             response.setdefault(name, value)
@@ -56,7 +56,7 @@ def watched(run: Any) -> Callable[..., Any]:
 
 
 def _read_body(request: HttpRequest) -> None:
-    """Raise Problem for a body above DATA_UPLOAD_MAX_MEMORY_SIZE, before anything else is done."""
+    """Read the body; raises Problem if it is larger than DATA_UPLOAD_MAX_MEMORY_SIZE."""
     try:
         request.body  # noqa: B018 - reads it
     except RequestDataTooBig:
@@ -69,7 +69,7 @@ def _read_body(request: HttpRequest) -> None:
 
 
 def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn what a service raises into a Problem, which any NinjaAPI answers with the right status."""
+    """Decorate a view to raise errors of agentruns as Problem, whose status any NinjaAPI understands."""
 
     @wraps(view)
     def translated(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +81,6 @@ def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
     return translated
 
 
-# One flat router, because ninja would not pass a host's own `auth` on to nested ones.
+# One flat router, because ninja would not pass a host's own `auth` on to nested routers.
 router = RunsRouter(auth=[BearerAuth(), SessionAuth()], tags=["agent runs"])
 router.add_decorator(as_problem)

@@ -1,4 +1,4 @@
-"""Endpoints of runs. They record and queue; a worker drives."""
+"""The endpoints of runs. They record requests and queue runs, which a worker drives."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ from agentruns.utils import json as canonical
 from agentruns.utils.bounds import said
 from agentruns.utils.clock import utc
 
-REVALIDATED = "private, no-cache"  # the only answer that a client may keep, to ask again with its ETag
-# Not "or null": generators of clients would send what stands for nothing.
+REVALIDATED = "private, no-cache"  # a client may store this answer, but must revalidate it by its ETag
+# Not "or null" in the schema, or generated clients would send a null for a missing body.
 ABSENT: Any = Body(None)
 
 
 @router.post("/runs", response={201: RunOut, 200: RunOut})
 def start_run(request: HttpRequest, body: StartRun = UPLOAD, key: Key | None = KEY) -> Status[RunOut]:
-    """Queue a run (201), or return the one that the same request started before (200).
+    """Queue a run (201), or return the run that the same request started before (200).
 
-    The same `idempotency_key` is the same run for ever; the same agent and input in a session whose run has
-    not ended is that run. 403 if you may not start the agent, or not for that `owner`, in that `scope` or
-    with that `context`; 409 if the session is busy with another run or the key belongs to another task or
-    session, 422 if there is no such agent, 404 if the session is somebody else's, 429 if your quota is used.
+    The same `idempotency_key` always returns the same run. The same agent and input return the unfinished run
+    of the session. 403 if you may not start the agent, or not for this `owner`, `scope` or `context`; 409 if
+    the session has another unfinished run, or the key belongs to another task or session; 422 if there is no
+    such agent; 404 if the session is another user's; 429 if your quota is used up.
     """
     user, key = user_of(request), key_of(key, body)
     task = blocks_of(request, body.input)
@@ -96,11 +96,11 @@ def start_run(request: HttpRequest, body: StartRun = UPLOAD, key: Key | None = K
 
 @router.post("/runs/{run_id}/fork", response={201: RunOut, 200: RunOut})
 def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None = KEY) -> Status[RunOut]:
-    """Queue a run of yours that goes on from the row `at` (201), or return that of the same key (200).
+    """Fork a run: queue a new run that continues from row `at` (201), or return the run of this key (200).
 
-    It gets a session of its own with a copy of the rows up to there; open calls are settled, and no effect is
-    repeated. 409 if there is no such row, if nothing is left to do and no `text` is given, if the session
-    exists or the key belongs to another run; 403 and 429 as for a start; 422 if there is no such agent.
+    The new run is yours, in a new session with a copy of the rows up to `at`. Open calls are settled, and no
+    effect is repeated. 409 if there is no such row, if nothing is left to do and `text` is missing, if the
+    session exists, or if the key belongs to another run; 403, 422 and 429 as for a start.
     """
     user = user_of(request)
     origin = find_run(user, run_id)
@@ -112,7 +112,7 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None
 
 
 def _behalf_of(request: HttpRequest, body: Behalf) -> starting.Behalf:
-    """Return for whom a request acts; Problem (403) where its token lacks the scope to name others."""
+    """Read a request's owner, scope and context; Problem (403) if its token may not name owner or scope."""
     if body.owner is not None or body.scope is not None:
         require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
     return starting.Behalf(body.owner, body.scope, body.context)
@@ -125,13 +125,13 @@ def started(
     owner: str | None = None,
     origin: Run | None = None,
 ) -> Status[RunOut]:
-    """Return the run that a request starts, or writes to: 201, or 200 for that of an earlier request."""
+    """Start or find a run by `start`, and build the answer: 201 if new, 200 for an earlier request's run."""
     user = user_of(request)
     try:
         run, is_new = start()
         return Status(201 if is_new else 200, RunOut.of(shown(user, run, is_new, owner)))
     except RunStateError as error:
-        # The state of the run that stands against it, as far as the user may see that.
+        # Describe the run that is in the way, if the user may see it.
         named = visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None
         against = named or origin
         raise Problem.of(error, **(run_facts(against) if against else {})) from error
@@ -147,7 +147,7 @@ def list_runs(
     context: OfContext = None,
     cursor: Cursor = None,
 ) -> RunPage:
-    """List the runs you may see, the one that changed last first; a page may be short, or empty."""
+    """List the runs that you may see, the last changed first. A page may be short or empty."""
     wanted = {"status": status, "agent": agent, "session__key": session, "scope": scope}
     user = user_of(request)
     runs = visible_runs(user).filter(**{name: value for name, value in wanted.items() if value is not None})
@@ -156,15 +156,15 @@ def list_runs(
         runs = runs.filter(pk__in=Run.objects.with_context({name: value}))
     found, following = pagination.page(runs, "updated_at", cursor)
     items = RunOut.all(readable(user, run) for run in found)
-    if context is not None:  # what is masked is not found by trying either
+    if context is not None:  # a match must not reveal a masked value
         items = [run for run in items if said(run.context.get(name)) == value]
-        following = following if items else None  # nor by how many there are
+        following = following if items else None  # nor may the number of pages
     return RunPage(items=items, next=following)
 
 
 @router.get("/runs/{run_id}", response=RunOut)
 def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
-    """Return one run. Asked for with its `ETag` as `If-None-Match`: 304 while nothing has changed."""
+    """Get one run. With its `ETag` as `If-None-Match`, the answer is 304 while nothing has changed."""
     run = find_run(user_of(request), run_id)
     headers = {"ETag": tag_of(run), "Cache-Control": REVALIDATED}
     known = {tag.removeprefix("W/") for tag in parse_etags(request.headers.get("If-None-Match", ""))}
@@ -177,7 +177,7 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
 
 @router.get("/runs/{run_id}/messages", response=MessagePage)
 def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> MessagePage:
-    """Return the run's journal rows with a greater `seq` than `after`, in order."""
+    """List the run's journal rows whose `seq` is greater than `after`, in order."""
     user = user_of(request)
     run = find_run(user, run_id)
     rows = run_rows(settings.DATABASE, run.pk, after, limit=pagination.PAGE + 1)
@@ -188,10 +188,10 @@ def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> Me
 
 @router.get("/runs/{run_id}/messages/{seq}/content")
 def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHttpResponse:
-    """Stream the content that a row holds only the beginning of (`payload.stored`), as it was stored.
+    """Download the whole content of a row that holds only its beginning (`payload.stored`), as it was stored.
 
-    404 if the row is not there or holds its content itself; 403 without agentruns.reveal_arguments if it may
-    hold sensitive values; 500 if the file is missing or was altered.
+    404 if there is no such row, or if the row holds the whole content; 403 if the content may hold sensitive
+    values and you lack agentruns.reveal_arguments; 500 if the file is missing or was altered.
     """
     user = user_of(request)
     content = find_content(find_run(user, run_id), seq)
@@ -200,10 +200,10 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
 
 @router.get("/runs/{run_id}/files/{sha256}")
 def get_file(request: HttpRequest, run_id: RunId, sha256: Sha256) -> StreamingHttpResponse:
-    """Stream a picture or document that a block of a row names by its `sha256`: pictures to be shown inline.
+    """Download a picture or document by the `sha256` in a row's block; browsers show pictures inline.
 
-    404 if no row of the run names it; 403 without agentruns.reveal_arguments if it is, or may hold what is,
-    sensitive; 500 if the file is missing or was altered.
+    404 if no row of the run names the file; 403 if the file may hold sensitive values and you lack
+    agentruns.reveal_arguments; 500 if the file is missing or was altered.
     """
     user = user_of(request)
     content = find_file(find_run(user, run_id), sha256)
@@ -212,7 +212,7 @@ def get_file(request: HttpRequest, run_id: RunId, sha256: Sha256) -> StreamingHt
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any])
 def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, Any]:
-    """Return the run's state right after the row `at`, or its current one. 409 if it has no such row."""
+    """Compute the run's state right after row `at`, or its current state. 409 if the run has no such row."""
     run = find_run(user_of(request), run_id)
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     seq = at if at is not None else rows.latest("seq").seq
@@ -222,23 +222,23 @@ def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, A
 
 @router.post("/runs/{run_id}/resume", response=RunOut)
 def resume_run(request: HttpRequest, run_id: RunId, body: ResumeRun = ABSENT, key: Key | None = KEY) -> Any:
-    """Let a run go on: unpause it, and tell the model about calls in doubt. A worker drives it."""
+    """Resume a run: end its pause, and tell the model that calls in doubt are unknown. A worker drives it."""
     act = partial(services.resume_run, drive=False)
     return _change(request, run_id, "resume", act, key, body)
 
 
 @router.post("/runs/{run_id}/cancel", response=RunOut)
 def cancel_run(request: HttpRequest, run_id: RunId, body: CancelRun = ABSENT, key: Key | None = KEY) -> Any:
-    """Ask a run to stop: at once if nobody drives it, else before its next tool starts."""
+    """Cancel a run: at once if no worker drives the run, else before its next tool starts."""
     act = partial(control.cancel_run, reason=body.reason if body else "")
     return _change(request, run_id, "cancel", act, key, body)
 
 
 @router.post("/runs/{run_id}/pause", response=RunOut)
 def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key: Key | None = KEY) -> Any:
-    """Ask a run to wait until it is resumed: at once if nobody drives it, else before its next tool.
+    """Pause a run until it is resumed: at once if no worker drives the run, else before its next tool starts.
 
-    A reply that is being written is stopped; `/resume` asks for it again.
+    A reply in progress is stopped; `/resume` requests the reply again.
     """
     act = partial(control.pause_run, reason=body.reason if body else "")
     return _change(request, run_id, "pause", act, key, body)
@@ -248,10 +248,10 @@ def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key:
 def resolve_orphan(
     request: HttpRequest, run_id: RunId, call_id: CallId, body: Resolve, key: Key | None = KEY
 ) -> Any:
-    """Record the verdict on a call in doubt.
+    """Record your verdict on a call in doubt.
 
-    `occurred` stores `result` as its result, `not_occurred` lets it run again, `unknown` tells the model.
-    409, with who and when, if it is not in doubt or the evidence says otherwise.
+    `occurred` stores `result` as the call's result; `not_occurred` lets the call run again; `unknown` gives
+    the model an error. 409, with person and time, if the call is not in doubt or evidence contradicts you.
     """
 
     def act(run_id: UUID, user: Any) -> object:
@@ -264,10 +264,10 @@ def resolve_orphan(
 
 @router.post("/runs/{run_id}/rows/{seq}/erase", response=RunOut)
 def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, key: Key | None = KEY) -> Any:
-    """Destroy the content of a row for good, with every row, copy and file that repeats it.
+    """Destroy the content of a row for good, also in every row, copy and file that repeats the content.
 
-    That the row was there, who acted and when stays. 409 if there is no such row, or a run that reads it has
-    not ended. Backups, exports and what was sent before are not reached.
+    The row stays with its facts, such as who acted and when. 409 if there is no such row, or if a run that
+    reads the row has not ended. Backups, exports and texts sent earlier are not changed.
     """
 
     def act(run_id: UUID, user: Any) -> object:
@@ -304,8 +304,8 @@ def _change(
 
 
 def tag_of(run: Run) -> str:
-    """Return the ETag of a run, read together with its session: weak, as it is not made of the body."""
-    # The lease, the back-off and `blocked_reason` change without a row of the journal.
+    """Compute the weak ETag of a run and its session, from the columns that change with the body."""
+    # `seq` is not enough, because lease, back-off and `blocked_reason` change without a row of the journal.
     moments = (run.lease_expires_at, run.not_before, run.updated_at)
     about = [
         agentruns.__version__,

@@ -1,6 +1,6 @@
-"""Parameters, bodies and answers. Names are those of the model fields, ids are strings, times are UTC.
+"""Parameters, bodies and answers. Members have the names of model fields; ids are strings, times are UTC.
 
-Text by a model, a tool or a person goes through `legal`; ids, digests, hashes, statuses and kinds do not.
+`legal` redacts texts by a model, a tool or a person, but no ids, digests, hashes, statuses and kinds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from agentruns.utils.redaction import redacted
 
 
 def _printable(text: str) -> str:
-    # As the services require: databases disagree about NUL and lone surrogates.
+    # The services require this too, because databases disagree about NUL and lone surrogates.
     if not text.isprintable():
         raise ValueError("must be printable")
     return text
@@ -65,7 +65,7 @@ def _not_blank(text: str) -> str:
 
 
 def _at_most(length: int) -> AfterValidator:
-    # Not pydantic's own check, which refuses lone surrogates.
+    # Not pydantic's own length check, which also refuses lone surrogates.
     def check(text: str) -> str:
         if len(text) > length:
             raise ValueError(f"must be at most {length} characters, not {len(text)}")
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def legal(value: Any) -> Any:
-    """Return a value redacted, and changed to what JSON and UTF-8 can represent."""
+    """Redact a value, and replace the parts of it that JSON or UTF-8 cannot represent."""
     return canonical.legal(redacted(value))
 
 
@@ -106,18 +106,18 @@ GivenReason = Annotated[str, _at_most(REASON_LENGTH), NotBlank, _string(minLengt
 Plain = Annotated[Any, AfterValidator(_plain)]
 Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(checked_context)]
 Name = Annotated[str, Field(max_length=NAME_LENGTH), AfterValidator(_printable)]
-Scope = Name  # "" is one
+Scope = Name  # "" is a scope
 Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
-# Both classes are named Status, and components of an OpenAPI document are identified by name.
+# Plain strings in the schema, because two components with the name Status would collide.
 RunStatus = Annotated[Run.Status, _string(enum=Run.Status.values)]
 ApprovalStatus = Annotated[Approval.Status, _string(enum=Approval.Status.values)]
-# In answers: a status of newer code, which shares the database during a deploy, is not an error.
+# For answers, which may hold a status of newer code that shares the database during a deploy.
 ShownRunStatus = Annotated[str, _string(enum=Run.Status.values)]
 ShownApprovalStatus = Annotated[str, _string(enum=Approval.Status.values)]
 
-# Any text is accepted: a malformed id is a 404, like an unknown one.
+# Any text is accepted, so that a malformed id is a 404, like an unknown id.
 _Id = Annotated[str, _string(format="uuid")]
 
 RunId = Annotated[_Id, Path(description="`id` of a run")]
@@ -127,42 +127,40 @@ SessionKey = Annotated[str, Path(description="the caller's own key, percent-enco
 Sha256 = Annotated[str, Path(description="`sha256` of a block")]
 RowSeq = Annotated[Seq, Path(description="`seq` of the row")]
 
-Cursor = Annotated[str | None, Query(description="`next` of the page before; without it the first page")]
-At = Annotated[Seq | None, Query(description="`seq` of the row; without it the current state")]
-OfRunStatus = Annotated[RunStatus | None, Query(description="only runs of this status")]
-OfApprovalStatus = Annotated[ApprovalStatus | None, Query(description="only approvals of this status")]
-Reveal = Annotated[bool, Query(description="with the values of sensitive arguments; this is logged")]
+Cursor = Annotated[str | None, Query(description="`next` of the previous page; first page if omitted")]
+At = Annotated[Seq | None, Query(description="`seq` of the row; current state if omitted")]
+OfRunStatus = Annotated[RunStatus | None, Query(description="only runs with this status")]
+OfApprovalStatus = Annotated[ApprovalStatus | None, Query(description="only approvals with this status")]
+Reveal = Annotated[bool, Query(description="show the values of sensitive arguments; the access is logged")]
 OfAgent = Annotated[AgentName | None, Query(description="only runs of this agent")]
-OfScope = Annotated[Scope | None, Query(description="only of this scope, where several have the key")]
-OfSession = Annotated[Key | None, Query(description="only runs of the session of this key")]
+OfScope = Annotated[Scope | None, Query(description="only sessions and runs in this scope")]
+OfSession = Annotated[Key | None, Query(description="only runs of sessions with this key")]
 _Pair = Annotated[str, Field(pattern="^[^:]+:", max_length=2 * NAME_LENGTH + 1), AfterValidator(_printable)]
 OfContext = Annotated[
-    _Pair | None, Query(description="only runs that show this value in their context, as `tenant:7`")
+    _Pair | None, Query(description="only runs with this name and value in their context, as `tenant:7`")
 ]
 LastEventId = Annotated[
     Seq | None,
-    Header(alias="Last-Event-ID", description="`id` of the last event that you have; overrides `after`"),
+    Header(alias="Last-Event-ID", description="`id` of the last event that you received; overrides `after`"),
 ]
-AFTER: Any = parameters.Query(0, description="only rows with a greater `seq`")
+AFTER: Any = parameters.Query(0, description="only rows whose `seq` is greater than this")
 
 
 class Request(BaseModel):
-    """A body. An unknown member is refused: a mistyped `arguments` would approve the unedited ones."""
+    """A body that refuses unknown members: a mistyped `arguments` would approve the unedited arguments."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Keyed(Request):
-    idempotency_key: Key | None = Field(
-        None, description="the same key gets the same answer, and nothing is done again"
-    )
+    idempotency_key: Key | None = Field(None, description="a request with the same key is not executed again")
 
 
 class Behalf(Keyed):
-    owner: Name | None = Field(None, description="id of the user for whom you act; takes `act_for`")
-    scope: Scope | None = Field(None, description="another scope of the session than yours; takes `act_for`")
+    owner: Name | None = Field(None, description="id of the user for whom you act; requires `act_for`")
+    scope: Scope | None = Field(None, description="scope of the session if not your own; requires `act_for`")
     context: Context | None = Field(
-        None, description="said about the task to its tools; the project says who may send what"
+        None, description="facts about the task for its tools; the project decides who may send which"
     )
 
 
@@ -174,7 +172,7 @@ class TextBlock(Request):
 class FileBlock(Request):
     type: Literal["image", "document"]
     media_type: Annotated[str, Field(max_length=100)] = Field(
-        description="what its content is: JPEG, PNG, GIF or WebP; PDF, or text/plain in UTF-8"
+        description="of an image JPEG, PNG, GIF or WebP; of a document PDF, or text/plain in UTF-8"
     )
     data: str = Field(description="the file in base64")
     name: Annotated[str, _at_most(NAME_LENGTH)] = ""
@@ -190,15 +188,15 @@ Input = Annotated[
 class StartRun(Behalf):
     agent: AgentName
     input: Input = Field(description="a text, or blocks of text, pictures and documents")
-    session: Key | None = Field(None, description="the caller's own key; without it one is generated")
-    idempotency_key: Key | None = Field(None, description="the same key is the same run, also after it ended")
-    not_before: Time | None = Field(None, description="no worker drives it before; with its time zone")
+    session: Key | None = Field(None, description="the caller's own key; generated if omitted")
+    idempotency_key: Key | None = Field(None, description="the same key is the same run, even after it ended")
+    not_before: Time | None = Field(None, description="earliest start of the run; a time with time zone")
 
 
 class SendMessage(Keyed):
-    content: Input = Field(description="what is said, as the `input` of a run")
-    agent: AgentName | None = Field(None, description="else that of the session's last run")
-    scope: Scope | None = Field(None, description="of the session; needed where you see its key in several")
+    content: Input = Field(description="the message, in the form of a run's `input`")
+    agent: AgentName | None = Field(None, description="agent of a new run; that of the last run if omitted")
+    scope: Scope | None = Field(None, description="the session's; needed if several scopes have its key")
     idempotency_key: Key | None = Field(None, description="the same key is the same message")
 
 
@@ -207,10 +205,10 @@ class ForkRun(Behalf):
     text: Task | None = Field(
         None, description="next message to the agent; required if nothing is left to do"
     )
-    agent: AgentName | None = Field(None, description="go on with another agent")
-    session: Key | None = Field(None, description="key of the new session; without it one is generated")
+    agent: AgentName | None = Field(None, description="another agent to continue with")
+    session: Key | None = Field(None, description="key of the new session; generated if omitted")
     idempotency_key: Key | None = Field(
-        None, description="the same key is the same fork, also after it ended"
+        None, description="the same key is the same fork, even after it ended"
     )
 
 
@@ -223,7 +221,7 @@ class CancelRun(Keyed):
 
 
 class EraseRow(Keyed):
-    reason: Text = Field(description="kept in the journal, with who erased it")
+    reason: Text = Field(description="stored in the journal with the person who erased the row")
 
 
 class PauseRun(Keyed):
@@ -233,7 +231,7 @@ class PauseRun(Keyed):
 class Resolve(Keyed):
     verdict: Literal["occurred", "not_occurred", "unknown"]
     result: Plain = Field(None, description="result of the call, if it occurred")
-    evidence: Reason = Field("", description="how you know")
+    evidence: Reason = Field("", description="how you know the outcome")
 
 
 class Approve(Keyed):
@@ -253,7 +251,7 @@ class Answer(Keyed):
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457), with more members by type, such as `run_id`, `decided_by` or `errors`."""
+    """An error (RFC 9457). Some types have more members, such as `run_id`, `decided_by` or `errors`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -264,25 +262,25 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
-    """The state of the service; only `status` for callers who may not see all runs."""
+    """The state of the service. Callers who may not see all runs get `status` only."""
 
     status: str
-    database: str | None = Field(default=None, description="its vendor, as Django calls it")
+    database: str | None = Field(default=None, description="the database's vendor, as Django names it")
     sweeper: Literal["ok", "never", "late"] | None = Field(
-        default=None, description="whether a worker swept within ten minutes, never, or longer ago"
+        default=None, description="`ok`: a worker swept in the last ten minutes; `late`: earlier; `never`"
     )
-    sweeper_seen_at: Moment | None = Field(default=None, description="when a worker last swept; null: never")
+    sweeper_seen_at: Moment | None = Field(default=None, description="time of the last sweep; null if never")
     oldest_queued_at: Moment | None = Field(
-        default=None, description="since when the oldest queued run waits for a worker; null: none does"
+        default=None, description="since when the oldest queued run waits for a worker; null if none does"
     )
 
 
 class Out(BaseModel):
-    """An answer: each member is the attribute of its name, but for those that are given."""
+    """An answer, whose members are attributes of an object or given values."""
 
     @classmethod
     def made(cls, source: Any, /, **given: Any) -> Self:
-        """Build the schema from the attributes of an object; `given` replaces some of them."""
+        """Build the answer from the attributes of `source`; `given` replaces some of the members."""
         names = cls.model_fields.keys() - given.keys()
         return cls(**{name: getattr(source, name) for name in names}, **given)
 
@@ -290,7 +288,7 @@ class Out(BaseModel):
 class RunOut(Out):
     id: Id
     session: LegalText = Field(description="the session's key")
-    scope: LegalText = Field(description="that of the session")
+    scope: LegalText = Field(description="the session's scope")
     owner: Id | None
     owner_name: LegalText
     agent: str
@@ -301,30 +299,30 @@ class RunOut(Out):
     title: LegalText = Field(description="first line of `input`")
     input: LegalText
     context: LegalDict
-    origin: Id | None = Field(description="run that this one repeats or was forked from")
-    origin_seq: int | None = Field(description="`seq` of the row that it was forked at")
+    origin: Id | None = Field(description="run that this run repeats or was forked from")
+    origin_seq: int | None = Field(description="`seq` of the last row copied by the fork")
     step: int
     usage: dict[str, Any]
-    tokens: int = Field(description="read and written, of all kinds")
-    cost: str | None = Field(description="null where no price of the model is known")
+    tokens: int = Field(description="sum of all input and output tokens")
+    cost: str | None = Field(description="null if no price of the model is known")
     output: LegalText | None
     error: LegalText
     lease_expires_at: Moment | None
     not_before: Moment | None
     attempts: int
     blocked_reason: LegalText
-    imported_at: Moment | None = Field(description="then it is a record, whose decisions were made elsewhere")
+    imported_at: Moment | None = Field(description="time of an import: a record, decided elsewhere")
     created_at: Moment
-    updated_at: Moment = Field(description="to the minute while it is at work")
+    updated_at: Moment = Field(description="exact only to the minute while a worker drives the run")
 
     @classmethod
     def of(cls, run: Run) -> RunOut:
-        """Return a run, read together with its session, as it is shown."""
+        """Build the answer for a run, which was read with its session, with sensitive values masked."""
         return cls._of(mask_of(run).run(run))
 
     @classmethod
     def all(cls, runs: Iterable[Run]) -> list[RunOut]:
-        """Return several runs as they are shown."""
+        """Build the answers for several runs, with sensitive values masked."""
         return [cls._of(run) for run in masked_runs(runs)]
 
     @classmethod
@@ -349,7 +347,7 @@ class RunPage(BaseModel):
 class _OfSession(Out):
     key: LegalText
     scope: LegalText
-    title: LegalText = Field(description="first line of its first task, if you may see that run")
+    title: LegalText = Field(description="first line of the session's first task, if you may see that run")
     owner: Id | None
     owner_name: LegalText
 
@@ -360,21 +358,21 @@ class SessionOut(_OfSession):
 
     @classmethod
     def of(cls, session: Session, mask: Mask, runs: RunPage) -> SessionOut:
-        """Return a session as it is shown, with some of its runs."""
+        """Build the answer for a session with a page of its runs; `mask` hides sensitive values."""
         title = mask.said(session.title)
         return cls.made(session, title=title, owner=session.owner_id, runs=runs)
 
 
 class ListedSession(_OfSession):
-    run: Id = Field(description="its last run that you may see")
-    agent: str = Field(description="of that run, as the status is")
+    run: Id = Field(description="last run of the session that you may see")
+    agent: str = Field(description="agent of that run; `status` is that run's too")
     status: ShownRunStatus
     created_at: Moment
-    updated_at: Moment = Field(description="when that run changed last")
+    updated_at: Moment = Field(description="last change of that run")
 
     @classmethod
     def all(cls, runs: list[Run], titled: Collection[UUID]) -> list[ListedSession]:
-        """Return the sessions of these runs, the last ones of each, as they are shown; some with a title."""
+        """Build the answers for the sessions of these last runs; only those in `titled` show their title."""
         for run in runs:
             run.session.title = run.session.title if run.session_id in titled else ""
         masks = masks_of(runs, size=MOST_READ)
@@ -395,14 +393,14 @@ class SessionPage(BaseModel):
 class SaidOut(Out):
     seq: int
     run: Id
-    kind: str = Field(description="that of the journal's row: user, assistant, run_failed or run_cancelled")
+    kind: str = Field(description="kind of the row: user, assistant, run_failed or run_cancelled")
     role: Literal["user", "assistant", "program"]
-    text: LegalText = Field(description="of a text stored in a file only the beginning")
-    created_at: Moment = Field(description="in a fork that of the original")
+    text: LegalText = Field(description="only the beginning of a text that is stored in a file")
+    created_at: Moment = Field(description="for a row that a fork copied, the original's time")
 
     @classmethod
     def of(cls, row: Row, mask: Mask) -> SaidOut | None:
-        """Build the conversation entry for a row, masked; None for a row without text for people."""
+        """Build the conversation entry of a row, masked; None for a row without a text for people."""
         row = mask.row(row)
         text = said_in(row)
         if not text:
@@ -426,14 +424,14 @@ class MessageOut(Out):
     tool_name: LegalText
     attempt: int
     epoch: int
-    payload: LegalDict = Field(description="redacted and masked; `hash` is made from the stored one")
+    payload: LegalDict = Field(description="redacted and masked; `hash` is of the stored payload")
     prev_hash: str
     hash: str
     created_at: Moment
 
     @classmethod
     def of(cls, row: Row, session: str, mask: Mask) -> MessageOut:
-        """Return a journal row as it is shown: without what is sensitive."""
+        """Build the answer for a journal row, with sensitive values masked."""
         return cls.made(mask.row(row), session=session, run=row.run_id)
 
 
@@ -448,7 +446,7 @@ class ShownArgument(BaseModel):
 
 
 class Shown(BaseModel):
-    """An approval for people to read: every digit of a number, hidden characters as escapes."""
+    """An approval as text for people, with all digits of numbers, and hidden characters as escapes."""
 
     tool_name: str
     title: str
@@ -457,7 +455,7 @@ class Shown(BaseModel):
 
     @classmethod
     def of(cls, approval: Approval) -> Shown:
-        """Return an approval as people read it; a browser would round a number beyond 2**53."""
+        """Format an approval as text, because a browser would round a number beyond 2**53."""
         arguments = []
         for name, value in legal(approval.arguments).items():
             text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
@@ -472,10 +470,10 @@ class ApprovalOut(Out):
     call_id: str
     tool_name: LegalText
     arguments: LegalDict = Field(
-        description="the effective arguments: what runs if it is approved; sensitive ones are masked"
+        description="the arguments with which an approved call runs; sensitive values are masked"
     )
-    shown: Shown = Field(description="the same for people to read")
-    digest: str = Field(description="binds a decision to these arguments")
+    shown: Shown = Field(description="the approval as text for people")
+    digest: str = Field(description="digest of these arguments, which a decision has to repeat")
     title: LegalText
     why: LegalText
     risk: str
@@ -489,16 +487,16 @@ class ApprovalOut(Out):
     decided_by: Id | None
     decided_by_name: LegalText
     reason: LegalText
-    unread: list[Moment] = Field(description="messages that came since the model asked; of a pending one")
+    unread: list[Moment] = Field(description="times of messages since the request; empty unless pending")
 
     @classmethod
     def of(cls, approval: Approval, *, reveals: bool = False) -> ApprovalOut:
-        """Return an approval, read together with its run, as it is shown; `reveals` for who may and asked."""
+        """Build the answer for an approval, which was read with its run; `reveals` leaves it unmasked."""
         return cls.all([approval], reveals=reveals)[0]
 
     @classmethod
     def all(cls, approvals: Iterable[Approval], *, reveals: bool = False) -> list[ApprovalOut]:
-        """Return several approvals, as `of`."""
+        """Build the answers for several approvals, as `of` does for one approval."""
         approvals = [*approvals] if reveals else masked_approvals(approvals)
         pending = {one.pk: one.run_id for one in approvals if one.status == Approval.Status.PENDING}
         unread = waiting.unread(settings.DATABASE, {*pending.values()})
@@ -516,7 +514,7 @@ class ApprovalPage(BaseModel):
     next: str | None = Field(description="`cursor` of the next page")
 
 
-# An enum of one: generators of clients take a const for the type of both.
+# An enum with one member, because client generators would take a const for the type of the whole union.
 ByArguments = Annotated[Literal["predicate"], _string(enum=["predicate"])]
 
 
@@ -525,12 +523,12 @@ class ToolOut(Out):
     description: LegalText
     input_schema: LegalDict = Field(description="JSON Schema of the arguments")
     requires_approval: bool | ByArguments = Field(
-        description="whether its calls need an approval; a predicate decides by their arguments"
+        description="whether calls need an approval; `predicate` if that depends on the arguments"
     )
 
     @classmethod
     def of(cls, tool: Tool) -> ToolOut:
-        """Return a tool as it is shown."""
+        """Build the answer for a tool."""
         asks = tool.requires_approval
         return cls.made(tool, requires_approval=asks if isinstance(asks, bool) else "predicate")
 
@@ -542,10 +540,10 @@ class AgentOut(Out):
 
     @classmethod
     def of(cls, agent: Agent) -> AgentOut:
-        """Return an agent as it is shown: without its instructions."""
+        """Build the answer for an agent, without its instructions."""
         return cls.made(agent, tools=[ToolOut.of(tool) for tool in agent.tools.values()])
 
 
 class AgentPage(BaseModel):
     items: list[AgentOut]
-    next: str | None = Field(description="always null: all of them are here")
+    next: str | None = Field(description="always null, because all agents are on this page")

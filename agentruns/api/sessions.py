@@ -1,4 +1,4 @@
-"""The endpoints of sessions: conversations, one found by the caller's own key, its runs and what was said."""
+"""The endpoints of sessions: lists, a session by the caller's own key, its runs and its conversation."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from agentruns.services import permissions, starting
 
 @router.get("/sessions", response=SessionPage)
 def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = None) -> SessionPage:
-    """List the sessions of which you may see a run, the one whose last run changed last first."""
+    """List the sessions with a run that you may see, in the order of the last change of their last run."""
     user = user_of(request)
     runs = visible_runs(user)
     if scope is not None:
         runs = runs.filter(scope=scope)
-    # Ids of runs are in the order of their start.
+    # Ids of runs increase in the order of their start.
     later = runs.filter(session_id=OuterRef("session_id"), pk__gt=OuterRef("pk"))
     found, following = pagination.page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
     titled = permissions.titled(user, {run.session_id for run in found})
@@ -56,10 +56,10 @@ def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = 
 def list_conversation(
     request: HttpRequest, key: SessionKey, scope: OfScope = None, after: Seq = AFTER
 ) -> Conversation:
-    """Return the conversation of a session in order, as people read it: tasks, replies, why a run ended.
+    """List a session's conversation: tasks, messages, replies, and why runs failed or were cancelled.
 
-    Only what is in rows with a greater `seq` than `after`, of runs that you may see. A page may be short, or
-    empty, while there is a `next`. 404 and 409 as for the session.
+    In order, only rows whose `seq` is greater than `after`, of runs that you may see. A page may be short or
+    empty although there is a `next`. 404 and 409 as for the session.
     """
     user = user_of(request)
     runs = visible_runs(user).filter(session=find_session(user, key, scope))
@@ -76,10 +76,10 @@ def list_conversation(
 def get_session(
     request: HttpRequest, key: SessionKey, scope: OfScope = None, cursor: Cursor = None
 ) -> SessionOut:
-    """Return a session and its runs, the one changed last first; `cursor` is `next` of its runs.
+    """Get a session with a page of its runs, the last changed first; `cursor` is the `next` of these runs.
 
-    The key is percent-encoded and may hold slashes. 409, with the `scopes`, if you may see sessions of that
-    key in several and name none.
+    The key is percent-encoded and may hold slashes. 409, with the `scopes`, if you may see sessions with this
+    key in several scopes and give no `scope`.
     """
     user = user_of(request)
     session = find_session(user, key, scope)
@@ -95,11 +95,11 @@ def get_session(
 def send_message(
     request: HttpRequest, key: SessionKey, body: SendMessage = UPLOAD, idempotency_key: Key | None = KEY
 ) -> Status[RunOut]:
-    """Say something in a session (201); the same `idempotency_key` is the same message (200).
+    """Send a message to a session (201); the same `idempotency_key` is the same message (200).
 
-    The open run reads it before it ends; without one it is the task of the next run. 409 if another agent's
-    run is open, or the run is being cancelled or has 32 messages that it has not read; 403 if you may not
-    write there, 404 if the session is not yours to see, 429 if your quota is used.
+    The unfinished run reads the message before it ends; if there is none, the message is the task of a new
+    run. 409 if the unfinished run is another agent's, is being cancelled or has 32 unread messages; 403 if
+    you may not write in the session, 404 if you may not see it, 429 if your quota is used up.
     """
     user = user_of(request)
     session = find_session(user, key, body.scope)

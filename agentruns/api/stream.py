@@ -1,8 +1,8 @@
-"""The journal of a run as it grows, as Server-Sent Events.
+"""The rows of a run as Server-Sent Events, while the journal grows.
 
-All streams of a process share a poll: this works with any database and any server, and holds neither a
-connection nor, under ASGI, a thread between two polls. Rows of a session become visible in the order of their
-`seq`, so a query for those after the last one sent misses none.
+All streams of a process share one poll, which works with any database and any server. Between two polls a
+stream holds no connection and, under ASGI, no thread. Rows of a session become visible in the order of their
+`seq`, so a query for the rows after the last sent row misses none.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from agentruns.models.querysets import ENDED
 from agentruns.utils.json import legal
 from agentruns.utils.redaction import get_logger
 
-AGAIN = 5  # seconds until a client that has too many streams asks again
-RETRY = 2_000  # milliseconds until a client that was cut off comes back
+AGAIN = 5  # seconds until a client with too many streams may try again
+RETRY = 2_000  # milliseconds until a disconnected client connects again
 NOTHING = ":\n"  # a comment
 PING = ": ping\n\n"
 HEADERS = {
@@ -57,14 +57,14 @@ logger = get_logger("agentruns.api.stream")
 
 
 class Entrance:
-    """A request before its authentication, which a long stream repeats, in any mount of the router."""
+    """A copy of a stream's request as it was before authentication, to authenticate the request again."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._kind = type(request)
         self._entry = entry_of(request)
 
     def recheck_auth(self) -> Any:
-        """Return the user, read anew, or raise AuthenticationError, as for a new request."""
+        """Authenticate the request again, and return the user, read anew; raises AuthenticationError."""
         request = self._kind.__new__(self._kind)
         request.__dict__.update(self._entry.before, **{MARK: self._entry})
         user, session = getattr(request, "user", None), getattr(request, "session", None)
@@ -79,7 +79,7 @@ class Entrance:
                     found = async_to_sync(_awaited)(found)
             except Error:
                 raise
-            except Exception as error:  # a host's own may raise anything
+            except Exception as error:  # a host's own `auth` may raise anything
                 raise AuthenticationError from error
             if found:
                 break
@@ -100,13 +100,13 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 def stream_events(
     request: HttpRequest, run_id: RunId, after: Seq = AFTER, last_event_id: LastEventId = None
 ) -> StreamingHttpResponse:
-    """Send the run's journal rows as Server-Sent Events, present and future ones, until the run has ended.
+    """Stream the run's journal rows, present and future, as Server-Sent Events until the run has ended.
 
-    `id` is the row's `seq`, `event` its kind, `data` the row as in /messages. The header `Last-Event-ID`, or
-    `after` for clients that cannot send it, continues right after that row. While a reply is written, `draft`
-    has its whole text so far; it ends with the next row. `waits_for` tells when the run begins to wait for
-    people (`approval`, `verdict` or `resume`), and with null that it no longer does. The last event is `end`:
-    close the stream then. A stream that stops without it can be requested again.
+    `id` is the row's `seq`, `event` its kind, and `data` the row as in /messages. To continue after a row,
+    send the header `Last-Event-ID`, or `after` if your client cannot send the header. While the model writes
+    a reply, `draft` events hold its whole text so far; the next row replaces the draft. A `waits_for` event
+    says that the run waits for people (`approval`, `verdict` or `resume`), or with null that it no longer
+    waits. The last event is `end`: close the stream then. If a stream stops without `end`, request it again.
     """
     user = user_of(request)
     run = find_run(user, run_id)
@@ -118,14 +118,14 @@ def stream_events(
 
 
 class EventStream(StreamingHttpResponse):
-    """The response of a stream; servers close it however it ends."""
+    """The response of a stream, which the server closes however the stream ends."""
 
     def __init__(self, body: Any, place: Place) -> None:
         super().__init__(body, headers=HEADERS)
         self._place = place
 
     def close(self) -> None:
-        """Give back the place of the stream."""
+        """Close the response, and give back the place of its stream."""
         try:
             super().close()
         finally:
@@ -134,7 +134,7 @@ class EventStream(StreamingHttpResponse):
 
 def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
     try:
-        # Those with tokens of one session are counted together.
+        # All visitors with tokens of one session share a limit.
         whose = user.session_id if isinstance(user, SessionBearer) else user.pk
         return places.take(whose, run_id, policy.limits_of(user, None).streams)
     except Problem:
@@ -143,18 +143,18 @@ def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
 
 
 class Places:
-    """The event streams that each user has open in this process: each keeps a thread of a WSGI server."""
+    """The open event streams of this process by user, with a limit: each keeps a thread of a WSGI server."""
 
     def __init__(self) -> None:
         self._open: dict[Any, dict[int, tuple[UUID, Event]]] = {}  # oldest first
         self._numbers = count()
-        self._lock = RLock()  # the collector may give back a place in the thread that takes one
+        self._lock = RLock()  # garbage collection in `take` may call `give_back`
 
     def take(self, key: Any, run_id: UUID, most: int | None) -> Place:
-        """Return a place for one more stream; raises Problem (429) where `most` are open, all of other runs.
+        """Take a place for one more stream; raises Problem (429) if `most` are open, all of other runs.
 
-        Where some are of this run, the oldest of them ends: a client that was cut off comes back before the
-        server has noticed, and browsers never try again after a 429.
+        If `most` are open and some are of this run, ends the oldest of these: a disconnected client returns
+        before the server notices the disconnection, and browsers never try again after a 429.
         """
         number, over = next(self._numbers), Event()
         with self._lock:
@@ -171,7 +171,7 @@ class Places:
         return Place(self, key, number, over)
 
     def give_back(self, key: Any, number: int) -> None:
-        """Forget a stream, unless another has taken its place."""
+        """Remove a stream from the open streams of a user; nothing happens if a newer stream replaced it."""
         with self._lock:
             mine = self._open.get(key, {})
             mine.pop(number, None)
@@ -180,14 +180,14 @@ class Places:
 
 
 class Place:
-    """One open stream, given back once: when its response is closed, or when nothing holds it any more."""
+    """The place of one open stream, given back once: when its response is closed or garbage-collected."""
 
     def __init__(self, places: Places, key: Any, number: int, over: Event) -> None:
         self.over = over  # set when a newer stream of the same run has taken the place
         self._end = weakref.finalize(self, places.give_back, key, number)
 
     def close(self) -> None:
-        """Give it back; a response calls this however it ends."""
+        """Give the place back, if it was not given back before."""
         self._end()
 
 
@@ -195,7 +195,7 @@ places = Places()
 
 
 class Feed:
-    """The events that one listener has not had yet, from poll to poll."""
+    """The state of one listener between polls: which rows, draft and wait were sent already."""
 
     def __init__(self, entrance: Entrance, user: Any, run_id: UUID, after: int, over: Event) -> None:
         self.over = over
@@ -203,7 +203,7 @@ class Feed:
         self._user = user
         self._run_id = run_id
         self._after = after
-        self._seen = -1  # the session's last row when all the run's had been read
+        self._seen = -1  # `seq` of the session's last row when the run's rows were all read
         self._is_behind = self._claims = False
         self._draft = ""
         self._waits_for: str | None = None
@@ -211,16 +211,16 @@ class Feed:
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
 
     def asks(self) -> bool:
-        """Tell whether the next poll asks the database, for this listener or for all of them."""
+        """Check whether the next poll needs the database, for this listener or for all listeners."""
         head = poller.head(self._run_id) if self._seen >= 0 else None
         self._claims = head is not None and poller.claim()
         is_news = head is None or head.seq != self._seen
         return self._claims or is_news or time.monotonic() >= self._ping_at
 
     def poll(self) -> str:
-        """Return the text of new events, or ""; no connection of this thread stays open."""
+        """Poll the database, and format the new events, "" if none; close the connections of this thread."""
         try:
-            # First, and one of them: who waits for the poller has no connection, which it may wait for.
+            # Before any other query: a thread must hold no connection while it waits for the poller's lock.
             if self._claims:
                 poller.look(self._run_id)
             head = poller.head(self._run_id) if self._seen >= 0 else None
@@ -245,12 +245,12 @@ class Feed:
         return ""
 
     def pass_on(self) -> str:
-        """Return the text of events that others' polls have found; asks nothing."""
+        """Format the events that other listeners' polls found, "" if none, without a query."""
         head = poller.head(self._run_id)
         return self._live(head) if head is not None else ""
 
     def pause(self) -> float:
-        """Return how many seconds to wait until the next poll."""
+        """Compute the seconds until the next poll."""
         if self._is_behind:
             return 0.0
         return min(poller.pause(), max(poller.FIRST_PAUSE, self._ping_at - time.monotonic()))
@@ -265,7 +265,7 @@ class Feed:
         return text + self._live(head)
 
     def _rows(self, head: Head) -> str:
-        """Return the rows up to a head, or as many as fit on a page, to who may still see the run."""
+        """Format the new rows up to a head, at most a page; raises DurableRunNotFoundError without access."""
         run = find_run(self._user, str(self._run_id))
         rows = poller.rows_between(self._run_id, max(self._after, self._seen), head.seq)
         if rows is None:
@@ -276,15 +276,15 @@ class Feed:
         if not rows:
             return ""
         if self._mask is None or any(row.kind in NAMING for row in rows):
-            self._mask = mask_of(run)  # from then on it learns from the rows that are sent
+            self._mask = mask_of(run)  # from now on, the mask learns from the rows that it masks
         shown = (MessageOut.of(row_for(self._user, row), run.session.key, self._mask) for row in rows)
         text = "".join(f"id: {one.seq}\n{_note(one.kind, **one.model_dump(mode='json'))}" for one in shown)
         self._after, self._draft = rows[-1].seq, ""
         return text
 
     def _live(self, head: Head) -> str:
-        """Format the events that are no rows: whom the run waits for, and the draft of the reply."""
-        if self._after > head.seq:  # rows that came since may say otherwise
+        """Format the events beside rows that are new: what the run waits for, and the draft of its reply."""
+        if self._after > head.seq:  # the rows sent are newer than the head
             return ""
         text = ""
         if (waits_for := WAITS_FOR.get(head.status)) != self._waits_for:
@@ -304,7 +304,7 @@ def _synchronous(feed: Feed) -> Iterator[str]:
     _let_go_of_connections()
     yield f"retry: {RETRY}\n\n"
     while not feed.over.is_set():
-        # A WSGI server learns only by writing that its client is gone.
+        # Always yield a text, because only a failed write tells a WSGI server that the client is gone.
         if feed.asks():
             with turns:
                 text = feed.poll()
@@ -325,8 +325,8 @@ async def _asynchronous(feed: Feed) -> AsyncIterator[str]:
                 text = await sync_to_async(feed.poll)()
             finally:
                 turns.release()
-                # Django keeps a request's thread until its response is complete. The thread ends when nothing
-                # refers to its executor any more; the next poll gets another one.
+                # Django keeps a request's thread until its response is complete. Without a reference to its
+                # executor the thread ends, and the next poll gets another thread.
                 if (context := SyncToAsync.thread_sensitive_context.get(None)) is not None:
                     SyncToAsync.context_to_thread_executor.pop(context, None)
         else:
@@ -338,7 +338,7 @@ async def _asynchronous(feed: Feed) -> AsyncIterator[str]:
 
 
 def _let_go_of_connections() -> None:
-    # Also those of the view and the middleware; a test case keeps those with an open transaction.
+    # Also the connections of view and middleware, but not those on which a test case has a transaction open.
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()

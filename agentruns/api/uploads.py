@@ -1,4 +1,4 @@
-"""Blocks of a request: pictures and documents in its JSON, or as files beside it in multipart."""
+"""The blocks of a request: pictures and documents in the JSON, or as files beside the JSON in multipart."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from agentruns.api.errors import Problem
 from agentruns.exceptions import ContentError
 from agentruns.providers.attachments import DEFAULT
 
-PART = "body"  # the JSON
-TAKING = {"start_run", "send_message"}  # operations
+PART = "body"  # the part with the JSON
+TAKING = {"start_run", "send_message"}  # operations that accept uploads
 MOST = DEFAULT.request  # bytes of a request with files
 
 
 def is_upload(request: HttpRequest) -> bool:
-    """Check whether a request is multipart."""
+    """Check whether the body of a request is multipart."""
     return request.content_type == "multipart/form-data"
 
 
 def require_small(request: HttpRequest) -> None:
-    """Raise Problem for an upload that is larger than a model's provider takes."""
+    """Raise Problem if an upload is larger than the requests that a model's provider accepts."""
     length = request.META.get("CONTENT_LENGTH") or "0"
     if length.isascii() and length.isdecimal() and (len(length) > len(str(MOST)) or int(length) > MOST):
         detail = f"The request has more than {MOST} bytes."
@@ -36,11 +36,11 @@ def require_small(request: HttpRequest) -> None:
 
 
 class UploadModel(parameters.BodyModel):
-    """The body of a request: JSON, or the JSON part of an upload."""
+    """The body of a request: its JSON, or the JSON part of an upload."""
 
     @classmethod
     def get_request_data(cls, request: HttpRequest, api: NinjaAPI, path_params: Any) -> Any:
-        """Parse the JSON, for a caller who is known by now; raises Problem."""
+        """Parse the JSON, after the authentication; raises Problem for a missing part or one too large."""
         if is_upload(request):
             try:
                 text = request.POST.get(PART)
@@ -55,7 +55,7 @@ class UploadModel(parameters.BodyModel):
 
 
 class Upload(parameters.Body):  # type: ignore[misc]
-    """A parameter for such a body."""
+    """The parameter of an operation for the body of `UploadModel`."""
 
     _model = UploadModel
 
@@ -68,7 +68,7 @@ UPLOAD: Any = Upload(...)
 
 
 def blocks_of(request: HttpRequest, given: Any) -> content.Input:
-    """Return the input of a request, with the files beside it; raises ContentError."""
+    """Build the input of a run from the JSON's text or blocks and the uploaded files; raises ContentError."""
     uploads: Any = request.FILES.lists() if is_upload(request) else []
     files = [file for _, each in uploads for file in each]
     if isinstance(given, str) and not files:
