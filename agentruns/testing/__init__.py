@@ -1,11 +1,11 @@
-"""Tools to test tools and agents: scripts for models, a clock, crashes and a ledger of effects."""
+"""Helpers to test tools and agents: scripted models, a clock, crashes and a ledger of effects."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Loaded when used: the pytest plugin comes with every pytest of every project that has agentruns installed.
+# Imported at first use, because every pytest with agentruns installed loads the pytest plugin.
 _MODULES = {
     "agentruns.providers.scripted": ("ScriptedModel",),
     "agentruns.testing.crash": ("Crash", "crash_after_tool_results", "crash_at", "crashing_at", "manage_py"),

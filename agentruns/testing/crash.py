@@ -1,4 +1,4 @@
-"""Crashes for tests: a SIGKILL at a named boundary, of this process, of a child or only simulated."""
+"""Crashes for tests: a SIGKILL of this process or a child at a named boundary, or a simulated one."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ from agentruns.utils.failpoints import arm
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
     from agentruns.journal.store import Batch, SessionState, Store
 
-CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable with the orders of a child process
+CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable that tells a child process its databases and scripts
 
 
 def crash_at(point: str) -> None:
-    """Kill this process with SIGKILL the nth time it reaches a point, `<point>[:<nth>]`; ValueError."""
+    """Kill this process by SIGKILL when it reaches `<point>[:<nth>]` the nth time; ValueError if unknown."""
     arm(point)
 
 
 class Crash(BaseException):
-    """Raised by a simulated crash; a BaseException, so that no `except Exception` takes it for an error."""
+    """Raised by a simulated crash; a BaseException, so that no `except Exception` handles it."""
 
 
 @contextmanager
 def crashing_at(point: str) -> Iterator[None]:
-    """End the block at a boundary as a SIGKILL there would end its process, but spare the process.
+    """End the block at a boundary as a SIGKILL would end the process there, but spare the process.
 
-    Open transactions roll back, and nothing is stored or released on the way out: the run stays leased to
-    its dead driver (see `expire_leases`). `point` is `<point>[:<nth>]`, as for `crash_at`. AssertionError if
-    the boundary was not reached.
+    Open transactions roll back, and the run stays leased to its dead driver (see `expire_leases`). `point`
+    is `<point>[:<nth>]`, as for `crash_at`. Raises AssertionError if the boundary is not reached.
     """
     from agentruns.engine.leases import Lease
 
@@ -51,7 +50,7 @@ def crashing_at(point: str) -> Iterator[None]:
         raise died[0]
 
     def release_if_alive(lease: Lease, **options: Any) -> None:
-        if not died:  # the dead release nothing
+        if not died:  # a dead process releases no lease
             release(lease, **options)
 
     with ExitStack() as stack:
@@ -69,7 +68,7 @@ def crashing_at(point: str) -> Iterator[None]:
 
 
 class CrashingStore:
-    """Passes appends on to `store` and stops at the nth; neither that one nor later ones are stored."""
+    """A store that passes appends on to `store`, and raises Crash at the nth and all later appends."""
 
     durable: ClassVar[bool] = True
 
@@ -81,32 +80,31 @@ class CrashingStore:
         return getattr(self.store, name)
 
     def append(self, batch: Batch, *, durable: bool = False) -> None:
-        """Store a batch, or raise Crash."""
+        """Append a batch to the inner store; raises Crash from the nth append on."""
         self.left -= 1
         if self.left <= 0:
             raise Crash(f"The store stopped before {[row.kind for row in batch.rows]} were stored.")
         self.store.append(batch, durable=durable)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
-        """Rebuild the state from what is stored."""
+        """Rebuild the state from the stored rows."""
         return self.store.load(session_id, run_id)
 
 
 def crash_after_tool_results(store: Store, nth: int = 2) -> CrashingStore:
-    """Return a store that raises Crash on the nth append of a drive; `start()` is not counted.
+    """Build a store that raises Crash at the nth append of a drive; appends of `start()` do not count.
 
-    With one ungated call the second append is the one that would store its result.
+    In a run with one ungated call, the second append would store the call's result.
     """
     return CrashingStore(store, nth)
 
 
 def manage_py(*arguments: str, crash_at: str = "", timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a management command in a process of its own and wait for its end.
+    """Run a management command in another process, and wait until it ends.
 
-    With `crash_at`, a point as for the function of that name, it is killed there by SIGKILL; AssertionError
-    if it was not. It works on the test's databases, with the `scripted_model`s (of turns that are plain
-    data) and the effects ledger of this moment; it cannot reach a database that the test may not use
-    either. RuntimeError where another process cannot see the test's data.
+    The process uses the test's databases, effects ledger and active `scripted_model`s, whose turns must be
+    plain data. With `crash_at`, it is killed at this point by SIGKILL; AssertionError if it is not. Raises
+    RuntimeError if another process cannot see the test's data.
     """
     env = {name: value for name, value in os.environ.items() if name != "AGENTRUNS_CRASH_AT"}
     if crash_at:
@@ -127,7 +125,7 @@ def manage_py(*arguments: str, crash_at: str = "", timeout: float = 120) -> subp
 def _orders() -> dict[str, object]:
     from agentruns.testing.script import playing
 
-    # Django blocks the others in a test, and they need not be test databases at all.
+    # In a test Django blocks all other databases, which may be real ones.
     allowed = [alias for alias in connections if not hasattr(connections[alias].connect, "wrapped")]
     for alias in allowed:
         connection: Any = connections[alias]
@@ -150,7 +148,7 @@ def _orders() -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the command with the databases and scripts of the test that started this process."""
+    """Run the command of this child process with the databases and scripts of the test that started it."""
     orders = json.loads(os.environ[CHILD])
     sys.path += [folder for folder in orders["path"] if folder not in sys.path]
     import django

@@ -18,30 +18,30 @@ _current: list[DatabaseClock] = []
 
 
 class DatabaseClock:
-    """The time of leases, back-offs, approvals and deadlines, in this process."""
+    """The frozen time of leases, back-offs, approvals and deadlines in this process."""
 
     def __init__(self) -> None:
         self.now = datetime.now(UTC)
 
     def forward(self, time: timedelta = timedelta(), **parts: float) -> None:
-        """Let time pass: a timedelta, or its parts as in `forward(minutes=5)`."""
+        """Move the clock forward by a timedelta, or by its parts as in `forward(minutes=5)`; never back."""
         time += timedelta(**parts)
         if time < timedelta():
             raise ValueError("The clock of a database never goes back.")
         self.now += time
 
     def move_to(self, moment: datetime) -> None:
-        """Let time pass until just after a moment."""
-        # Just after, because SQLite compares texts: one without a fraction is less than the same with zeros.
+        """Move the clock to a millisecond after a moment, or by a millisecond if the moment has passed."""
+        # Not to the moment itself: SQLite compares texts, where 12:00:00 is less than 12:00:00.000000.
         self.now = max(self.now, moment) + timedelta(milliseconds=1)
 
 
 @contextmanager
 def frozen_clock() -> Iterator[DatabaseClock]:
-    """Freeze the time of `Now()`, `timezone.now()`, the engine and new ids, and let a test move it.
+    """Freeze the time of `Now()`, `timezone.now()`, the engine and new ids; the yielded clock moves it.
 
-    Python's own `datetime.now()` in other code goes on, and so do other processes. Inside another
-    `frozen_clock` this is that one.
+    Direct calls of `datetime.now()` and other processes are not affected. A nested `frozen_clock` yields the
+    clock of the outer block.
     """
     if _current:
         yield _current[-1]
@@ -77,13 +77,13 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     yield statements, "clock", append_clock
     yield timezone, "now", lambda: clock.now
     yield journal_clock, "now", lambda alias: clock.now
-    yield ids, "_last", (0, 0)  # ids begin with their time, by which the console finds what is of a day
+    yield ids, "_last", (0, 0)  # ids begin with their time, by which the console filters by day
     yield ids, "time", SimpleNamespace(time_ns=lambda: int(clock.now.timestamp() * 1_000_000_000))
-    yield leases, "_at_start", {}  # stamps by the moved clock are compared with no others
+    yield leases, "_at_start", {}  # forget stamps by the real clock
 
 
 class JournalFlushMixin:
-    """For a TransactionTestCase outside pytest: `class Test(JournalFlushMixin, TransactionTestCase)`."""
+    """A mixin, to put before TransactionTestCase, that lets the flush after a test empty the journal."""
 
     def _fixture_teardown(self) -> None:
         with ExitStack() as stack:
@@ -94,7 +94,7 @@ class JournalFlushMixin:
 
 @contextmanager
 def flushable_journal() -> Iterator[None]:
-    """Let `manage.py flush` and the end of a TransactionTestCase, which calls it, empty the journal."""
+    """Let `manage.py flush`, which ends each TransactionTestCase, empty the journal during the block."""
     from django.core.management.commands.flush import Command
 
     flush = Command.handle
@@ -115,6 +115,6 @@ def _lifted(alias: str) -> Iterator[None]:
     from agentruns.journal import committed
     from agentruns.models.triggers import lifted
 
-    committed.forget()  # nothing is lost of what was seen committed: it is emptied
+    committed.forget()  # the flush is no loss of committed rows
     with lifted(connections[alias]):
         yield

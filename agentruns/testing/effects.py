@@ -1,4 +1,4 @@
-"""A ledger of outside effects for tests: how often each one happened, whatever the database says."""
+"""A ledger of outside effects for tests, which counts each effect independently of the database."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ VARIABLE = "AGENTRUNS_EFFECTS"
 
 
 class EffectsLedger:
-    """An append-only file, one JSON line for each effect, that survives a SIGKILL of its writer."""
+    """An append-only file with one JSON line for each effect, which survives a SIGKILL of its writer."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     @classmethod
     def from_environment(cls) -> EffectsLedger:
-        """Return the ledger of the test that this process, or the one that started it, runs.
+        """Open the ledger of the current test, in the test's own process or a child process.
 
-        Raises LookupError where there is none, so that a stand-in never gets into production unnoticed.
+        Raises LookupError outside a test, so that nobody uses a stand-in in production without notice.
         """
         path = os.environ.get(VARIABLE)
         if not path:
@@ -39,19 +39,19 @@ class EffectsLedger:
             os.close(ledger)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the effects in the order in which they happened."""
+        """Read the effects in the order in which they happened."""
         if not self.path.exists():
             return []
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def counts(self) -> dict[str, int]:
-        """Return how often each key happened."""
+        """Count the effects of each key."""
         return dict(Counter(line["key"] for line in self.lines()))
 
     def count(self, key: str | None = None) -> int:
-        """Return how often `key` happened, or the number of all effects."""
+        """Count the effects of `key`, or all effects if `key` is None."""
         return self.counts().get(key, 0) if key is not None else len(self.lines())
 
     def repeated(self) -> list[str]:
-        """Return the keys that happened more than once."""
+        """List the keys of effects that happened more than once."""
         return [key for key, times in self.counts().items() if times > 1]

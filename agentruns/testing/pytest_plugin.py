@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures to test tools and agents, and a flush that empties the journal."""
+"""The pytest plugin: fixtures to test tools and agents, and a flush that may empty the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Modules are imported when a fixture is used: most tests of most projects use none of them.
+# Fixtures import modules at their first use, because most tests of most projects use none of them.
 if TYPE_CHECKING:
     from agentruns.agents.agent import Agent
     from agentruns.testing import DatabaseClock, EffectsLedger, Script
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, scope="session")
 def _agentruns_flush() -> Iterator[None]:
-    """Let the flush after a transactional test empty the journal, which is append-only at all other times."""
+    """Let the flush after a transactional test empty the journal, which is otherwise append-only."""
     conf = sys.modules.get("django.conf")  # without Django there is nothing to flush
     if conf is None or not conf.settings.configured:
         yield
@@ -32,7 +32,7 @@ def _agentruns_flush() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _agentruns_memory() -> Iterator[None]:
-    """Forget the rows that a test has committed: the next test may load an older copy of the database."""
+    """Forget which rows a test committed, because the next test may load an older copy of the database."""
     yield
     if committed := sys.modules.get("agentruns.journal.committed"):
         committed.forget()
@@ -40,7 +40,7 @@ def _agentruns_memory() -> Iterator[None]:
 
 @pytest.fixture
 def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]:
-    """`scripted_model(agent, turns)`: a script in place of the agent's model, until the test ends."""
+    """`scripted_model(agent, turns)`: replace the agent's model by a script until the test ends."""
     from agentruns.testing import scripted_model
 
     with ExitStack() as stack:
@@ -53,7 +53,7 @@ def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]
 
 @pytest.fixture
 def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EffectsLedger:
-    """The ledger of outside effects; `EffectsLedger.from_environment()` finds it, also in child processes."""
+    """The test's ledger of effects; `EffectsLedger.from_environment()` opens it, in child processes too."""
     from agentruns.testing.effects import VARIABLE, EffectsLedger
 
     path = tmp_path / "effects.jsonl"
@@ -63,7 +63,7 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EffectsLedger:
 
 @pytest.fixture
 def database_clock() -> Iterator[DatabaseClock]:
-    """The time of leases, back-offs, approvals and deadlines: it stands still until `forward(minutes=5)`."""
+    """The time of leases, back-offs, approvals and deadlines, frozen until `forward(minutes=5)` moves it."""
     from agentruns.testing import frozen_clock
 
     with frozen_clock() as clock:
@@ -71,7 +71,7 @@ def database_clock() -> Iterator[DatabaseClock]:
 
 
 def _function(name: str, text: str, *, of: str = "") -> Callable[[], Callable[..., Any]]:
-    """Return the fixture of a function of `agentruns.testing`: that `of` another name, else of its own."""
+    """Build a fixture `name` that provides the function `of` in `agentruns.testing`, by default `name`."""
 
     def function() -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(import_module("agentruns.testing"), of or name)

@@ -1,4 +1,4 @@
-"""Driving runs in a test, at once and in this process."""
+"""Functions that drive runs in a test, in the test's own process."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ if TYPE_CHECKING:  # agents.py may import this package before the models can be
 
 
 class StillRunning(AssertionError):
-    """A run could still go on; the text says which one, and why it did not."""
+    """Raised if a run could still continue; the text says which run, and why it did not."""
 
 
 def run_until_blocked(
     run: Run | RunResult | UUID | str | None = None, *, fast_forward: bool = False, sweeps: int = 100
 ) -> list[RunResult]:
-    """Sweep until every run has ended or waits: for a person, a back-off, or code that serves it.
+    """Sweep until every run has ended or waits for a person, a back-off, or code that can drive it.
 
-    `run` restricts it to one run, whose result is then the only one; otherwise the results are those of the
-    driven runs, in the order in which they were started. `fast_forward` moves `frozen_clock` to the end of
-    each back-off (deadlines and expiries see that time too). Raises StillRunning for a run that a worker has
-    leased, dead or alive, and for one that goes on and on.
+    Returns the results of the driven runs, in the order of their start; with `run`, drives only this run and
+    returns its result. `fast_forward` moves `frozen_clock` to the end of each back-off, also for deadlines
+    and expiries. Raises StillRunning for a run leased by a worker, dead or alive, or after `sweeps` sweeps.
     """
     from agentruns.services.approvals import expire_due
     from agentruns.services.runs import result_of
@@ -63,9 +62,9 @@ def run_until_blocked(
 
 
 def expire_leases(run: Run | RunResult | UUID | str | None = None) -> int:
-    """Make the leases of dead workers expire now; return the number of runs.
+    """Make the leases of all unfinished runs, or of one, expire now; return the number of these runs.
 
-    A living worker loses its run by this, as if it had slept for that long.
+    A dead worker's run can then be claimed. A living worker loses its run, as if it had slept too long.
     """
     leased = _unfinished(_id(run)).filter(lease_expires_at__isnull=False)
     return leased.update(lease_expires_at=Now() - timedelta(seconds=1))

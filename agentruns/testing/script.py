@@ -1,4 +1,4 @@
-"""A script in place of an agent's model, and the provider's rules for the messages that it is sent."""
+"""A script in place of an agent's model, and a check of messages against the provider's rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ playing: list[tuple[Agent, Script]] = []
 
 
 class Script(ScriptedModel):
-    """A ScriptedModel that keeps its `requests` and refuses what a provider would refuse."""
+    """A ScriptedModel that keeps its `requests`, and refuses messages that a provider would refuse."""
 
     def __init__(self, turns: Iterable[Turn], identity: str) -> None:
         super().__init__(turns)
@@ -36,7 +36,7 @@ class Script(ScriptedModel):
         self.requests: list[ModelRequest] = []
 
     def propose(self, request: ModelRequest) -> ModelReply:
-        """Return the next turn; raises InvalidMessages."""
+        """Check and keep the request, and reply with the next turn; raises InvalidMessages."""
         check_messages(request.messages)
         self.requests.append(request)
         return super().propose(request)
@@ -44,10 +44,10 @@ class Script(ScriptedModel):
 
 @contextmanager
 def scripted_model(agent: Agent | str, turns: Iterable[Turn]) -> Iterator[Script]:
-    """Replace an agent's model by a script of `turns`, as those of `ScriptedModel`, for a block.
+    """Replace an agent's model within a block by a script of `turns`, as for `ScriptedModel`.
 
-    The agent's definition stays the same, so runs that were started with the real model go on, and the
-    other way round.
+    The agent's definition stays the same, so a run started with the real model continues with the script,
+    and the other way round.
     """
     from agentruns.agents.agent import get_agent
 
@@ -63,14 +63,14 @@ def scripted_model(agent: Agent | str, turns: Iterable[Turn]) -> Iterator[Script
 
 
 class InvalidMessages(ValueError):
-    """Messages that the provider would answer with 400; the text says where and why."""
+    """Raised for messages that the provider would answer with 400; the text says where and why."""
 
 
 def check_messages(messages: Any) -> None:
-    """Raise InvalidMessages on anything the provider would refuse.
+    """Raise InvalidMessages if the provider would refuse these messages.
 
-    `messages`: `[{"role", "content": str or [blocks]}]`. Consecutive messages of one role count as one,
-    as they do for the provider.
+    `messages` has the form `[{"role", "content": str or [blocks]}]`. Consecutive messages of one role count
+    as one message, as for the provider.
     """
     _require(
         isinstance(messages, list) and messages, "messages", "a list of at least one message is required"
@@ -125,7 +125,7 @@ def _message(message: Any, where: str) -> tuple[str, list[tuple[str, dict[str, A
 
 
 def _typed(block: Any, where: str) -> str:
-    """Return the type of a block."""
+    """Read the type of a block; raises InvalidMessages if the block has none."""
     is_block = isinstance(block, dict) and isinstance(block.get("type"), str)
     _require(is_block, where, "a block is an object with a type")
     return str(block["type"])
@@ -154,7 +154,7 @@ def _file(block: dict[str, Any], where: str) -> None:
     _require(has_source, where, f"{kind} needs a source")
     source = block["source"]
     if source["type"] not in ("base64", "text"):
-        return  # an address, or a file that the provider has
+        return  # a URL, or a file that was uploaded to the provider
     media_type, data = source.get("media_type"), source.get("data")
     _require(isinstance(data, str) and data, where, "the data of a source is a string")
     if source["type"] == "text":
@@ -199,7 +199,7 @@ def _tool_result(block: dict[str, Any], where: str) -> None:
 
 
 def _user(blocks: list[tuple[str, dict[str, Any]]], waiting: list[str]) -> None:
-    """Check that a user turn begins with exactly one result for each call of the turn before."""
+    """Check that a user turn begins with exactly one result for each call in `waiting`, the turn before."""
     missing = dict.fromkeys(waiting)
     others = False
     for where, block in blocks:
