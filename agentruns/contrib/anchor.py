@@ -1,6 +1,6 @@
-"""Anchors in a file: AGENTRUNS_ANCHOR = "agentruns.contrib.anchor.append_to_file".
+"""Anchors in a file, by AGENTRUNS_ANCHOR = "agentruns.contrib.anchor.append_to_file".
 
-Let it lie where the database's owner cannot write, such as on a file system that only appends (`chattr +a`).
+Keep the file where the database's owner cannot change it; `chattr +a`, for one, lets a file only grow.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from agentruns.journal.anchor import line_of
 
 
 def append_to_file(session_id: UUID, seq: int, head: str) -> None:
-    """Append an anchor to AGENTRUNS_ANCHOR_FILE, and return once the disk has it. Raises OSError."""
+    """Append an anchor to AGENTRUNS_ANCHOR_FILE, and wait until the disk has the line. Raises OSError."""
     if not settings.ANCHOR_FILE:
         raise ImproperlyConfigured("AGENTRUNS_ANCHOR_FILE is not set.")
     file = os.open(settings.ANCHOR_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, line_of(session_id, seq, head).encode())  # one write: no other's line gets between
+        os.write(file, line_of(session_id, seq, head).encode())  # in one write, so that lines never mix
         os.fsync(file)
     finally:
         os.close(file)

@@ -1,4 +1,4 @@
-"""Workers notified by Django's tasks, whatever backend the project has; before Django 6.0 by `django-tasks`.
+"""Tasks that wake workers, on any backend of Django's tasks; before Django 6.0 of the package `django-tasks`.
 
 A task may be lost, doubled or late; the database has the truth.
 """
@@ -18,11 +18,11 @@ immediate: Any = import_module(f"{_PACKAGE}.backends.immediate")
 
 
 class TasksDispatcher:
-    """Notifies by a task of the default backend and queue, or of those that `task` names in a subclass."""
+    """The dispatcher that enqueues tasks: on the default backend and queue, or by a subclass's `task`."""
 
     @property
     def task(self) -> Any:
-        """Return the task to enqueue, such as `advance_run.using(queue_name="agents")`."""
+        """The task to enqueue; a subclass may return `advance_run.using(queue_name="agents")`."""
         return advance_run
 
     def is_immediate(self) -> bool:
@@ -30,12 +30,12 @@ class TasksDispatcher:
         return isinstance(self.task.get_backend(), immediate.ImmediateBackend)
 
     def notify(self, run_id: UUID) -> None:
-        """Enqueue the task, unless it would run at once: no model and no tool ever runs in a web request."""
+        """Enqueue the task, unless the backend would run it here: a web request runs no model and no tool."""
         if not self.is_immediate():
             self.task.enqueue(str(run_id))
 
 
 @tasks.task  # type: ignore[untyped-decorator]
 def advance_run(run_id: str) -> None:
-    """Drive a run until it ends or waits; do nothing if it cannot be claimed now."""
+    """Drive a run until it ends or waits; do nothing if the run cannot be claimed now."""
     worker.answer(run_id)

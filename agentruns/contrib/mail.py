@@ -1,4 +1,4 @@
-"""Notifications by e-mail, to staff: AGENTRUNS_NOTIFIERS = ["agentruns.contrib.mail.MailNotifier"]."""
+"""Notifications by e-mail to staff, by AGENTRUNS_NOTIFIERS = ["agentruns.contrib.mail.MailNotifier"]."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from agentruns.utils.characters import isolated
 from agentruns.utils.lanes import Lane
 from agentruns.utils.redaction import redact
 
-# Seconds for a whole delivery: the time limit of a socket begins anew with each byte.
+# Seconds for a whole delivery, because the time limit of a socket begins anew with each byte.
 TIMEOUT = 8
-THREADS = 8  # at most so many deliveries of a process, or servers that it has given up, at once
+THREADS = 8  # most deliveries of a process at once, including those that timed out and still hang
 MISSING = "AGENTRUNS_NOTIFY_EMAILS has no address."
 
 _lane = Lane("agentruns-mail", THREADS)
 
 
 class MailNotifier:
-    """Writes to AGENTRUNS_NOTIFY_EMAILS when a person is needed; a subclass may name other `events`."""
+    """The notifier that mails AGENTRUNS_NOTIFY_EMAILS if a person is needed; a subclass may set `events`."""
 
     events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused")
 
     def __call__(self, notice: Notice) -> None:
-        """Send one e-mail. Raises ImproperlyConfigured, TimeoutError, and what the mail backend raises."""
+        """Mail the notice to the addresses that may read it; TimeoutError, and the mail backend's errors."""
         people = settings.NOTIFY_EMAILS
         if not people:
             raise ImproperlyConfigured(MISSING)
         if notice.type == "approval.requested" and notice.status != "pending":
-            return  # decided meanwhile
+            return  # somebody decided before the delivery
         readers = [address for address in people if _may_read(address, notice)]
         if readers:
-            subject, body = _subject(notice), _body(notice)  # here, in the language of this thread
+            subject, body = _subject(notice), _body(notice)  # before the lane, in this thread's language
             _lane(lambda: send_mail(subject, body, None, readers), TIMEOUT)
 
     def check(self) -> Iterator[CheckMessage]:
-        """Find settings with which no e-mail can be sent, or with which a worker may hang."""
+        """Check for settings with which no e-mail can be sent, or with which a worker may hang."""
         people = settings.NOTIFY_EMAILS
         if not people or not isinstance(people, list | tuple):
             hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."
@@ -70,7 +70,7 @@ class MailNotifier:
 
 
 def _may_read(address: str, notice: Notice) -> bool:
-    """Tell whether an address is nobody's here, or that of a user who may see what the notice is about."""
+    """Check whether an address may get a notice: no user has it, or its user may see the approval or run."""
     users = get_user_model()
     names = {f"{users.get_email_field_name()}__iexact": address}
     owners = list(users._default_manager.filter(**names)) if hasattr(users, "get_email_field_name") else []
@@ -85,7 +85,7 @@ def _subject(notice: Notice) -> str:
         "run.orphaned": _("A call is in doubt"),
         "run.paused": _("A run is paused"),
     }.get(notice.type, notice.type)
-    # On one line: a line break, which a model may write, would begin another header.
+    # On one line, because a line break, which a model may write, would begin another header.
     return f"[agentruns] {what}: {isolated(one_line(notice.title or notice.tool or notice.agent, 110))}"
 
 

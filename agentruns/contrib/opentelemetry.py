@@ -1,7 +1,7 @@
-"""OpenTelemetry spans and metrics: AGENTRUNS_TELEMETRY = "agentruns.contrib.opentelemetry.OpenTelemetry".
+"""OpenTelemetry, by AGENTRUNS_TELEMETRY = "agentruns.contrib.opentelemetry.OpenTelemetry".
 
-The names are those of the semantic conventions for generative AI, as strings, because the package of their
-constants still changes. Spans hold no prompt, reply, argument or result.
+Spans and metrics have names from the semantic conventions for generative AI, as strings, because the
+conventions' package still changes its constants. Spans hold no prompt, reply, argument or result.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from agentruns.utils.redaction import get_logger, redact
 logger = get_logger("agentruns.opentelemetry")
 
 SCOPE = "agentruns"
-LONGEST = 200  # characters of an attribute; some are a provider's words
+LONGEST = 200  # characters of an attribute, as some attributes are texts of a provider
 SECONDS = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 300, 3600,
 )  # fmt: skip
 TOKENS = tuple(4**power for power in range(14))
 OPERATIONS = {"drive": "invoke_agent", "model": "chat", "tool": "execute_tool"}
 
-# Attribute -> fact. Metrics have names and kinds only: each value makes a time series.
+# Attribute -> fact. Metrics get few attributes, because each combination of values makes a time series.
 RUN = {"agentruns.run.id": "run_id", "agentruns.epoch": "epoch"}
 AGENT = {"gen_ai.agent.name": "agent"}
 TOOL = {"gen_ai.tool.name": "tool"}
@@ -88,16 +88,16 @@ DRIVE = contexts.create_key("agentruns-drive")
 
 @dataclass(slots=True)
 class _Drive:
-    """The drive that inner spans belong to."""
+    """The drive that the current span belongs to, and the start of its current step."""
 
     agent: str
     step_began: float | None = None
 
 
 class OpenTelemetry:
-    """Makes spans and metrics with the process's own providers, or those given.
+    """The spans and metrics of runs, made with the process's own providers or with the given ones.
 
-    A subclass with `session_key = True` adds the session's key to spans: it may be personal data.
+    A subclass with `session_key = True` adds the session's key, which may be personal data, to spans.
     """
 
     session_key = False
@@ -131,7 +131,7 @@ class OpenTelemetry:
 
     @contextmanager
     def span(self, name: str, facts: Facts) -> Iterator[None]:
-        """Surround a drive, a request to the model or a tool's handler with a span, and measure it."""
+        """Make a span around a drive, a request to the model or a tool's handler, and record its duration."""
         attributes = {"gen_ai.operation.name": OPERATIONS[name], **_named(BEGINS[name], facts)}
         if name == "tool":
             attributes["gen_ai.tool.type"] = "function"
@@ -141,7 +141,7 @@ class OpenTelemetry:
         title = f"{OPERATIONS[name]} {of}"[:LONGEST]
         above, links = contexts.get_current(), list[Link]()
         if name == "drive":
-            if facts["epoch"]:  # a stateless run stays in its caller's trace
+            if facts["epoch"]:  # epoch 0: a stateless run stays in its caller's trace
                 above, links = self._trace_of(facts["run_id"], title, attributes)
             above = contexts.set_value(DRIVE, _Drive(facts["agent"]), above)
         elif name == "model":
@@ -164,7 +164,7 @@ class OpenTelemetry:
                 self._end(span, name, facts, error, time.perf_counter() - began)
 
     def event(self, name: str, facts: Facts) -> None:
-        """Count an event, and add it to the current span."""
+        """Count an event, and add the event to the current span; ignore an event without a counter."""
         if name not in COUNTED:
             return
         attributes = _named(COUNTED[name][2], facts)
@@ -172,16 +172,16 @@ class OpenTelemetry:
         trace.get_current_span().add_event(f"agentruns.{name}", {**_named(RUN, facts), **attributes})
 
     def carried(self) -> AbstractContextManager[None]:
-        """Return a context manager that makes another thread part of the current span."""
+        """Build a context manager in which another thread adds to the span that is current here."""
         return _within(contexts.get_current())
 
     def _trace_of(self, run_id: str, title: str, attributes: dict[str, Any]) -> tuple[Context, list[Link]]:
-        """Return the context of the run's own trace, and a link to the caller's span."""
+        """Build the context of the run's own trace, and a list with a link to the caller's span, if any."""
         caller = trace.get_current_span().get_span_context()
         links = [Link(caller)] if caller.is_valid else []
         trace_id, span_id = run_trace(run_id)
         provider = self._tracer_provider or trace.get_tracer_provider()
-        # A parent decides for its children. This one is no real span, so the project's sampler decides.
+        # A parent's flag decides whether children are sampled. This parent is no real span: ask the sampler.
         sampler = getattr(provider, "sampler", None)
         about = (Context(), trace_id, title, SpanKind.INTERNAL, attributes, links)
         sampled = sampler is None or sampler.should_sample(*about).decision.is_sampled()
@@ -190,7 +190,7 @@ class OpenTelemetry:
         return trace.set_span_in_context(root), links
 
     def _next_step(self, now: float | None) -> None:
-        """Measure the step that ends here, from its request to the model."""
+        """Record the duration of the step that ends here, and begin the next step at `now`, unless None."""
         drive = contexts.get_value(DRIVE)
         if isinstance(drive, _Drive):
             if drive.step_began is not None:
@@ -205,7 +205,7 @@ class OpenTelemetry:
         if facts.get("stop_reason"):
             attributes["gen_ai.response.finish_reasons"] = [str(facts["stop_reason"])[:LONGEST]]
         told, usage = facts.get("usage") or getattr(error, "usage", None), dict[str, int]()
-        if name == "model" and isinstance(told, dict):  # cached tokens are part of the input
+        if name == "model" and isinstance(told, dict):  # input tokens include cached tokens
             usage = {name: _count(told, key) for name, key in CACHED.items() if key in told}
             usage["gen_ai.usage.input_tokens"] = _count(told, "input_tokens") + sum(usage.values())
             usage["gen_ai.usage.output_tokens"] = _count(told, "output_tokens")
@@ -237,14 +237,14 @@ def _within(context: Context) -> Iterator[None]:
 
 
 def run_trace(run_id: str | UUID) -> tuple[int, int]:
-    """Return the ids of a run's trace and of its root span, which is never sent."""
-    # Not the run's id itself: it begins with a time, and samplers need evenly distributed ids.
+    """Compute the ids of a run's trace and of its root span, which is never exported."""
+    # Not the run's id itself, which begins with a time: samplers need evenly distributed ids.
     digest = hashlib.sha256(f"agentruns:{run_id}".encode()).digest()
     return int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:24], "big")
 
 
 def queue_age(options: CallbackOptions) -> Iterable[Observation]:
-    """Observe the waiting time of the oldest run that a worker could claim, by the database's clock."""
+    """Measure how many seconds the oldest run that a worker could claim has waited; [] if a query failed."""
     alias = settings.DATABASE
     connection = connections[alias]
     if connection.in_atomic_block:  # an error here would break the caller's transaction
@@ -259,13 +259,13 @@ def queue_age(options: CallbackOptions) -> Iterable[Observation]:
         logger.info("The age of the queue is not known.", exc_info=True)
         return []
     finally:
-        if not was_open:  # the reader's own thread, which nobody else closes
+        if not was_open:  # in a thread of the metric reader, nobody else closes it
             connection.close()
     return [Observation(max(0.0, age.total_seconds()) if age else 0.0)]
 
 
 def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:
-    """Return the known facts under the names of their attributes."""
+    """Build the attributes in `names` from their facts, without missing and empty ones."""
     found = {name: facts[fact] for name, fact in names.items() if facts.get(fact) not in (None, "")}
     return {
         name: value if isinstance(value, int | float) else str(value)[:LONGEST]

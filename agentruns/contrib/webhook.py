@@ -1,6 +1,6 @@
-"""Notifications as signed webhooks: AGENTRUNS_NOTIFIERS = ["agentruns.contrib.webhook.WebhookNotifier"].
+"""Notifications as webhooks, by AGENTRUNS_NOTIFIERS = ["agentruns.contrib.webhook.WebhookNotifier"].
 
-Signed by Standard Webhooks 1.0.0 (https://www.standardwebhooks.com); any of its libraries verifies them.
+Signed by Standard Webhooks 1.0.0 (https://www.standardwebhooks.com), whose libraries verify the signature.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentruns.utils import clock
 from agentruns.utils.lanes import Lane
 
 TIMEOUT = 5  # seconds for a whole delivery
-THREADS = 8  # at most so many deliveries of a process, or receivers that it has given up, at once
+THREADS = 8  # most deliveries of a process at once, including those that timed out and still hang
 GONE = 410
 PREFIX = "whsec_"
 SHORTEST = 24  # bytes; the specification asks for at least 192 bits
@@ -39,12 +39,12 @@ _lane = Lane("agentruns-webhook", THREADS)
 
 
 class WebhookNotifier:
-    """Posts every event to AGENTRUNS_WEBHOOK_URL; a subclass with `events` posts only those."""
+    """The notifier that posts all events, or in a subclass its `events`, to AGENTRUNS_WEBHOOK_URL."""
 
     events: tuple[str, ...] | None = None
 
     def __call__(self, notice: Notice) -> None:
-        """Post once. Raises OSError unless the answer is 2xx, UndeliverableError for 410."""
+        """Post the notice once. Raises UndeliverableError for the status 410, OSError for others than 2xx."""
         url, secret = _address(settings.WEBHOOK_URL), settings.WEBHOOK_SECRET
         body = json.dumps(notice.payload(), separators=(",", ":")).encode()
         moment = int(clock.now(settings.DATABASE).timestamp())
@@ -63,7 +63,7 @@ class WebhookNotifier:
             raise OSError(f"The receiver answered {status}.")
 
     def check(self) -> Iterator[CheckMessage]:
-        """Find settings with which no webhook can be sent."""
+        """Check for settings with which no webhook can be sent."""
         for read, name, hint in (
             (_address, "WEBHOOK_URL", "AGENTRUNS_WEBHOOK_URL = 'https://example.org/hooks/agentruns'"),
             (_keys, "WEBHOOK_SECRET", f"'{PREFIX}' and the base64 of 32 random bytes, from the environment."),
@@ -75,14 +75,14 @@ class WebhookNotifier:
 
 
 def sign(secret: str, message_id: str, moment: int, body: bytes) -> str:
-    """Return the signatures of a webhook, one for each key in `secret`, separated by spaces."""
+    """Sign a webhook with each key in `secret`; the signatures are separated by spaces."""
     signed = f"{message_id}.{moment}.".encode() + body
     digests = (hmac.digest(key, signed, hashlib.sha256) for key in _keys(secret))
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 def _keys(secret: Any) -> list[bytes]:
-    """Return the keys of the setting, which may hold several for rotation; errors never quote one."""
+    """Decode the keys in a secret, several during a rotation; ImproperlyConfigured, which quotes no key."""
     keys = []
     for part in str(secret or "").split():
         try:
@@ -100,7 +100,7 @@ def _keys(secret: Any) -> list[bytes]:
 
 
 def _address(url: Any) -> str:
-    """Return the address if it is allowed: https://, or http:// on localhost."""
+    """Check that a URL is https://, or http:// on localhost, and return it; raises ImproperlyConfigured."""
     try:
         parts = urlsplit(str(url or ""))
         if not parts.hostname:
@@ -113,14 +113,14 @@ def _address(url: Any) -> str:
 
 
 class _NoRedirects(urls.HTTPRedirectHandler):
-    """Follows no redirect: a signed message goes to its own address only."""
+    """A handler that follows no redirect, so that a signed message goes only to the configured address."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
-    """Opens connections, and can end them while another thread waits for the receiver."""
+    """A handler that opens connections, and can end them while another thread waits for the receiver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,10 +142,10 @@ class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
 
 
 def _post(request: urls.Request) -> int:
-    """Return the status of the answer, of which only the head is read. Raises OSError."""
-    # A time limit of a socket begins anew with each byte; this one is for the whole delivery.
+    """Send a request, and return the answer's status without reading its body. Raises OSError."""
+    # The time limit of a socket begins anew with each byte, so the lane limits the whole delivery.
     watched = _Watched()
-    # The environment's proxy is not for localhost.
+    # A proxy of the environment could not reach localhost.
     direct = [urls.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []
     opener = urls.build_opener(_NoRedirects, watched, *direct)
 
