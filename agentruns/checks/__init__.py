@@ -1,6 +1,6 @@
-"""System checks: an Error only where the promise is false, each with the fix as its hint.
+"""System checks, each with the fix as its hint; an Error only if the package's promise does not hold.
 
-Importing this package registers them. Only `check --database ALIAS` and `migrate` query a database, quickly.
+Importing this package registers the checks. Only `check --database ALIAS` and `migrate` query a database.
 """
 
 from agentruns.checks import agents, database, deployment, settings

@@ -1,4 +1,4 @@
-"""Checks of agents: their models and prices, and people who may decide their approvals."""
+"""Checks of agents: their models, prices and MCP servers, and the people who may decide their approvals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAIN_BACKENDS = {
 
 @check()
 def check_agents() -> Iterator[CheckMessage]:
-    """Check the models of the agents, and that models with a cost budget have a price."""
+    """Check the agents' models: their names or identities, and a price for each agent with a cost budget."""
     for agent, model in [(each, model) for each in registered() for model in each.models]:
         if not isinstance(model, str):
             if not getattr(model, "identity", None):
@@ -49,7 +49,7 @@ def check_agents() -> Iterator[CheckMessage]:
 
 @check()
 def check_mcp_servers() -> Iterator[CheckMessage]:
-    """Check that each MCP server has a lock file with the tools that are taken from it."""
+    """Check that each MCP server has a valid lock file with the tools that agents use."""
     for server in servers():
         hint = (
             f"Run `manage.py lock_mcp_tools {server.name}`, review the file and commit it, or correct "
@@ -63,14 +63,14 @@ def check_mcp_servers() -> Iterator[CheckMessage]:
 def check_approvers(
     app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Sequence[CheckMessage]:
-    """Check that somebody may decide the approvals of each gated tool."""
+    """Check that an active user may decide the approvals of each gated tool."""
     users = get_user_model()
-    alias = router.db_for_write(users)  # a replica may not know yet
-    gated: dict[str, set[str]] = {}  # names of tools by their approvers; "" for anybody who may decide
+    alias = router.db_for_write(users)  # a replica may be behind
+    gated: dict[str, set[str]] = {}  # tool names by their `approvers`, "" if any decider will do
     for tool in (tool for agent in registered() for tool in agent.tools.values()):
         if tool.requires_approval is not False and tool.approvers != REQUESTER:
             gated.setdefault(tool.approvers or "", set()).add(tool.name)
-    # With other users or backends, rows do not say who has a permission.
+    # With another user model or backend, the tables do not tell who has a permission.
     fields = {field.name for field in users._meta.get_fields()}
     is_plain = issubclass(users, PermissionsMixin) and "is_active" in fields
     is_plain = is_plain and {*django_settings.AUTHENTICATION_BACKENDS} <= PLAIN_BACKENDS
@@ -80,9 +80,9 @@ def check_approvers(
     if not needed <= {*connections[alias].introspection.table_names()}:
         return []  # before the first migrate
     active = users._default_manager.using(alias).filter(is_active=True)
-    has_users = active.exists()  # a project that is being set up has none yet
+    has_users = active.exists()  # a new project has none yet
     permissions = Permission.objects.using(alias)
-    # Names of groups, and those of permissions with their app and without.
+    # The names of groups, and of permissions with and without their app.
     known = {*Group.objects.using(alias).filter(name__in=gated).values_list("name", flat=True)}
     named = permissions.filter(codename__in={name.rpartition(".")[2] for name in gated})
     for app, codename in named.values_list("content_type__app_label", "codename"):

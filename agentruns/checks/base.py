@@ -1,4 +1,4 @@
-"""The form of checks: functions that yield messages."""
+"""The decorator that registers a check, which is a function that yields messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Check = Callable[..., list[CheckMessage]]
 
 
 def check(*, deploy: bool = False, of_database: bool = False) -> Callable[[Find], Check]:
-    """Register a check of settings and declarations, or of the journal's database where that is checked."""
+    """Register a check of settings and agents, or with `of_database` a check of the journal's database."""
 
     def decorate(find: Find) -> Check:
         def found(
@@ -26,7 +26,7 @@ def check(*, deploy: bool = False, of_database: bool = False) -> Callable[[Find]
                 return [*find()]
             return [*find(connections[alias])] if alias in (databases or ()) else []
 
-        found.__name__, found.__doc__ = find.__name__, find.__doc__  # Django reads the signature: no `wraps`
+        found.__name__, found.__doc__ = find.__name__, find.__doc__  # not `wraps`: Django reads the signature
         return register(Tags.database if of_database else "agentruns", deploy=deploy)(found)
 
     return decorate

@@ -1,4 +1,4 @@
-"""Checks of the journal's database: it must keep what it acknowledges, and let writers queue."""
+"""Checks of the journal's database: it must keep acknowledged commits, and let writers queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_A_TEST = "file:memorydb_"  # Django's name of an in-memory test database
 
 @check(of_database=True)
 def check_database(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check that the journal's database keeps what it acknowledges and lets writers queue."""
+    """Check that the journal's database keeps acknowledged commits, queues writers and has our triggers."""
     if connection.vendor not in ("sqlite", "postgresql"):
         text = f"The journal cannot be stored in {connection.vendor}: use SQLite or PostgreSQL."
         hint = "Point AGENTRUNS_DATABASE at a PostgreSQL or SQLite database."
@@ -38,7 +38,7 @@ def check_database(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
         text = "The server never ends the transaction of a process that hangs: it keeps its session locked."
         yield Warning(text, hint=ENDED, id="agentruns.W014")
     yield from _forgetful(connection)
-    # A warning, as `migrate` installs them again.
+    # Only a warning, because `migrate` installs the triggers again.
     hint = "Find out who changed the database. `manage.py verify_journal --repair` restores our triggers."
     for text in triggers.differences(connection):
         yield Warning(text, hint=hint, id="agentruns.W017")
@@ -63,7 +63,7 @@ def _forgetful(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Find server settings under which an acknowledged commit may be lost in a power cut."""
     asked: dict[str, tuple[tuple[str, ...], str]] = {}
     if connection.vendor == "sqlite":
-        # With a WAL, NORMAL leaves the last commits to the operating system.
+        # With a WAL, NORMAL does not wait until the last commits are on the disk.
         lost = ("0", "1") if _asked(connection, "PRAGMA journal_mode") == "wal" else ("0",)
         asked = {"PRAGMA synchronous": (lost, "PRAGMA synchronous=FULL in OPTIONS['init_command']")}
     elif connection.vendor == "postgresql":

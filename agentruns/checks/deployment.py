@@ -1,4 +1,4 @@
-"""Checks of the surroundings: web requests, routers, the dispatcher, Celery, the sweep."""
+"""Checks of the deployment: web requests, database routers, the dispatcher, Celery and the sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentruns.utils.db import later
 
 LONGEST_REPLY = 600  # seconds that a model's reply of usual length may take
 TASKS, TASK = "agentruns.tasks", "agentruns.advance_run"
-# Seconds after which these brokers deliver an unacknowledged message again; others wait for the connection.
+# Seconds after which a broker delivers an unacknowledged message again. Others do so once a connection ends.
 VISIBILITY = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 NOT_NOTIFIED = (
     ", so workers are not notified: no model and no tool may run inside a web request. "
@@ -30,7 +30,7 @@ NOT_NOTIFIED = (
 
 @check()
 def check_deployment() -> Iterator[CheckMessage]:
-    """Check how web requests and routers treat the journal's database."""
+    """Check that the journal's database has ATOMIC_REQUESTS off, and that routers send its reads there."""
     alias = settings.DATABASE
     if alias not in connections:
         return
@@ -42,7 +42,7 @@ def check_deployment() -> Iterator[CheckMessage]:
             f"transaction.non_atomic_requests(using={alias!r}). Then silence this check.",
             id="agentruns.W007",
         )
-    run = Run.from_db(alias, ["id"], [None])  # not Run(): the time of a new row is asked of the database
+    run = Run.from_db(alias, ["id"], [None])  # not Run(), which would query the time
     if (sent := router.db_for_read(Session, instance=run)) != alias:
         text = f"DATABASE_ROUTERS reads the journal's tables from {sent!r}, which may be behind {alias!r}."
         hint = "Put 'agentruns.models.router.JournalRouter' first in DATABASE_ROUTERS."
@@ -70,7 +70,7 @@ def check_dispatcher() -> Iterator[CheckMessage]:
         hint = "Name a backend with workers of its own in TASKS, or leave AGENTRUNS_DISPATCHER out."
         yield Warning(f"{text}{NOT_NOTIFIED}", hint=hint, id="agentruns.W009")
         return
-    # The settings in force, whatever the project calls them. Where Celery is not loaded, nothing uses it.
+    # Celery's own settings, whatever their names in the project. If Celery is not loaded, nothing uses it.
     celery: Any = sys.modules.get("celery")
     if celery is not None and any(one.__module__ == TASKS for one in type(dispatcher).__mro__):
         yield from _celery(celery.current_app)
@@ -105,7 +105,7 @@ def _celery(app: Any) -> Iterator[CheckMessage]:
 
 @check(of_database=True)
 def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check that no committed rows were lost, and that a worker sweeps while runs can go on."""
+    """Check that the database lost no committed rows, and that a worker sweeps while runs can continue."""
     if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
         return  # before the first migrate
     alias, late = connection.alias, services.sweep.LATE

@@ -39,7 +39,7 @@ def check_settings() -> Iterator[CheckMessage]:
 
 
 def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iterator[CheckMessage]:
-    """Yield the error of a setting, if `wrong` returns a text that says why it is one, or raises."""
+    """Yield an Error for the setting `name` if `wrong` raises, or returns a text, which is the reason."""
     try:
         why = found if isinstance(found := wrong(), str) else ""
     except Exception as error:  # a module may raise anything while it is imported
@@ -51,7 +51,7 @@ def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iter
 
 @check()
 def check_models() -> Iterator[CheckMessage]:
-    """Check that each entry of AGENTRUNS_MODELS makes a model; none is shown, for they may hold keys."""
+    """Check that each entry of AGENTRUNS_MODELS makes a model, without showing its options: keys of APIs."""
     hint = "AGENTRUNS_MODELS = {'local': {'provider': 'ollama', 'model': 'llama3.3'}}"
     for name in settings.MODELS:
         try:
@@ -80,9 +80,9 @@ def check_notifiers() -> Iterator[CheckMessage]:
 
 @check()
 def check_policy() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_POLICY names a subclass of Policy, and that all its public methods are asked."""
+    """Check that AGENTRUNS_POLICY names a subclass of Policy without public methods that Policy lacks."""
     if DEFAULTS["POLICY"] == settings.POLICY:
-        return  # before it is imported
+        return  # without an import of the default
 
     def wrong() -> str:
         made = settings.policy
@@ -103,7 +103,7 @@ def check_policy() -> Iterator[CheckMessage]:
 
 @check()
 def check_values() -> Iterator[CheckMessage]:
-    """Check that what other settings name can be used, and that sizes are numbers of bytes."""
+    """Check that the other settings name usable objects, and that sizes are numbers of bytes."""
     hint = "AGENTRUNS_ANCHOR = 'shop.audit.anchor', of a function of a session's id, a number and a hash."
     yield from unusable("ANCHOR", _wrong_anchor, hint, id="agentruns.E019")
     hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
@@ -146,7 +146,7 @@ def _no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessa
 
 @check(deploy=True)
 def check_payload_storage() -> Iterator[CheckMessage]:
-    """Check, before a deployment, that large results have a storage outside the database."""
+    """Check before a deployment that a storage outside the database is configured for large results."""
     name = settings.PAYLOAD_STORAGE
     if name and not journal.payloads.is_configured():
         yield Warning(
