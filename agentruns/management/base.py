@@ -1,4 +1,4 @@
-"""The base of all commands: database, JSON, exit codes, users by name, approvals by id, signals."""
+"""The base classes of all commands, and helpers for their options, exit codes, users and signals."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def argument(*names: str, **options: Any) -> Argument:
-    """Return an argument or option of a command, as `ArgumentParser.add_argument` takes it."""
+    """Declare an argument or option of a command, as the parameters of `ArgumentParser.add_argument`."""
     return names, options
 
 
 def flag(name: str, help: str) -> Argument:
-    """Return an option without a value."""
+    """Declare an option without a value, which is False unless given."""
     return argument(name, action="store_true", help=help)
 
 
@@ -43,10 +43,10 @@ SESSIONS_SCOPE = argument("--scope", metavar="S", help="With --session: its scop
 
 
 class AgentRunsCommand(BaseCommand):
-    """A command over the services: exit 0 done, 1 found something wrong, 2 usage."""
+    """A command that calls a service. Exit code 0: done; 1: something is wrong; 2: wrong arguments."""
 
     arguments: Sequence[Argument] = ()
-    one_of: Sequence[Argument] = ()  # exactly one of these is given
+    one_of: Sequence[Argument] = ()  # exactly one of these is required
     json = False
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -67,7 +67,7 @@ class AgentRunsCommand(BaseCommand):
         try:
             code = self.act(**options)
         except AgentRunsError as error:
-            # Where AGENTRUNS_REDACT is set, no traceback shows an error as it is.
+            # With AGENTRUNS_REDACT, no traceback may show the error's unredacted text.
             cause = None if redaction.is_on() else error
             raise CommandError(escaped(error), returncode=WRONG) from cause
         except BrokenPipeError:  # such as `list_runs | head`
@@ -86,21 +86,21 @@ class AgentRunsCommand(BaseCommand):
             sys.exit(int(code))
 
     def act(self, *args: Any, **options: Any) -> int | None:
-        """Do the command's work; return its exit code, or whether it found something wrong."""
+        """Do the command's work; return its exit code, or True if something is wrong."""
         raise NotImplementedError
 
     def say(self, text: str = "") -> None:
-        """Print a line and flush: a reader may be waiting for it."""
+        """Print a line, and flush it at once because a reader may wait for it."""
         self.stdout.write(escaped(text, self.stdout.encoding))
         self.stdout.flush()
 
     def say_json(self, value: Any) -> None:
-        """Print a value as one line of JSON."""
+        """Print a value as one line of JSON, and flush it at once."""
         self.stdout.write(as_json(value))
         self.stdout.flush()
 
     def tell(self, record: Any, *lines: str) -> None:
-        """Print a record with --json, unless it is None; else lines for people."""
+        """Print `record` with --json, unless `record` is None; without --json print `lines`."""
         if self.json and record is not None:
             self.say_json(record)
         for line in lines if not self.json else ():
@@ -108,7 +108,7 @@ class AgentRunsCommand(BaseCommand):
 
 
 class DecidingCommand(AgentRunsCommand):
-    """Decides one approval in the name of a user, by the same service as the console."""
+    """A command that decides one approval in the name of a user, by the console's service `decide`."""
 
     decide: Callable[..., Approval]
     reason_required = False
@@ -139,9 +139,9 @@ class DecidingCommand(AgentRunsCommand):
 
 
 class Stop:
-    """Callable; true after SIGTERM or Ctrl-C, and always false outside the main thread.
+    """A context manager, called to check whether SIGTERM or Ctrl-C came; False outside the main thread.
 
-    The first signal asks the command to finish its current call, the second ends it at once.
+    The first signal lets the command finish its current call; the second ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -162,12 +162,12 @@ class Stop:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        for each in SIGNALS:  # the second one does not wait
+        for each in SIGNALS:  # so that a second signal ends the process
             signal.signal(each, signal.SIG_DFL)
 
 
 def user_named(name: str, *, is_active: bool = True) -> Any:
-    """Return the user of that name, active unless it does not matter; end the command where there is none."""
+    """Find a user by name; end the command if there is none, or if the user must be active and is not."""
     users = get_user_model()
     user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
     if user is None:
@@ -178,12 +178,12 @@ def user_named(name: str, *, is_active: bool = True) -> Any:
 
 
 def usage(text: str) -> NoReturn:
-    """End the command because of its arguments."""
+    """End the command with exit code 2, because its arguments are wrong for the reason in `text`."""
     raise CommandError(redaction.redact(text), returncode=USAGE)
 
 
 def count_of(text: str) -> int:
-    """Return an option's whole number from 1."""
+    """Parse the value of an option as a whole number from 1."""
     count = int(text)
     if count < 1:
         raise ArgumentTypeError("give a whole number from 1")

@@ -1,6 +1,6 @@
-"""Text for a terminal, in which nothing that a model or a tool wrote moves the cursor or reverses text.
+"""Text for a terminal, escaped so that no text of a model or a tool moves the cursor or reverses other text.
 
-Texts are redacted by AGENTRUNS_REDACT, before they are cut.
+AGENTRUNS_REDACT redacts texts before they are shortened.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from agentruns.utils.redaction import redact, redacted
 
 
 def escaped(text: object, encoding: str | None = None) -> str:
-    """Return `text` redacted, with escapes for characters that are not drawn as themselves, line breaks too.
+    """Redact `text`, and replace line breaks and characters without a glyph of their own by escapes.
 
-    With an `encoding`, also for characters that it lacks.
+    With an `encoding`, replace also the characters that the encoding lacks.
     """
     shown = characters.escaped(redact(str(text))).replace("\n", "\\n").replace("\t", "\\t")
     return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
 
 
 def shortened(text: object, limit: int = 100) -> str:
-    """Return `text` redacted on one line, cut at `limit`."""
+    """Redact `text`, join its lines and cut it at `limit` characters."""
     line = " ".join(redact(str(text))[: limit * 4].split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """Return a call for people to read: `refund(amount_cents=2490, order_number="1002")`."""
+    """Format a call for people, such as `refund(amount_cents=2490, order_number="1002")`."""
     parts = (
         f"{key}={shortened(json.dumps(redacted(value), ensure_ascii=False), 40)}"
         for key, value in arguments.items()
@@ -42,7 +42,7 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 
 
 def table(rows: Iterable[Iterable[object]]) -> Iterable[str]:
-    """Yield rows as lines with aligned columns; the first row is the heading."""
+    """Format rows as lines with aligned columns; the first row is the heading."""
     texts = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for cells in texts:
@@ -50,15 +50,15 @@ def table(rows: Iterable[Iterable[object]]) -> Iterable[str]:
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time in UTC, to the second."""
+    """Format a time in UTC, to the second; "" for None."""
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if value else ""
 
 
 def as_json(value: Any) -> str:
-    """Return `value` as one line of legal JSON in ASCII, times in ISO 8601 UTC, ids as strings."""
+    """Encode `value` as one line of legal JSON in ASCII, with times in ISO 8601 UTC and ids as strings."""
     try:
         text = json.dumps(value, cls=_Encoder, allow_nan=False)
-    except ValueError:  # NaN, which JSON lacks
+    except ValueError:  # for NaN, which JSON lacks
         text = json.dumps(canonical.legal(value), cls=_Encoder)
     return text.replace("\x7f", "\\u007f")
 

@@ -1,6 +1,6 @@
-"""Runs and their journals as text: one line a row for people, one object a row for programs.
+"""Runs and journals as text: one line for each row for people, one object for each row for programs.
 
-Also lines that say what runs wait for, and the step that comes next: a path in the admin, or a command.
+Other lines say what runs wait for, and name the next step: a page of the admin, or a command.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from agentruns.utils.redaction import get_logger, redact, redacted
 
 logger = get_logger("agentruns.management")
 
-PAUSE = 0.1  # seconds between two looks for new rows
-MOST = 10  # runs that are listed because they wait
+PAUSE = 0.1  # seconds between two queries for new rows
+MOST = 10  # waiting runs that are listed
 FIELDS = (
     "agent", "version", "status", "input", "step", "usage", "output", "error", "lease_expires_at",
     "not_before", "attempts", "blocked_reason", "created_at", "updated_at",
@@ -42,20 +42,20 @@ Payload = dict[str, Any]
 
 
 def line(row: Row) -> str:
-    """Return a row as one line: number, time, kind, tool, and a summary of its payload."""
+    """Format a row as one line: number, time, kind, tool, and a summary of the payload."""
     if row.kind in _SAYS:
         says = _SAYS[row.kind](row.payload)
     else:
         says = _text({name: value for name, value in row.payload.items() if name != "v"})
     copied = "(copied)" if events.COPIED in row.payload else ""
-    is_call = says.startswith(f"{row.tool_name}(")  # a card without a sentence of its own
+    is_call = says.startswith(f"{row.tool_name}(")  # the tool has no title of its own
     tool = "" if is_call else row.tool_name
     text = " ".join(part for part in (copied, tool, says) if part)
     return escaped(f"{row.seq:>5}  {moment(row.created_at)}  {row.kind:<18}  {shortened(text, 160)}")
 
 
 def as_dict(row: Row) -> dict[str, Any]:
-    """Return a row under the names of Message's fields, with redacted texts."""
+    """Convert a row to a dict with the names of Message's fields and redacted texts."""
     values = row.shown()
     texts = {"tool_name": redact(row.tool_name), "payload": redacted(row.payload)}
     return {"run": str(values.pop("run_id")), **values, **texts}
@@ -67,7 +67,7 @@ def _actor(payload: Payload) -> str:
 
 
 def _after(lead: str, text: str | None) -> str:
-    """Build the end of a sentence: the text after its lead, "" where there is no text."""
+    """Put `lead` before a text; "" if the text is empty."""
     return f"{lead}{text}" if text else ""
 
 
@@ -103,7 +103,7 @@ def _content(payload: Payload) -> str:
 
 
 def _size(payload: Payload) -> str:
-    """Return the size of a content that is stored in a file, of which a row has only the beginning."""
+    """State the size of a content whose row has only the beginning, because a file stores it; else ""."""
     is_cut = payload.get("stored") and not has_blocks(payload)
     return f"[{payload['stored'].get('size')} bytes in a file] " if is_cut else ""
 
@@ -155,7 +155,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
 
 
 def run_record(run: Run) -> dict[str, Any]:
-    """Return a run as JSON, its texts redacted; `owner` is a name."""
+    """Convert a run to a dict with redacted texts; `owner` is the user's name."""
     return {
         "id": str(run.pk),
         "session": redact(run.session.key),
@@ -171,7 +171,7 @@ def run_record(run: Run) -> dict[str, Any]:
 
 @contextmanager
 def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> Iterator[None]:
-    """Pass every row that is added to a session inside the block to `show`, each once and in order."""
+    """Call `show` with every row that is added to a session during the block, once each and in order."""
     sessions, stop = Session.objects.using(alias).filter(scope=scope, key=key), threading.Event()
     seq = sessions.values_list("next_seq", flat=True).first() or 1
 
@@ -187,10 +187,10 @@ def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> 
             while not stop.wait(PAUSE):
                 try:
                     show_new()
-                except (DatabaseError, InterfaceError):  # rows missed now are shown at the end
+                except (DatabaseError, InterfaceError):  # rows missed now are shown later
                     logger.info("Journal not readable now", exc_info=True)
                     connections[alias].close()
-                except BrokenPipeError:  # no reader any more; the run goes on anyway
+                except BrokenPipeError:  # the output has no reader, but the run continues
                     return
         finally:
             connections[alias].close()
@@ -206,7 +206,7 @@ def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> 
 
 
 def idle(stands: dict[str, Any]) -> str:
-    """Return why nothing can go on."""
+    """Explain why no run can continue, from the counts of `waiting.standing`."""
     said, until = ["Nothing can go on now."], f"{moment(stands['leased_until'])} UTC"
     if stands["leased"] == 1:
         said.append(
@@ -227,7 +227,7 @@ def idle(stands: dict[str, Any]) -> str:
 
 
 def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
-    """Yield a line for each run that no process that looked could take, at most ten."""
+    """Yield a line for each run that workers found but could not drive, with the reason; at most ten runs."""
     runs = waiting.unserved(Run.objects.using(alias)).select_related("session").order_by("created_at")
     found = masked_runs((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
     for run in found[:MOST]:
@@ -237,7 +237,7 @@ def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
 
 
 def for_people(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
-    """Yield a line for each of these runs that waits for a person, at most ten."""
+    """Yield a line for each of these runs that waits for a person, with the next step; at most ten runs."""
     stopped = Run.objects.using(alias).filter(pk__in=list(run_ids), status__in=waiting.FOR_PEOPLE)
     runs = masked_runs(stopped.select_related("session").order_by("created_at"))
     waits = waiting.waits(alias, runs[:MOST])
@@ -258,13 +258,13 @@ def for_people(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
 
 
 def verdict(run_id: UUID | str, call_id: str) -> str:
-    """Name the page, else the call, by which a person says what became of a call in doubt."""
+    """Name the page on which a person gives the verdict on a call in doubt, or else the Python call."""
     in_shell = f'agentruns.resolve_orphan("{run_id}", "{call_id}", ...) in manage.py shell'
     return page("run_call", run_id, call_id) or in_shell
 
 
 def to_resume(run: Run) -> str:
-    """Return why a run is paused, and the step that lets it go on once that is put right."""
+    """Say why a run is paused, and how to resume it once the cause is removed."""
     step = page("run_change", run.pk)
     how = f"press Resume on {step}" if step else f'agentruns.resume_run("{run.pk}", ...) in manage.py shell'
     run = mask_of(run).run(run)
@@ -273,14 +273,14 @@ def to_resume(run: Run) -> str:
 
 
 def to_decide(approval: Approval) -> str:
-    """Return the steps by which an approval is decided and carried out."""
+    """Say how to decide an approval and let a worker execute the decision."""
     command = f"manage.py approve_call {approval.pk} --user NAME; then manage.py resume_runs."
     in_admin = " in the admin under Approvals, or" if page("approval_change", approval.pk) else ""
     return f"Decide{in_admin}: {command}"
 
 
 def page(name: str, *args: Any) -> str:
-    """Return the path of one of the admin's pages, "" in a project without."""
+    """Build the path of a page of the admin; "" in a project without the admin."""
     if not getattr(django_settings, "ROOT_URLCONF", None):
         return ""
     try:

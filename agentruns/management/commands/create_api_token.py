@@ -1,4 +1,4 @@
-"""`manage.py create_api_token USER --scope S [S ...]`: make a token of the JSON API, and print it once."""
+"""`manage.py create_api_token USER --scope S [S ...]`: create a token of the JSON API, and print it once."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ class Command(AgentRunsCommand):
             "Keep it where secrets are kept. It cannot be shown again:",
         )
         if not self.json:
-            self.stdout.write(text)  # not redacted: AGENTRUNS_REDACT would make it useless
+            self.stdout.write(text)  # not by `say`, because a redacted token would be useless

@@ -1,4 +1,4 @@
-"""`manage.py drain_runs`: before a deploy, let workers finish their call, release it and claim no more."""
+"""`manage.py drain_runs`: before a deploy, let workers finish their call, release runs and claim no more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentruns.engine import leases
 from agentruns.management.base import AgentRunsCommand, Stop, argument
 
 PAUSE = 0.2  # seconds between two checks
-SETTLES = 1.0  # seconds in which a claim that had begun before the stamp completes
+SETTLES = 1.0  # seconds in which a claim that began before the request to drain completes
 
 
 class Command(AgentRunsCommand):
@@ -35,7 +35,7 @@ class Command(AgentRunsCommand):
         with Stop() as stop:
             while True:
                 driven, passed = leases.driven_runs(alias), time.monotonic() - began
-                if passed <= SETTLES:  # later ones belong to processes started since
+                if passed <= SETTLES:  # later claims are of new processes
                     watched |= driven
                 left = [run_id for run_id, epoch in watched.items() if driven.get(run_id) == epoch]
                 if stop() or passed >= max(timeout, SETTLES) or (not left and passed > SETTLES):

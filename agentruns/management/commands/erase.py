@@ -40,7 +40,7 @@ class Command(AgentRunsCommand):
                 usage("SEQ is the number of a row.")
             erased = erase_rows(row[0], ACTOR, reason, seq=int(row[1]), dry_run=dry_run)
         elif user is not None:
-            owner = user_named(user, is_active=False)  # it is often asked when an account is closed
+            owner = user_named(user, is_active=False)  # the account may be closed already
             erased = erase_user(owner, ACTOR, reason, dry_run=dry_run)
         else:
             erased = erase_whole_session(session or "", scope=scope, dry_run=dry_run)

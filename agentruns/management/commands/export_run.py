@@ -22,6 +22,6 @@ class Command(AgentRunsCommand):
 
     def act(self, *, run_id: str, true_values: bool, **options: Any) -> None:
         for line in export_run(run_id, true_values=true_values):
-            # ASCII: a terminal cannot act on it, and each text comes back unchanged.
+            # In ASCII, so that no text acts on a terminal, and each is unchanged once decoded.
             self.stdout.write(json.dumps(line))
         self.stdout.flush()

@@ -38,7 +38,7 @@ class Command(AgentRunsCommand):
 
 
 def _shown(runs: Any) -> Iterator[Run]:
-    """Yield runs as they may be shown, some hundred at a time."""
+    """Yield runs with masked texts, read in chunks of 200."""
     found = runs.iterator(chunk_size=200)
     while some := list(islice(found, 200)):
         yield from masked_runs(some)

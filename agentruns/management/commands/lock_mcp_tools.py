@@ -1,4 +1,4 @@
-"""`manage.py lock_mcp_tools`: write down what MCP servers declare, or compare it with what was written."""
+"""`manage.py lock_mcp_tools`: write the tools of MCP servers into lock files, or compare them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOBODY = ToolContext(run_id="", call_id="", tool_name="", idempotency_key="")
 
 class Command(AgentRunsCommand):
     help = "Ask the MCP servers that agents declare for their tools, and write their lock files."
-    requires_system_checks = ()  # one of them misses these files
+    requires_system_checks = ()  # a check fails without the lock files
 
     arguments = (
         argument("names", nargs="*", metavar="NAME", help="Servers by name (all)."),
@@ -26,7 +26,7 @@ class Command(AgentRunsCommand):
         return bool([name for name in names or known if self.lock(known[name], check)])
 
     def lock(self, server: Server, check: bool) -> bool:
-        """Write or compare one file; return whether that found something wrong."""
+        """Write or compare one lock file; return True if the server failed, or `check` found a difference."""
         record = {"server": server.name, "file": str(server.file)}
         try:
             listed = server.listed(NOBODY)

@@ -1,4 +1,4 @@
-"""`manage.py prune_runs --older-than DAYS | --session KEY`: delete ended sessions, or one for good."""
+"""`manage.py prune_runs --older-than DAYS | --session KEY`: delete old ended sessions, or one session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py replay_run ID`: go through a run again on its recorded replies and results."""
+"""`manage.py replay_run ID`: repeat a run's requests, and compare them with the recorded requests."""
 
 from __future__ import annotations
 

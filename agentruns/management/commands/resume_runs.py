@@ -1,4 +1,4 @@
-"""`manage.py resume_runs`: one sweep, or with --watch a worker that runs until it is stopped."""
+"""`manage.py resume_runs`: sweep once, or with --watch be a worker until a signal stops it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.sweep")
 
-EAGER = 8  # a sweep that found something is followed by the next one so many times sooner
-ROUND = 10.0  # seconds after which a sweep looks again for other runs
+EAGER = 8  # how many times sooner the next sweep follows one that drove a run
+ROUND = 10.0  # seconds after which a sweep begins no further run, so that other due work is done
 MOMENT = 0.1  # seconds until an idle worker notices a signal
 
 
@@ -38,7 +38,7 @@ def _seconds(text: str) -> float:
 
 class Command(AgentRunsCommand):
     help = "Drive every run that can go on: after a crash, a decision, a back-off, or just queued."
-    # It may start every minute. Those of the whole project load its URLs, which no run needs.
+    # A timer may start it every minute, and the project's checks would load the URLs, which no run needs.
     requires_system_checks = ("agentruns",)
 
     arguments = (
@@ -104,11 +104,11 @@ class Command(AgentRunsCommand):
             close_old_connections()
             try:
                 swept = sweep(**which, should_stop=stop)
-            except Exception:  # such as a database that is down: the next sweep tries again
+            except Exception:  # such as no database; the next sweep tries again
                 logger.exception("Sweep failed; trying again")
                 connections.close_all()
                 swept = Swept()
-            with suppress(DatabaseError, InterfaceError):  # it is asked again after the next sweep
+            with suppress(DatabaseError, InterfaceError):  # checked again after the next sweep
                 if not said and (said := leases.is_draining(settings.DATABASE)):
                     logger.warning("Draining pid=%s: claims no run any more", os.getpid())
                     why = "Draining: this process claims no more runs. Stop it when the new code is up."
@@ -123,7 +123,7 @@ class Command(AgentRunsCommand):
             self.say_json({**swept.as_dict(), **stands})
             return
         alias, lines = settings.DATABASE, list[str]()
-        with suppress(DatabaseError, InterfaceError):  # a mere report must not end a worker
+        with suppress(DatabaseError, InterfaceError):  # a failed report must not end a worker
             lines += [*timeline.for_people(alias, swept.left)] if swept.left else []
             lines += [*timeline.unserved(alias, run_id)] if swept.blocked or stands.get("unserved") else []
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
@@ -147,7 +147,7 @@ class Command(AgentRunsCommand):
 
 
 def _wait(seconds: float, stop: Stop, bell: Listener) -> bool:
-    """Wait for the doorbell, or so many seconds; return whether it rang."""
+    """Wait for the doorbell, at most some seconds and until a stop; return whether the doorbell rang."""
     until = time.monotonic() + seconds
     while not stop() and (left := until - time.monotonic()) > 0:
         if bell.rang(min(left, MOMENT)):

@@ -1,4 +1,4 @@
-"""`manage.py run_agent AGENT "text"`: drive one run in this process, and print its journal as it grows."""
+"""`manage.py run_agent AGENT "text"`: drive one run in this process, and print its rows while it runs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Command(AgentRunsCommand):
             self.unknown.append(row.call_id)
 
     def _end(self, result: RunResult) -> None:
-        """Print the run's status, and the steps by which a person lets it go on."""
+        """Print the run's status and output, and what a person has to do if the run waits."""
         mask = mask_of(get_run(str(result.run_id)))
         output, error = mask.text(shown(result.output)), mask.text(result.error)
         if self.json:
@@ -108,13 +108,13 @@ class Command(AgentRunsCommand):
             self.say(f"{text} Say what became of {them}:")
         for call in self.unknown:
             self.say(timeline.verdict(str(result.run_id), call))
-        is_held = result.status in (Run.Status.PAUSED, Run.Status.ORPHANED)  # why was just said
+        is_held = result.status in (Run.Status.PAUSED, Run.Status.ORPHANED)  # the lines above say why
         for text in redact(output or error).splitlines() if not is_held else ():
             self.say(text)
 
 
 def _file(path: str) -> File:
-    """Return the block of a file; ends the command for one that is not taken."""
+    """Build the block of a file; end the command if the file cannot be read or is not accepted."""
     try:
         with open(path, "rb") as file:
             kind = Image if type_of(file.read(16)) in IMAGES else Document

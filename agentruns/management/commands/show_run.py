@@ -1,4 +1,4 @@
-"""`manage.py show_run ID`: show a run's status and its journal."""
+"""`manage.py show_run ID`: show a run's status and its journal rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Command(AgentRunsCommand):
 
 
 def _header(run: Run, mask: Mask) -> Iterator[tuple[str, object]]:
-    """Yield the labels and values of a run's heading, without empty ones."""
+    """Yield the labels and values of a run's heading, without empty values."""
     imported = run.session.imported_at
     facts = {
         "run": run.pk,

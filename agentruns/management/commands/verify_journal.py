@@ -1,4 +1,4 @@
-"""`manage.py verify_journal`: check the journal, and the columns folded from it."""
+"""`manage.py verify_journal`: check the journal, and the columns folded from the journal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Command(AgentRunsCommand):
             if left != wrong:
                 self.tell({"repaired": INSTALLED}, INSTALLED)
                 self.counts["repaired"] += 1
-            wrong = left  # what is not ours is not ours to drop
+            wrong = left  # foreign triggers stay
         for what in wrong:
             self._report(Problem("", what), what)
         self.revived = {one.pk: Problem(one.key, REVIVED) for one in revived(alias)}
@@ -126,7 +126,7 @@ class Command(AgentRunsCommand):
 
 
 def _every(alias: str) -> Iterator[UUID]:
-    # In pages: on SQLite one cursor over all of them would block the writes of a repair.
+    # In pages, because on SQLite an open cursor over all sessions would block the writes of a repair.
     sessions = Session.objects.using(alias).order_by("pk").values_list("pk", flat=True)
     page = list(sessions[:PAGE])
     while page:
