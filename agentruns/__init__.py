@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from agentruns.tools import tool as tool
     from agentruns.tools.mcp import mcp_tools as mcp_tools
 else:
-    # Hidden from type checkers: they would take every misspelt name for a public one.
+    # Hidden from type checkers, which would otherwise accept every misspelt name as a public one.
     def __getattr__(name: str) -> Any:
         if name not in _PUBLIC:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

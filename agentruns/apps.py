@@ -12,7 +12,7 @@ class AgentRunsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from agentruns import checks  # noqa: F401 - importing registers them
+        from agentruns import checks  # noqa: F401 - the import registers the checks
         from agentruns.agents.agent import autodiscover
         from agentruns.models.triggers import install_on_migrate
 

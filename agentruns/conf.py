@@ -1,4 +1,4 @@
-"""Typed view of the AGENTRUNS_* settings; each is read once, and again after `override_settings`."""
+"""The AGENTRUNS_* settings with their types; each is read once, and again after `override_settings`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 
 class Defaults:
-    """AGENTRUNS_*: their types, and the values that they have where a project says nothing."""
+    """The types of the AGENTRUNS_* settings, and their values in a project that does not set them."""
 
     DATABASE: str = "default"
     DISPATCHER: str = "agentruns.engine.wakeup.SweepDispatcher"
@@ -56,7 +56,7 @@ class Defaults:
 DEFAULTS: dict[str, Any] = {name: value for name, value in vars(Defaults).items() if name.isupper()}
 if TYPE_CHECKING:
     Typed = Defaults
-else:  # each is asked of the project first
+else:  # without class attributes, which would hide the project's settings from `__getattr__`
     Typed = object
 
 THROTTLED = ("user", "anonymous")
@@ -69,28 +69,28 @@ def _named(name: str) -> cached_property[Any]:
 
 
 class Settings(Typed):
-    """AGENTRUNS_* with defaults; a cached property where a setting is parsed or imported first."""
+    """The AGENTRUNS_* settings with their defaults; cached properties parse or import a setting first."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in DEFAULTS:
             raise AttributeError(f"There is no setting AGENTRUNS_{name}.")
-        # Kept as an attribute, so that this method is not called for it again.
+        # Stored as an attribute, so that the next access does not call this method.
         value = self.__dict__[name] = getattr(django_settings, f"AGENTRUNS_{name}", DEFAULTS[name])
         return value
 
     def forget(self, *, setting: str, **kwargs: Any) -> None:
-        """Read everything anew: a setting of the project has changed, as in a test."""
+        """Discard the values read so far if an AGENTRUNS_* setting was changed, as a test does."""
         if setting.startswith("AGENTRUNS_"):
             self.__dict__.clear()
 
     policy = _named("POLICY")  # a class
-    anchor = _named("ANCHOR")  # is told the heads of ended runs
-    scanner = _named("SCANNER")  # looks at files, and raises to refuse one
-    redact = _named("REDACT")  # redacts shown, exported and logged texts
+    anchor = _named("ANCHOR")  # a function that receives the heads of ended runs
+    scanner = _named("SCANNER")  # a function that checks files, and raises to refuse one
+    redact = _named("REDACT")  # a function that redacts shown, exported and logged texts
 
     @cached_property
     def refusals(self) -> tuple[Any, ...]:
-        """Return exceptions, and functions of one, that mean "nothing happened"; ValueError, ImportError."""
+        """The exceptions and functions that AGENTRUNS_REFUSALS names; raises ValueError or ImportError."""
         paths = self.REFUSALS
         if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
             raise ValueError(f"{paths!r} is not a list of dotted paths")
@@ -98,7 +98,7 @@ class Settings(Typed):
 
     @cached_property
     def api_throttle(self) -> dict[str, str]:
-        """Return the rate of each kind of caller that has a limit, such as "100/m"; ValueError."""
+        """The limits by kind of caller, such as {"user": "100/m"}; ValueError for a wrong setting."""
         rates = self.API_THROTTLE
         if rates is None:
             return {}
@@ -118,7 +118,7 @@ setting_changed.connect(settings.forget)
 
 
 def unknown_names() -> list[str]:
-    """Return the AGENTRUNS_* names in the project's settings that do not exist."""
+    """List the AGENTRUNS_* names in the project's settings that this package does not have."""
     return sorted(
         name
         for name in dir(django_settings)

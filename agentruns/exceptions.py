@@ -1,4 +1,4 @@
-"""Every error agentruns raises on purpose. Texts name the object, its state and the next step."""
+"""The errors that agentruns raises on purpose. Their texts name the object, its state and the next step."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ class AgentRunsError(Exception):
 
 
 class UnknownAgentError(AgentRunsError, LookupError):
-    """No agent of that name and version is registered in this process."""
+    """Raised if no agent of a name and version is registered in this process."""
 
 
 class ContentError(AgentRunsError, ValueError):
-    """A block of an input is none, or not what it says it is."""
+    """Raised for an invalid block of an input, such as a file that is not of its declared type."""
 
 
 class ContentTooLargeError(ContentError):
-    """A file, or all of an input's files together, are larger than they may be."""
+    """Raised if a file, or all files of an input together, are larger than allowed."""
 
 
 class ContentTypeError(ContentError):
-    """A file is of a type that is not taken."""
+    """Raised for a file of a type that is not accepted."""
 
 
 class NotDurableError(AgentRunsError):
-    """A durable operation was asked for where nothing can be made durable."""
+    """Raised if a durable operation is called where nothing can be committed, as in a transaction."""
 
 
 class MemoryStoreNotDurableError(NotDurableError):
-    """A session was given a store that forgets everything when the process ends."""
+    """Raised if a session is given a store that forgets everything when the process ends."""
 
 
 class NotFoundError(AgentRunsError, LookupError):
-    """There is no such approval, token or call, or it is not the caller's; both read the same."""
+    """Raised if an approval, token or call does not exist; with the same text if the actor may not see it."""
 
 
 class DurableRunNotFoundError(NotFoundError):
-    """There is no such run, or it is not the caller's; both read the same."""
+    """Raised if a run does not exist; with the same text if the actor may not see it."""
 
 
 class DurableConfigMismatchError(AgentRunsError):
-    """The registered agent differs from the definition the run was started with.
+    """Raised if the registered agent differs from the definition that the run was started with.
 
-    `parts` lists what differs; the run is left exactly as resumable as before.
+    `parts` names the parts that differ. The run is unchanged, and can be resumed as before.
     """
 
     def __init__(self, message: str, parts: tuple[str, ...] = ()) -> None:
@@ -53,13 +53,13 @@ class DurableConfigMismatchError(AgentRunsError):
 
 
 class SwitchedOffError(DurableConfigMismatchError):
-    """The agent of the run is switched off; the run waits until it is switched on again."""
+    """Raised if the run's agent is switched off; the run waits until the agent is switched on again."""
 
 
 class SessionBusyError(AgentRunsError):
-    """The session has an unfinished run, or the run is live in another process.
+    """Raised if the session has another unfinished run, or if another process drives the run.
 
-    `run_id` names it; `lease_expires_at` is set when a live process holds it.
+    `run_id` names that run; `lease_expires_at` is set if a process holds its lease.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class SessionBusyError(AgentRunsError):
 
 
 class JournalLockedError(SessionBusyError):
-    """Another transaction keeps a lock for too long; nothing was changed."""
+    """Raised if another transaction keeps a lock for too long; nothing was changed."""
 
 
 class SessionAccessDeniedError(AgentRunsError):
-    """The session belongs to somebody else; a user is told the same as of a session not found."""
+    """Raised if the session is another user's, with the text for a session that does not exist."""
 
 
 class AmbiguousSessionError(AgentRunsError, LookupError):
-    """A session's key was given without a scope, and several scopes have it; `scopes` names them."""
+    """Raised for a session key without a scope if several scopes have the key; `scopes` lists them."""
 
     def __init__(self, message: str, scopes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class AmbiguousSessionError(AgentRunsError, LookupError):
 
 
 class QuotaExceededError(AgentRunsError):
-    """The user has started as many runs as they may for now; `retry_after` is in seconds."""
+    """Raised if the user has started as many runs as allowed for now; `retry_after` is in seconds."""
 
     def __init__(self, message: str, retry_after: int = 0) -> None:
         super().__init__(message)
@@ -95,11 +95,11 @@ class QuotaExceededError(AgentRunsError):
 
 
 class PermissionDeniedError(AgentRunsError):
-    """The actor may see the object but may not do this to it."""
+    """Raised if the actor may see the object, but lacks the permission for this action."""
 
 
 class RunStateError(AgentRunsError):
-    """The run's state does not allow what was asked; `run_id` names it where the caller may not know it."""
+    """Raised if a run's state does not allow the action; `run_id` is for callers who did not name the run."""
 
     def __init__(self, message: str, run_id: str | None = None) -> None:
         super().__init__(message)
@@ -107,50 +107,49 @@ class RunStateError(AgentRunsError):
 
 
 class RenderingError(AgentRunsError):
-    """A function that makes instructions or a choice of tools failed; its own words are not repeated."""
+    """Raised if an agent's function for its instructions or tools fails or returns an unusable value."""
 
 
 class JournalUnreadableError(AgentRunsError, ValueError):
-    """The journal of a session is damaged, so nothing can be done with its runs until it is mended."""
+    """Raised if a session's journal is damaged; no action on its runs is possible until it is repaired."""
 
 
 class ApprovalStateError(AgentRunsError):
-    """The approval was decided, expired, cancelled or changed since it was seen."""
+    """Raised if the approval was decided, expired, cancelled or edited before this decision."""
 
 
 class LeaseLostError(AgentRunsError):
-    """Another process took this run over, or the run ended; this process may write no more of it."""
+    """Raised if another process took the run over, or the run ended; this process must write no more rows."""
 
 
 class JournalRewoundError(LeaseLostError):
-    """The database has lost rows of the run that a worker had seen committed; the run is held for staff."""
+    """Raised if the database lost rows of the run that a worker had seen committed; the run is paused."""
 
 
 class JournalConflictError(AgentRunsError):
-    """Other rows were appended first. Internal: always re-read and retried."""
+    """Raised internally if other rows were appended first; the append is retried on the rows read anew."""
 
 
 class BudgetExceededError(AgentRunsError):
-    """A budget of the run is used up; named in the error of a run that failed by it."""
+    """The name, in the error of a failed run, for a budget that is used up; never raised."""
 
 
 class PayloadError(AgentRunsError):
-    """A stored content that the journal refers to is missing or was altered."""
+    """Raised if a stored content that the journal refers to is missing or was altered."""
 
 
 class ToolRefused(AgentRunsError):
-    """A tool did nothing, and says why.
+    """Raised by a handler that did nothing, with the reason.
 
-    Raised by a handler before its effect, or when the outside world refused it. The model gets an error that
-    says that nothing happened.
+    Raise it before the effect, or if the outside world refused the effect. The model gets the reason, and
+    learns that nothing happened.
     """
 
 
 class ToolDurabilityError(AgentRunsError):
-    """The outcome of a tool call is not known: it may have happened zero or one times.
+    """Raised by a handler that cannot tell whether its effect happened; the call is then in doubt.
 
-    Raised by a handler that cannot tell whether its effect happened. The model sees `kind` for any call in
-    doubt.
+    The model gets an error with this `kind` for each call whose outcome stays unknown.
     """
 
     kind = "tool-durability-error"

@@ -1,16 +1,16 @@
-"""Signals of a run in progress: never journaled; an error of a listener is only logged."""
+"""Signals of a run in progress, which are never journaled; an error of a receiver is only logged."""
 
 from __future__ import annotations
 
 from django.dispatch import Signal
 
-# A model's text as it is written, for a live view, sent with `run_id`, `step` and `text`. A reply that breaks
-# off is requested again, so the same text may come twice; the journal has the complete reply once.
+# A piece of a model's reply for a live view, sent with `run_id`, `step` and `text`. A reply that breaks off
+# is requested again, so the same text may be sent twice; the journal has the complete reply once.
 text_streamed = Signal()
 
-# Sent after commit with the class Run as sender, `run_id`, and `event`, a name such as "run.failed"; the
-# first two with `approval_id` as well. At most once: a process may die between commit and signal. Use
-# AGENTRUNS_NOTIFIERS for notifications that must arrive.
+# These are sent after the commit, with the class Run as sender, `run_id`, and `event`, a name such as
+# "run.failed"; the first two also with `approval_id`. Each is sent at most once, because a process may die
+# between commit and signal. Use AGENTRUNS_NOTIFIERS for notifications that must arrive.
 approval_requested = Signal()
 approval_decided = Signal()
 run_orphaned = Signal()

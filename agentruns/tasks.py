@@ -1,7 +1,7 @@
-"""Celery: workers notified by messages. One may be lost, doubled or late; the database has the truth.
+"""Celery: messages that wake workers. A message may be lost, doubled or late; the database has the truth.
 
-A message is acknowledged as it arrives, because recovery rests on leases. If a broker delivers one again
-while the run is still driven (Redis after its visibility time-out), the run is found leased.
+A message is acknowledged as it arrives, because recovery relies on leases. If a broker delivers a message
+again while a worker still drives the run (Redis after its visibility time-out), the lease refuses the claim.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from agentruns.engine.leases import request_at_start
 from agentruns.engine.worker import answer
 from agentruns.services.sweep import sweep
 
-# One byte that a worker shares with the processes it forks: only the worker hears of a warm shutdown.
+# One byte that a worker shares with the processes it forks, because only the worker gets the signal to stop.
 _stopping = mmap.mmap(-1, 1)
 
 
 REST_SECONDS = 10.0
-_resting_until = 0.0  # a client may try for seconds to reach a broker that is down: only one caller waits
+_resting_until = 0.0  # when the broker is down, only one caller waits for seconds to reach it
 
 
 class CeleryDispatcher:
-    """Notifies by a Celery message. While the broker is down none is sent; the next sweep notifies again."""
+    """The dispatcher that sends Celery messages; after a failure it sends none for ten seconds."""
 
     def notify(self, run_id: UUID) -> None:
-        """Send the message; dropped where tasks run at once, in the process that sends them."""
+        """Send a message that the run can continue, unless Celery would run the task in this process."""
         global _resting_until
         if advance_run.app.conf.task_always_eager:
             return  # no model and no tool ever runs inside a web request
@@ -47,15 +47,15 @@ class CeleryDispatcher:
 
 @shared_task(name="agentruns.advance_run", acks_late=False, ignore_result=True)
 def advance_run(run_id: str) -> None:
-    """Drive a run until it ends or waits; do nothing if it cannot be claimed now."""
+    """Drive a run until it ends or waits; do nothing if the run cannot be claimed now."""
     answer(run_id, _is_stopping)
     if _is_stopping():
-        CeleryDispatcher().notify(UUID(run_id))  # for the other workers
+        CeleryDispatcher().notify(UUID(run_id))  # so that another worker continues the run
 
 
 @shared_task(name="agentruns.sweep_runs", ignore_result=True)
 def sweep_runs() -> dict[str, int]:
-    """Sweep once and notify a worker for each run that can go on: a periodic task for Celery beat."""
+    """Sweep once, and notify a worker of each run that can continue: a periodic task for Celery beat."""
     return sweep(name="celery", drives=False).as_dict()
 
 
@@ -65,13 +65,13 @@ def _is_stopping() -> bool:
 
 @signals.worker_init.connect
 def _start(**kwargs: Any) -> None:
-    """Find the last request to drain, for all processes of this worker: it is for workers before it."""
-    with suppress(DatabaseError, InterfaceError):  # then the first run that one of them is given finds it
+    """Note the last request to drain, so that this worker and its processes obey later requests only."""
+    with suppress(DatabaseError, InterfaceError):  # then a process reads it at its first run
         request_at_start(settings.DATABASE)
     connections[settings.DATABASE].close()
 
 
 @signals.worker_shutting_down.connect
 def _stop(**kwargs: Any) -> None:
-    """Let the runs of this worker stop at their next boundary."""
+    """Make the runs of this worker stop at their next boundary, because Celery shuts the worker down."""
     _stopping[0] = 1

@@ -1,4 +1,4 @@
-"""The JSON API ready-made: `path("api/", include("agentruns.urls"))`; its docs are at `api/docs`."""
+"""The URLs of the ready-made JSON API: `path("api/", include("agentruns.urls"))`, with docs at `api/docs`."""
 
 from django.urls import path
 

@@ -1,6 +1,6 @@
-"""`{% load agentruns %}{% agentruns_dashboard %}`: the console's figures on an admin index of your own.
+"""The console's figures on your own admin index: `{% load agentruns %}{% agentruns_dashboard %}`.
 
-The filters are for the console's own pages: what `agentruns.admin.html` does, under the same names.
+The filters are for the console's own pages: the functions of the same names in `agentruns.admin.html`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ register = template.Library()
 
 @register.inclusion_tag("agentruns/admin/dashboard.html", takes_context=True)
 def agentruns_dashboard(context: Context) -> dict[str, Any]:
-    """Show what the user may see of the runs and approvals of the admin site that is open; else nothing."""
-    # Here, because a project without the admin loads this module too.
+    """Show figures of the runs and approvals that the user may see, linked to the current admin site."""
+    # Imported here, because a project without the admin loads this module too.
     from django.contrib.admin import site as default
 
     from agentruns.admin.base import zone_of
@@ -34,14 +34,14 @@ def agentruns_dashboard(context: Context) -> dict[str, Any]:
 
 @register.simple_tag(takes_context=True)
 def console_url(context: Context, action: str, *args: Any, **query: Any) -> str:
-    """Return the URL of a page or action of the admin whose page this is, as `ReadOnlyAdmin.url`."""
+    """Build the URL of a page or action of the current page's ModelAdmin, by `ReadOnlyAdmin.url`."""
     url: str = context["url_of"](action, *args, **query)
     return url
 
 
 def _of_the_console(name: str) -> Callable[[Any], Any]:
     def shown(value: Any) -> Any:
-        from agentruns.admin import html  # as above
+        from agentruns.admin import html  # here for the same reason as above
 
         return getattr(html, name)(value)
 
