@@ -1,4 +1,4 @@
-"""Settings of the demo project: everything on one machine, in one folder, with one SQLite file."""
+"""The settings of the demo project: everything on one machine, in one folder, with one SQLite file."""
 
 import os
 from pathlib import Path
@@ -71,7 +71,7 @@ DATABASES = {
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
-    # Tool results too large for the database. Private: served by the console and the API alone.
+    # The files of large tool results, private: only the console and the API serve them.
     "agentruns": {
         "BACKEND": "django.core.files.storage.FileSystemStorage",
         "OPTIONS": {"location": DATA_DIR / "payloads", "file_permissions_mode": 0o600},
@@ -85,13 +85,13 @@ USE_TZ = True
 STATIC_URL = "static/"
 FIXTURE_DIRS = [BASE_DIR / "fixtures"]
 
-# With a broker Celery workers drive the runs; without one `resume_runs --watch` does.
+# With a broker, Celery workers drive the runs; without a broker, `resume_runs --watch` drives them.
 if BROKER_URL := os.environ.get("BROKER_URL"):
     AGENTRUNS_DISPATCHER = "agentruns.tasks.CeleryDispatcher"
     CELERY_BROKER_URL = BROKER_URL
     CELERY_BEAT_SCHEDULE = {"sweep": {"task": "agentruns.sweep_runs", "schedule": 10.0}}
 
-# Mails are written to files: look at them there.
+# Mails are written to files in this folder.
 MAIL_BACKEND, MAIL_DIR = "django.core.mail.backends.filebased.EmailBackend", DATA_DIR / "mail"
 if django.VERSION >= (6, 1):
     MAILERS = {"default": {"BACKEND": MAIL_BACKEND, "OPTIONS": {"file_path": MAIL_DIR}}}
@@ -116,7 +116,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": "WARNING"},
-    # A line for each request, and for each missing favicon, would bury the worker's output.
+    # No line for each request and each missing favicon, which would bury the worker's output.
     "loggers": {
         "django.server": {"handlers": ["console"], "level": "ERROR", "propagate": False},
         "django.request": {"level": "ERROR"},
@@ -127,6 +127,6 @@ LOGGING = {
 AGENTRUNS_LEASE_SECONDS = 3
 AGENTRUNS_HEARTBEAT_SECONDS = 1
 
-# Of the transcripts, as if a real model had said them: per million tokens.
+# Prices for a million tokens of the transcripts, as if they were a real model's.
 AGENTRUNS_PRICES = {"scripted": {"input": 3, "output": 15}}
 AGENTRUNS_CURRENCY = "EUR"

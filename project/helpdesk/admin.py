@@ -1,4 +1,4 @@
-"""The shop in the admin, read-only: for looking things up while deciding about a run."""
+"""The shop in the admin, read-only, for people who look things up while they decide about a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The helpdesk agent. agentruns imports this module at start-up, as Django imports admin.py."""
+"""The demo's agents. agentruns imports this module at start-up, as Django imports admin.py."""
 
 import json
 import os
@@ -38,7 +38,7 @@ When something is not certain
 
 
 def model(otherwise: Any) -> Any:
-    """Return the real model's name: of Claude if there is a key for it, or one with its provider."""
+    """Read the model's name from MODEL; `otherwise` if unset, or if a name without provider has no key."""
     name = os.environ.get("MODEL", "")
     return name if ":" in name or (name and os.environ.get("ANTHROPIC_API_KEY")) else otherwise
 

@@ -1,4 +1,4 @@
-"""Compare the ledger of the outside world with the journal."""
+"""Comparison of the ledger of the outside world with the journal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EFFECTS = {"refund": "refund", "email_customer": "email"}  # tool -> the effect 
 
 
 def findings() -> list[str]:
-    """Return the mismatches: effects that happened twice, are missing, or are not in the journal.
+    """Find mismatches: effects that happened too often, are missing, or are not in the journal.
 
     Raises LedgerError.
     """
@@ -33,7 +33,7 @@ def findings() -> list[str]:
 
 
 def table(sessions: Collection[str]) -> list[tuple[Any, ...]]:
-    """Return the ledger of some sessions, one row per effect, with the number of times it happened."""
+    """Build the rows of the ledger of some sessions: one row for each effect, with how often it happened."""
     lines = [line for line in ledger.lines() if line["session"] in sessions]
     times = Counter(line["key"] for line in lines)
     first = {line["key"]: line for line in reversed(lines)}
@@ -56,7 +56,7 @@ def _starts() -> dict[str, Message]:
 
 
 def _repeats_ordered(row: Message | None) -> int:
-    """Return how often a person said that the call did not happen, so that it ran again."""
+    """Count the verdicts of people that the call did not happen, each of which lets the call run again."""
     if row is None:
         return 0
     verdicts = Message.objects.filter(run=row.run_id, call_id=row.call_id, kind="orphan_resolved")

@@ -16,7 +16,7 @@ URL = "http://127.0.0.1:8000/admin/"
 
 
 def close(narrator: Narrator) -> list[str]:
-    """Print the outcome, and return the mismatches between ledger and journal."""
+    """Print the ledger and the tickets; return the mismatches between ledger and journal."""
     tickets = list(Ticket.objects.filter(number__lt=FIRST))
     findings, effects = audit.findings(), audit.table([ticket.session_key for ticket in tickets])
     narrator.heading("The effects ledger: what really happened outside")

@@ -1,8 +1,8 @@
 """The world outside the database: the effects of the payment provider and the mail provider.
 
-A file with one JSON line per effect. Every line is on disk before the provider answers, so it survives a
-SIGKILL of the worker that asked. These providers do not deduplicate: ask twice, and the money moves
-twice. Preventing that is the caller's job.
+A file with one JSON line per effect. Each line is on the disk before the provider answers, so it survives a
+SIGKILL of the calling worker. These providers do not deduplicate: a second request moves the money a second
+time. The caller has to prevent that.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ SLOW_SECONDS = 600
 
 
 class LedgerError(ValueError):
-    """The ledger cannot be read."""
+    """Raised if the ledger has a line that is no effect."""
 
 
 def path() -> Path:
-    """Return the path of the ledger."""
+    """Build the path of the ledger's file."""
     return Path(settings.DATA_DIR) / "effects.jsonl"
 
 
 def record(kind: str, key: str, *, session: str, **facts: Any) -> dict[str, Any]:
-    """Perform an effect, and return its line once the provider answers."""
+    """Write an effect to the ledger, and return its line; late if HELPDESK_HOLD names this effect."""
     line = {
         "at": timezone.now().isoformat(timespec="milliseconds"),
         "kind": kind,
@@ -45,19 +45,19 @@ def record(kind: str, key: str, *, session: str, **facts: Any) -> dict[str, Any]
     finally:
         os.close(file)
     if os.environ.get("HELPDESK_HOLD") == f"{kind}:{session}":
-        time.sleep(SLOW_SECONDS)  # the effect is done, but its acknowledgement is slow to arrive
+        time.sleep(SLOW_SECONDS)  # the effect is done, but its acknowledgement arrives late
     return line
 
 
 def lines() -> list[dict[str, Any]]:
-    """Return all effects in the order they happened; raises LedgerError."""
+    """Read all effects in the order in which they happened; raises LedgerError."""
     if not path().exists():
         return []
     return [_effect(number, line) for number, line in enumerate(path().read_bytes().splitlines(), 1)]
 
 
 def find(key: str, kind: str) -> dict[str, Any] | None:
-    """Return the effect with this idempotency key, as a provider's API would answer."""
+    """Find the effect with this idempotency key, as a provider's API would; None if it never happened."""
     return next((line for line in lines() if line["key"] == key and line["kind"] == kind), None)
 
 

@@ -1,4 +1,4 @@
-"""The model used without an API key: it follows a transcript for each ticket."""
+"""The model for a demo without an API key, which follows a transcript for each ticket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentruns.testing import ScriptedModel
 TICKET = re.compile(r"\bticket (\d+)", re.IGNORECASE)
 
 LAST = 5  # ticket with a transcript
-PACE = "HELPDESK_PACE"  # the variable with the seconds that a word takes, so that one can watch it write
+PACE = "HELPDESK_PACE"  # the variable with the seconds for each word, so that people see a reply grow
 UNFORESEEN = "A transcript has no answer to that; a real model would. I leave it to my colleagues."
 
 # Results that lead to a side path: a person refused the call, or its outcome is in doubt.
@@ -38,10 +38,10 @@ class TranscriptModel:
         self.folder = folder or settings.BASE_DIR / "fixtures" / "transcripts"
 
     def propose(self, request: ModelRequest) -> ModelReply:
-        """Return the next turn of the ticket's transcript."""
+        """Reply with the next turn of the ticket's transcript."""
         pace = float(os.environ.get(PACE) or 0)
         turns = self._turns(request)
-        # Somebody wrote while it worked, which makes the run longer than its transcript.
+        # A message during the run makes the run longer than its transcript.
         turns += [{"text": UNFORESEEN}] * (request.step + 1 - len(turns))
         reply = ScriptedModel(turns, pace=pace).propose(request)
         return replace(reply, usage=usage_of(request, reply.content))
@@ -79,7 +79,7 @@ class TranscriptModel:
 
 
 def usage_of(request: ModelRequest, said: Any) -> dict[str, int]:
-    """Return about as many tokens as a real model would count."""
+    """Estimate the tokens that a real model would count."""
     read = len(request.system) + len(json.dumps([request.messages, request.tools]))
     return {"input_tokens": read // 4, "output_tokens": len(json.dumps(said)) // 4}
 

@@ -1,4 +1,4 @@
-"""The shop's own tables, which the support agent works with."""
+"""The shop's own tables, with which the support agent works."""
 
 from __future__ import annotations
 
@@ -76,21 +76,21 @@ class Ticket(models.Model):
 
     @property
     def session_key(self) -> str:
-        """The conversation of the agent's runs on this ticket."""
+        """The key of the session with the agent's runs on this ticket."""
         return f"ticket-{self.number}"
 
     @property
     def idempotency_key(self) -> str:
-        """The key that makes the ticket one task, however often the agent receives it."""
+        """The key with which the ticket is one run, however often it is started."""
         return f"helpdesk-ticket-{self.number}"
 
     def as_task(self) -> str:
-        """Return the ticket as the agent reads it; always the same text, or it would be another task."""
+        """Format the ticket as the agent's task; the text must never change, or it would be another task."""
         sender = f"{self.customer.name} <{self.customer.email}>"
         return f"{self.subject} (ticket {self.number})\nFrom: {sender}\n\n{self.body}"
 
     def photos(self) -> list[Path]:
-        """Return what the customer sent with it."""
+        """List the files that the customer sent with the ticket."""
         return sorted((settings.BASE_DIR / "fixtures" / "photos").glob(f"ticket-{self.number}.*"))
 
 

@@ -1,4 +1,4 @@
-"""Narrate a run while it happens: the rows of its journal as sentences."""
+"""The narrator of the demo, who tells the rows of a run's journal as sentences while the run happens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DECISIONS = {"approve": "approves", "deny": "denies", "answer": "answers", "expi
 
 
 class Narrator:
-    """Prints lines of time, actor and action; remembers the rows it has printed of each run."""
+    """A printer of lines with time, actor and action, which remembers the last row printed of each run."""
 
     def __init__(self, out: Callable[[str], object], style: Any) -> None:
         self.out = out
@@ -43,16 +43,16 @@ class Narrator:
         self._arguments: dict[str, dict[str, Any]] = {}
 
     def heading(self, text: str) -> None:
-        """Start a part of the story."""
+        """Print the heading of a part of the story."""
         self.out("")
         self.out(self.style.MIGRATE_HEADING(text))
 
     def ticket(self, ticket: Ticket) -> None:
-        """Start the story of a ticket."""
+        """Print the heading of a ticket's story."""
         self.heading(f'Ticket {ticket.number}  {ticket.customer}: "{ticket.subject}"')
 
     def says(self, who: str, what: str, at: datetime | None = None, style: str = "") -> None:
-        """Print one action of somebody."""
+        """Print that `who` did `what`, wrapped to the terminal's width."""
         clock = timezone.localtime(at or timezone.now())
         lines = textwrap.wrap(what, max(30, self.width - INDENT)) or [""]
         paint = getattr(self.style, style) if style else str
@@ -61,7 +61,7 @@ class Narrator:
             self.out(" " * INDENT + paint(line))
 
     def explains(self, text: str) -> None:
-        """Print an explanation."""
+        """Print an explanation, wrapped to the terminal's width."""
         for line in textwrap.wrap(text, max(30, self.width - INDENT)):
             self.out(" " * INDENT + line)
 
@@ -74,14 +74,14 @@ class Narrator:
             self.out("  " + (line if number else self.style.MIGRATE_LABEL(line)))
 
     def skip(self, run: Run, but: tuple[str, ...] = ()) -> None:
-        """Skip the existing rows, except those of the kinds in `but`."""
+        """Skip a run's existing rows, but print the rows of the kinds in `but`."""
         for row in self._new_rows(run):
             sentence = self._sentence(row)
             if row.kind in but:
                 self.says("earlier", sentence, row.created_at)
 
     def follow(self, run: Run, who: str) -> None:
-        """Narrate the rows added since the last time, as actions of `who`."""
+        """Print the rows added since the last call, as actions of `who`."""
         for row in self._new_rows(run):
             sentence = self._sentence(row)
             if sentence:
@@ -89,7 +89,7 @@ class Narrator:
                 self.says(who, words.short(sentence, 400), row.created_at, "SUCCESS" if done else "")
 
     def call_name(self, row: Message) -> str:
-        """Return the call of a row as a person would name it."""
+        """Name the call of a row for people."""
         return words.call(row.tool_name, self._arguments.get(row.call_id, {}))
 
     def _new_rows(self, run: Run) -> Iterable[Message]:
@@ -102,7 +102,7 @@ class Narrator:
         tell = getattr(self, f"_{row.kind}", None)
         return tell(row, row.payload) if tell else ""
 
-    # One method per kind of row worth a sentence. A start is narrated together with its result.
+    # One method for each kind of row with a sentence. The sentence of a result covers the start of its call.
 
     def _assistant(self, row: Message, payload: dict[str, Any]) -> str:
         for call in payload["calls"]:

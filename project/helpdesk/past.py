@@ -1,6 +1,6 @@
-"""Two weeks of a small shop before the demo begins: the same agents, tools and people, on a frozen clock.
+"""Two weeks of a small shop before the demo begins, made with the demo's agents and tools on a frozen clock.
 
-So that the console's first page shows a shop at work: runs that ended well, that failed, that people
+With them the console's first page shows a shop at work: runs that completed, that failed, that people
 decided, and that still wait.
 """
 
@@ -28,8 +28,8 @@ from project.helpdesk.models import Customer, Order, Ticket
 from project.helpdesk.money import euros
 
 DAYS = 14
-FIRST = 101  # number of the first ticket of the past, and 1000 more that of its order
-MAIL = "django.core.mail.backends.dummy.EmailBackend"  # the mail folder is for what the demo itself sends
+FIRST = 101  # number of the first ticket of the past; its order's number is 1000 higher
+MAIL = "django.core.mail.backends.dummy.EmailBackend"  # the mail folder is for the demo's own mails
 ASKING, DECIDING = ("lena", "jonas"), ("maria", "tom")  # people of the shop
 
 Turn = dict[str, Any]
@@ -37,7 +37,7 @@ Turn = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A ticket: when it came, what was bought and what is wrong with it, and what the agent does."""
+    """A ticket of the past: its time, order and text, the agent's turns, and what a person then does."""
 
     day: int
     hour: int
@@ -50,7 +50,7 @@ class Case:
 
 
 def live_through() -> None:
-    """Let the two weeks happen, unless there is a run already, or a real model would have to be paid."""
+    """Run the cases of all days, unless runs exist already or the model is a real one, which costs money."""
     if Run.objects.exists() or not isinstance(helpdesk.model, TranscriptModel):
         return
     people = {name: _person(name) for name in (*ASKING, *DECIDING)}
@@ -66,7 +66,7 @@ def live_through() -> None:
 
 
 def _person(name: str) -> Any:
-    """Return somebody of the shop, who cannot log in."""
+    """Find or create a user of the shop's staff, without a password."""
     user, created = get_user_model().objects.get_or_create(username=name, defaults={"is_staff": True})
     if created:
         user.set_unusable_password()
@@ -92,7 +92,7 @@ def _work(case: Case, number: int, at: datetime, people: dict[str, Any]) -> None
 
 
 def _written(case: Case, number: int, at: datetime) -> tuple[Ticket, Order]:
-    """Store what the shop knows of a case."""
+    """Store the ticket and the order of a case."""
     customers = Customer.objects.order_by("pk")
     customer = customers[number % customers.count()]
     order = Order.objects.create(
@@ -109,7 +109,7 @@ def _written(case: Case, number: int, at: datetime) -> tuple[Ticket, Order]:
 
 
 def _timed(clock: DatabaseClock, turns: list[Turn]) -> list[Any]:
-    """Let the model take its time for each turn, and count its tokens."""
+    """Make each turn move the clock as a real model's reply would, and report its tokens."""
 
     def said(turn: Turn, request: ModelRequest) -> Turn:
         usage = usage_of(request, turn)
@@ -119,11 +119,11 @@ def _timed(clock: DatabaseClock, turns: list[Turn]) -> list[Any]:
     return [partial(said, turn) for turn in turns]
 
 
-# What the agent does
+# The agent's turns
 
 
 def answers(text: str, query: str) -> Callable[[Ticket, Order], list[Turn]]:
-    """Look the rule up, write to the customer, and note it."""
+    """Let the agent look up the rule, mail the customer and write a note."""
 
     def turns(ticket: Ticket, order: Order) -> list[Turn]:
         return [
@@ -136,7 +136,7 @@ def answers(text: str, query: str) -> Callable[[Ticket, Order], list[Turn]]:
 
 
 def refunds(cents: int, reason: str, denied: str = "") -> Callable[[Ticket, Order], list[Turn]]:
-    """Pay back what the rules allow; above 100 EUR a person is asked, and may have it `denied`."""
+    """Let the agent refund `cents`, with approval above 100 EUR, and mail the outcome: `denied` if denied."""
 
     def turns(ticket: Ticket, order: Order) -> list[Turn]:
         pay = {"order_number": order.number, "amount_cents": cents, "reason": reason}
@@ -158,12 +158,12 @@ def refunds(cents: int, reason: str, denied: str = "") -> Callable[[Ticket, Orde
 
 
 def goes_round(ticket: Ticket, order: Order) -> list[Turn]:
-    """Look the same order up again and again, until its steps are used up."""
+    """Let the agent look up the same order until its steps are used up."""
     return [_looks(order, f"special rule {number}") for number in range(helpdesk.max_steps + 1)]
 
 
 def declines(ticket: Ticket, order: Order) -> list[Turn]:
-    """Refuse to work on it, which fails the run."""
+    """Let the model refuse the task, which fails the run."""
     blocks = [{"type": "text", "text": "I cannot help with this."}]
     return [_looks(order, "chemicals"), {"content": blocks, "stop_reason": "refusal"}]
 
@@ -180,21 +180,21 @@ def _mails(ticket: Ticket, subject: str, text: str, note: str) -> Turn:
     return {"tools": [{"name": "email_customer", "input": mail}, {"name": "add_note", "input": noted}]}
 
 
-# What people do
+# The acts of people
 
 
 def agree(card: Approval, clock: DatabaseClock, person: Any) -> None:
-    """Approve it."""
+    """Approve the refund."""
     approve(card.pk, person, digest=card.digest, reason="The parcel is back.")
 
 
 def refuse(card: Approval, clock: DatabaseClock, person: Any) -> None:
-    """Deny it."""
+    """Deny the refund."""
     deny(card.pk, person, "Sent back used; offer a repair.", digest=card.digest)
 
 
 def put_off(card: Approval, clock: DatabaseClock, person: Any) -> None:
-    """Stop the run until somebody has asked the maker."""
+    """Pause the run until the maker has answered."""
     pause_run(card.run_id, None, reason="Waiting for word from the maker.")
 
 

@@ -1,4 +1,4 @@
-"""Prepare demo and console: tables, the shop's data, a user to log in as."""
+"""The preparation of demo and console: tables, the shop's data, and a user to log in with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAY = (
 
 
 def prepare() -> Any:
-    """Migrate, fill an empty database with the shop's data and past, and return the demo user; idempotent."""
+    """Migrate, fill an empty database with the shop's data and past, and return the demo user."""
     call_command("migrate", verbosity=0, interactive=False)
     if not Ticket.objects.exists():
         call_command("loaddata", "helpdesk", verbosity=0)
@@ -30,7 +30,7 @@ def prepare() -> Any:
 
 
 def demo_user() -> Any:
-    """Return the staff user who decides, and who may view everything but not change the shop's data."""
+    """Find or create the staff user who decides, and who may view but not change the shop's data."""
     user, created = get_user_model().objects.get_or_create(username=NAME, defaults={"is_staff": True})
     if created:
         user.set_password(PASSWORD)

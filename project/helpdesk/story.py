@@ -23,7 +23,7 @@ from project.helpdesk.narrator import Narrator
 from project.helpdesk.workers import Worker, log_path
 
 BLINK = 0.05  # seconds between two reads of the journal
-PATIENCE = 600.0  # seconds for one worker, on a machine however slow
+PATIENCE = 600.0  # most seconds for one worker, even on a slow machine
 QUIET = 10.0  # seconds after which the story says what it waits for
 SECOND_MESSAGE = "One more thing: I have thrown the box away. Can you take the machine back without it?"
 UNDER_WAY = (Run.Status.QUEUED, Run.Status.RUNNING)
@@ -31,22 +31,22 @@ ME = f"demo {os.getpid()}"
 
 
 class DemoError(Exception):
-    """The story cannot continue; the message says why."""
+    """Raised with the reason if the story cannot continue."""
 
 
 class Wait:
-    """A wait for one event: over after PATIENCE; where it takes long, the story says what it waits for."""
+    """A wait of at most PATIENCE for one event; after QUIET the narrator says what the story waits for."""
 
     def __init__(self, narrator: Narrator, what: str) -> None:
         self.narrator, self.what = narrator, what
         self.began, self.is_told = time.monotonic(), False
 
     def left(self) -> float:
-        """Return the seconds until it is over, 0 if it is."""
+        """Compute the seconds left of PATIENCE, 0 if none."""
         return max(0.0, self.began + PATIENCE - time.monotonic())
 
     def pause(self) -> None:
-        """Leave the processor to others until the journal is read again."""
+        """Sleep until the next read of the journal, and after QUIET say once what the story waits for."""
         if not self.is_told and time.monotonic() > self.began + QUIET:
             self.narrator.says(ME, f"waits for {self.what}")
             self.is_told = True
@@ -54,7 +54,7 @@ class Wait:
 
 
 class Story:
-    """Works through the tickets one by one; finished ones are reported, not repeated."""
+    """The demo's story: one scene for each ticket; a finished ticket is reported, not repeated."""
 
     def __init__(self, narrator: Narrator, user: Any) -> None:
         self.narrator = narrator
@@ -82,11 +82,11 @@ class Story:
     # One scene for each ticket
 
     def runs_through(self, ticket: Ticket) -> None:
-        """Run without incident."""
+        """Let a worker finish the ticket without an incident."""
         self._work(ticket)
 
     def killed_inside_the_refund(self, ticket: Ticket) -> None:
-        """Kill the worker after the money has moved; the provider can be asked."""
+        """Kill the worker after the money has moved; the refund is then reconciled with the provider."""
         run = self._kill_after(ticket, "refund")
         if run is not None:
             self.narrator.explains(
@@ -96,7 +96,7 @@ class Story:
             self._recover(run)
 
     def approved_from_another_process(self, ticket: Ticket) -> None:
-        """Let a person decide, hours later if need be; any worker then continues."""
+        """Let a person decide from another process, after which any worker continues."""
         run = self._work(ticket)
         card = run.approvals.pending().first()
         if card is None:
@@ -106,13 +106,13 @@ class Story:
         self.narrator.says(ME, f"shows user {self.user} the card: {call}, digest {card.digest[:12]}")
         try:
             approve(card.pk, self.user, digest=card.digest, reason="the parcel is back with us")
-        except ApprovalStateError as error:  # somebody was quicker in the console
+        except ApprovalStateError as error:  # somebody decided in the console first
             self.narrator.says(ME, str(error))
         self.narrator.follow(run, ME)
         self._recover(run)
 
     def left_for_the_console(self, ticket: Ticket) -> None:
-        """Leave the decision to the user; meanwhile the customer writes again."""
+        """Leave the decision to the user of the console, and let the customer write again meanwhile."""
         run = self._work(ticket)
         if run.status == Run.Status.AWAITING_APPROVAL:
             key = f"{ticket.idempotency_key}-again"
@@ -124,7 +124,7 @@ class Story:
             )
 
     def killed_inside_the_mail(self, ticket: Ticket) -> None:
-        """Kill the worker after the mail has gone out; only a person can find out."""
+        """Kill the worker after the mail has gone out; then only a person can find out whether it did."""
         run = self._kill_after(ticket, "email")
         if run is not None:
             self._recover(run)
@@ -158,7 +158,7 @@ class Story:
         )
 
     def _again(self, ticket: Ticket, run: Run) -> None:
-        """Continue a ticket that was started earlier, by this demo or in the console."""
+        """Continue a ticket that was started earlier, or report its state if nothing is to be done."""
         if run.status in UNDER_WAY:
             self.narrator.skip(run, but=("approval_decided", "orphan_resolved"))
             self.narrator.says(ME, f"was begun already: run {run.pk} goes on")
@@ -181,15 +181,15 @@ class Story:
         return worker
 
     def _work(self, ticket: Ticket) -> Run:
-        """Let a worker drive the ticket's run until it stops."""
+        """Let a worker drive the ticket's run until the run ends or waits for a person."""
         with self._start(ticket) as worker:
             run = self._watch(ticket, worker)
-        if run.status in UNDER_WAY:  # the worker lost it, or the model is busy
+        if run.status in UNDER_WAY:  # the worker lost the run, or the model is busy
             self._recover(run)
         return run
 
     def _watch(self, ticket: Ticket, worker: Worker, until: Callable[[], bool] = lambda: False) -> Run:
-        """Narrate a worker until it ends, or until a condition holds."""
+        """Narrate a worker until it ends or `until` is true; return its run. DemoError if there is no run."""
         wait, run = Wait(self.narrator, f"{worker.name}, which works on ticket {ticket.number}"), None
         while not until():
             alive = worker.is_alive()
@@ -214,7 +214,7 @@ class Story:
         return run
 
     def _kill_after(self, ticket: Ticket, kind: str) -> Run | None:
-        """Kill the worker after the effect has happened and before the worker learns of it."""
+        """Kill the worker after an effect, before the provider answers; None if the effect never happened."""
 
         def effect() -> dict[str, Any] | None:
             mine = (line for line in ledger.lines() if line["session"] == ticket.session_key)
@@ -234,7 +234,7 @@ class Story:
         return run
 
     def _recover(self, run: Run) -> None:
-        """Let another process continue as soon as one may, until the run has ended or waits for a person."""
+        """Let new processes drive the run, once it is free, until it ends, waits for people or is blocked."""
         wait = Wait(self.narrator, "the end of the run")
         run.refresh_from_db()
         while True:
@@ -244,7 +244,7 @@ class Story:
                 return
 
     def _wait_until_free(self, run: Run, wait: Wait) -> None:
-        """Wait until a dead worker's lease or a back-off is over."""
+        """Wait until the lease of a dead worker or the run's back-off is over."""
         until, why = run.not_before, "the model asked for a pause"
         if run.status == Run.Status.RUNNING:
             until, why = run.lease_expires_at, "until its lease ends, nobody else may touch the run"
@@ -254,7 +254,7 @@ class Story:
             time.sleep(min(left + 2 * BLINK, wait.left()))
 
     def _drive(self, run: Run) -> None:
-        """Let a new process drive the run, unless the worker of an open console is faster."""
+        """Let a new process drive the run, or wait for the worker of an open console if that is faster."""
         with Worker("resume_runs", f"--run={run.pk}") as worker:
             self.narrator.says(worker.name, "starts: manage.py resume_runs")
             wait = Wait(self.narrator, f"{worker.name}, which takes over what it finds")
@@ -278,18 +278,18 @@ class Story:
 
 
 def run_of(ticket: Ticket) -> Run | None:
-    """Return a ticket's run, if it was started."""
+    """Find a ticket's run; None if it was not started."""
     return list_runs(agent=helpdesk.name).filter(idempotency_key=ticket.idempotency_key).first()
 
 
 def acknowledgement(line: dict[str, Any]) -> tuple[str, str]:
-    """Return who did what in the outside world, which the killed worker never learned."""
+    """Describe an effect that the worker does not know yet, as the actor and the action."""
     if line["kind"] == "refund":
         return "bank", f"{euros(line['amount_cents'])} are paid out; the worker does not know it yet"
     return "mail provider", f"the mail to {line['to']} is out; the worker does not know it yet"
 
 
 def shown(path: Path | str) -> str:
-    """Return a path relative to the current directory if possible."""
+    """Format a path relative to the current directory if possible."""
     path = Path(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

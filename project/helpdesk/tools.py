@@ -2,10 +2,10 @@
 
 look_up_order, search_articles, open_tickets   safe_to_retry: repeating them changes nothing
 add_note                         transactional: its writes and its result are one commit
-refund                           reconcile: the payment provider is asked by idempotency key
-email_customer                   declares nothing: a person is asked
+refund                           reconcile: asks the payment provider by idempotency key
+email_customer                   declares nothing: a person gives the verdict
 
-They raise ToolRefused where nothing happened; any other error of refund or email_customer leaves a doubt.
+They raise ToolRefused if nothing happened; any other error of refund or email_customer leaves a doubt.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ def add_note(ticket_number: int, text: str, solved: bool = False) -> dict[str, A
 
 
 def refund_title(args: dict[str, Any]) -> str:
-    """Return the sentence an approver reads first."""
+    """Build the title of a refund, the sentence that an approver reads first."""
     order = find_order(args["order_number"])
     return f"Refund {euros(args['amount_cents'])} to {order.customer} for order {order.number}"
 
 
 def refund_preview(args: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes a refund makes, for the approver."""
+    """Describe for the approver what a refund changes, with links and warnings."""
     order = find_order(args["order_number"])
     before = refunded_cents(order)
     after = before + args["amount_cents"]
@@ -105,7 +105,7 @@ def refund_preview(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask_provider(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
-    """Ask the payment provider about a refund whose worker died."""
+    """Ask the payment provider whether a refund in doubt happened."""
     line = ledger.find(ctx.idempotency_key, "refund")
     return Occurred(receipt(line)) if line else NotOccurred()
 
@@ -143,13 +143,13 @@ def refund(ctx: ToolContext, order_number: str, amount_cents: int, reason: str) 
 
 
 def mail_title(args: dict[str, Any]) -> str:
-    """Return the sentence by which people know a mail."""
+    """Build the title of a mail: recipient and subject."""
     customer = find_ticket(args["ticket_number"]).customer
     return f"Mail to {customer} <{customer.email}>: {args['subject']}"
 
 
 @tool(
-    refuses=SMTPRecipientsRefused,  # of the only recipient, so that nobody got the mail
+    refuses=SMTPRecipientsRefused,  # there is one recipient, so nobody got the mail
     describe=mail_title,
 )
 def email_customer(ctx: ToolContext, ticket_number: int, subject: str, body: str) -> dict[str, str]:
@@ -172,7 +172,7 @@ def email_customer(ctx: ToolContext, ticket_number: int, subject: str, body: str
 
 
 def find_order(number: str) -> Order:
-    """Return an order; the error is for the model, which can ask the customer."""
+    """Find an order; raises ToolRefused, whose text tells the model to ask the customer."""
     order = Order.objects.select_related("customer").filter(number=number).first()
     if order is None:
         raise ToolRefused(f"There is no order {number!r}; ask the customer for the number.")
@@ -180,7 +180,7 @@ def find_order(number: str) -> Order:
 
 
 def find_ticket(number: int) -> Ticket:
-    """Return a ticket with its customer."""
+    """Find a ticket with its customer; raises ToolRefused."""
     ticket = Ticket.objects.select_related("customer").filter(number=number).first()
     if ticket is None:
         raise ToolRefused(f"There is no ticket {number}.")
@@ -188,13 +188,13 @@ def find_ticket(number: int) -> Ticket:
 
 
 def refunded_cents(order: Order) -> int:
-    """Return the amount the payment provider has paid back for an order."""
+    """Sum the cents that the payment provider has paid back for an order."""
     paid = (line for line in ledger.lines() if line["kind"] == "refund" and line["order"] == order.number)
     return sum(line["amount_cents"] for line in paid)
 
 
 def receipt(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the payment provider's answer about a refund, at once or when asked later."""
+    """Build the payment provider's answer about a refund from its line in the ledger."""
     return {
         "status": "refunded",
         "refund_id": f"re_{line['key'][:12]}",

@@ -26,17 +26,17 @@ _RESULTS: dict[str, Callable[[Any], str]] = {
 
 
 def call(tool: str, arguments: dict[str, Any]) -> str:
-    """Return a call as a person would name it: "refund of 24.90 EUR for order 1002"."""
+    """Name a call for people: "refund of 24.90 EUR for order 1002"."""
     return f"{tool} {_said(_CALLS, tool, arguments)}"
 
 
 def result(tool: str, content: Any) -> str:
-    """Return the result of a call in a few words."""
+    """Describe the result of a call in a few words."""
     return _said(_RESULTS, tool, content)
 
 
 def short(text: str, limit: int = 200) -> str:
-    """Return a text on one line, cut at `limit`."""
+    """Join the lines of a text, and cut it at `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
@@ -44,5 +44,5 @@ def short(text: str, limit: int = 200) -> str:
 def _said(sayings: dict[str, Callable[[Any], str]], tool: str, value: Any) -> str:
     try:
         return sayings[tool](value)
-    except (KeyError, TypeError):  # a tool, or a result entered by a person, that has no saying
+    except (KeyError, TypeError):  # another tool, or a result that a person entered
         return short(value if isinstance(value, str) else json.dumps(value), 80)

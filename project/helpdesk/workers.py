@@ -1,4 +1,4 @@
-"""A worker in its own operating-system process, so that it can really be killed."""
+"""Workers in operating-system processes of their own, which the demo can kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.conf import settings
 
 
 class Worker:
-    """Runs `manage.py COMMAND ...` beside this process, with its output in workers.log.
+    """A child process that runs `manage.py COMMAND ...`, with its output in workers.log.
 
     `hold` names an effect that its provider acknowledges late, such as "refund:ticket-2".
     """
@@ -34,17 +34,17 @@ class Worker:
         return f"worker {self.process.pid}"
 
     def is_alive(self) -> bool:
-        """Return whether the process is still running."""
+        """Check whether the process is still running."""
         return self.process.poll() is None
 
     def said(self) -> str:
-        """Return its output so far."""
+        """Read the process's output so far."""
         with log_path().open("rb") as log:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """End the process as a power cut would: it cannot clean up or even notice."""
+        """Kill the process at once, as a power cut would, without any clean-up."""
         self.process.kill()
         self.process.wait()
 
@@ -61,5 +61,5 @@ class Worker:
 
 
 def log_path() -> Path:
-    """Return the path of the workers' output."""
+    """Build the path of the file with the workers' output."""
     return Path(settings.DATA_DIR) / "workers.log"

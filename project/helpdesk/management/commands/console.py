@@ -1,4 +1,4 @@
-"""`manage.py console`: the web server and a worker beside it, until Ctrl-C."""
+"""`manage.py console`: run the web server and a worker until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Command(BaseCommand):
 
 
 def require_free(port: int) -> None:
-    """Raise CommandError if something listens on the port already."""
+    """Raise CommandError if the port cannot be used, as if something listens there already."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -68,7 +68,7 @@ def require_free(port: int) -> None:
 
 
 def start(*command: str, silent: bool) -> subprocess.Popen[bytes]:
-    """Start a command of manage.py; Ctrl-C reaches it only through this process, and so only once."""
+    """Start a command of manage.py in a session of its own, so that Ctrl-C reaches it only through `stop`."""
     return subprocess.Popen(  # noqa: S603 - our own command
         [sys.executable, str(settings.BASE_DIR / "manage.py"), *command],
         stdin=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def start(*command: str, silent: bool) -> subprocess.Popen[bytes]:
 
 
 def first_to_end(children: dict[str, subprocess.Popen[bytes]]) -> str:
-    """Wait until one of the children ends, and return its name."""
+    """Wait until one of the children ends; return the child's name."""
     while True:
         for name, child in children.items():
             if child.poll() is not None:
@@ -88,7 +88,7 @@ def first_to_end(children: dict[str, subprocess.Popen[bytes]]) -> str:
 
 
 def stop(children: list[subprocess.Popen[bytes]]) -> None:
-    """Ask the children to stop, and end those that do not."""
+    """Ask the children to stop, wait for them, and kill each child that does not stop within PATIENCE."""
     for child in children:
         child.terminate()
     for child in children:

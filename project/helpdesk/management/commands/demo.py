@@ -1,4 +1,4 @@
-"""`manage.py demo`: the whole story, on this machine, in half a minute."""
+"""`manage.py demo`: tell the demo's whole story, in about half a minute."""
 
 from __future__ import annotations
 
