@@ -208,7 +208,7 @@ def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
 
 
 def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherwise: Any = "") -> Case:
-    """Build the expression for a text that is short enough for a list; a mask needs the whole text."""
+    """Build the expression for a column's text, or `otherwise` if it is long: a mask needs the whole text."""
     is_short = LessThanOrEqual(Length(column), SHORT)
     return Case(When(is_short, then=column), default=Value(otherwise, kind()), output_field=kind())
 
@@ -424,7 +424,7 @@ class LinkFilter(KnownValues):
     shown = ""  # the attribute of a run by which people know it
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Find the name for the value, if the user may see a run of it."""
+        """Name the chosen value by a run that the user may see; "unknown" if there is no such run."""
         value = self.value()
         if not value:
             return []

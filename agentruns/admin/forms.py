@@ -256,7 +256,7 @@ class ValueField(forms.JSONField):
 
 
 def _field(name: str, tool: dict[str, Any], value: Any) -> forms.Field:
-    """Build the field of one argument by the schema of its tool, whose references are followed once."""
+    """Build the form field of an argument by the tool's schema; the schema's references are followed once."""
     given: dict[str, Any] = tool.get("properties", {}).get(name, {})
     schema = {**_followed(tool, given), **{key: given[key] for key in ("description",) if key in given}}
     if "anyOf" in given:

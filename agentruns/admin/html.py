@@ -60,7 +60,7 @@ def _marked(text: str, limit: int | None = None) -> tuple[SafeString, int]:
 
 
 def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
-    """Split a text into stretches and, as HTML, the marks between them; also count the rest left out."""
+    """Split a text at its hidden characters, which become HTML marks; also count the characters left out."""
     parts: list[str] = []
     place = 0
     for number, (shown, hidden, count) in enumerate(pieces(text[:limit])):
@@ -82,7 +82,7 @@ def _apart(shown: SafeString) -> SafeString:
 
 
 def plain(text: object) -> str:
-    """Format `text` as `bare` does, isolated: for titles, attributes and sentences; not escaped."""
+    """Format `text` as `bare` does, with its direction isolated from the text around; not HTML-escaped."""
     return isolated(bare(text))
 
 

@@ -69,7 +69,7 @@ def _read_body(request: HttpRequest) -> None:
 
 
 def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a view to raise errors of agentruns as Problem, whose status any NinjaAPI understands."""
+    """Decorate a view to raise errors of agentruns as Problem, an HttpError that any NinjaAPI can answer."""
 
     @wraps(view)
     def translated(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:

@@ -51,7 +51,7 @@ def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iter
 
 @check()
 def check_models() -> Iterator[CheckMessage]:
-    """Check that each entry of AGENTRUNS_MODELS makes a model, without showing its options: keys of APIs."""
+    """Check that each entry of AGENTRUNS_MODELS makes a model; messages omit its options, which hold keys."""
     hint = "AGENTRUNS_MODELS = {'local': {'provider': 'ollama', 'model': 'llama3.3'}}"
     for name in settings.MODELS:
         try:

@@ -227,10 +227,10 @@ class Driver:
         return batch
 
     def reread(self, tried: list[Batch], *, patient: bool, give_up: float) -> Batch | None:
-        """Rebuild the state from the database; return the batch of `tried` that is stored after all, if any.
+        """Rebuild the state from the database; return the batch in `tried` that was stored in fact, or None.
 
-        `patient` waits for the database for as long as this process has the lease: a known result or a paid
-        reply is never lost because it cannot be stored now. Raises LeaseLostError, JournalRewoundError.
+        With `patient`, waits for the database as long as this process has the lease, so that an outage loses
+        no known result and no paid reply. Raises LeaseLostError, JournalRewoundError.
         """
         lease, pause = self.lease, 0.05
         if lease is None:

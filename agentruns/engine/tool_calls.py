@@ -284,7 +284,7 @@ def _run_one(driver: Driver, call: Call) -> None:
 
 
 def _stopped(driver: Driver, call: Call) -> bool:
-    """Refuse a call whose tool was switched off after the call was journaled as started."""
+    """Refuse a first attempt whose tool is off by now, put a later one in doubt; return whether it is off."""
     if not gate.is_off(driver, call.tool):
         return False
     if call.attempt > 1:  # the outcome of the attempt before is unknown

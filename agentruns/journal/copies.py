@@ -70,7 +70,7 @@ def last_task(rows: Iterable[Row]) -> Row | None:
 
 
 def tasks_of(rows: Iterable[Row]) -> dict[UUID, Row]:
-    """Map each run to the row of its last task; a fork without a task of its own has a copied row."""
+    """Map each run to the row of its last task, which in a fork may be a copied row."""
     return {row.run_id: row for row in rows if is_task(row)}
 
 

@@ -315,7 +315,7 @@ class Blind(Mask):
         return MASK if value not in (None, "") else value
 
     def said(self, value: Any, tool: str = "") -> Any:
-        """Replace any value by the mask, and an object by an object of one mask."""
+        """Replace a value by the mask; a dict becomes a dict with one mask as name and value."""
         if isinstance(value, dict):
             return {MASK: MASK} if value else {}
         return self.value(value)

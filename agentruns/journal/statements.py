@@ -96,7 +96,7 @@ def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, du
 
 
 def commit_again(connection: BaseDatabaseWrapper, session_id: UUID) -> None:
-    """Commit a lock of the session, and with it wait until a replica has all rows read before.
+    """Wait until a synchronous replica has all rows read before, by a commit that only locks the session.
 
     A row that was just read may be on no replica yet. Raises OperationalError if the server stopped waiting.
     """

@@ -286,7 +286,7 @@ class Batch:
         offload: Offload | None = None,
         **facts: Unpack[events.ResultFacts],
     ) -> Row:
-        """Add the only `tool_result` of a call, with the arguments it ran with if a person edited them."""
+        """Add the `tool_result` that ends a call, with the call's arguments if a person edited these."""
         late = self.state.returned_late  # contents stored in files; here they are previews
         if late and (key := (call.id, canonical.dumps(content))) in late:
             facts["stored"] = late[key]

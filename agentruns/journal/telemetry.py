@@ -51,7 +51,7 @@ class Listener(Protocol):
         """Receive an event that has happened and is committed."""
 
     def carried(self) -> AbstractContextManager[object]:
-        """Return a context manager that adds the entering thread to the span open in this thread."""
+        """Build a context manager in which another thread works within the current span of this thread."""
 
 
 class span:

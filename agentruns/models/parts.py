@@ -59,7 +59,7 @@ class Form:
         return facts, content
 
     def neutral(self, facts: Payload) -> Payload:
-        """Build the neutral content that replaces the erased content of these facts."""
+        """Build the neutral content that replaces an erased content, with the members that `facts` names."""
         content: Payload = deepcopy(self.content)
         has = self.optional.keys() & {*facts.get(HAS, ())}
         content |= {name: deepcopy(self.optional[name]) for name in sorted(has)}

@@ -108,7 +108,7 @@ def functions(request: ModelRequest) -> list[dict[str, Any]]:
 
 
 def answer_form(request: ModelRequest) -> dict[str, Any] | None:
-    """Build the form of structured output, enforced where OpenAI can; None without a schema."""
+    """Build OpenAI's form of structured output, strict if the schema allows that; None without a schema."""
     schema = request.output_schema
     if schema is None:
         return None
@@ -209,7 +209,7 @@ def _count(counts: Any, name: str) -> int:
 
 
 def reply(content: list[Block], stop: str | None, raw: dict[str, Any], provider: str) -> ModelReply:
-    """Build the checked reply to a request; its model is named with the provider, as prices are."""
+    """Build and check the reply to a request; name its model "provider:model", as AGENTRUNS_PRICES does."""
     if stop in ("end_turn", "tool_use"):  # some servers say "stop" of a reply with calls
         stop = "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn"
     model = f"{provider}:{raw['model']}" if raw.get("model") else ""

@@ -234,7 +234,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:
-    """Convert a completion to a reply; raises ProviderError if it has no choice."""
+    """Convert a completion to a reply; raises ProviderError if the completion has no choice or an error."""
     choice = next(iter(raw.get("choices") or []), None)
     if choice is None or choice.get("finish_reason") == "error":
         raise answered(raw.get("error") or (choice or {}).get("error") or {"message": "It holds no reply."})

@@ -92,7 +92,7 @@ class SDKModel:
         return self._client
 
     def _arguments(self, body: dict[str, Any], *named: str) -> dict[str, Any]:
-        """Build the arguments for a method of the SDK; those it has no name for go into `extra_body`."""
+        """Build the arguments for a method of the SDK; members not in `named` go into `extra_body`."""
         given = {name: body[name] for name in named if name in body}
         rest = {name: value for name, value in body.items() if name not in given}
         return {"model": self.name, **given, "extra_body": rest}

@@ -56,7 +56,7 @@ def _items(message: Block, identity: str) -> list[Block]:
 
 
 def _said(block: Block, identity: str) -> list[Block]:
-    """Convert a block of a reply to an item, without its own id, which only a stored reply would need."""
+    """Convert a block of a reply to its item, if any, without an id, which only a stored reply needs."""
     if block["type"] == "text":
         phase = {"phase": block["phase"]} if block.get("phase") else {}
         return [{"role": "assistant", "content": block["text"], **phase}]
@@ -133,7 +133,7 @@ class Collected:
         return {**self.raw, "output": [*found.values()] or self.raw.get("output")}
 
     def _owner(self, event: Block, found: dict[int, Block]) -> Any:
-        """Find the item whose arguments an event has: by id, or by a place that no other item had."""
+        """Find the place of the item whose arguments an event holds: by id, or by an unambiguous place."""
         place, item_id = event.get("output_index"), event.get("item_id")
         same = [at for at, item in found.items() if item_id and item.get("id") == item_id]
         if len(same) == 1:

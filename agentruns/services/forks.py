@@ -192,7 +192,7 @@ class Fate(NamedTuple):
 
 
 def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
-    """Decide the end in a fork of each call that is open in `state` at row `at`, by all rows until now."""
+    """Decide the outcome in a fork of each call that is open at row `at`, from the rows written until now."""
     calls, home = state.open_calls(), run
     if not calls:
         return []
@@ -274,7 +274,7 @@ class _Fork:
         self.request = replace(self.request, stored=stored, rendered=made)
 
     def read_again(self, alias: str) -> None:
-        """Read erasures since the first reading; raises RunStateError if the task was erased."""
+        """Read erasures since the first reading; RunStateError if the task is gone, or SessionBusyError."""
         self.origin = restore(find_run(self.origin.pk))
         gone = Message.objects.using(alias).filter(session_id=self.origin.session_id, content__isnull=True)
         if gone.filter(seq__lte=self.at).count() != sum(row.is_erased for row in self.rows):

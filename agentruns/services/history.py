@@ -314,7 +314,7 @@ def _differences(
 
 
 def _head(body: dict[str, Any]) -> dict[str, Any]:
-    """Extract the parts of a request that a definition determines, except the order of tools."""
+    """Select the parts of a definition that each request repeats, with the tools by name, not in order."""
     tools = body.get("tools", {})
     return {
         "model": body["model"],

@@ -175,10 +175,10 @@ def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str
 def require_decide(
     actor: Any, approval: Approval, arguments: dict[str, Any] | None = None, verb: str = "approve"
 ) -> None:
-    """Raise PermissionDeniedError unless the actor may let a call run with `arguments`, or its own.
+    """Raise PermissionDeniedError unless the actor may decide an approval, for an edit with `arguments`.
 
-    `verb` is the intended decision: others than the requester may only deny the calls that the requester
-    confirms. Raises NotFoundError for an approval that the project's policy hides from the actor.
+    `verb` is the intended decision: for a call that the requester confirms, all other users may only deny.
+    Raises NotFoundError for an approval that the project's policy hides from the actor.
     """
     hides = not is_program(actor) and (narrows("visible") or narrows("visible_approvals"))
     if hides and not visible_approvals(actor).filter(pk=approval.pk).exists():

@@ -287,7 +287,7 @@ def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UU
 
 
 def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
-    """Delete the API's records of requests with idempotency keys about some runs of a session."""
+    """Delete the API's idempotency records about some runs of a session; return their number."""
     records = IdempotencyRecord.objects.using(alias).filter(created_at__gte=session.created_at)
     return records.filter(run_id__in=list(runs.values_list("pk", flat=True))).delete()[0]
 

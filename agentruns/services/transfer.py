@@ -447,7 +447,7 @@ def _message(session_id: UUID, row: Row, parts: Parts) -> Message:
 
 
 def _close(run: Run, batch: Batch) -> None:
-    """End an unfinished run here, its open calls as unknown, because their outcome is known elsewhere."""
+    """Cancel an imported, unfinished run; its open calls become unknown, as they may go on at the origin."""
     batch.quiet = True
     for call in batch.state.run.open_calls():
         in_doubt.unknown(batch, call, ACTOR)

@@ -79,7 +79,7 @@ def _names(kind: type) -> Iterable[str]:
 
 
 def _inner(annotation: Any, holder: Any, name: Any) -> Iterator[Any]:
-    """Yield the annotations of one member of a holder; nothing if the annotation does not tell."""
+    """Yield the annotations of the member `name` in a `holder` with this annotation; nothing if unknown."""
     kinds = [kind for kind, _allows in _opened([annotation])]
     if isinstance(holder, Mapping):
         typed = [_fields(kind).get(name) for kind in kinds if is_typeddict(kind)]

@@ -36,7 +36,7 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """Decode a canonical text to its value; raises ValueError for any other text."""
+    """Decode a canonical text to its value; raises ValueError if the text is not exactly one JSON value."""
     value, end = _decode(text)  # most of `json.loads` is for space around a value
     if end != len(text):
         raise ValueError(f"More text follows the JSON value that ends at character {end}.")

@@ -122,7 +122,7 @@ class Surroundings:
 
     @cached_property
     def _visible(self) -> QuerySet[Run]:
-        """The runs to warn of: those that the user may see, or all if the user may see all cards."""
+        """The runs that warnings may name: those the user may see, or all if the user may see all cards."""
         narrowed = policy.is_narrowed(self.approvals)
         return policy.visible_runs(self.user) if narrowed else Run.objects.using(settings.DATABASE).all()
 

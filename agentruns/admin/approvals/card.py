@@ -265,7 +265,7 @@ class ApprovalCard:
         return EditForm(schema, self.ordered(given), data, hidden=hidden, **options)
 
     def preview(self, warnings: list[Flag]) -> Any:
-        """Find the preview to show: for a pending card today's, with a warning if it differs."""
+        """Choose the stored preview, or for a pending card the current one if it differs, with a warning."""
         asked = self.requested.payload if self.requested else {}
         edits = [row.payload for row in self.rows if row.kind == events.APPROVAL_DECIDED]
         shown = [asked, *(payload for payload in edits if "arguments" in payload)][-1].get("preview")

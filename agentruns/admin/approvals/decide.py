@@ -310,9 +310,9 @@ def _ask(
 
 
 def _total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
-    """Describe how many calls can be ticked, and the sum if all have one tool with one number.
+    """Describe how many calls can be ticked, and the sum of their one number if all are of one tool.
 
-    Also describe the ticked calls: words with gaps for the page's script, and the number of each call.
+    For the page's script, also describe the ticked calls: texts with gaps, and amounts by approval.
     """
     text = ngettext("%(count)d call can be ticked", "%(count)d calls can be ticked", len(cards))
     of_all = ngettext("{ticked} of %(count)d call ticked", "{ticked} of %(count)d calls ticked", len(cards))

@@ -154,7 +154,7 @@ class RunAdmin(ReadOnlyAdmin):
     # The list
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the list; a selection that did not come from it is refused."""
+        """Show the list of runs; refuse an action on a selection that is no list of ids."""
         if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was done: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())

@@ -356,7 +356,7 @@ def _content(row: Row, label: str, kind: str = "") -> Body:
 def verdict_form(
     found: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any = None
 ) -> VerdictForm:
-    """Build the form of a verdict on the call as it is now, with the text typed before."""
+    """Build the form of a verdict on a call; `keeps` has the values typed before."""
     initial = {"seq": str(found.seq), "result": prefilled(found), **(keeps or {})}
     form = VerdictForm(
         data,

@@ -91,7 +91,7 @@ class Line:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The arguments as text, except those that the title names."""
+        """The arguments as text, without blank ones and those that the title contains."""
         texts = {name: as_text(value) for name, value in self.given.items()}
         return {name: text for name, text in texts.items() if text.strip() and text not in self.title}
 
