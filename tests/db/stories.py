@@ -25,5 +25,6 @@ def story() -> Run:
 
 
 def seq_of(run: Run, kind: str, position: int = 0) -> int:
-    """Find the number of a run's row of a kind: the first, or a later one."""
-    return Message.objects.filter(run=run, kind=kind).order_by("seq")[position].seq
+    """Find the number of a run's row of a kind, by its position among them."""
+    rows = Message.objects.filter(run=run, kind=kind).order_by("seq")
+    return [*rows.values_list("seq", flat=True)][position]

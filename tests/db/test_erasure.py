@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,49 +12,46 @@ from uuid import UUID
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db import DatabaseError, connection, transaction
+from django.db import connection, transaction
 
-from agentruns import (
-    answer,
-    approve,
-    ask_human,
-    cancel_run,
-    deny,
-    erase_call,
-    erase_payload,
-    erase_user,
-    fork_run,
-    replay_run,
-    run_again,
-    run_agent,
-    start_run,
-)
+from agentruns import answer, approve, ask_human, deny, replay_run, run_agent, start_run
 from agentruns.exceptions import (
     DurableRunNotFoundError,
     JournalUnreadableError,
     PermissionDeniedError,
     RunStateError,
 )
+from agentruns.journal import events
 from agentruns.journal.outbox import notice_of
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, IdempotencyRecord, Message, Notification, Run, Session, triggers
 from agentruns.services import forks, retention
-from agentruns.services.erasure import erase_rows, erase_whole_session
+from agentruns.services.control import cancel_run
+from agentruns.services.erasure import erase_call, erase_payload, erase_rows, erase_user, erase_whole_session
+from agentruns.services.forks import fork_run, run_again
 from agentruns.services.retention import erase_session
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
+from agentruns.services.transfer import export_run, import_run
+from agentruns.services.write import write
 from agentruns.testing import check_messages
+from tests.api.http import Api
+from tests.commands.running import run as command
 from tests.crash.processes import interpret_and_die
+from tests.db.exports import exported, forget_everything, verified
 from tests.db.helpers import GO_ON, everywhere, run_turns, user
 from tests.db.racing import at_once
+from tests.db.stories import seq_of
 from tests.effects import Effects
 from tests.files import fetched, row_of, stored_in
+from tests.rows import erase
 from tests.shop.agents import call, shop_agent
 from tests.shop.agents import refund as refund_tool
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 WHY = "request 17 of the customer"
+NUMBERS = ("5071150711", "6082260822")  # that the model and a person wanted refunded
 
 
 def intact() -> None:
@@ -69,23 +67,22 @@ def tell(notice: Any) -> None:
     raise OSError("away")
 
 
+def logged(about: Any, person: Any) -> None:
+    """Add an entry to the admin's history that quotes a call's arguments and a reason."""
+    LogEntry.objects.create(
+        user=person, content_type=ContentType.objects.get_for_model(about), object_id=str(about.pk),
+        object_repr="of 5071150711", action_flag=CHANGE, change_message="Denied: EDITED-FOR",
+    )  # fmt: skip
+
+
 def refunded(text: str = "do it", session: str = "s1", **options: Any) -> Run:
     """Return a completed run that refunded what a person had edited, and said so."""
     turns = ({"text": "ASKING", "tools": [call("refund", cents=5071150711)]}, {"text": "SAID-IT"})
     run_turns(*turns, text=text, session=session, **options)
-    approve(
-        Approval.objects.get(run__session__key=session).pk,
-        None,
-        arguments={"cents": 6082260822},
-        reason="EDITED-FOR",
-    )
+    card = Approval.objects.get(run__session__key=session)
+    approve(card.pk, None, arguments={"cents": 6082260822}, reason="EDITED-FOR")
     sweep()
     return Run.objects.get(session__key=session)
-
-
-def seq_of(run: Run, kind: str, which: int = 0) -> int:
-    seqs = Message.objects.filter(run=run, kind=kind).order_by("seq").values_list("seq", flat=True)
-    return list(seqs)[which]
 
 
 def test_a_task_goes_with_all_that_was_made_of_it(effects: Effects) -> None:
@@ -95,8 +92,7 @@ def test_a_task_goes_with_all_that_was_made_of_it(effects: Effects) -> None:
     cancel_run(run_again(run.pk).pk)
     fork = fork_run(run.pk, seq_of(run, "assistant"), session="fork")
     cancel_run(fork.pk)
-    again = run_again(fork.pk)
-    cancel_run(again.pk)
+    again = cancel_run(run_again(fork.pk).pk)
     other = run_agent(shop_agent("other"), "TASK of somebody else", "s2", idempotency_key="s2")
     before = {row.pk: row.hash for row in Message.objects.all()}
     with pytest.raises(PermissionDeniedError, match=f"eve may not do this to run {run.pk}"):
@@ -120,22 +116,14 @@ def test_a_call_goes_with_its_approval_and_the_log(effects: Effects, settings: A
     settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.tell"]
     ada, run = user("ada"), refunded()
     approval = Approval.objects.get()
-    for thing in (run, approval):
-        about = ContentType.objects.get_for_model(thing)
-        LogEntry.objects.create(
-            user=ada, content_type=about, object_id=str(thing.pk), object_repr="of 5071150711",
-            action_flag=CHANGE, change_message="Denied: EDITED-FOR",
-        )  # fmt: skip
+    logged(run, ada), logged(approval, ada)
     IdempotencyRecord.objects.create(owner=ada, key="k", fingerprint="5071150711", status=200, run_id=run.pk)
     key = Session.objects.get().secret
-    everything = everywhere()
-    texts = ("5071150711", "6082260822", "EDITED-FOR", "ASKING")
+    everything, texts = everywhere(), (*NUMBERS, "EDITED-FOR", "ASKING")
     assert all(text in everything for text in texts)
     erase_call(run.pk, approval.call_id, None, WHY)
     left = everywhere()
-    assert [text for text in ("5071150711", "6082260822", "EDITED-FOR", "ASKING") if text in left] == [
-        "5071150711"
-    ]
+    assert [text for text in texts if text in left] == ["5071150711"]
     assert LogEntry.objects.get(object_id=str(run.pk)).object_repr == "of 5071150711", "a run's says no task"
     assert LogEntry.objects.get(object_id=str(approval.pk)).object_repr == "[erased]"
     assert not IdempotencyRecord.objects.exists()
@@ -155,11 +143,7 @@ def test_what_the_admins_history_quotes_goes_in_the_transaction_that_deletes_a_s
 ) -> None:
     """Whoever dies right after it has nothing left to do, and no ids to find it by."""
     refunded()
-    approval = Approval.objects.get()
-    LogEntry.objects.create(
-        user=user("ada"), content_type=ContentType.objects.get_for_model(approval),
-        object_id=str(approval.pk), object_repr="of 5071150711", action_flag=CHANGE, change_message="Denied",
-    )  # fmt: skip
+    logged(Approval.objects.get(), user("ada"))
     monkeypatch.setattr(retention, "delete_files", Mock(side_effect=KeyboardInterrupt))  # after the commit
     with pytest.raises(KeyboardInterrupt):
         delete()
@@ -168,20 +152,21 @@ def test_what_the_admins_history_quotes_goes_in_the_transaction_that_deletes_a_s
     assert (left.object_repr, left.change_message, left.user.username) == ("[erased]", "[erased]", "ada")
 
 
-@pytest.mark.parametrize("kind", ["assistant", "approval_requested", "approval_decided"])
-def test_whichever_row_holds_the_arguments_all_that_do_go(effects: Effects, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "which", "goes"),
+    [
+        *((kind, 0, {*NUMBERS}) for kind in ("assistant", "approval_requested", "approval_decided")),
+        *((kind, -1, {"SAID-IT"}) for kind in ("assistant", "run_completed")),
+    ],
+)
+def test_whichever_row_holds_a_value_all_that_do_go(
+    effects: Effects, kind: str, which: int, goes: set[str]
+) -> None:
     run = refunded()
-    erase_payload(run.pk, seq_of(run, kind), None, WHY)
+    run = erase_payload(run.pk, seq_of(run, kind, which), None, WHY)
     left = everywhere()
-    assert "5071150711" not in left and "6082260822" not in left and "SAID-IT" in left
-    intact()
-
-
-@pytest.mark.parametrize("kind", ["assistant", "run_completed"])
-def test_the_answer_goes_with_the_output(effects: Effects, kind: str) -> None:
-    run = refunded()
-    run = erase_payload(run.pk, seq_of(run, kind, -1), None, WHY)
-    assert run.output == "[erased]" and "SAID-IT" not in everywhere() and "5071150711" in everywhere()
+    assert {word for word in (*NUMBERS, "SAID-IT") if word not in left} == goes
+    assert run.output == ("[erased]" if goes == {"SAID-IT"} else "SAID-IT")
     intact()
 
 
@@ -204,43 +189,28 @@ def test_reasons_and_answers_go_from_the_results_that_repeat_them(effects: Effec
 
 def test_a_row_alone(effects: Effects) -> None:
     run = refunded()
-    for seq, error in ((seq_of(run, "tool_started"), "nothing that can be erased"), (999, "no such row")):
-        with pytest.raises(RunStateError, match=error):
-            erase_payload(run.pk, seq, None, WHY)
-    with pytest.raises(ValueError, match="Say why"):
-        erase_payload(run.pk, 2, None, " ")
-    with pytest.raises(DurableRunNotFoundError):
-        erase_payload("01a20189-67e9-70a1-9b0c-1b07670a3b0b", 2, None, WHY)
-    assert not Message.objects.filter(content=None).exists()
-
-
-def test_nothing_else_of_a_row_can_be_changed(effects: Effects) -> None:
-    run = refunded()
-    rows = Message.objects.filter(run=run, seq=2)
-    for change in (
-        {"content": {}},
-        {"content": None},
-        {"content": None, "content_salt": None, "seq": 77},
-        {"kind": "x"},
+    for run_id, seq, why, error, match in (
+        (run.pk, seq_of(run, "tool_started"), WHY, RunStateError, "nothing that can be erased"),
+        (run.pk, 999, WHY, RunStateError, "no such row"),
+        (run.pk, 2, " ", ValueError, "Say why"),
+        ("01a20189-67e9-70a1-9b0c-1b07670a3b0b", 2, WHY, DurableRunNotFoundError, "no run"),
     ):
-        with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
-            rows.update(**change)
-    erase_payload(run.pk, 2, None, WHY)
-    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
-        rows.update(content={"content": []}, content_salt="ab" * 16)
-    intact()
+        with pytest.raises(error, match=match):
+            erase_payload(run_id, seq, None, why)
+    assert not Message.objects.filter(content=None).exists()
 
 
 def test_what_was_erased_is_not_done_again(effects: Effects) -> None:
     run = refunded("TASK-4711")
     replay_run(run.pk)
     erase_payload(run.pk, seq_of(run, "user"), None, WHY)
-    with pytest.raises(RunStateError, match=rf"Run {run.pk} cannot be replayed: rows .* were erased: 2"):
-        replay_run(run.pk)
-    with pytest.raises(RunStateError, match=r"task of run .* was erased .row 2.. Start a run"):
-        run_again(run.pk)
-    with pytest.raises(RunStateError, match="was erased"):
-        fork_run(run.pk, 3)
+    for again, match in (
+        (lambda: replay_run(run.pk), rf"Run {run.pk} cannot be replayed: rows .* were erased: 2"),
+        (lambda: run_again(run.pk), r"task of run .* was erased .row 2.. Start a run"),
+        (lambda: fork_run(run.pk, 3), "was erased"),
+    ):
+        with pytest.raises(RunStateError, match=match):
+            again()
     fork = fork_run(run.pk, 3, text="go on without it")
     assert Message.objects.get(run=fork, seq=2).payload["copied"]["erased"] is True
     cancel_run(fork.pk)
@@ -319,7 +289,6 @@ def test_killed_it_leaves_all_or_nothing_and_is_finished_by_another(folder: Path
     assert row_of(run).content is not None and not Message.objects.filter(kind="payload_erased").exists()
     interpret_and_die("-c", ERASE, str(folder), "files", str(run.pk), str(seq))
     assert row_of(run).content is None and len(stored_in(folder)) == 1
-    intact()
     erase_payload(run.pk, seq, None, WHY)
     assert stored_in(folder) == []
     assert Message.objects.filter(kind="payload_erased").count() == 1
@@ -406,3 +375,108 @@ def test_at_once_with_starts_forks_and_another_erasure(effects: Effects) -> None
         assert "TASK-4711" not in everywhere()
         assert Message.objects.filter(run=run, kind="payload_erased").count() == 1
         intact()
+
+
+# Rows whose content is gone: verified, shown, exported, imported, forked; and what no row accounts for
+
+
+def say_so(run: Run, *seqs: int) -> None:
+    """Write the rows that say who erased what."""
+
+    def change(_run: Run, batch: Any) -> None:
+        for seq in seqs:
+            batch.add(events.PAYLOAD_ERASED, {"seq": seq, "actor": None, "reason": WHY})
+
+    write(run.pk, change, closed=True)
+
+
+def wholly_erased() -> Run:
+    """Erase every row that can be erased of a completed run."""
+    run = refunded("TASK-4711")
+    for row in run.messages.exclude(content=None):
+        if row.content:
+            erase_payload(run.pk, row.seq, None, WHY)
+    return Run.objects.get(pk=run.pk)
+
+
+def test_content_that_is_gone_without_a_word_is_found(effects: Effects) -> None:
+    run = refunded()
+    seq = seq_of(run, "tool_result")
+    erase(seq, run=run)
+    gone = f"Session s1: seq {seq} (tool_result) its content is gone and no row says that it was erased."
+    assert problems(run.session_id) == [gone]
+    say_so(run, seq + 1)
+    assert problems(run.session_id) == [gone], "a row says so of another"
+    say_so(run, seq)
+    assert problems(run.session_id) == []
+    last = run.messages.latest("seq").seq
+    say_so(run, last + 2, 1)
+    erase(last + 2, run=run)
+    assert "no row says that it was erased" in problems(run.session_id)[0], "one said it before it was gone"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": None},
+        {"content_salt": None},
+        {"content_salt": "ab" * 16},
+        {"content_hash": "ab" * 32},
+        {"facts_salt": "ab" * 16},
+        {"content": None, "content_salt": None, "content_hash": "ab" * 32},
+        {"facts": {"v": 1}},
+        {"content": {}},
+    ],
+)
+def test_a_part_that_is_not_what_the_chain_committed_to_was_altered(effects: Effects, change: Any) -> None:
+    run = refunded()
+    with triggers.lifted(connection):
+        run.messages.filter(seq=3).update(**change)
+    assert problems(run.session_id) == ["Session s1: seq 3 (assistant) was altered."]
+
+
+def test_everything_can_be_erased_and_all_that_reads_goes_on(effects: Effects) -> None:
+    run = wholly_erased()
+    assert (run.status, run.output, run.step) == ("completed", "[erased]", 2)
+    assert Approval.objects.get().arguments == {}
+    left = everywhere()
+    assert [word for word in ("TASK-4711", "ASKING", "SAID-IT", "EDITED-FOR", *NUMBERS) if word in left] == []
+    intact()
+    api = Api(user("staff", is_superuser=True))
+    status, page = api.get(f"/runs/{run.pk}/messages", limit=100)
+    assert (status, len(page["items"])) == (200, run.messages.count())
+    assert api.get(f"/runs/{run.pk}")[0] == 200
+    shown = command("show_run", str(run.pk))
+    assert (shown.code, f"row 3: {WHY}" in shown.out) == (0, True)
+    _task, reply, result, *_rest = result_of(run.pk).messages
+    (used,) = [block for block in reply["content"] if block["type"] == "tool_use"]
+    assert (used["name"], used["input"]) == ("refund", {}), "the provider needs its calls"
+    (answered,) = result["content"]
+    assert (answered["tool_use_id"], answered["content"]) == (used["id"], "[erased]")
+
+
+def test_an_export_of_erased_rows_is_verified_and_imported(effects: Effects, tmp_path: Path) -> None:
+    run = wholly_erased()
+    lines = exported(run, tmp_path / "run.jsonl", true_values=True)
+    assert "TASK-4711" not in json.dumps([line for line in lines if "seq" in line])
+    code, said = verified(tmp_path / "run.jsonl")
+    assert (code, said.splitlines()[-1]) == (0, "intact")
+    forget_everything()
+    run = import_run(lines)
+    assert problems(run.session_id) == []
+    assert list(export_run(run.pk, true_values=True))[1:-1] == lines[1:-1]
+
+
+def test_a_fork_of_erased_rows_says_that_they_were_erased(effects: Effects) -> None:
+    run = refunded()
+    seq = seq_of(run, "user")
+    before = fork_run(run.pk, run.messages.latest("seq").seq, text="before")
+    erase(seq, run=run)
+    say_so(run, seq)
+    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="and now?")
+    assert (problems(before.session_id), problems(fork.session_id)) == ([], [])
+    copied = fork.messages.get(seq=seq)
+    assert (copied.content, copied.content_salt, copied.payload["copied"]["erased"]) == (None, None, True)
+    with triggers.lifted(connection):
+        before.messages.filter(seq=seq + 1).update(content=None, content_salt=None)
+    assert "no row says that it was erased" in problems(before.session_id)[0]

@@ -9,13 +9,14 @@ from django.db import connection
 
 from agentruns import approve, cancel_run, fork_run, pause_run, resume_run, run_agent, tool
 from agentruns.engine.worker import advance
-from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.store import load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, triggers
 from agentruns.services.sweep import sweep
 from agentruns.testing import crashing_at, expire_leases
-from tests.db.helpers import names, outcomes, payloads, sound, the_run
+from tests.db.doubts import wire
+from tests.db.helpers import names, outcomes, payloads, sound
+from tests.db.stories import seq_of
 from tests.effects import Effects
 from tests.files import MEGABYTE, fetch, report_of, said
 from tests.rows import change
@@ -32,8 +33,10 @@ def believing(request: Any) -> Any:
     return {"text": "done"} if done else POST
 
 
-def reply_of(run: Run) -> int:
-    return Message.objects.filter(run=run, kind="assistant").earliest("seq").seq
+def asked(turn: Any, *turns: Any, **options: Any) -> Run:
+    """Run an agent that says these turns, or after the first one believes what it is told."""
+    agent = shop_agent("shop", turn, *(turns or [believing]), **options)
+    return Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
 
 
 def settled(fork: Run) -> list[tuple[str, str]]:
@@ -42,9 +45,9 @@ def settled(fork: Run) -> list[tuple[str, str]]:
 
 
 def test_what_the_origin_has_executed_since_is_not_told_as_not_executed(effects: Effects) -> None:
-    run = the_run(run_agent(shop_agent("shop", POST, believing), "do it", "s1"))
+    run = sound(asked(POST))
     assert names(effects) == ["post"]
-    fork = fork_run(run.pk, reply_of(run))
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
     assert sweep().completed == 1
     assert (settled(fork), names(effects)) == ([("ok", "post done")], ["post"])
     (copied,) = payloads(fork, "tool_result")
@@ -56,26 +59,24 @@ def test_what_the_origin_has_executed_since_is_not_told_as_not_executed(effects:
 
 
 def test_a_result_in_a_file_comes_along(folder: Any, effects: Effects) -> None:
-    asked: list[str] = []
-    agent = shop_agent(
-        "shop",
-        {"tools": [call("fetch", size=MEGABYTE)]},
-        lambda request: asked.append(said(request)) or {"text": "read"},
-        tools=[fetch],
-    )
-    run = the_run(run_agent(agent, "do it", "s1"))
-    fork = fork_run(run.pk, reply_of(run))
+    read: list[str] = []
+
+    def reads(request: Any) -> Any:
+        read.append(said(request))
+        return {"text": "read"}
+
+    run = sound(asked({"tools": [call("fetch", size=MEGABYTE)]}, reads, tools=[fetch]))
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
     assert sweep().completed == 1
-    assert asked == [report_of(MEGABYTE)] * 2
+    assert read == [report_of(MEGABYTE)] * 2
     assert (settled(fork)[0][0], names(effects)) == ("ok", ["fetch"])
 
 
 def test_what_the_origin_has_started_since_is_in_doubt(effects: Effects) -> None:
-    agent = shop_agent("shop", POST, believing)
     with crashing_at("after_tool"):
-        run_agent(agent, "do it", "s1", idempotency_key="k")
+        asked(POST)
     run = Run.objects.get()
-    fork = fork_run(run.pk, reply_of(run))
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
     sweep()
     assert [outcome for outcome, _ in settled(fork)] == ["unknown"]
     assert (fork.status, names(effects)) == ("awaiting-approval", ["post"])
@@ -87,9 +88,8 @@ def test_what_the_origin_has_started_since_is_in_doubt(effects: Effects) -> None
 
 def test_what_the_origin_executes_later_is_seen_before_the_same_tool_runs(effects: Effects) -> None:
     """The fork is made while the call waits; the origin goes on before the fork's model asks again."""
-    gated = shop_agent("shop", {"tools": [call("refund", cents=5000), call("post", text="hello")]}, believing)
-    origin = Run.objects.get(pk=run_agent(gated, "do it", "s1", idempotency_key="k").run_id)
-    fork = fork_run(origin.pk, reply_of(origin))
+    origin = asked({"tools": [call("refund", cents=5000), call("post", text="hello")]})
+    fork = fork_run(origin.pk, seq_of(origin, "assistant"))
     assert settled(fork) == [("cancelled", "Not executed in this fork.")] * 2
     approve(Approval.objects.get().pk, None)
     assert advance(Run.objects.get(pk=origin.pk), "default")
@@ -106,10 +106,9 @@ def test_what_the_origin_executes_later_is_seen_before_the_same_tool_runs(effect
 
 
 def test_a_fork_of_a_fork_at_what_both_have_copied(effects: Effects) -> None:
-    agent = shop_agent("shop", {"tools": [call("refund", cents=5000)]}, believing)
-    origin = Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
-    first = fork_run(origin.pk, reply_of(origin))
-    cut = reply_of(origin)
+    origin = asked({"tools": [call("refund", cents=5000)]})
+    first = fork_run(origin.pk, seq_of(origin, "assistant"))
+    cut = seq_of(origin, "assistant")
     second = fork_run(first.pk, first.messages.latest("seq").seq, text="go on")
     approve(Approval.objects.get().pk, None)
     assert advance(Run.objects.get(pk=origin.pk), "default")
@@ -119,6 +118,13 @@ def test_a_fork_of_a_fork_at_what_both_have_copied(effects: Effects) -> None:
     assert names(effects) == ["refund"]
     (call_id,) = Approval.objects.values_list("call_id", flat=True)
     assert load("default", second.session_id, second.pk).open_elsewhere == {"refund": {call_id: origin.pk}}
+
+
+def test_nothing_to_see_of_a_call_that_was_never_started(effects: Effects) -> None:
+    run = cancel_run(asked({"tools": [call("refund", cents=5000)]}).pk, None)
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
+    assert settled(fork) == [("cancelled", "Not executed in this fork.")]
+    assert "open_in" not in payloads(fork, "tool_result")[0], "it never can be"
 
 
 def test_what_the_origin_executes_between_the_gate_and_the_start(effects: Effects) -> None:
@@ -136,10 +142,9 @@ def test_what_the_origin_executes_between_the_gate_and_the_start(effects: Effect
         return POST
 
     ask = {"tools": [call("dally"), call("post", text="hello again")]}
-    agent = shop_agent("shop", hold, ask, POST, tools=[*TOOLS, dally])
-    held = Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
+    held = asked(hold, ask, POST, tools=[*TOOLS, dally])
     assert (held.status, effects.count()) == ("paused", 0)
-    fork = fork_run(held.pk, reply_of(held))
+    fork = fork_run(held.pk, seq_of(held, "assistant"))
     origin.append(held)
     assert advance(Run.objects.get(pk=fork.pk), "default")
     told = settled(fork)
@@ -150,28 +155,11 @@ def test_what_the_origin_executes_between_the_gate_and_the_start(effects: Effect
     assert not mine & {line["key"] for line in effects.lines() if line["tool"] == "post"}
 
 
-def test_nothing_to_see_of_a_call_that_was_never_started(effects: Effects) -> None:
-    agent = shop_agent("shop", {"tools": [call("refund", cents=5000)]}, believing)
-    run = Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
-    cancel_run(run.pk, None)
-    fork = fork_run(run.pk, reply_of(run))
-    assert settled(fork) == [("cancelled", "Not executed in this fork.")]
-    assert "open_in" not in payloads(fork, "tool_result")[0], "it never can be"
-
-
-@tool
-def wire(text: str) -> str:
-    """Send a wire, and never hear of it again."""
-    Effects.from_environment().record("wire", tool="wire")
-    raise ToolDurabilityError("the bank's answer was lost")
-
-
 def test_a_doubt_that_was_told_to_the_origins_model_is_told_to_the_forks(effects: Effects) -> None:
     ask = {"tools": [call("wire", text="x")]}
-    agent = shop_agent("shop", ask, lambda request: ask, tools=[wire], on_orphan="surface")
-    run = Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
+    run = asked(ask, lambda request: ask, tools=[wire], on_orphan="surface")
     assert (outcomes(run), run.status) == (["unknown"], "awaiting-approval")
-    fork = fork_run(run.pk, reply_of(run))
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
     assert advance(Run.objects.get(pk=fork.pk), "default")
     assert [outcome for outcome, _ in settled(fork)] == ["unknown"]
-    assert (fork.status, names(effects)) == ("awaiting-approval", ["wire"])
+    assert (fork.status, effects.count()) == ("awaiting-approval", 1)

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
 
-from agentruns import (
-    approve,
-    cancel_run,
-    fork_run,
-    replay_run,
-    resolve_orphan,
-    run_again,
-    run_agent,
-    start_run,
-    state_at,
-)
+from agentruns import approve, replay_run, run_agent, start_run, state_at
 from agentruns.engine.leases import claim
 from agentruns.exceptions import (
     DurableRunNotFoundError,
@@ -32,6 +22,8 @@ from agentruns.journal.read import session_rows
 from agentruns.journal.store import Batch, load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Notification, Run, Session, triggers
+from agentruns.services.control import cancel_run, resolve_orphan
+from agentruns.services.forks import fork_run, run_again
 from agentruns.services.history import session_at
 from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
@@ -50,8 +42,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_at_every_row_the_fork_is_valid_and_repeats_no_effect(effects: Effects) -> None:
     run = story()
-    before = effects.count()
-    assert before == 3
     for seq in Message.objects.filter(run=run).order_by("seq").values_list("seq", flat=True):
         fork = fork_run(run.pk, seq, text="and now?")
         state = load("default", fork.session_id, fork.pk)
@@ -60,8 +50,7 @@ def test_at_every_row_the_fork_is_valid_and_repeats_no_effect(effects: Effects) 
         assert (state.run.columns()["status"], fork.pending_calls) == ("active", [])
         assert problems(fork.session_id) == []
         assert not Approval.objects.filter(run=fork).exists()
-    assert effects.count() == before
-    assert problems(run.session_id) == []
+    assert (effects.count(), problems(run.session_id)) == (3, [])
 
 
 def test_it_goes_on_from_there_as_a_run_of_its_own(effects: Effects) -> None:
@@ -75,51 +64,37 @@ def test_it_goes_on_from_there_as_a_run_of_its_own(effects: Effects) -> None:
     approve(Approval.objects.get(run=fork).pk, None)
     sweep()
     assert sound(fork).status == "completed"
-    assert effects.count() == 4
-    assert set(effects.counts().values()) == {1}, (
-        "what the model asks for again is another call, with its own key"
-    )
+    assert [*effects.counts().values()] == [1] * 4, "a call that is asked for again has a key of its own"
     (started,) = [p for p in payloads(fork, "run_started") if "copied" not in p]
     row = Message.objects.get(run=run, seq=cut)
     assert started["origin"] == {"run": str(run.pk), "seq": cut, "hash": row.hash, "steps": 1}
 
 
+def settled(fork: Run) -> list[tuple[str, str]]:
+    """List what the fork itself says of the calls that were open at its cut."""
+    rows = [row for row in payloads(fork, "tool_result") if "hash" not in row["copied"]]
+    return [(row["outcome"], row["content"]) for row in rows]
+
+
 def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Effects) -> None:
-    first = run_turns(*TURNS)
-    run = the_run(first)
+    run = the_run(run_turns(*TURNS))
     fork = fork_run(run.pk, run.messages.latest("seq").seq)
-    settled = [p for p in payloads(fork, "tool_result") if "hash" not in p["copied"]]
-    assert [(p["outcome"], p["content"]) for p in settled] == [("cancelled", "Not executed in this fork.")]
-    agent = shop_agent("dies", *TURNS)
+    assert settled(fork) == [("cancelled", "Not executed in this fork.")]
+    shop_agent("dies", *TURNS)
     with crashing_at("after_tool:2"):
-        run_agent(agent, "do it", "dies", idempotency_key="dies")
+        run_agent("dies", "do it", "dies", idempotency_key="dies")
     run = Run.objects.get(session__key="dies")
     fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
-    settled = [p for p in payloads(fork, "tool_result") if "hash" not in p["copied"]]
-    assert [p["outcome"] for p in settled] == ["unknown"]
-    doubts = load("default", fork.session_id, fork.pk).doubts
-    (call_id,) = doubts["post"]
+    assert [outcome for outcome, _ in settled(fork)] == ["unknown"]
+    (call_id,) = load("default", fork.session_id, fork.pk).doubts["post"]
     assert resolve_orphan(fork.pk, call_id, "occurred", None, result="seen").pk == fork.pk
     assert load("default", fork.session_id, fork.pk).doubts["post"] == {}
     assert problems(fork.session_id) == []
     assert effects.count() == 4
 
 
-def test_a_doubt_inherited_asks_a_person_before_the_same_tool_runs(effects: Effects) -> None:
-    shop_agent("doubting", *TURNS[:1], {"tools": [call("post", text="hello again")]})
-    with crashing_at("after_tool:2"):
-        run_agent("doubting", "do it", "s9", idempotency_key="s9")
-    run = Run.objects.get()
-    assert effects.count() == 2
-    fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
-    sweep()
-    assert sound(fork).status == "awaiting-approval"
-    assert effects.count() == 2
-
-
 def test_nothing_left_to_do_needs_a_text() -> None:
     run = story()
-    runs, sessions = Run.objects.count(), Session.objects.count()
     for seq in (seq_of(run, "run_started"), seq_of(run, "run_completed")):
         with pytest.raises(RunStateError, match=rf"nothing left to do at row {seq}: say in a text"):
             fork_run(run.pk, seq)
@@ -127,43 +102,30 @@ def test_nothing_left_to_do_needs_a_text() -> None:
         fork_run(run.pk, seq, text=" ")
     with pytest.raises(RunStateError, match=", not 99"):
         fork_run(run.pk, 99)
-    assert (Run.objects.count(), Session.objects.count()) == (runs, sessions), "nothing is left of a refusal"
+    assert (Run.objects.get(), Session.objects.get()) == (run, run.session), "nothing is left of a refusal"
     fork = fork_run(run.pk, seq, text="And the invoice?")
     assert fork.input == "And the invoice?"
-    assert session_at(fork.pk, fork.messages.latest("seq").seq).conversation.messages()[-1] == {
-        "role": "user",
-        "content": [{"type": "text", "text": "And the invoice?"}],
-    }
+    last = session_at(fork.pk, fork.messages.latest("seq").seq).conversation.messages()[-1]
+    assert last == {"role": "user", "content": [{"type": "text", "text": "And the invoice?"}]}
 
 
-def test_its_history_is_neither_told_again_nor_counted(
-    settings: Any, django_capture_on_commit_callbacks: Callable[..., Any]
-) -> None:
-    run = story()
+def test_its_history_is_neither_told_again_nor_counted(settings: Any) -> None:
+    shop_agent("two-steps", *TURNS[:1], max_steps=2)
+    run = the_run(run_agent("two-steps", "do it", "s2", idempotency_key="s2"))
+    assert (run.status, run.step) == ("completed", 2)
     settings.AGENTRUNS_NOTIFIERS = ["tests.bells.ignore"]
-    heard: list[object] = []
-
-    def listen(**facts: object) -> None:
-        heard.append(facts)
-
+    listen = Mock()
     run_ended.connect(listen)
     try:
         fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
     finally:
         run_ended.disconnect(listen)
-    assert heard == []
+    assert not listen.called
     assert not Notification.objects.exists()
     assert (fork.step, fork.usage, fork.attempts, fork.output) == (0, {}, 0, None)
-    assert state_at(fork.pk, fork.messages.latest("seq").seq).inherited == 3
-
-
-def test_the_steps_and_the_deadline_of_a_fork_are_its_own() -> None:
-    shop_agent("two-steps", *TURNS[:1], max_steps=2)
-    run = the_run(run_agent("two-steps", "do it", "s2", idempotency_key="s2"))
-    assert (run.status, run.step) == ("completed", 2)
-    fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
+    assert state_at(fork.pk, fork.messages.latest("seq").seq).inherited == 2
     sweep()
-    # The script has no third turn: what it says proves which turn was asked for.
+    # Its steps are its own. The script has no third turn: what it says proves which turn was asked for.
     assert "asked for number 3" in sound(fork).error
 
 
@@ -181,10 +143,8 @@ def test_a_fork_of_a_fork_and_of_a_session_with_several_runs() -> None:
     sweep()
     assert {fork.status for fork in Run.objects.filter(origin=first)} == {"completed"}
     times = [p["copied"]["at"] for p in payloads(second, "user") if "copied" in p]
-    originals = [
-        row.created_at.isoformat() for row in session_rows("default", run.session_id) if row.kind == "user"
-    ]
-    assert times == originals + times[len(originals) :]
+    rows = [row for row in session_rows("default", run.session_id) if row.kind == "user"]
+    assert times[: len(rows)] == [row.created_at.isoformat() for row in rows]
 
 
 def test_with_another_agent() -> None:
@@ -224,10 +184,9 @@ def test_the_same_key_is_the_same_fork() -> None:
     assert fork_run(run.pk, last, text="x", idempotency_key="once").pk == fork.pk
     with pytest.raises(RunStateError, match="'once' belongs to run"):
         fork_run(run.pk, last - 1, text="x", idempotency_key="once")
-    with pytest.raises(RunStateError, match="with another agent, text or context"):
-        fork_run(run.pk, last, text="y", idempotency_key="once")
-    with pytest.raises(RunStateError, match="with another agent, text or context"):
-        fork_run(run.pk, last, text="x", idempotency_key="once", agent=shop_agent("other"))
+    for other in ({"text": "y"}, {"text": "x", "agent": shop_agent("other")}):
+        with pytest.raises(RunStateError, match="with another agent, text or context"):
+            fork_run(run.pk, last, idempotency_key="once", **other)  # type: ignore[arg-type]
     with pytest.raises(SessionBusyError, match="There is a session 's1' already"):
         fork_run(run.pk, last, text="x", session="s1")
     assert fork_run(run.pk, last, text="x", session="mine").session.key == "mine"
@@ -241,8 +200,7 @@ def test_what_a_transactional_tool_may_yet_commit_is_not_called_undone() -> None
         run_agent(agent, "do it", "s4", idempotency_key="s4")
     run = Run.objects.get()
     fork = fork_run(run.pk, seq_of(run, "tool_started"))
-    (settled,) = payloads(fork, "tool_result")
-    assert settled["outcome"] == "unknown"
+    assert [outcome for outcome, _ in settled(fork)] == ["unknown"]
 
 
 def test_a_long_text_is_put_away(folder: Path) -> None:
@@ -255,13 +213,19 @@ def test_a_long_text_is_put_away(folder: Path) -> None:
     assert state.conversation.messages()[-1]["content"] == [{"type": "text", "text": text}]
 
 
-def test_without_a_text_its_task_is_what_was_asked_last_before_the_cut() -> None:
-    first = run_turns(*TURNS)
-    cancel_run(str(first.run_id), None, reason="no more")
-    run = the_run(run_agent(shop_agent("later"), "more", "s1", idempotency_key="k2"))
-    assert fork_run(run.pk, seq_of(run, "user")).input == "more"
-    fork = fork_run(run.pk, seq_of(run, "run_started"))
-    assert fork.input == "do it"
+def test_a_fork_of_a_cancelled_run_is_not_cancelled_and_has_the_task_before_its_cut() -> None:
+    run = cancel_run(str(run_turns(*TURNS).run_id), None, reason="no more")
+    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="go on")
+    lease = claim("default", fork.pk)
+    assert lease is not None
+    assert not lease.is_cancel_requested()
+    lease.release()
+    sweep()
+    assert sound(fork).status == "completed"
+    later = the_run(run_agent(shop_agent("later"), "more", "s1", idempotency_key="k2"))
+    assert fork_run(later.pk, seq_of(later, "user")).input == "more"
+    fork = fork_run(later.pk, seq_of(later, "run_started"))
+    assert fork.input == "do it", "what was asked last before the cut"
     assert fork_run(fork.pk, seq_of(fork, "tool_result", 2)).input == "do it"
 
 
@@ -275,7 +239,7 @@ def test_a_long_history_is_copied_in_pieces() -> None:
     assert fork.messages.count() == last + 2
 
 
-def test_a_history_that_was_altered_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_was_altered_shows() -> None:
     run = story()
     fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
     seq = seq_of(run, "tool_result")
@@ -315,25 +279,3 @@ def test_rows_of_newer_code_and_evidence_that_came_late_are_copied() -> None:
     sweep()
     assert sound(fork).status == "completed"
     assert replay_run(fork.pk).is_equal
-
-
-def test_the_columns_of_a_fork_can_be_repaired() -> None:
-    run = story()
-    fork = fork_run(run.pk, seq_of(run, "tool_result", 1))
-    sweep()
-    Run.objects.filter(pk=fork.pk).update(step=9, usage={}, status="queued", pending_calls=[])
-    Approval.objects.filter(run=fork).update(status="denied")
-    assert len(repair_session("default", fork.session_id).changed) == 4
-    assert sound(fork).status == "awaiting-approval"
-
-
-def test_a_fork_of_a_cancelled_run_is_not_cancelled() -> None:
-    first = run_turns(*TURNS)
-    run = cancel_run(str(first.run_id), None, reason="no more")
-    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="go on")
-    lease = claim("default", fork.pk)
-    assert lease is not None
-    assert not lease.is_cancel_requested()
-    lease.release()
-    sweep()
-    assert sound(fork).status == "completed"
