@@ -11,36 +11,23 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from agentruns import (
-    Document,
-    Image,
-    NotOccurred,
-    Occurred,
-    Text,
-    ToolContext,
-    erase_payload,
-    export_run,
-    fork_run,
-    replay_run,
-    resume_run,
-    run_again,
-    run_agent,
-    send_message,
-    start_run,
-    tool,
-)  # fmt: skip
+from agentruns import Document, Image, NotOccurred, Occurred, Text, ToolContext, run_agent, start_run, tool
 from agentruns.exceptions import ContentError, ContentTooLargeError, PayloadError, RunStateError
 from agentruns.journal import payloads
 from agentruns.journal.verify import check, problems
 from agentruns.models import Message, Run, Session
 from agentruns.models.parts import ERASED
+from agentruns.services.erasure import erase_payload
+from agentruns.services.forks import fork_run, run_again
+from agentruns.services.history import replay_run
+from agentruns.services.messages import send_message
 from agentruns.services.retention import delete_files, delete_old_files, erase_session
-from agentruns.services.runs import result_of
+from agentruns.services.runs import result_of, resume_run
 from agentruns.services.sweep import sweep
-from agentruns.services.transfer import find_file, import_run, read_content
-from agentruns.testing import check_messages
+from agentruns.services.transfer import export_run, find_file, import_run
+from agentruns.testing import Script, check_messages
 from tests.db.exports import forget_everything, sealed
-from tests.db.helpers import Checked, the_run
+from tests.db.helpers import the_run
 from tests.files import HangingStorage, alias, report_of, row_of, stored_in
 from tests.pictures import BIG, NOTE, PDF, PNG, files_of, photograph, png, scan_passport
 from tests.shop.agents import call, shop_agent
@@ -51,36 +38,26 @@ MUG = [Text("It came broken."), Image(data=PNG, name="mug.png"), Document(data=P
 DIGEST = hashlib.sha256(PNG).hexdigest()
 
 
-class Seeing:
-    """A model that keeps what it was sent, and says its turns."""
+class Seeing(Script):
+    """A model that says its turns; `asked` are the conversations that it was sent."""
 
-    def __init__(self, *turns: Any) -> None:
-        self.asked: list[list[dict[str, Any]]] = []
-        self.model = Checked([*[self.seen(turn) for turn in turns], self.seen({"text": "seen"})])
-
-    def seen(self, turn: Any) -> Any:
-        def say(request: Any) -> Any:
-            self.asked.append(request.messages)
-            return turn
-
-        return say
+    asked = property(lambda self: [request.messages for request in self.requests])
 
 
 def agent_of(name: str, *turns: Any, **options: Any) -> tuple[Any, Seeing]:
-    agent, seeing = shop_agent(name, **options), Seeing(*turns)
-    agent.model = seeing.model
+    agent = shop_agent(name, **options)
+    agent.model = seeing = Seeing([*turns, {"text": "seen"}], "seeing")
     return agent, seeing
 
 
 def pictures(messages: list[dict[str, Any]]) -> list[bytes]:
     """Return the pictures in a request, wherever they are."""
     found = []
-    for message in messages:
-        for block in message["content"]:
-            inner = block.get("content")
-            for each in inner if isinstance(inner, list) else [block]:
-                if each["type"] == "image":
-                    found.append(base64.b64decode(each["source"]["data"]))
+    for block in (block for message in messages for block in message["content"]):
+        inner = block.get("content")
+        for each in inner if isinstance(inner, list) else [block]:
+            if each["type"] == "image":
+                found.append(base64.b64decode(each["source"]["data"]))
     return found
 
 
@@ -90,11 +67,9 @@ def test_a_task_with_a_picture_and_a_document(folder: Path) -> None:
     run = the_run(result)
     text, picture, paper = seeing.asked[0][0]["content"]
     assert text == {"type": "text", "text": "It came broken."}
-    assert base64.b64decode(picture["source"]["data"]) == PNG
-    assert picture["source"]["media_type"] == "image/png"
-    assert (paper["type"], paper["title"], paper["source"]["media_type"]) == (
-        "document", "bill.pdf", "application/pdf",
-    )  # fmt: skip
+    assert (pictures(seeing.asked[0]), picture["source"]["media_type"]) == ([PNG], "image/png")
+    assert (paper["type"], paper["title"]) == ("document", "bill.pdf")
+    assert paper["source"]["media_type"] == "application/pdf"
     assert run.title == "It came broken."
     assert f"[image mug.png: image/png, {len(PNG)} bytes, " in run.input
     assert DIGEST not in run.input
@@ -111,14 +86,9 @@ def test_a_large_file_is_stored_once_before_its_row_and_sent_whole_with_each_req
     (path,) = stored_in(folder)
     assert path.read_bytes() == BIG
     row = row_of(run, "user")
-    assert row.payload["stored"] == [
-        {
-            "name": f"{run.session_id}/{path.name}",
-            "sha256": hashlib.sha256(BIG).hexdigest(),
-            "size": len(BIG),
-            "form": "bytes",
-        }
-    ]
+    digest = hashlib.sha256(BIG).hexdigest()
+    name = f"{run.session_id}/{path.name}"
+    assert row.payload["stored"] == [{"name": name, "sha256": digest, "size": len(BIG), "form": "bytes"}]
     assert len(str(row.payload)) < 1_500
     assert [pictures(asked) for asked in seeing.asked] == [[BIG, BIG]] * 2
     assert replay_run(run.pk).is_equal
@@ -165,9 +135,7 @@ def test_a_result_is_a_block_or_a_list_with_some(kind: str, sent: Any, folder: P
     agent, seeing = agent_of("mixes", {"tools": [call("mixed", kind=kind)]}, tools=[mixed])
     run = the_run(run_agent(agent, "mix", "s1"))
     content = seeing.asked[1][-1]["content"][0]["content"]
-    assert (content if isinstance(content, str) else None) is None or sent is None
-    if sent is not None:
-        assert [block["type"] for block in content] == sent
+    assert (None if isinstance(content, str) else [block["type"] for block in content]) == sent
     if kind == "large":
         assert content[0]["text"] == report_of(200_000)
         assert [path.read_text() for path in stored_in(folder)] == [report_of(200_000)]
@@ -186,9 +154,8 @@ def test_a_stateless_run_sees_them_too() -> None:
 def test_a_message_with_a_picture(folder: Path) -> None:
     agent, seeing = agent_of("looks")
     run = start_run(agent, "hello", "s1")
-    sent = send_message("s1", [Image(data=BIG), Text("now?")], idempotency_key="k")
-    assert sent.pk == run.pk
-    assert send_message("s1", [Image(data=BIG), Text("now?")], idempotency_key="k").pk == run.pk
+    for _ in range(2):
+        assert send_message("s1", [Image(data=BIG), Text("now?")], idempotency_key="k").pk == run.pk
     assert Message.objects.filter(run=run, kind="user").count() == 2
     with pytest.raises(RunStateError, match="another message"):
         send_message("s1", [Image(data=png(3)), Text("now?")], idempotency_key="k")
@@ -231,14 +198,8 @@ def test_a_task_in_a_transaction_that_rolls_back_leaves_an_orphan_at_most(folder
     assert not Run.objects.exists()
     assert len(stored_in(folder)) == 1
     assert delete_old_files() == 0, "it may be young"
-    aged(folder)
-    assert delete_old_files() == 1
-    assert stored_in(folder) == []
-
-
-def aged(folder: Path) -> None:
-    for path in stored_in(folder):
-        os.utime(path, (1, 1))
+    os.utime(stored_in(folder)[0], (1, 1))
+    assert (delete_old_files(), stored_in(folder)) == (1, [])
 
 
 def test_a_run_again_has_the_same_pictures_and_a_fork_too(folder: Path) -> None:
@@ -260,15 +221,12 @@ def test_a_file_that_is_not_what_it_was_pauses_the_run(fault: str, folder: Path)
     agent, seeing = agent_of("looks")
     run = start_run(agent, [Image(data=BIG)], "s1")
     (path,) = stored_in(folder)
-    if fault == "missing":
-        path.unlink()
-    else:
+    path.unlink()
+    if fault != "missing":
         path.write_bytes({"altered": BIG[:-1] + b"?", "longer": BIG + b"x", "shorter": BIG[:-1]}[fault])
     result = resume_run(run.pk)
-    assert result.status == "paused"
-    assert result.error.startswith("payload: ")
-    assert path.name in result.error
-    assert seeing.asked == []
+    assert (result.status, seeing.asked) == ("paused", [])
+    assert result.error.startswith("payload: ") and path.name in result.error
     (problem,) = check(run.session_id)
     assert problem.file.endswith(path.name)
     path.write_bytes(BIG)
@@ -287,33 +245,35 @@ def test_a_small_file_is_verified_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "backend",
-    [
-        "tests.files.BrokenStorage",
-        "tests.db.test_storage_away.HangingStorage",
-        "tests.db.test_storage_away.TruncatingStorage",
-        "tests.db.test_storage_away.GarblingStorage",
-    ],
+    "storage",
+    ["files.Broken", *(f"db.test_storage_away.{fault}" for fault in ("Hanging", "Truncating", "Garbling"))],
 )
-def test_storages_that_fail_leave_files_in_their_rows(backend: str, tmp_path: Path, settings: Any) -> None:
-    settings.STORAGES = {**settings.STORAGES, **alias(tmp_path, backend)}
+def test_storages_that_fail_leave_files_in_their_rows(storage: str, tmp_path: Path, settings: Any) -> None:
+    settings.STORAGES = {**settings.STORAGES, **alias(tmp_path, f"tests.{storage}Storage")}
     settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.3
     HangingStorage.hanging.reset()
     agent, seeing = agent_of("looks", {"tools": [call("photograph", big=True)]}, tools=[photograph])
     run = the_run(run_agent(agent, [Image(data=BIG)], "s1"))
     HangingStorage.hanging.let_go()
     assert pictures(seeing.asked[1]) == [BIG, BIG]
-    assert "data" in row_of(run).payload["stored"][0]
-    assert "data" in row_of(run, "user").payload["stored"][0]
+    assert all("data" in row_of(run, kind).payload["stored"][0] for kind in ("tool_result", "user"))
+
+
+@tool
+def album(size: int) -> list[Image]:
+    """Return many pictures."""
+    return [Image(data=png(n)) for n in range(size)]
 
 
 def test_of_too_many_pictures_the_newest_are_sent(folder: Path) -> None:
     shots = [{"tools": [call("photograph")]}] * 22
-    agent, seeing = agent_of("shoots", *shots, tools=[photograph])
+    agent, seeing = agent_of("shoots", *shots, {"tools": [call("album", size=30)]}, tools=[photograph, album])
     run_agent(agent, [Image(data=png(9))], "s1")
-    assert len(pictures(seeing.asked[-1])) == 20
-    assert pictures(seeing.asked[-1])[0] == PNG, "the task's own was the oldest"
+    assert pictures(seeing.asked[22]) == [PNG] * 20, "the task's own was the oldest"
     assert len(pictures(seeing.asked[10])) == 11
+    assert pictures(seeing.asked[23]) == [png(n) for n in range(20)], "of one result the first"
+    (block,) = seeing.asked[23][-1]["content"]
+    assert [each["type"] for each in block["content"]] == ["image"] * 20 + ["text"] * 10
 
 
 def test_small_files_and_texts_stay_in_their_row_as_long_as_there_is_room(folder: Path) -> None:
@@ -328,20 +288,6 @@ def test_small_files_and_texts_stay_in_their_row_as_long_as_there_is_room(folder
     assert [block["text"] for block in sent[2:]] == [text.text for text in texts]
     assert run.input.endswith(f"short\n{'a' * 3_000}\n{'b' * 10_000}")
     assert run_again(run.pk).input == run.input
-
-
-@tool
-def album(size: int) -> list[Image]:
-    """Return many pictures."""
-    return [Image(data=png(n)) for n in range(size)]
-
-
-def test_of_a_result_with_too_many_pictures_the_first_are_sent() -> None:
-    agent, seeing = agent_of("shows", {"tools": [call("album", size=30)]}, tools=[album])
-    the_run(run_agent(agent, [Image(data=PNG)], "s1"))
-    assert pictures(seeing.asked[1]) == [png(n) for n in range(20)]
-    (block,) = seeing.asked[1][-1]["content"]
-    assert [each["type"] for each in block["content"]] == ["image"] * 20 + ["text"] * 10
 
 
 @tool
@@ -362,77 +308,50 @@ def test_a_result_that_the_provider_does_not_take_is_told_in_words(folder: Path)
 def test_erasing_a_picture_takes_every_row_that_repeats_it(folder: Path) -> None:
     agent, _ = agent_of("looks")
     run = the_run(run_agent(agent, [Text("see"), Image(data=BIG, name="face.png")], "s1"))
-    second = the_run(run_agent(agent, [Text("and"), Image(data=BIG)], "s1", idempotency_key="2"))
+    run_agent(agent, [Text("and"), Image(data=BIG)], "s1", idempotency_key="2")
     assert len(stored_in(folder)) == 2
     erase_payload(run.pk, 2, None, "a face")
     assert stored_in(folder) == []
-    for one in (run, second):
-        one.refresh_from_db()
-        assert (one.input, one.title) == (ERASED, ERASED)
+    assert {*Run.objects.values_list("input", "title")} == {(ERASED, ERASED)}
     assert problems(run.session_id) == []
     assert "face.png" not in str(list(Message.objects.values_list("content", flat=True)))
     with pytest.raises(RunStateError, match="erased"):
         run_again(run.pk)
 
 
-def test_a_session_takes_its_files_with_it(folder: Path) -> None:
+def test_a_session_takes_its_files_with_it_but_for_those_that_a_fork_has(folder: Path) -> None:
     agent, _ = agent_of("shoots", {"tools": [call("photograph", big=True)]}, tools=[photograph])
-    run_agent(agent, [Image(data=BIG)], "s1")
-    assert len(stored_in(folder)) == 2
-    erase_session("s1")
-    assert stored_in(folder) == []
-
-
-def test_a_fork_keeps_what_its_origin_had(folder: Path) -> None:
-    agent, _ = agent_of("looks")
     run = the_run(run_agent(agent, [Image(data=BIG)], "s1"))
     fork = fork_run(run.pk, 2)
+    assert len(stored_in(folder)) == 2
     erase_session("s1")
     assert len(stored_in(folder)) == 1
     assert resume_run(fork.pk).output == "seen"
+    erase_session(fork.session.key)
+    assert stored_in(folder) == []
 
 
-@pytest.mark.parametrize("true_values", [True, False])
-def test_export_and_import(true_values: bool, folder: Path) -> None:
+def test_export_and_import(folder: Path) -> None:
     agent, _ = agent_of("shoots", {"tools": [call("photograph")]}, tools=[photograph])
     blocks = [Text("see"), Image(data=BIG), Image(data=png(3, note=b"y" * 90_000)), Document(data=NOTE)]
     run = the_run(run_agent(agent, blocks, "s1"))
-    lines = list(export_run(run.pk, true_values=true_values))
-    assert sum("file" in line for line in lines) == 2
-    kept = [path.read_bytes() for path in stored_in(folder)]
-    forget_everything()
-    assert delete_files({f"{path.parent.name}/{path.name}" for path in stored_in(folder)}) == 2
-    if not true_values:
-        return
-    back = import_run(lines)
-    assert back.input == run.input
-    assert problems(back.session_id) == []
-    assert sorted(path.read_bytes() for path in stored_in(folder)) == sorted(kept)
-    for line in lines:
-        if "data" in line:
-            broken = [{**each, "data": ""} if each is line else each for each in lines]
-            forget_everything()
-            delete_files({f"{path.parent.name}/{path.name}" for path in stored_in(folder)})
-            with pytest.raises((PayloadError, RunStateError)):
-                import_run(sealed(broken))
+    lines = list(export_run(run.pk, true_values=True))
+    for exported in (lines, export_run(run.pk)):
+        assert sum("file" in line for line in exported) == 2
+    kept = {path.read_bytes() for path in stored_in(folder)}
 
+    def imported(lines: list[Any]) -> Run:
+        forget_everything()
+        names = {f"{path.parent.name}/{path.name}" for path in stored_in(folder)}
+        assert (delete_files(names), stored_in(folder)) == (len(names), [])
+        return import_run(lines)
 
-def test_a_file_is_found_by_its_digest(folder: Path) -> None:
-    agent, _ = agent_of("looks")
-    run = the_run(run_agent(agent, [*MUG, Image(data=BIG, name="big.png")], "s1"))
-    pictures = "image/png", "inline"
-    known = {PNG: pictures, BIG: pictures, PDF: ("application/pdf", "attachment")}
-    for data, (kind, shown) in known.items():
-        found = find_file(run, hashlib.sha256(data).hexdigest())
-        assert b"".join(read_content(found, None)) == data
-        assert found.headers["Content-Type"] == kind
-        assert found.headers["Content-Disposition"].startswith(shown)
-        assert found.headers["X-Content-Type-Options"] == "nosniff"
-        assert "sandbox" in found.headers["Content-Security-Policy"]
-        assert not found.guarded
-    for digest in ("0" * 64, "", "%", DIGEST[:-1]):
-        with pytest.raises(Exception, match="has no such file"):
-            find_file(run, digest)
+    back = imported(lines)
+    assert (back.input, problems(back.session_id)) == (run.input, [])
+    assert {path.read_bytes() for path in stored_in(folder)} == kept
+    for line in [line for line in lines if "data" in line]:
+        with pytest.raises((PayloadError, RunStateError)):
+            imported(sealed([{**each, "data": ""} if each is line else each for each in lines]))
 
 
 def test_what_is_sensitive_is_guarded(folder: Path) -> None:
