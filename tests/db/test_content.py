@@ -103,6 +103,9 @@ def test_results_are_pictures_too(folder: Path) -> None:
     assert [row.payload["outcome"] for row in rows] == ["ok", "ok"]
     assert ["data" in row.payload["stored"][0] for row in rows] == [True, False]
     assert "misfit" not in rows[0].payload
+    agent, seeing = agent_of("alone", turns[1], tools=[photograph])
+    assert run_agent(agent, MUG).output == "seen", "a stateless run sees them, too"
+    assert pictures(seeing.asked[1]) == [PNG, BIG]
 
 
 @tool
@@ -145,12 +148,6 @@ def test_a_result_is_a_block_or_a_list_with_some(kind: str, sent: Any, folder: P
         assert not payloads.has_blocks(row_of(run).payload), "what a tool says is no block of ours"
 
 
-def test_a_stateless_run_sees_them_too() -> None:
-    agent, seeing = agent_of("looks", {"tools": [call("photograph", big=True)]}, tools=[photograph])
-    assert run_agent(agent, MUG).output == "seen"
-    assert pictures(seeing.asked[1]) == [PNG, BIG]
-
-
 def test_a_message_with_a_picture(folder: Path) -> None:
     agent, seeing = agent_of("looks")
     run = start_run(agent, "hello", "s1")
@@ -168,7 +165,7 @@ def test_a_message_with_a_picture(folder: Path) -> None:
     assert problems(run.session_id) == []
 
 
-def test_the_same_blocks_are_the_same_task(folder: Path) -> None:
+def test_the_same_blocks_are_the_same_task_also_under_a_new_secret_key(folder: Path, settings: Any) -> None:
     agent, _ = agent_of("looks")
     run = start_run(agent, MUG, "s1")
     assert start_run(agent, list(MUG), "s1").pk == run.pk
@@ -177,17 +174,10 @@ def test_the_same_blocks_are_the_same_task(folder: Path) -> None:
     keyed = start_run(agent, [Image(data=BIG)], "s2", idempotency_key="k")
     assert start_run(agent, [Image(data=BIG)], "s2", idempotency_key="k").pk == keyed.pk
     assert len(stored_in(folder)) == 1, "a task that is there is not stored again"
+    settings.SECRET_KEY_FALLBACKS, settings.SECRET_KEY = [settings.SECRET_KEY], "another one"
+    assert start_run(agent, [Image(data=BIG)], "s2", idempotency_key="k").pk == keyed.pk
     with pytest.raises(RunStateError, match="another input"):
         start_run(agent, [Image(data=PNG)], "s2", idempotency_key="k")
-
-
-def test_they_are_the_same_task_under_a_new_secret_key(settings: Any) -> None:
-    agent, _ = agent_of("looks")
-    run = start_run(agent, MUG, "s1", idempotency_key="k")
-    settings.SECRET_KEY_FALLBACKS, settings.SECRET_KEY = [settings.SECRET_KEY], "another one"
-    assert start_run(agent, MUG, "s1", idempotency_key="k").pk == run.pk
-    with pytest.raises(RunStateError, match="another input"):
-        start_run(agent, MUG[:2], "s1", idempotency_key="k")
 
 
 def test_a_task_in_a_transaction_that_rolls_back_leaves_an_orphan_at_most(folder: Path) -> None:

@@ -35,7 +35,6 @@ from tests.db.stories import TURNS, seq_of, story
 from tests.effects import Effects
 from tests.rows import change
 from tests.shop.agents import call, shop_agent
-from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -68,6 +67,11 @@ def test_it_goes_on_from_there_as_a_run_of_its_own(effects: Effects) -> None:
     (started,) = [p for p in payloads(fork, "run_started") if "copied" not in p]
     row = Message.objects.get(run=run, seq=cut)
     assert started["origin"] == {"run": str(run.pk), "seq": cut, "hash": row.hash, "steps": 1}
+    other = shop_agent("other", {"text": "never"}, {"text": "I am the other"}, tools=[])
+    fork = fork_run(run.pk, cut, agent=other)
+    sweep()
+    fork = sound(fork)
+    assert (fork.agent, fork.output, fork.definition_id) == ("other", "I am the other", other.definition_hash)
 
 
 def settled(fork: Run) -> list[tuple[str, str]]:
@@ -91,9 +95,15 @@ def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Eff
     assert load("default", fork.session_id, fork.pk).doubts["post"] == {}
     assert problems(fork.session_id) == []
     assert effects.count() == 4
+    shop_agent("noting", {"tools": [call("annotate", number="A1", note="seen")]})
+    with crashing_at("before_result_commit"):
+        run_agent("noting", "do it", "s4", idempotency_key="s4")
+    run = Run.objects.get(session__key="s4")
+    fork = fork_run(run.pk, seq_of(run, "tool_started"))
+    assert [outcome for outcome, _ in settled(fork)] == ["unknown"], "it may yet be committed"
 
 
-def test_nothing_left_to_do_needs_a_text() -> None:
+def test_nothing_left_to_do_needs_a_text(folder: Path) -> None:
     run = story()
     for seq in (seq_of(run, "run_started"), seq_of(run, "run_completed")):
         with pytest.raises(RunStateError, match=rf"nothing left to do at row {seq}: say in a text"):
@@ -103,10 +113,12 @@ def test_nothing_left_to_do_needs_a_text() -> None:
     with pytest.raises(RunStateError, match=", not 99"):
         fork_run(run.pk, 99)
     assert (Run.objects.get(), Session.objects.get()) == (run, run.session), "nothing is left of a refusal"
-    fork = fork_run(run.pk, seq, text="And the invoice?")
-    assert fork.input == "And the invoice?"
-    last = session_at(fork.pk, fork.messages.latest("seq").seq).conversation.messages()[-1]
-    assert last == {"role": "user", "content": [{"type": "text", "text": "And the invoice?"}]}
+    for text in ("And the invoice?", "and then? " * 20_000):
+        fork = fork_run(run.pk, seq, text=text)
+        row = fork.messages.latest("seq")
+        assert (fork.input, len(str(row.payload)) < 2_000) == (text, True), "a long one is put away"
+        last = session_at(fork.pk, row.seq).conversation.messages()[-1]
+        assert last == {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
 def test_its_history_is_neither_told_again_nor_counted(settings: Any) -> None:
@@ -147,15 +159,6 @@ def test_a_fork_of_a_fork_and_of_a_session_with_several_runs() -> None:
     assert times[: len(rows)] == [row.created_at.isoformat() for row in rows]
 
 
-def test_with_another_agent() -> None:
-    run = story()
-    other = shop_agent("other", {"text": "never"}, {"text": "I am the other"}, tools=[])
-    fork = fork_run(run.pk, seq_of(run, "tool_result", 1), agent=other)
-    sweep()
-    fork = sound(fork)
-    assert (fork.agent, fork.output, fork.definition_id) == ("other", "I am the other", other.definition_hash)
-
-
 def test_who_may_and_whose_it_is() -> None:
     ann, bob = user("ann"), user("bob")
     staff = user("staff", "fork_run", "view_run")
@@ -191,26 +194,6 @@ def test_the_same_key_is_the_same_fork() -> None:
         fork_run(run.pk, last, text="x", session="s1")
     assert fork_run(run.pk, last, text="x", session="mine").session.key == "mine"
     assert Run.objects.filter(origin=run).count() == 2
-
-
-def test_what_a_transactional_tool_may_yet_commit_is_not_called_undone() -> None:
-    Order.objects.create(number="A1", customer="Ada", total_cents=100)
-    agent = shop_agent("noting", {"tools": [call("annotate", number="A1", note="seen")]})
-    with crashing_at("before_result_commit"):
-        run_agent(agent, "do it", "s4", idempotency_key="s4")
-    run = Run.objects.get()
-    fork = fork_run(run.pk, seq_of(run, "tool_started"))
-    assert [outcome for outcome, _ in settled(fork)] == ["unknown"]
-
-
-def test_a_long_text_is_put_away(folder: Path) -> None:
-    run = story()
-    text = "and then? " * 20_000
-    fork = fork_run(run.pk, seq_of(run, "run_completed"), text=text)
-    row = fork.messages.latest("seq")
-    assert (len(str(row.payload)) < 2_000, fork.input) == (True, text)
-    state = load("default", fork.session_id, fork.pk)
-    assert state.conversation.messages()[-1]["content"] == [{"type": "text", "text": text}]
 
 
 def test_a_fork_of_a_cancelled_run_is_not_cancelled_and_has_the_task_before_its_cut() -> None:

@@ -79,7 +79,7 @@ MUTANTS = [
                 "same = False",
             ),
         ),
-        ("db/test_content.py::test_they_are_the_same_task_under_a_new_secret_key",),
+        ("db/test_content.py::test_the_same_blocks_are_the_same_task_also_under_a_new_secret_key",),
     ),
     Mutant(
         "content: files of sensitive results are guarded",
