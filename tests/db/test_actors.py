@@ -98,41 +98,24 @@ def given() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def counted() -> dict[str, int]:
-    return {model.__name__: model._default_manager.count() for model in apps.get_models()}
+def test_nobody_else_acts(given: dict[str, Any]) -> None:
+    def rows() -> dict[str, int]:
+        return {model.__name__: model._default_manager.count() for model in apps.get_models()}
 
-
-@pytest.mark.parametrize("name", ASKING)
-def test_nobody_else_acts(name: str, given: dict[str, Any]) -> None:
-    function, who = ASKING[name]
-    parameters = inspect.signature(function).parameters.values()
-    needed = [each.name for each in parameters if each.default is each.empty and each.kind < 4]
-    values = {each: given[each] for each in needed if each != "self"}
-    called = async_to_sync(function) if inspect.iscoroutinefunction(function) else function
-    before = counted()
-    for odd, make in ODD.items():
-        with pytest.raises(TypeError, match=r"must be a user object, such as request\.user, or None for"):
-            called(*[given["agent"]] * needed.count("self"), **values | {who: make()})
-        assert counted() == before, odd
-
-
-def test_both_are_asked_about() -> None:
-    """A function that begins to take another name for it has to be found above."""
-    assert len(ASKING) > 40
+    # A function that begins to take another name for it has to be found.
     public = {each.partition("(")[0].removeprefix("agentruns.") for each in ASKING}
     assert {"start_run", "cancel_run", "resolve_orphan", "erase_user", "list_runs", "run_again"} <= public
-
-
-def test_with_an_owner_the_actor_is_looked_at_too(given: dict[str, Any]) -> None:
-    for act in (start_run, run_agent):
-        with pytest.raises(TypeError, match="must be a user object"):
-            act("shop", "say", "s3", actor="mallory", owner=given["user"])
-    with pytest.raises(TypeError, match="must be a user object"):
-        send_message("ended", "say", actor="mallory", owner=given["user"])
-    with pytest.raises(TypeError, match="must be a user object"):
-        run_agent("shop", "say", actor="mallory")  # nor where nothing is stored
-    with pytest.raises(TypeError, match="must be a user object"):  # before its files are stored
-        RunRequest(agent=given["agent"], text="say", session="s3", actor="mallory")
+    before = rows()
+    for name, (function, who) in ASKING.items():
+        parameters = inspect.signature(function).parameters.values()
+        needed = [each.name for each in parameters if each.default is each.empty and each.kind < 4]
+        values = {each: given[each] for each in needed if each != "self"}
+        called = async_to_sync(function) if inspect.iscoroutinefunction(function) else function
+        for odd, make in ODD.items():
+            with pytest.raises(TypeError, match=r"must be a user object, such as request\.user, or None for"):
+                called(*[given["agent"]] * needed.count("self"), **values | {who: make()})
+                pytest.fail(f"{name} takes {odd}")
+        assert rows() == before, name
 
 
 class Silent(Policy):
@@ -141,12 +124,20 @@ class Silent(Policy):
         return "" if user is None else str(user.pk)
 
 
-def test_a_policy_is_asked_about_users_only(given: dict[str, Any], settings: Any) -> None:
-    settings.AGENTRUNS_POLICY = f"{__name__}.Silent"
-    with pytest.raises(TypeError, match="must be a user object"):
-        start_run("shop", "say", "s3", actor="mallory")
-    with pytest.raises(TypeError, match="must be a user object"):
-        is_somebody("mallory")
+def test_with_an_owner_the_actor_is_looked_at_too(given: dict[str, Any], settings: Any) -> None:
+    for policy, act in (
+        (None, lambda: start_run("shop", "say", "s3", actor="mallory", owner=given["user"])),
+        (None, lambda: run_agent("shop", "say", "s3", actor="mallory", owner=given["user"])),
+        (None, lambda: send_message("ended", "say", actor="mallory", owner=given["user"])),
+        (None, lambda: run_agent("shop", "say", actor="mallory")),  # nor where nothing is stored
+        # Before its files are stored:
+        (None, lambda: RunRequest(agent=given["agent"], text="say", session="s3", actor="mallory")),
+        (f"{__name__}.Silent", lambda: start_run("shop", "say", "s3", actor="mallory")),
+        (f"{__name__}.Silent", lambda: is_somebody("mallory")),
+    ):
+        settings.AGENTRUNS_POLICY = policy or "agentruns.Policy"
+        with pytest.raises(TypeError, match="must be a user object"):
+            act()
 
 
 def test_users_are_taken_in_every_form(given: dict[str, Any]) -> None:
@@ -175,11 +166,8 @@ def test_what_belongs_to_nobody_is_no_users() -> None:
     run_agent(shop_agent("shop"), "say", "s1")
     gone = make_user("gone")
     gone.delete()
-    for user, error in (
-        (gone, PermissionDeniedError),
-        (AnonymousUser(), PermissionDeniedError),
-        (None, TypeError),
-    ):
+    for user in (gone, AnonymousUser(), None):
+        error = TypeError if user is None else PermissionDeniedError
         with pytest.raises(error):
             erasure.erase_user(user, None, "asked")
         with pytest.raises(error):
@@ -188,14 +176,8 @@ def test_what_belongs_to_nobody_is_no_users() -> None:
     assert (Session.objects.count(), ApiToken.objects.count()) == (1, 0)
 
 
-class Unsaved:
-    """Like a user, with an id that the journal has for no user."""
-
-    pk = ""
-    is_active = is_authenticated = True
-
-
 def test_an_empty_id_is_no_users(given: dict[str, Any]) -> None:
+    unsaved = type("Unsaved", (), {"pk": "", "is_active": True, "is_authenticated": True})()
     for ask in (is_somebody, lambda user: start_run("shop", "say", "s3", actor=user)):
         with pytest.raises(TypeError, match="must have an id: the Unsaved has an empty one"):
-            ask(Unsaved())
+            ask(unsaved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from tests.admin.people import browser
 from tests.admin.people import user as person
 from tests.api.http import Api, make_user
 from tests.commands.running import run as command
-from tests.db.helpers import payloads, run_out, user
+from tests.db.helpers import payloads, user
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
 
@@ -48,37 +49,21 @@ NOT_DETERMINED: dict[type[Model], dict[str, str]] = {
     Session: {
         "id": NAMES_THE_ROW,
         "secret": "random, and destroyed by an erasure",
-        "next_seq": CHAIN,
-        "head": CHAIN,
-        "created_at": CLOCK,
         "imported_at": "said by the import, which adds no row to a finished record",
+        **dict.fromkeys(("next_seq", "head"), CHAIN),
+        "created_at": CLOCK,
     },
     Run: {
-        "id": NAMES_THE_ROW,
-        "session_id": NAMES_THE_ROW,
-        "lease_owner": WORKER,
-        "lease_epoch": WORKER,
-        "lease_expires_at": WORKER,
-        "not_before": WORKER,
-        "attempts": WORKER,
-        "blocked_reason": WORKER,
-        "blocked_at": WORKER,
-        "created_at": CLOCK,
-        "updated_at": CLOCK,
+        **dict.fromkeys(("id", "session_id"), NAMES_THE_ROW),
+        **dict.fromkeys(("lease_owner", "lease_epoch", "lease_expires_at", "not_before"), WORKER),
+        **dict.fromkeys(("attempts", "blocked_reason", "blocked_at"), WORKER),
+        **dict.fromkeys(("created_at", "updated_at"), CLOCK),
     },
     Approval: {
-        "id": NAMES_THE_ROW,
-        "run_id": NAMES_THE_ROW,
-        "call_id": NAMES_THE_ROW,
+        **dict.fromkeys(("id", "run_id", "call_id"), NAMES_THE_ROW),
         "same_call": "keyed by SECRET_KEY, which may be rotated",
     },
 }
-COMPARED = [
-    (model, field.attname)
-    for model, left_out in NOT_DETERMINED.items()
-    for field in model._meta.concrete_fields
-    if field.attname not in left_out
-]
 # Where a value must fit more than its type.
 VALUES = {"status": "failed", "risk": "low", "arguments": '{"cents":1}', "usage": '{"x":1}'}
 VALUES |= {"context": '{"tenant":8}', "pending_calls": '["x"]', "definition_id": "f" * 64}
@@ -140,49 +125,40 @@ def alter(row: Any, **columns: Any) -> None:
         assert cursor.rowcount == 1
 
 
-def other_value(model: type[Model], name: str) -> Any:
-    field: Any = model._meta.get_field(name)
+def other_value(field: Any) -> Any:
     kind = field.target_field.get_internal_type() if field.is_relation else field.get_internal_type()
-    numbers = ("IntegerField", "PositiveIntegerField", "BigIntegerField", "DecimalField", "AutoField")
-    if name in VALUES:
-        return VALUES[name]
     if kind == "DateTimeField":
         return timezone.now() + timedelta(days=300)
-    return 77 if kind in (*numbers, "BigAutoField") else "altered"
+    number = kind.endswith(("IntegerField", "DecimalField", "AutoField"))
+    return VALUES.get(field.attname, 77 if number else "altered")
 
 
 def everything() -> list[Any]:
     return [list(model._default_manager.order_by("pk").values()) for model in (Session, Run, Approval)]
 
 
-@pytest.mark.parametrize(("model", "name"), COMPARED)
-def test_each_column_that_the_rows_determine_is_compared_and_mended(
-    forked: Run, model: Any, name: str
-) -> None:
+@pytest.mark.parametrize("model", NOT_DETERMINED)
+def test_each_column_that_the_rows_determine_is_compared_and_mended(forked: Run, model: Any) -> None:
     session = Session.objects.get(pk=forked.session_id)
     assert problems(session.pk) == []
     before = everything()
     row = {Session: session, Run: forked, Approval: Approval.objects.filter(run=forked).first()}[model]
-    if name == "definition_id":
-        Definition.objects.create(hash=VALUES[name], body={})
-    old, value = getattr(model._default_manager.get(pk=row.pk), name), other_value(model, name)
-    alter(row, **{name: value})
-
-    (found,) = check(session.pk)
-    assert (found.column, found.model) == (name, model)
-    assert (found.run is not None, found.approval is not None) == (model is not Session, model is Approval)
-    if name != "arguments":
-        assert f"{name} is " in str(found) and ", the journal says " in str(found)
-    told = command("verify_journal", "--repair")
-    assert (told.code, f"{name} rewritten" in told.out) == (0, True)
-    assert getattr(model._default_manager.get(pk=row.pk), name) == old
-    assert (problems(session.pk), everything()) == ([], before)
-
-
-def test_the_columns_that_are_not_compared_are_there_and_each_has_a_reason() -> None:
-    for model, left_out in NOT_DETERMINED.items():
-        assert {*left_out} <= {field.attname for field in model._meta.concrete_fields}
-        assert all(left_out.values())
+    Definition.objects.create(hash=VALUES["definition_id"], body={})
+    fields = {field.attname: field for field in model._meta.concrete_fields}
+    for name in NOT_DETERMINED[model]:
+        fields.pop(name)  # it is there
+    for name, field in fields.items():
+        alter(row, **{name: other_value(field)})
+        (found,) = check(session.pk)
+        assert (found.column, found.model) == (name, model)
+        assert (found.run is not None, found.approval is not None) == (
+            model is not Session, model is Approval,
+        )  # fmt: skip
+        if name != "arguments":
+            assert f"{name} is " in str(found) and ", the journal says " in str(found)
+        told = command("verify_journal", "--repair")
+        assert (told.code, f"{name} rewritten" in told.out) == (0, True)
+        assert (problems(session.pk), everything()) == ([], before), name
 
 
 def test_a_user_with_another_name_or_none_is_no_problem(forked: Run, ann: Any) -> None:
@@ -201,8 +177,8 @@ def test_keys_of_two_sessions_that_were_swapped_are_named_and_left(asked: Approv
     alter(fork, key="chat")
     (left,) = repair_session("default", chat.pk).left
     assert (left.column, left.folded) == ("key", "chat")
-    assert [one.column for one in repair_session("default", fork.pk).changed] == ["key"]
-    assert [one.column for one in repair_session("default", chat.pk).changed] == ["key"]
+    for session in (fork, chat):
+        assert [one.column for one in repair_session("default", session.pk).changed] == ["key"]
     assert problems(chat.pk) == problems(fork.pk) == []
 
 
@@ -216,66 +192,47 @@ def test_a_row_that_went_to_another_run_is_named(asked: Approval, forked: Run) -
 # Who decides
 
 
-def test_an_altered_owner_confirms_nothing_by_the_service(
+def test_an_altered_owner_confirms_nothing_at_any_door(
     asked: Approval, ann: Any, mallory: Any, effects: Effects
 ) -> None:
     alter(asked.run, owner_id=mallory.pk, requesters=f" {mallory.pk} ")
     for decide in (approve, lambda pk, who: deny(pk, who, "no")):
         with pytest.raises(PermissionDeniedError, match="confirmed by the requester, not by mallory"):
             decide(asked.pk, mallory)
-    sweep()
-    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
+    body, hers = {"digest": asked.digest, "reason": "no"}, Api(mallory)
+    status, problem = hers.post(f"/approvals/{asked.pk}/approve", body)
+    assert (status, problem["type"]) == (403, "urn:agentruns:permission-denied")
+    assert hers.post(f"/runs/{asked.run_id}/cancel", {"reason": "mine"})[0] == 403
     assert [one.split(": ")[2].split(" ")[0] for one in problems(asked.run.session_id)] == [
         "requesters", "owner_id",
     ]  # fmt: skip
+
+    staff = make_user("staff-with-a-token", "decide_approval", "view_run")
+    alter(asked.run, owner_id=staff.pk)
+    bearer = "Bearer " + api_tokens.create_token(staff, ["approvals:own"])[1]
+    status, problem = Api().post(f"/approvals/{asked.pk}/deny", body, Authorization=bearer)
+    assert (status, problem["scopes"]) == (403, ["approvals:decide"])
+
+    alter(asked.run, owner_id=person("decider").pk)
+    answer = browser("decider").post(url(asked, "approve"), {"digest": asked.digest, "reason": ""})
+    assert (answer.status_code, "not by decider" in answer.content.decode()) == (403, True)
+    sweep()
+    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
     approve(asked.pk, ann)
     repair_session("default", asked.run.session_id)
     sweep()
     assert effects.count() == 1
 
 
-def test_an_altered_owner_confirms_nothing_by_the_api(
-    asked: Approval, mallory: Any, effects: Effects
-) -> None:
-    alter(asked.run, owner_id=mallory.pk)
-    body = {"digest": asked.digest}
-    status, problem = Api(mallory).post(f"/approvals/{asked.pk}/approve", body)
-    assert (status, problem["type"]) == (403, "urn:agentruns:permission-denied")
-    status, _answer = Api(mallory).post(f"/runs/{asked.run_id}/cancel", {"reason": "mine"})
-    assert status == 403
-    sweep()
-    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
-
-
-def test_the_scope_of_a_token_is_that_of_the_journals_requester(asked: Approval, mallory: Any) -> None:
-    staff = make_user("staff-with-a-token", "decide_approval", "view_run")
-    alter(asked.run, owner_id=staff.pk)
-    _token, text = api_tokens.create_token(staff, ["approvals:own"])
-    status, problem = Api().post(
-        f"/approvals/{asked.pk}/deny",
-        {"digest": asked.digest, "reason": "no"},
-        Authorization=f"Bearer {text}",
-    )
-    assert (status, problem["scopes"]) == (403, ["approvals:decide"])
-
-
-def test_an_altered_owner_confirms_nothing_in_the_console(asked: Approval, effects: Effects) -> None:
-    alter(asked.run, owner_id=person("decider").pk)
-    answer = browser("decider").post(url(asked, "approve"), {"digest": asked.digest, "reason": ""})
-    assert (answer.status_code, "not by decider" in answer.content.decode()) == (403, True)
-    sweep()
-    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
-
-
-def refunding(ann: Any) -> Approval:
-    agent = shop_agent("shop", {"tools": [call("refund", cents=5000)]})
-    return run_agent(agent, "go", "s1", actor=ann, context={"tenant": 7}).pending[0]
+def refunding(ann: Any, *cents: int) -> list[Approval]:
+    agent = shop_agent("shop", {"tools": [call("refund", cents=each) for each in cents or [5000]]})
+    return run_agent(agent, "go", "s1", actor=ann, context={"tenant": 7}).pending
 
 
 def test_who_asked_may_not_decide_whatever_the_column_says(settings: Any, effects: Effects) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     boss = user("boss", "decide_approval", "fork_run", "view_run", "start_run")
-    card = refunding(boss)
+    (card,) = refunding(boss)
     alter(card.run, owner_id=None, requesters="")
     with pytest.raises(PermissionDeniedError, match="requested this run"):
         approve(card.pk, boss)
@@ -305,7 +262,7 @@ def test_who_asks_between_the_rules_and_the_decision_decides_nothing(
 ) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     boss = user("boss", "decide_approval", "start_run")
-    card = refunding(ann)
+    (card,) = refunding(ann)
     Interrupted.happens = lambda: send_message(card.run.session, "One more.", owner=ann, actor=boss)
     settings.AGENTRUNS_POLICY = f"{__name__}.Interrupted"
     with pytest.raises(PermissionDeniedError, match="requested this run"):
@@ -313,44 +270,26 @@ def test_who_asks_between_the_rules_and_the_decision_decides_nothing(
     assert Approval.objects.get().status == "pending"
 
 
-CARDS: list[dict[str, Any]] = [
-    {"title": "Refund 1 cent"},
-    {"arguments": '{"cents":1}'},
-    {"risk": "low"},
-    {"approvers": "requester"},
-    {"required": 2},
-    {"approved_count": 1},
-    {"expires_at": timezone.now() + timedelta(days=300)},
-    {"tool_name": "lookup"},
-]
+CARD = {"title": "Refund 1 cent", "arguments": '{"cents":1}', "risk": "low", "approvers": "requester"}
+CARD |= {"required": 2, "approved_count": 1, "tool_name": "lookup"}
+CARD |= {"expires_at": timezone.now() + timedelta(days=300)}
 
 
-@pytest.mark.parametrize("columns", CARDS, ids=lambda columns: next(iter(columns)))
-def test_nothing_is_decided_on_a_card_that_is_not_the_journals(
-    columns: dict[str, Any], ann: Any, effects: Effects
-) -> None:
-    card = refunding(ann)
-    alter(card, **columns)
-    decisions: list[Callable[[], Any]] = [
-        lambda: approve(card.pk, None),
-        lambda: deny(card.pk, None, "no"),
-        lambda: extend(card.pk, None, timedelta(hours=1)),
-    ]
-    for decide in decisions:
-        with pytest.raises(ApprovalStateError, match=rf"\({next(iter(columns))} were altered\)"):
-            decide()
-    repair_session("default", card.run.session_id)
+def test_nothing_is_decided_on_a_card_that_is_not_the_journals(ann: Any, effects: Effects) -> None:
+    (card,) = refunding(ann)
+    for column, value in CARD.items():
+        alter(card, **{column: value})
+        for decide in (
+            lambda: approve(card.pk, None),
+            lambda: deny(card.pk, None, "no"),
+            lambda: extend(card.pk, None, timedelta(hours=1)),
+        ):
+            with pytest.raises(ApprovalStateError, match=rf"\({column} were altered\)"):
+                decide()
+        repair_session("default", card.run.session_id)
     approve(card.pk, None)
     sweep()
     assert effects.count() == 1
-
-
-def test_a_call_whose_time_was_lengthened_by_sql_is_not_let_through(ann: Any, effects: Effects) -> None:
-    card = refunding(ann)
-    run_out(card)
-    alter(card, expires_at=timezone.now() + timedelta(days=300))
-    with pytest.raises(ApprovalStateError, match="expires_at were altered"):
-        approve(card.pk, None)
 
 
 class Tenants(Policy):
@@ -360,31 +299,25 @@ class Tenants(Policy):
         return user.username == f"tenant-{approval.run.context.get('tenant')}"
 
 
-def test_a_rule_reads_the_context_of_the_journal(settings: Any, ann: Any, effects: Effects) -> None:
-    card = refunding(ann)
-    settings.AGENTRUNS_POLICY = f"{__name__}.Tenants"
-    seven, eight = (user(f"tenant-{number}", "decide_approval") for number in (7, 8))
-    alter(card.run, context='{"tenant":8}')
-    with pytest.raises(PermissionDeniedError, match="policy does not let tenant-8"):
-        approve(card.pk, eight)
-    approve(card.pk, seven)
-    alter(card.run, context='{"tenant":7}')
-    sweep()
-    assert effects.count() == 1
-
-
-def test_who_approved_is_asked_about_by_the_journal_before_the_call(
+def test_a_rule_reads_the_context_of_the_journal_at_the_decision_and_before_the_call(
     settings: Any, ann: Any, effects: Effects
 ) -> None:
-    card = refunding(ann)
+    first, second = refunding(ann, 5000, 6000)
     settings.AGENTRUNS_POLICY = f"{__name__}.Tenants"
-    seven = user("tenant-7", "decide_approval")
-    approve(card.pk, seven)
-    seven.username = "tenant-8"
-    seven.save()
-    alter(card.run, context='{"tenant":8}')
+    seven, eight = (user(f"tenant-{number}", "decide_approval") for number in (7, 8))
+    alter(first.run, context='{"tenant":8}')
+    with pytest.raises(PermissionDeniedError, match="policy does not let tenant-8"):
+        approve(first.pk, eight)
+    approve(first.pk, seven)
     sweep()
-    assert (effects.count(), Approval.objects.get().status) == (0, "pending")
+    assert effects.count() == 1
+    approve(second.pk, seven)
+    eight.delete()
+    type(seven).objects.filter(pk=seven.pk).update(username="tenant-8")
+    alter(first.run, context='{"tenant":8}')
+    sweep()
+    second.refresh_from_db()
+    assert (effects.count(), second.status) == (1, "pending")
 
 
 # Whose a session is, and what a run goes on with
@@ -399,11 +332,9 @@ def test_a_session_takes_nothing_for_whom_its_columns_only_name(
     alter(run.session, **{column: {"owner_id": mallory.pk}.get(column, "theirs")})
     key, whose = ("theirs" if column == "key" else "hers"), mallory if column == "owner_id" else ann
     scope = "theirs" if column == "scope" else ""
-    for write in (start_run, run_agent):
+    for write, who in product((start_run, run_agent), ("actor", "owner")):
         with pytest.raises(SessionAccessDeniedError):
-            write(agent, "What is my secret?", key, actor=whose, scope=scope)
-        with pytest.raises(SessionAccessDeniedError):
-            write(agent, "What is my secret?", key, owner=whose, scope=scope)
+            write(agent, "What is my secret?", key, scope=scope, **{who: whose})
     with pytest.raises((SessionAccessDeniedError, PermissionDeniedError)):
         send_message(key, "What is my secret?", actor=whose, scope=scope)
     assert Run.objects.count() == 1
@@ -411,22 +342,20 @@ def test_a_session_takes_nothing_for_whom_its_columns_only_name(
     assert run_agent(agent, "Again.", "hers", actor=ann).status == "completed"
 
 
-def test_a_message_comes_into_no_open_run_of_another(asked: Approval, mallory: Any) -> None:
-    alter(asked.run.session, owner_id=mallory.pk)
-    alter(asked.run, owner_id=mallory.pk)
+def test_an_open_run_takes_no_message_of_another_and_a_users_session_no_visitor(
+    asked: Approval, mallory: Any
+) -> None:
+    for row in (asked.run.session, asked.run):
+        alter(row, owner_id=mallory.pk)
     with pytest.raises((SessionAccessDeniedError, PermissionDeniedError)):
         send_message("chat", "Close it.", actor=mallory)
     with pytest.raises(SessionAccessDeniedError, match="verify_journal --repair"):
         send_message("chat", "Close it.", owner=mallory)
     assert asked.run.messages.filter(kind="user").count() == 1
-
-
-def test_a_visitor_gets_no_token_for_the_session_of_a_user(ann: Any, effects: Effects) -> None:
-    run = get_run(run_agent(shop_agent("shop"), "My secret is 4711.", "hers", actor=ann).run_id)
-    alter(run.session, owner_id=None)
-    alter(run, owner_id=None)
+    for row in (asked.run.session, asked.run):
+        alter(row, owner_id=None)
     with pytest.raises(SessionAccessDeniedError, match="belongs to a user"):
-        api_tokens.session_token("hers", timedelta(minutes=5))
+        api_tokens.session_token("chat", timedelta(minutes=5))
 
 
 def test_a_run_goes_on_with_the_task_and_context_of_the_journal(ann: Any, effects: Effects) -> None:
@@ -441,7 +370,7 @@ def test_a_run_goes_on_with_the_task_and_context_of_the_journal(ann: Any, effect
 
 
 def test_a_definition_is_adopted_of_the_agent_that_the_journal_names(ann: Any, effects: Effects) -> None:
-    card = refunding(ann)
+    (card,) = refunding(ann)
     shop_agent("other")
     alter(card.run, agent="other")
     with pytest.raises(RunStateError, match="has this definition of 'shop' already"):

@@ -5,49 +5,38 @@ from typing import Any
 import pytest
 
 from agentruns import Agent, approve, deny, run_agent, start_run
-from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
+from tests.db.helpers import names, payloads, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def kinds(run_id: object) -> list[str]:
-    return list(Message.objects.filter(run_id=run_id).order_by("seq").values_list("kind", flat=True))
-
-
-def test_a_run_with_one_call(effects: Effects) -> None:
+def test_a_run_with_one_call_and_repeating_it_is_the_same_run(effects: Effects) -> None:
     agent = shop_agent("one", {"tools": [call("post", text="hi")]})
     result = run_agent(agent, "say hi", "s1", idempotency_key="k1")
     assert (result.status, result.output) == ("completed", "all done")
+    assert run_agent(agent, "say hi", "s1", idempotency_key="k1").run_id == result.run_id
     assert effects.count() == 1
-    assert kinds(result.run_id) == [
+    rows = Message.objects.filter(run_id=result.run_id).order_by("seq")
+    assert list(rows.values_list("kind", flat=True)) == [
         "run_started", "user", "assistant", "tool_started", "tool_result", "assistant", "run_completed",
     ]  # fmt: skip
     check_messages(result.messages)
-    assert problems(Run.objects.get(pk=result.run_id).session_id) == []
-
-
-def test_repeating_the_call_is_the_same_run(effects: Effects) -> None:
-    agent = shop_agent("again", {"tools": [call("post", text="hi")]})
-    first = run_agent(agent, "say hi", "s1", idempotency_key="k1")
-    second = run_agent(agent, "say hi", "s1", idempotency_key="k1")
-    assert first.run_id == second.run_id
-    assert effects.count() == 1
+    the_run(result)
 
 
 def test_a_gated_call_waits_and_runs_after_approval(effects: Effects) -> None:
     agent = shop_agent("gated", {"tools": [call("refund", cents=5000), call("post", text="refunded")]})
     result = run_agent(agent, "refund", "s1", idempotency_key="k1")
-    assert result.status == "awaiting-approval"
-    assert effects.count() == 0
+    assert (result.status, effects.count()) == ("awaiting-approval", 0)
     approve(result.pending[0].id, None, digest=result.pending[0].digest)
     assert sweep().completed == 1
-    assert [line["tool"] for line in effects.lines()] == ["refund", "post"]
-    assert problems(Run.objects.get(pk=result.run_id).session_id) == []
+    assert names(effects) == ["refund", "post"]
+    the_run(result)
 
 
 def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects) -> None:
@@ -56,10 +45,9 @@ def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects) -> 
     result = run_agent(agent, "refund", "s1", idempotency_key="k1")
     deny(result.pending[0].id, None, "too much")
     assert sweep().completed == 1
-    run = Run.objects.get(pk=result.run_id)
-    assert effects.count() == 0
-    assert run.approvals.count() == 1
-    results = [row.payload for row in run.messages.filter(kind="tool_result").order_by("seq")]
+    run = the_run(result)
+    assert (effects.count(), run.approvals.count()) == (0, 1)
+    results = payloads(run, "tool_result")
     assert [(one["outcome"], one["is_error"]) for one in results] == [("denied", False)] * 2
     assert "too much" in results[1]["content"]
 
@@ -67,10 +55,8 @@ def test_a_denial_is_told_to_the_model_and_not_asked_again(effects: Effects) -> 
 def test_start_queues_and_a_sweep_drives(effects: Effects) -> None:
     agent = shop_agent("queued", {"tools": [call("post", text="hi")]})
     run = start_run(agent, "say hi", "s1", idempotency_key="k1")
-    assert run.status == "queued"
-    assert effects.count() == 0
-    assert sweep().as_dict()["completed"] == 1
-    assert effects.count() == 1
+    assert (run.status, effects.count()) == ("queued", 0)
+    assert (sweep().as_dict()["completed"], effects.count()) == (1, 1)
 
 
 def test_a_fixed_session_is_made_on_first_use_and_goes_on() -> None:

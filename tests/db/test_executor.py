@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import pytest
 from pydantic import AfterValidator
 
-from agentruns import ToolContext, answer, approve, deny, run_agent, tool
+from agentruns import DatabaseStore, ToolContext, answer, approve, deny, run_agent, tool
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from agentruns.testing import check_messages
+from agentruns.testing import Crash, check_messages, crash_after_tool_results, crashing_at, expire_leases
+from agentruns.utils.failpoints import arm
 from tests import waiting
-from tests.db.helpers import kill, names, outcomes, payloads, run_turns, the_run, user
+from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, shop_agent
@@ -32,30 +34,26 @@ def within(value: int) -> int:
     return value
 
 
-@tool(requires_approval=True)
-def pay(cents: Annotated[int, AfterValidator(within)]) -> str:
-    """Pay."""
-    Effects.from_environment().record("pay")
-    return "paid"
+@pytest.fixture
+def lowered() -> Iterator[Callable[[], None]]:
+    """Lower the limit of what may be paid, as a deploy does."""
+    yield lambda: LIMIT.update(cents=10)
+    LIMIT.update(cents=100)
 
 
-@tool(requires_approval=True, safe_to_retry=True)
-def read(cents: Annotated[int, AfterValidator(within)]) -> str:
-    """Read."""
-    Effects.from_environment().record("read")
-    return "read"
+def paying(**options: Any) -> Any:
+    @tool(requires_approval=True, **options)
+    def pay(cents: Annotated[int, AfterValidator(within)]) -> str:
+        """Pay."""
+        Effects.from_environment().record("pay")
+        return "paid"
+
+    return pay
 
 
-@pytest.fixture(autouse=True)
-def _limit() -> object:
-    yield
-    LIMIT["cents"] = 100
-
-
-def test_arguments_that_no_longer_validate_do_not_run(effects: Effects) -> None:
-    agent = shop_agent("payer", {"tools": [call("pay", cents=50)]}, tools=[pay])
-    result = run_agent(agent, "pay", "s1", idempotency_key="k")
-    LIMIT["cents"] = 10
+def test_arguments_that_no_longer_validate_do_not_run(effects: Effects, lowered: Any) -> None:
+    result = run_turns({"tools": [call("pay", cents=50)]}, tools=[paying()])
+    lowered()
     approve(result.pending[0].pk, None)
     assert sweep().completed == 1
     run = the_run(result)
@@ -63,20 +61,14 @@ def test_arguments_that_no_longer_validate_do_not_run(effects: Effects) -> None:
     assert "more than 10" in payloads(run, "tool_result")[0]["content"]
 
 
-def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone() -> None:
-    agent = shop_agent("reader", {"tools": [call("read", cents=50)]}, tools=[read])
-    result = run_agent(agent, "read", "s1", idempotency_key="k")
+def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone(lowered: Any) -> None:
+    result = run_turns({"tools": [call("pay", cents=50)]}, tools=[paying(safe_to_retry=True)])
     approve(result.pending[0].pk, None)
-    with pytest.MonkeyPatch.context() as patch:  # the process dies between tool_started and the handler
-        patch.setattr("agentruns.engine.leases.Lease.release", lambda self, **how: None)
-        patch.setattr(
-            "agentruns.engine.tool_calls.reached", lambda point: 1 / 0 if point == "before_tool" else None
-        )
+    with crashing_at("before_tool"):
         sweep()
-    run = Run.objects.get()
+    expire_leases()
     assert Message.objects.filter(kind="tool_started").count() == 1
-    kill(run)
-    LIMIT["cents"] = 10
+    lowered()
     sweep()
     run = the_run(result)
     assert (run.status, outcomes(run)) == ("orphaned", [])
@@ -96,15 +88,15 @@ def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects) -> None
     assert sent.startswith('Executed with the arguments a person set: {"cents":4000}')
 
 
-def test_two_people_approve_or_it_does_not_run(effects: Effects) -> None:
-    @tool(requires_approval=True, approvals=2)
-    def launch() -> str:
-        """Launch."""
-        Effects.from_environment().record("launch")
-        return "launched"
+@tool(requires_approval=True, approvals=2)
+def launch(where: str) -> str:
+    """Launch."""
+    Effects.from_environment().record("launch")
+    return "launched"
 
-    agent = shop_agent("launcher", {"tools": [call("launch")]}, tools=[launch])
-    result = run_agent(agent, "launch", "s1", idempotency_key="k")
+
+def test_two_people_approve_or_it_does_not_run(effects: Effects) -> None:
+    result = run_turns({"tools": [call("launch", where="here")]}, tools=[launch])
     ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
     card = approve(result.pending[0].pk, ann)
     assert (card.status, card.approved_count) == ("pending", 1)
@@ -112,19 +104,12 @@ def test_two_people_approve_or_it_does_not_run(effects: Effects) -> None:
     with pytest.raises(ApprovalStateError, match="takes 2 people"):
         approve(card.pk, ann)
     assert approve(card.pk, bob).status == "approved"
-    assert sweep().completed == 1
-    assert effects.count() == 1
+    assert (sweep().completed, effects.count()) == (1, 1)
     assert payloads(the_run(result), "tool_started")[0]["approved_by"] == ["ann", "bob"]
 
 
 @pytest.mark.parametrize("verb", ["deny", "answer", "edit"])
 def test_who_approved_may_change_their_mind_until_it_is_enough(verb: str) -> None:
-
-    @tool(requires_approval=True, approvals=2)
-    def launch(where: str) -> str:
-        """Launch."""
-        return "launched"
-
     result = run_turns({"tools": [call("launch", where="here")]}, tools=[launch])
     ann = user("ann", "decide_approval")
     card = approve(result.pending[0].pk, ann)
@@ -138,32 +123,20 @@ def test_who_approved_may_change_their_mind_until_it_is_enough(verb: str) -> Non
     the_run(result)
 
 
-def test_the_gate_asks_when_its_predicate_raises() -> None:
-    @tool(requires_approval=lambda args, ctx: args["no such"])
-    def odd() -> str:
-        """Do something odd."""
-        return "odd"
-
-    agent = shop_agent("odd", {"tools": [call("odd")]}, tools=[odd])
-    assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
-
-
 def test_calls_after_a_waiting_one_wait_too_unless_they_only_read(effects: Effects) -> None:
-    turn = {
-        "tools": [
-            call("post", text="first"),
-            call("refund", cents=5000),
-            call("post", text="second"),
-            call("search", query="x"),
-        ]
-    }
-    result = run_turns(turn)
+    first, second = call("post", text="first"), call("post", text="second")
+    result = run_turns({"tools": [first, call("refund", cents=5000), second, call("search", query="x")]})
     assert result.status == "awaiting-approval"
-    assert [line["tool"] for line in effects.lines()] == ["post", "search"]
+    assert names(effects) == ["post", "search"]
     approve(Approval.objects.get().pk, None)
     assert sweep().completed == 1
-    assert [line["tool"] for line in effects.lines()] == ["post", "search", "refund", "post"]
+    assert names(effects) == ["post", "search", "refund", "post"]
     the_run(result)
+
+
+def test_the_gate_asks_when_its_predicate_raises() -> None:
+    odd = tool(name="odd", requires_approval=lambda args, ctx: args["no such"])(launch.fn)
+    assert run_turns({"tools": [call("odd", where="here")]}, tools=[odd]).status == "awaiting-approval"
 
 
 def test_repeated_and_missing_tool_use_ids_are_replaced(effects: Effects) -> None:
@@ -189,56 +162,80 @@ def test_a_run_goes_on_in_another_registry_with_the_same_definition(effects: Eff
     assert effects.count() == 1
 
 
-def test_the_parallel_calls_of_a_reply_are_at_work_at_once(effects: Effects) -> None:
+def test_the_parallel_calls_of_a_reply_are_at_work_at_once_and_one_fails_alone(effects: Effects) -> None:
     """Wherever they stand in it; the others come one after the other."""
     met = threading.Barrier(3)
 
     @tool(safe_to_retry=True, parallel=True)
     def gather(ctx: ToolContext, number: int) -> str:
-        """Wait for the others."""
+        """Wait for the others, and fail in the middle."""
         met.wait(waiting.LIMIT)
         effects.record(ctx.idempotency_key, tool="gather")
-        return "met"
-
-    gathered = [call("gather", number=number) for number in range(3)]
-    turn = {"tools": [gathered[0], call("post", text="a"), call("lookup", number="b"), *gathered[1:]]}
-    run = the_run(run_turns(turn, tools=[*TOOLS, gather]))
-    assert outcomes(run) == ["ok"] * 5
-    assert sorted(names(effects)) == ["gather", "gather", "gather", "lookup", "post"]
-    assert [name for name in names(effects) if name != "gather"] == ["post", "lookup"]
-
-
-def test_one_of_several_parallel_calls_fails_alone() -> None:
-    @tool(safe_to_retry=True, parallel=True)
-    def gather(number: int) -> str:
-        """Fail in the middle."""
         if number == 1:
             raise ValueError("not this one")
         return f"gathered {number}"
 
-    calls = [call("gather", number=number) for number in range(3)]
-    result = run_turns({"tools": calls}, tools=[gather])
+    gathered = [call("gather", number=number) for number in range(3)]
+    turn = {"tools": [gathered[0], call("post", text="a"), call("lookup", number="b"), *gathered[1:]]}
+    result = run_turns(turn, tools=[*TOOLS, gather])
     the_run(result)
+    assert sorted(names(effects)) == ["gather", "gather", "gather", "lookup", "post"]
+    assert [name for name in names(effects) if name != "gather"] == ["post", "lookup"]
     told = [block["content"] for block in result.messages[2]["content"]]
-    assert (told[0], "not this one" in told[1], told[2]) == ("gathered 0", True, "gathered 2")
+    assert "not this one" in told.pop(3)
+    assert told == ["gathered 0", "post done", "lookup done", "gathered 2"]
     check_messages(result.messages)
 
 
-def test_every_effect_has_a_key_of_its_own_that_the_journal_knows(effects: Effects) -> None:
-    turn = {"tools": [call("post", text="a"), call("post", text="a"), call("charge", cents=5)]}
-    run = the_run(run_turns(turn, turn))
+def test_every_effect_has_a_key_of_its_own_that_anybody_can_derive(effects: Effects) -> None:
+    """It follows from the run, the step, the place in the reply, the tool and its arguments."""
+    calls = [call("post", text="a"), call("post", text="a"), call("charge", cents=5)]
+    run = the_run(run_turns({"tools": calls}, {"tools": [*calls, call("refund", cents=5000)]}))
     keys = [line["key"] for line in effects.lines()]
     assert (len(keys), len(set(keys))) == (6, 6)
     assert keys == [row["key"] for row in payloads(run, "tool_started")]
-
-
-def test_whoever_derives_the_key_gets_the_same(effects: Effects) -> None:
-    """It follows from the run, the step, the place in the reply, the tool and its arguments."""
-    turn = {"tools": [call("post", text="a"), call("refund", cents=5000)]}
-    run = the_run(run_turns(turn))
-    (key,) = [line["key"] for line in effects.lines()]
     for _ in range(2):
-        calls = list(fold(run.pk, run_rows("default", run.pk)).calls.values())
-        assert calls[0].idempotency_key(run.pk) == key
-    run_turns(turn, session="s2")
-    assert len({line["key"] for line in effects.lines()}) == 2, "another run is another key"
+        (*done, _waits) = fold(run.pk, run_rows("default", run.pk)).calls.values()
+        assert [one.idempotency_key(run.pk) for one in done] == keys[3:]
+    run_turns({"tools": calls}, session="s2")
+    assert len({line["key"] for line in effects.lines()}) == 9, "another run has other keys"
+
+
+# The crash harness that users get: a store that stops at the nth append of a drive
+
+
+def crash(name: str, nth: int, **arguments: object) -> Run:
+    agent = shop_agent(f"crashes-{name}", {"tools": [call(name, **arguments)]})
+    store = crash_after_tool_results(DatabaseStore(), nth)
+    with pytest.raises(Crash, match=r"tool_result|assistant"):
+        run_agent(agent, "do it", "s1", store=store, idempotency_key="k")
+    return Run.objects.get()
+
+
+def test_a_tool_that_declares_nothing_acts_once_and_the_model_is_told(effects: Effects) -> None:
+    run = crash("post", 2, text="x")
+    assert (effects.count(), Message.objects.filter(kind="tool_result").count()) == (1, 0)
+    result = run_agent(run.agent, "do it", "s1", idempotency_key="k")
+    assert (result.status, effects.count()) == ("completed", 1)
+    assert outcomes(the_run(result)) == ["unknown"]
+    assert "tool-durability-error" in str(result.messages)
+
+
+def test_a_safe_tool_acts_twice_and_the_model_never_sees_the_crash(effects: Effects) -> None:
+    run = crash("lookup", 2, number="A1")
+    result = run_agent(run.agent, "do it", "s1", idempotency_key="k")
+    assert (result.status, effects.count()) == ("completed", 2)
+    assert outcomes(the_run(result)) == ["ok"]
+    assert "tool-durability-error" not in str(result.messages)
+
+
+def test_the_first_append_is_the_reply(effects: Effects) -> None:
+    run = crash("post", 1, text="x")
+    assert (effects.count(), run.step) == (0, 0)
+    assert run_agent(run.agent, "do it", "s1", idempotency_key="k").status == "completed"
+    assert effects.count() == 1
+
+
+def test_an_unknown_crash_point_is_refused() -> None:
+    with pytest.raises(ValueError, match="before_tool"):
+        arm("somewhere")

@@ -131,7 +131,7 @@ EXECUTOR = [
             ),
             Edit(LOOP, "        for call in left:\n", "        for call in ():\n"),
         ),
-        ("db/test_crashing_store.py::test_a_tool_that_declares_nothing_acts_once_and_the_model_is_told",),
+        ("db/test_executor.py::test_a_tool_that_declares_nothing_acts_once_and_the_model_is_told",),
     ),
     Mutant(
         "executor: the lease is held when the handler is entered",

@@ -208,12 +208,12 @@ POLICY = [
     Mutant(
         "policy: who asked for a run is read from the journal when a call is decided",
         (Edit(PERMISSIONS, "    restore(approval.run)\n", ""),),
-        (f"{ALTERED}::test_an_altered_owner_confirms_nothing_by_the_service",),
+        (f"{ALTERED}::test_an_altered_owner_confirms_nothing_at_any_door",),
     ),
     Mutant(
         "policy: whose a run is is read from the journal whatever is asked of it",
         (Edit(PERMISSIONS, "    restore(run)\n", ""),),
-        (f"{ALTERED}::test_an_altered_owner_confirms_nothing_by_the_api",),
+        (f"{ALTERED}::test_an_altered_owner_confirms_nothing_at_any_door",),
     ),
     Mutant(
         "policy: the scope of a token is that of the journal's requester",
@@ -224,12 +224,12 @@ POLICY = [
                 "is_requester(user, approval.run)",
             ),
         ),
-        (f"{ALTERED}::test_the_scope_of_a_token_is_that_of_the_journals_requester",),
+        (f"{ALTERED}::test_an_altered_owner_confirms_nothing_at_any_door",),
     ),
     Mutant(
         "policy: who approved is asked about again by what the journal says of the run",
         (Edit("engine/tool_calls.py", "        restore(approval.run, driver.run)\n", ""),),
-        (f"{ALTERED}::test_who_approved_is_asked_about_by_the_journal_before_the_call",),
+        (f"{ALTERED}::test_a_rule_reads_the_context_of_the_journal_at_the_decision_and_before_the_call",),
     ),
     Mutant(
         "policy: who asks for something after the rules were applied decides nothing",
@@ -245,7 +245,7 @@ POLICY = [
     Mutant(
         "approvals: a card whose columns are the journal's",
         (Edit(APPROVALS, "and getattr(now, name) != value]:", "and False]:"),),
-        (f"{ALTERED}::test_nothing_is_decided_on_a_card_that_is_not_the_journals[title]",),
+        (f"{ALTERED}::test_nothing_is_decided_on_a_card_that_is_not_the_journals",),
     ),
     Mutant(
         "sessions: one that the journal knows by this key, scope and owner",
@@ -255,12 +255,12 @@ POLICY = [
     Mutant(
         "messages: into the run of a session that the journal knows by this key, scope and owner",
         (Edit("services/messages.py", "        request.require_home(state)\n", ""),),
-        (f"{ALTERED}::test_a_message_comes_into_no_open_run_of_another",),
+        (f"{ALTERED}::test_an_open_run_takes_no_message_of_another_and_a_users_session_no_visitor",),
     ),
     Mutant(
         "tokens: none of a session that the journal calls a user's",
         (Edit("services/api_tokens.py", ' or any(facts.get("owner") for facts in begun)', ""),),
-        (f"{ALTERED}::test_a_visitor_gets_no_token_for_the_session_of_a_user",),
+        (f"{ALTERED}::test_an_open_run_takes_no_message_of_another_and_a_users_session_no_visitor",),
     ),
     Mutant(
         "services: a run is changed as its journal has it",
@@ -325,7 +325,7 @@ POLICY = [
     Mutant(
         "policy: everybody writes into their own sessions only",
         (Edit(SESSIONS, "if session.owner_id == owner.id:", "if True:"),),
-        ("db/test_bad_input.py::test_a_session_of_somebody_else",),
+        ("db/test_bad_input.py::test_a_session_of_somebody_else_or_of_nobody",),
     ),
     Mutant(
         "sessions: whoever was first to use a key does not own what the program writes there",
@@ -375,7 +375,7 @@ SHOWN = [
     Mutant(
         "contexts: what a tool calls sensitive is not kept",
         (Edit("models/run.py", "if name not in hidden}", "}"),),
-        ("db/test_context_values.py::test_what_a_tool_calls_sensitive_is_not_kept",),
+        ("db/test_context_values.py::test_what_a_tool_calls_sensitive_is_kept_by_no_start_and_no_import",),
     ),
     Mutant(
         "contexts: an erased one is found no more",
