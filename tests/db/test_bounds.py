@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 
-from agentruns import (
-    Agent,
-    ToolContext,
-    approve,
-    cancel_run,
-    deny,
-    resolve_orphan,
-    run_agent,
-    start_run,
-    tool,
-)
+from agentruns import Agent, ToolContext, approve, deny, resolve_orphan, run_agent, start_run, tool
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ModelReply, ProviderError
+from agentruns.services.control import cancel_run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.utils.bounds import MAX_CALLS, MAX_DEPTH
 from tests.db.doubts import wire
+from tests.db.failures import start
 from tests.db.helpers import outcomes, payloads, the_run, user
 from tests.db.replies import Counting, nested, uses
 from tests.effects import Effects
@@ -62,23 +54,19 @@ def run_replies(*replies: ModelReply, tools: Any = (take, gated, *TOOLS)) -> tup
     return result_of(Run.objects.get().pk), model
 
 
-DEPTHS = [MAX_DEPTH, 488, 600, 5_000]
-
-
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("name", ["take", "gated", "nobody"])
-def test_a_deep_input_is_told_to_the_model(name: str, depth: int, effects: Effects) -> None:
-    deep = uses((name, {"value": nested(depth)}), ("post", {"text": "beside it"}))
-    result, model = run_replies(deep)
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 488, 600, 5_000])
+def test_a_deep_input_is_told_to_the_model(depth: int, effects: Effects) -> None:
+    deep = [(name, {"value": nested(depth)}) for name in ("take", "gated", "nobody")]
+    result, model = run_replies(uses(*deep, ("post", {"text": "beside it"})))
     run = the_run(result)
     assert (run.status, model.asked, effects.count()) == ("completed", 2, 1)
-    told = payloads(run, "tool_result")
-    assert [row["outcome"] for row in told] == ["error", "ok"]
-    assert name == "nobody" or f"more than {MAX_DEPTH} levels" in told[0]["content"]
-    (asked, _) = payloads(run, "assistant")[0]["calls"]
-    kept = asked["original"]["input"]
-    assert isinstance(kept, str)
-    assert ("bottom" in kept) is (depth < 5_000)
+    assert outcomes(run) == ["error", "error", "error", "ok"]
+    for told in payloads(run, "tool_result")[:2]:
+        assert f"more than {MAX_DEPTH} levels" in told["content"]
+    for asked in payloads(run, "assistant")[0]["calls"][:3]:
+        kept = asked["original"]["input"]
+        assert isinstance(kept, str)
+        assert ("bottom" in kept) is (depth < 5_000)
     assert run.usage["output_tokens"] == 11
 
 
@@ -102,42 +90,37 @@ def test_the_deepest_input_that_is_taken(effects: Effects) -> None:
     ],
 )
 def test_a_deep_block_that_cannot_be_answered_fails_the_run(block: Any, depth: int, effects: Effects) -> None:
-    deep = ModelReply([block(nested(depth))], "tool_use", {"output_tokens": 10})
-    result, model = run_replies(deep)
+    result, model = run_replies(ModelReply([block(nested(depth))], "tool_use", {"output_tokens": 10}))
     run = the_run(result)
     assert (run.status, model.asked, effects.count()) == ("failed", 1, 0)
     assert f"nested more than {MAX_DEPTH} levels" in run.error
     assert run.usage["output_tokens"] == 10, "it was paid"
 
 
-@tool
-def untyped(ctx: ToolContext, depth: int):  # type: ignore[no-untyped-def]
-    """Act, and return something deep."""
-    act("untyped", ctx)
-    return nested(depth)
+def deep(name: str, *, wrap: Callable[[Any], Any], **returns: Any) -> Any:
+    """Make a tool that acts, and returns something deep as its annotation says, if it has one."""
+
+    def handler(ctx: ToolContext, depth: int):  # type: ignore[no-untyped-def]
+        """Act."""
+        act(name, ctx)
+        return wrap(nested(depth))
+
+    handler.__annotations__ |= returns
+    return tool(name=name)(handler)
 
 
-@tool
-def listed(ctx: ToolContext, depth: int) -> list[Any]:
-    """Act, and return something deep in a list."""
-    act("listed", ctx)
-    return [nested(depth)]
-
-
-@tool
-def mapped(ctx: ToolContext, depth: int) -> dict[str, Any]:
-    """Act, and return something deep in a dict."""
-    act("mapped", ctx)
-    return {"deep": nested(depth)}
+DEEP = [
+    deep("untyped", wrap=lambda value: value),
+    deep("listed", wrap=lambda value: [value], **{"return": list[Any]}),
+    deep("mapped", wrap=lambda value: {"deep": value}, **{"return": dict[str, Any]}),
+]
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 100, 488, 900])
 def test_a_deep_result_is_kept_and_can_be_read(depth: int, effects: Effects) -> None:
-    calls = [(name, {"depth": depth}) for name in ("untyped", "listed", "mapped")]
-    result, model = run_replies(uses(*calls), tools=[untyped, listed, mapped])
+    result, model = run_replies(uses(*((one.name, {"depth": depth}) for one in DEEP)), tools=DEEP)
     run = the_run(result)
-    assert (run.status, model.asked, effects.count()) == ("completed", 2, 3)
-    assert outcomes(run) == ["ok"] * 3
+    assert (run.status, model.asked, effects.count(), outcomes(run)) == ("completed", 2, 3, ["ok"] * 3)
     told = [block["content"] for block in result.messages[2]["content"]]
     assert depth == 900 or all("bottom" in text for text in told), "Python itself prints no deeper list"
 
@@ -230,65 +213,32 @@ def test_a_paid_reply_is_kept_whatever_is_beside_it(
     assert (the_run(result).status, model.asked, effects.count()) == ("completed", 2, 1)
 
 
-class Failing:
-    """A model that raises."""
-
-    identity = "failing"
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.asked = 0
-
-    def propose(self, request: Any) -> ModelReply:
-        self.asked += 1
-        raise self.error
-
-
 class Mute(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"code": b"x"},
-        {"type": 7},
-        {"status": "teapot"},
-        {"request_id": b"\xff"},
-        {"retry_after": "soon"},
-        {"usage": {"output_tokens": b"1"}},
-        {"usage": {"output_tokens": nested(600)}},
-        {"usage": "none"},
-    ],
-)
+ODD = {"code": b"x", "type": 7, "status": "teapot", "request_id": b"\xff", "retry_after": "soon"}
+
+
+@pytest.mark.parametrize("usage", [{"output_tokens": b"1"}, {"output_tokens": nested(600)}, "none"])
 @pytest.mark.parametrize("disposition", ["fail", "pause", "retry"])
-def test_an_error_of_a_provider_is_journaled_whatever_is_in_it(disposition: Any, odd: dict[str, Any]) -> None:
-    error = ProviderError("no", disposition=disposition, **odd)
-    agent = Agent("failing", instructions="Fail.", model=Failing(error))
-    run_agent(agent, "do it", "s1", idempotency_key="k")
-    run = Run.objects.get()
+def test_an_error_of_a_provider_is_journaled_whatever_is_in_it(disposition: Any, usage: Any) -> None:
+    run = start([ProviderError("no", disposition=disposition, usage=usage, **ODD)])  # type: ignore[arg-type]
     assert run.status == {"fail": "failed", "pause": "paused", "retry": "queued"}[disposition]
-    assert (len(payloads(run, "model_failed")), run.attempts, problems(run.session_id)) == (1, 0, [])
+    assert (len(payloads(run, "model_failed")), run.attempts) == (1, 0)
 
 
 def test_an_exception_without_words_is_journaled() -> None:
-    agent = Agent("failing", instructions="Fail.", model=Failing(Mute()))
     with pytest.raises(Mute):
-        run_agent(agent, "do it", "s1", idempotency_key="k")
+        start([Mute()])
     (failed,) = payloads(Run.objects.get(), "model_failed")
     assert failed["error"]["type"] == "Mute"
 
 
-def long_named() -> User:
-    """A user whose name is longer than a column of ours; Django's own field allows that on SQLite alone."""
-    made = user("boss", "decide_approval", "resume_run")
-    made.username = LONG
-    return made
-
-
 def test_people_with_long_names(effects: Effects) -> None:
-    boss = long_named()
+    boss = user("boss", "decide_approval", "resume_run")
+    boss.username = LONG  # longer than a column of ours; Django's own field allows that on SQLite alone
     agent = shop_agent("hers", {"tools": [call("refund", cents=5000)]})
     result = run_agent(agent, "do it", "s1", actor=boss, idempotency_key="k")
     approve(result.pending[0].pk, boss)
@@ -298,24 +248,15 @@ def test_people_with_long_names(effects: Effects) -> None:
     assert (the_run(result).status, effects.count()) == ("completed", 1)
 
 
-@pytest.mark.parametrize("approvers", [LONG, "a" * 201, "staff\x00", " ", 7])
-def test_approvers_that_no_card_can_hold_are_refused_at_the_declaration(approvers: Any) -> None:
-    with pytest.raises(TypeError, match="approvers must be"):
-        tool(requires_approval=True, approvers=approvers)(take.fn)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"approvals": 10**12},
-        {"timeout": 1e15},
-        {"timeout": timedelta.max},
-        {"timeout": 10**400},
-    ],
-)
-def test_numbers_that_no_card_or_clock_can_hold(options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=next(iter(options))):
-        tool(**options)(take.fn)
+def test_what_no_card_or_clock_can_hold_is_refused_at_the_declaration() -> None:
+    for option, values in {
+        "approvers": (LONG, "a" * 201, "staff\x00", " ", 7),
+        "approvals": (10**12,),
+        "timeout": (1e15, timedelta.max, 10**400),
+    }.items():
+        for value in values:
+            with pytest.raises(TypeError, match=option):
+                tool(**{"requires_approval": True, option: value})(take.fn)  # type: ignore[arg-type]
 
 
 def test_a_card_for_the_longest_approvers(effects: Effects) -> None:

@@ -17,7 +17,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import Script, run_until_blocked
 from tests.db.helpers import forget_backoff, payloads, the_run
 from tests.effects import Effects
-from tests.shop.agents import TOOLS, call
+from tests.shop.agents import TOOLS, call, post
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,51 +51,54 @@ def fails(**facts: Any) -> Callable[[Any], Any]:
     return turn
 
 
+def again(run: Run) -> Run:
+    """Let a worker drive the run once its back-off is over."""
+    forget_backoff(run)
+    sweep()
+    run.refresh_from_db()
+    return run
+
+
 def costs(run: Run, kind: str = "assistant") -> list[Any]:
     return [payload.get("cost") for payload in payloads(run, kind)]
 
 
 def test_the_cost_of_every_reply_is_journaled_and_adds_up_exactly(settings: Any) -> None:
     settings.AGENTRUNS_PRICES = {MODEL: {"input": 0.1, "output": 0}}
-    tenth = {"input_tokens": 1_000_000, "service_tier": "standard"}
+    tenth = {"input_tokens": 1_000_000, "service_tier": "standard", "cost": 7}  # a cost that is not ours
     saver(*[{**POST, "usage": tenth}] * 2, {"text": "ok", "usage": tenth})
     run = start()
     assert costs(run) == ["0.1"] * 3
     assert run.usage == {"input_tokens": 3_000_000, "cost": "0.3"}
 
 
-def test_the_price_of_the_model_that_answered_counts(settings: Any) -> None:
-    settings.AGENTRUNS_PRICES = {**PRICES, f"{MODEL}-20260901": {"input": 30, "output": 150}}
-    content = [{"type": "text", "text": "all done"}]
-    saver(POST, lambda request: ModelReply(content, "end_turn", USAGE, model=f"{MODEL}-20260901"))
-    run = start()
-    assert (costs(run), run.usage["cost"]) == (["0.45", "4.5"], "4.95")
-
-
 def test_a_failed_attempt_costs_what_it_used() -> None:
     turns = [fails(usage={"input_tokens": 1000}), fails()]
     saver(lambda request: turns.pop(0)(request) if turns else DONE)
     run = start()
-    for _ in range(2):
-        forget_backoff(run)
-        sweep()
-    run.refresh_from_db()
+    again(run)
+    again(run)
     assert (run.status, costs(run, "model_failed")) == ("completed", ["0.003", None])
     assert run.usage == {"input_tokens": 101_000, "output_tokens": 10_000, "cost": "0.453"}
+    saver(fails(usage=USAGE), cost_budget=0.4, version="2")
+    assert again(start("more")).error == "BudgetExceededError: cost_budget: 0.45 of 0.4 used."
 
 
-def test_what_was_paid_does_not_change_with_the_prices(settings: Any) -> None:
+def test_the_price_counts_that_the_model_that_answered_had_then(settings: Any) -> None:
+    later = {MODEL: {"input": 6, "output": 30}, f"{MODEL}-20260901": {"input": 30, "output": 150}}
+
     def dearer(request: Any) -> Any:
-        settings.AGENTRUNS_PRICES = {MODEL: {"input": 6, "output": 30}}
+        settings.AGENTRUNS_PRICES = later
         return POST
 
-    saver(POST, dearer, DONE)
+    content = [{"type": "text", "text": "all done"}]
+    saver(POST, dearer, lambda request: ModelReply(content, "end_turn", USAGE, model=f"{MODEL}-20260901"))
     run = start()
-    assert (costs(run), run.usage["cost"]) == (["0.45", "0.9", "0.9"], "2.25")
+    assert (costs(run), run.usage["cost"]) == (["0.45", "0.9", "4.5"], "5.85")
     settings.AGENTRUNS_PRICES = {}
     with decimal.localcontext(prec=2):
-        assert the_run(resumed := run_agent("saver", "do it", "s1", idempotency_key="do it")).pk == run.pk
-    assert resumed.usage["cost"] == "2.25"
+        resumed = run_agent("saver", "do it", "s1", idempotency_key="do it")
+    assert (the_run(resumed), resumed.usage["cost"]) == (run, "5.85")
 
 
 @pytest.mark.parametrize("prices", [{}, {MODEL: {"input": "dear"}}, None])
@@ -105,11 +108,6 @@ def test_a_reply_nobody_can_price_is_kept_all_the_same(prices: Any, settings: An
     run = start()
     assert (run.status, costs(run)) == ("completed", [None, None])
     assert run.usage == {"input_tokens": 200_000, "output_tokens": 20_000}
-
-
-def test_a_model_that_tells_a_cost_of_its_own_does_not_spoil_ours() -> None:
-    saver({**POST, "usage": {**USAGE, "cost": 7}}, {**DONE, "usage": {**USAGE, "cost": 7}})
-    assert start().usage == {"input_tokens": 200_000, "output_tokens": 20_000, "cost": "0.9"}
 
 
 def test_a_reply_that_was_cut_off_with_odd_usage_is_a_failed_attempt() -> None:
@@ -136,22 +134,8 @@ def test_a_budget_is_enforced_before_the_next_request(
     run = start()
     assert (run.status, run.error) == ("failed", f"BudgetExceededError: {said}")
     assert (len(script.requests), effects.count()) == (asked, asked)
-
-
-def test_a_run_that_ends_within_its_reply_may_go_over() -> None:
-    saver(DONE, cost_budget=0.01)
-    run = start()
-    assert (run.status, run.usage["cost"]) == ("completed", "0.45")
-
-
-def test_failed_attempts_use_up_a_budget() -> None:
-    saver(fails(usage=USAGE), cost_budget=0.4)
-    run = start()
-    assert run.status == "queued"
-    forget_backoff(run)
-    sweep()
-    run.refresh_from_db()
-    assert run.error == "BudgetExceededError: cost_budget: 0.45 of 0.4 used."
+    saver(DONE, version="2", cost_budget=0.01)
+    assert start("more").status == "completed", "a run that ends within its reply may go over"
 
 
 def test_the_deadline_passes_with_a_clock_that_stands_still(database_clock: Any) -> None:
@@ -196,11 +180,10 @@ def test_a_price_that_is_taken_away_pauses_the_run_at_its_next_request(
 
 
 def test_stateless_runs_have_the_same_budgets(settings: Any) -> None:
-    tools = [one for one in TOOLS if one.name != "annotate"]
     script = Script([POST, POST, DONE], MODEL)
-    agent = Agent("saver", instructions="Save.", tools=tools, model=script, cost_budget=0.5)
+    agent = Agent("saver", instructions="Save.", tools=[post], model=script, cost_budget=0.5)
     result = run_agent(agent, "do it")
-    assert (result.status, result.usage["cost"]) == ("failed", "0.9")
+    assert result.usage["cost"] == "0.9"
     assert result.error == "BudgetExceededError: cost_budget: 0.9 of 0.5 used."
     settings.AGENTRUNS_PRICES = {}
     result = run_agent(agent, "do it")
