@@ -19,10 +19,7 @@ def one_of_many_deciders_wins() -> None:
     """Let six threads decide on one card: one decision is kept."""
     for round_number in range(5):
         card = run_turns({"tools": [call("refund", cents=5000)]}, session=f"s{round_number}").pending[0]
-        decisions = [
-            partial(approve, card.pk, None, digest=card.digest),
-            partial(deny, card.pk, None, "no"),
-        ]
+        decisions = [partial(approve, card.pk, None, digest=card.digest), partial(deny, card.pk, None, "no")]
         results = at_once(*decisions * 3)
         refused = [result for result in results if isinstance(result, ApprovalStateError)]
         assert len(refused) == 5, results

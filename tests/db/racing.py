@@ -129,15 +129,13 @@ class Click:
 
 
 def decide(run_id: Any, word: str, which: int = 0) -> bool:
-    """Decide on one of the run's pending cards; return whether there was one."""
+    """Decide on one of the run's pending cards; tell whether there was one."""
     cards = list(Approval.objects.pending().filter(run_id=run_id).order_by("requested_at", "id"))
-    if not cards:
-        return False
-    if word == "approve":
+    if cards and word == "approve":
         approve(cards[which].pk, None, digest=cards[which].digest)
-    else:
+    elif cards:
         deny(cards[which].pk, None, "not today")
-    return True
+    return bool(cards)
 
 
 CLICKS: dict[str, Callable[[Any], bool]] = {

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from agentruns import approve, cancel_run, list_runs, resolve_orphan, resume_run, run_agent, start_run
+from agentruns import approve, cancel_run, list_runs, resolve_orphan, resume_run, run_agent, start_run, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Control, Definition, Message, Run, Session
 from agentruns.services.sweep import sweep
+from tests.db.doubts import wire
 from tests.db.helpers import user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -21,7 +23,8 @@ MODELS = (Approval, Control, Definition, Message, Run, Session)
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(settings: Any) -> None:
+def _elsewhere(transactional_db: None, settings: Any) -> None:
+    Control.objects.using("default").all().delete()  # left by the start of this process
     settings.AGENTRUNS_DATABASE = "other"
 
 
@@ -37,21 +40,22 @@ def test_everything_goes_to_the_named_database() -> None:
     for model in MODELS:
         assert not model.objects.using("default").exists(), model
         assert model.objects.using("other").exists(), model
-    for session in Session.objects.using("other"):
-        assert problems(session.pk, "other") == []
-
-
-def test_a_verdict_and_a_transactional_tool_go_there_too() -> None:
-    from tests.db.doubts import wire
-    from tests.shop.agents import TOOLS
-    from tests.shop.models import Order
-
     Order.objects.using("other").create(number="A1", customer="Ada", total_cents=1)
-    agent = shop_agent("doubtful", {"tools": [call("wire", text="x")]}, tools=[*TOOLS, wire])
-    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+
+    @tool(transactional=True)
+    def note() -> str:
+        """Write where the journal is."""
+        Order.objects.using("other").update(note="seen")
+        return "noted"
+
+    agent = shop_agent("doubtful", {"tools": [call("note"), call("wire", text="x")]}, tools=[note, wire])
+    result = run_agent(agent, "do it", "s3", idempotency_key="k3")
     resolve_orphan(result.run_id, result.orphans[0], "occurred", None, result="it went out")
     assert resume_run(result.run_id).status == "completed"
+    assert Order.objects.using("other").get().note == "seen"
     assert not Run.objects.using("default").exists()
+    for session in Session.objects.using("other"):
+        assert problems(session.pk, "other") == []
 
 
 def test_a_transaction_on_another_database_is_no_obstacle(effects: Effects) -> None:

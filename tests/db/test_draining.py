@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from datetime import datetime, timedelta
-from io import StringIO
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.db import OperationalError
+from django.db import OperationalError, connections
 
 from agentruns import ToolContext, run_agent, start_run, tool
 from agentruns.engine import leases
 from agentruns.engine.leases import claim
+from agentruns.journal.connection import own_alias
 from agentruns.models import Control, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils.db import database_now
+from tests.commands.running import run as command
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
@@ -42,10 +41,8 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Step the database's clock by so many hours."""
 
     def by(hours: float) -> None:
-        def now(alias: str) -> datetime:
-            return database_now(alias) + timedelta(hours=hours)
-
-        monkeypatch.setattr(leases, "database_now", now)
+        later = timedelta(hours=hours)
+        monkeypatch.setattr(leases, "database_now", lambda alias: database_now(alias) + later)
 
     return by
 
@@ -56,12 +53,14 @@ def test_a_process_claims_nothing_after_the_stamp_and_its_successor_does(
     run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
     leases.drain("default")
     assert claim("default", run.pk) is None
-    assert (sweep().found, sweep(drives=False).notified) == (0, 1)
+    assert (sweep().found, Control.objects.sweepers().exists()) == (0, False), "a drained worker is none"
+    assert sweep(drives=False).notified == 1
     result = run_agent("calls-post", "do it", "s2", idempotency_key="k2")
     assert (result.status, effects.lines()) == ("queued", [])
     assert run_agent("calls-post", "do it", "s1", idempotency_key="k1").status == "queued"
     restarted()
     assert sweep().completed == 2
+    assert list(Control.objects.sweepers().values_list("name", flat=True)) == ["resume_runs"]
     assert list(Run.objects.values_list("attempts", flat=True)) == [0, 0]
 
 
@@ -86,7 +85,7 @@ def test_a_drive_ends_at_its_next_boundary(
 
 
 def test_looking_costs_nothing_until_it_is_time_and_a_database_out_of_reach_is_no_stamp(
-    django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+    django_assert_num_queries: Any,
 ) -> None:
     look = leases.DrainCheck("default")
     leases.drain("default")
@@ -94,11 +93,10 @@ def test_looking_costs_nothing_until_it_is_time_and_a_database_out_of_reach_is_n
         assert not look()
     look.looked -= leases.DRAIN_CHECK_SECONDS
 
-    def unreachable(alias: str) -> bool:
+    def refuse(*statement: Any) -> Any:
         raise OperationalError("the server is restarting")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(leases, "is_draining", unreachable)
+    with connections[own_alias("default")].execute_wrapper(refuse):
         assert not look()
     look.looked -= leases.DRAIN_CHECK_SECONDS
     assert look() and look()
@@ -108,26 +106,13 @@ def test_the_command_waits_for_what_is_driven_and_names_what_stays(restarted: An
     run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
     lease = claim("default", run.pk)
     assert lease is not None
-    out = StringIO()
-    with pytest.raises(SystemExit) as exit_code:
-        call_command("drain_runs", timeout=0.1, stdout=out)
-    assert (exit_code.value.code, str(run.pk) in out.getvalue()) == (1, True)
-    assert "recovery takes over its run" in out.getvalue()
-    with pytest.raises(SystemExit):
-        call_command("drain_runs", "--timeout=0.1", "--json", stdout=(out := StringIO()))
-    assert json.loads(out.getvalue()) == {"drained": False, "runs": [str(run.pk)]}
+    said = command("drain_runs", "--timeout=0.1")
+    assert (said.code, str(run.pk) in said.out, "recovery takes over its run" in said.out) == (1, True, True)
+    said = command("drain_runs", "--timeout=0.1", "--json")
+    assert (said.code, said.lines) == (1, [{"drained": False, "runs": [str(run.pk)]}])
     lease.release()
-    call_command("drain_runs", "--json", stdout=(out := StringIO()))
-    assert json.loads(out.getvalue()) == {"drained": True, "runs": []}
-
-
-def test_the_stamp_is_no_sweeper(restarted: Any) -> None:
-    leases.drain("default")
-    sweep()
-    assert not Control.objects.sweepers().exists(), "a drained worker is none"
-    restarted()
-    sweep()
-    assert list(Control.objects.sweepers().values_list("name", flat=True)) == ["resume_runs"]
+    said = command("drain_runs", "--json")
+    assert (said.code, said.lines) == (0, [{"drained": True, "runs": []}])
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -160,16 +145,17 @@ def test_a_request_that_a_restore_lost_is_none_and_the_next_one_counts(restarted
     run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
     step(-2)
     leases.drain("default")
-    before = list(Control.objects.filter(name=Control.DRAINING).values())
+    request = Control.objects.filter(name=Control.DRAINING)
+    before = request.get().seen_at
     step(0)
     leases.drain("default")
     restarted()
-    Control.objects.filter(name=Control.DRAINING).update(seen_at=before[0]["seen_at"])
+    request.update(seen_at=before)
     assert not leases.is_draining("default"), "the journal is as it was two hours ago"
     step(-1)
     leases.drain("default")
     assert leases.is_draining("default")
-    Control.objects.filter(name=Control.DRAINING).update(seen_at=before[0]["seen_at"])
+    request.update(seen_at=before)
     assert leases.is_draining("default"), "this process was asked"
     assert claim("default", run.pk) is None
     restarted()

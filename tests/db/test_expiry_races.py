@@ -24,8 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def card() -> Approval:
     """An approval that waits."""
-    (approval,) = run_turns({"tools": [call("refund", cents=5000)]}).pending
-    return Approval.objects.get(pk=approval.pk)
+    return Approval.objects.get(pk=run_turns({"tools": [call("refund", cents=5000)]}).pending[0].pk)
 
 
 @pytest.fixture
@@ -54,17 +53,10 @@ def decided(card: Approval) -> list[str]:
     return [payload["verb"] for payload in payloads(card.run, "approval_decided")]
 
 
-def test_nobody_else_was_there(card: Approval) -> None:
-    run_out(card)
-    assert (expire_due(), decided(card)) == (1, ["expire"])
-    assert problems(card.run.session_id) == []
-
-
 def test_it_was_given_more_time(card: Approval) -> None:
     """The list is read before the lock is taken, and what it says of a card may be old by then."""
     looks_over(card)
-    assert expire_due() == 0
-    assert decided(card) == []
+    assert (expire_due(), decided(card)) == (0, [])
     card.refresh_from_db()
     assert card.status == "pending"
 
@@ -77,16 +69,14 @@ def test_it_was_decided(card: Approval, first: Any) -> None:
         approve(card.pk, None, digest=card.digest)
 
     first(decide)
-    assert expire_due() == 0
-    assert decided(card) == ["approve"]
+    assert (expire_due(), decided(card)) == (0, ["approve"])
     assert problems(card.run.session_id) == []
 
 
 def test_its_run_was_cancelled(card: Approval, first: Any) -> None:
     run_out(card)
     first(lambda: cancel_run(card.run_id))
-    assert expire_due() == 0
-    assert decided(card) == []
+    assert (expire_due(), decided(card)) == (0, [])
     card.refresh_from_db()
     assert (card.status, Run.objects.get().status) == ("cancelled", "cancelled")
     assert problems(card.run.session_id) == []
@@ -100,9 +90,9 @@ def test_the_journal_is_busy(card: Approval, monkeypatch: pytest.MonkeyPatch) ->
 
     with monkeypatch.context() as patch:
         patch.setattr(approvals, "write", busy)
-        assert expire_due() == 0
-    assert decided(card) == []
+        assert (expire_due(), decided(card)) == (0, [])
     assert (expire_due(), decided(card)) == (1, ["expire"])
+    assert problems(card.run.session_id) == []
 
 
 @pytest.mark.parametrize(
@@ -112,10 +102,7 @@ def test_the_journal_is_busy(card: Approval, monkeypatch: pytest.MonkeyPatch) ->
         (lambda card: extend(card.pk, None, timedelta()), "must be positive"),
         (lambda card: extend(card.pk, None, timedelta(days=367)), "at most 366 days"),
         (lambda card: extend(card.pk, None, timedelta(days=1)), "never expires; there is nothing to extend"),
-        (
-            lambda card: approve(card.pk, None, arguments={"cents": "many"}),
-            "The edited arguments do not fit refund",
-        ),
+        (lambda card: approve(card.pk, None, arguments={"cents": "many"}), "arguments do not fit refund"),
     ],
 )
 def test_what_cannot_be_meant_changes_nothing(card: Approval, act: Any, told: str) -> None:

@@ -56,23 +56,16 @@ def said_of_one_more(run: Run, kind: str, **changes: Any) -> str:
     return str(history.add(*sealed(run.session_id, row)))
 
 
-def test_an_approval_asked_for_what_is_done(finished: Run) -> None:
+def test_one_more_row_that_nothing_before_it_accounts_for(finished: Run) -> None:
     done = Message.objects.get(kind="tool_result", tool_name="post").call_id
-    said = said_of_one_more(finished, "approval_requested", call_id=done, payload={"approval": str(uuid7())})
-    assert said.endswith(f"asks for an approval of call {done}, which has a result.")
-
-
-def test_a_decision_nobody_was_asked_for(finished: Run) -> None:
-    done = Message.objects.get(kind="tool_result", tool_name="post").call_id
-    said = said_of_one_more(finished, "approval_decided", call_id=done)
-    assert said.endswith(f"decides on call {done}, for which no approval was asked.")
-
-
-def test_history_of_another_run_amid_this_one(finished: Run) -> None:
-    said = said_of_one_more(
-        finished, "user", payload={"copied": {"run": str(uuid7()), "seq": 2, "hash": "0" * 64}}
-    )
-    assert said.endswith("is copied from another run after its own run had started.")
+    asks = {"call_id": done, "payload": {"approval": str(uuid7())}}
+    copied = {"payload": {"copied": {"run": str(uuid7()), "seq": 2, "hash": "0" * 64}}}
+    for kind, changes, said in (
+        ("approval_requested", asks, f"asks for an approval of call {done}, which has a result."),
+        ("approval_decided", {"call_id": done}, f"decides on call {done}, for which no approval was asked."),
+        ("user", copied, "is copied from another run after its own run had started."),
+    ):
+        assert said_of_one_more(finished, kind, **changes).endswith(said)
 
 
 def test_a_gated_call_whose_card_was_taken_out(finished: Run) -> None:
@@ -86,16 +79,10 @@ def test_a_gated_call_whose_card_was_taken_out(finished: Run) -> None:
     assert "which the gate did not let through" in told(finished)
 
 
-def test_an_approval_spent_on_a_call_that_is_not_its_own(finished: Run, another: UUID) -> None:
-    forge(
-        finished.session_id,
-        lambda rows: rows.filter(kind="tool_started", tool_name="post").update(consumes=another),
-    )
-    assert f"consumes approval {another}, which is not of call" in told(finished)
-
-
-def test_an_approval_spent_instead_of_the_one_that_was_given(finished: Run, another: UUID) -> None:
-    forge(finished.session_id, lambda rows: rows.filter(consumes__isnull=False).update(consumes=another))
+@pytest.mark.parametrize("name", ["post", "refund"])
+def test_an_approval_spent_on_a_call_that_is_not_its_own(finished: Run, another: UUID, name: str) -> None:
+    started = {"kind": "tool_started", "tool_name": name}
+    forge(finished.session_id, lambda rows: rows.filter(**started).update(consumes=another))
     assert f"consumes approval {another}, which is not of call" in told(finished)
 
 
