@@ -61,6 +61,11 @@ def ended(session: str) -> Run:
     return the_run(run_turns({"tools": [call("post", text="hi")]}, session=session))
 
 
+def verified(file: object, *options: str) -> Any:
+    """Compare the journal with the anchors of a file."""
+    return command("verify_journal", *options, "--anchors", str(file))
+
+
 def computed_anew(session_id: UUID) -> None:
     """Rewrite a session as a database's owner could: another text, and all hashes fitting."""
     session, head, made = Session.objects.get(pk=session_id), "", []
@@ -79,30 +84,22 @@ def computed_anew(session_id: UUID) -> None:
 
 def test_a_chain_that_was_computed_anew_is_found(file: Path) -> None:
     run, other = ended("s1"), ended("s2")
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = map(json.loads, file.read_text().splitlines())
     heads = {str(one.pk): (one.next_seq - 1, one.head) for one in Session.objects.all()}
     assert {line["session"]: (line["seq"], line["head"]) for line in lines} == heads
-    assert command("verify_journal", "--anchors", str(file)).out == (
-        "Sessions checked: 2. Anchors compared: 2, of pruned sessions: 0. Nothing is wrong.\n"
-    )
+    assert "Anchors compared: 2, of pruned sessions: 0. Nothing" in verified(file).out
     computed_anew(run.session_id)
     assert problems(run.session_id) == []
     assert command("verify_journal").code == 0, "nothing inside the database shows it"
-    outcome = command("verify_journal", "--anchors", str(file))
-    seq = heads[str(run.session_id)][0]
-    assert (outcome.code, outcome.out.splitlines()[0]) == (
-        1, f"Session s1: seq {seq} has another hash than its anchor: the chain was written anew.",
-    )  # fmt: skip
-    assert command("verify_journal", "--session=s2", "--anchors", str(file)).code == 0
-    assert command("verify_journal", "--session=s1", "--anchors", str(file)).code == 1
+    outcome, seq = verified(file), heads[str(run.session_id)][0]
+    anew = f"Session s1: seq {seq} has another hash than its anchor: the chain was written anew."
+    assert (outcome.code, outcome.out.splitlines()[0]) == (1, anew)
+    assert [verified(file, f"--session={key}").code for key in ("s2", "s1")] == [0, 1]
     erase_session("s1")
-    assert command("verify_journal", "--anchors", str(file)).out == (
-        "Sessions checked: 1. Anchors compared: 2, of pruned sessions: 1. Nothing is wrong.\n"
-    )
+    assert "Anchors compared: 2, of pruned sessions: 1. Nothing" in verified(file).out
     with triggers.lifted(connection):
         Message.objects.filter(session_id=other.session_id, seq__gt=3).delete()
-    found = command("verify_journal", "--anchors", str(file)).out
-    assert "Session s2: was anchored at seq 7, a row that is missing.\n" in found
+    assert "Session s2: was anchored at seq 7, a row that is missing.\n" in verified(file).out
 
 
 def test_a_tail_that_a_restore_lost_is_told_from_a_chain_that_was_altered(file: Path) -> None:
@@ -110,7 +107,7 @@ def test_a_tail_that_a_restore_lost_is_told_from_a_chain_that_was_altered(file: 
     with triggers.lifted(connection):
         Message.objects.filter(seq__gt=3).delete()
         Session.objects.update(next_seq=4, head=Message.objects.get(seq=3).hash)
-    outcome = command("verify_journal", "--anchors", str(file))
+    outcome = verified(file)
     lost = "Session s1: was anchored at seq 7, and ends at 3: its last rows are lost. If nobody deleted it,"
     assert (outcome.code, lost in outcome.out) == (1, True), outcome.out
     assert "another hash" not in outcome.out
@@ -122,18 +119,17 @@ def test_a_session_that_vanished_without_a_tombstone(file: Path) -> None:
         for model in (Message, Notification, Run, Session):
             model.objects.all().delete()
     assert command("verify_journal").code == 0
-    outcome = command("verify_journal", "--anchors", str(file))
-    assert outcome.code == 1
-    assert f"Session {run.session_id}: was anchored at seq" in outcome.out
+    outcome = verified(file)
+    assert (outcome.code, f"Session {run.session_id}: was anchored at seq" in outcome.out) == (1, True)
     assert "gone without a tombstone" in outcome.out
 
 
-@pytest.mark.parametrize("line", ["x", "[]", '{"session": "s1", "seq": 1, "head": ""}', "[" * 9_000])
-def test_a_line_that_is_no_anchor(line: str, file: Path) -> None:
-    file.write_text(f"\n{line}\n")
-    outcome = command("verify_journal", "--anchors", str(file))
-    assert (outcome.code, "Line 2 is no anchor" in outcome.err) == (2, True)
-    assert command("verify_journal", "--anchors", f"{file}.none").code == 2
+def test_a_line_that_is_no_anchor(file: Path) -> None:
+    for line in ("x", "[]", '{"session": "s1", "seq": 1, "head": ""}', "[" * 9_000):
+        file.write_text(f"\n{line}\n")
+        outcome = verified(file)
+        assert (outcome.code, "Line 2 is no anchor" in outcome.err) == (2, True)
+    assert verified(f"{file}.none").code == 2
 
 
 def test_it_is_told_again_until_it_went_through(settings: Any) -> None:
@@ -161,16 +157,13 @@ def test_one_that_hangs_does_not_hold_the_engine(settings: Any, monkeypatch: pyt
     assert sorted(Notification.objects.values_list("attempts", flat=True)) == [0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [
-        (None, []),
-        (f"{__name__}.tell", []),
-        (f"{__name__}.nobody", ["agentruns.E019"]),
-        (f"{__name__}.told", ["agentruns.E019"]),
-        ("agentruns.contrib.anchor.append_to_file", ["agentruns.E019"]),
-    ],
-)
-def test_an_anchor_that_cannot_be_told_is_found(path: str | None, found: list[str], settings: Any) -> None:
-    settings.AGENTRUNS_ANCHOR = path
-    assert [message.id for message in check_values(None)] == found
+def test_an_anchor_that_cannot_be_told_is_found(settings: Any) -> None:
+    for path, found in {
+        None: [],
+        f"{__name__}.tell": [],
+        f"{__name__}.nobody": ["agentruns.E019"],
+        f"{__name__}.told": ["agentruns.E019"],
+        "agentruns.contrib.anchor.append_to_file": ["agentruns.E019"],  # without a file
+    }.items():
+        settings.AGENTRUNS_ANCHOR = path
+        assert [message.id for message in check_values(None)] == found, path

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from agentruns import adopt_definition, resume_run, run_agent, start_run, tool
+from agentruns import Agent, adopt_definition, resume_run, run_agent, start_run, tool
 from agentruns.engine.leases import Lease, claim
 from agentruns.exceptions import DurableConfigMismatchError, PermissionDeniedError, RunStateError
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
-from tests.db.helpers import kill, outcomes, payloads, the_run, user
+from agentruns.testing import crashing_at, expire_leases
+from tests.db.helpers import outcomes, payloads, the_run, user
 from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
@@ -43,13 +45,12 @@ def test_staff_adopt_the_new_definition() -> None:
 
 def test_the_runs_own_version_comes_before_a_newer_one() -> None:
     with isolated_registry():
-        run = start_run(shop_agent("versions", version="1"), "do it", "s1", idempotency_key="k")
+        agent = shop_agent("versions", version="1")
+        first, run = (start_run(agent, "do it", key, idempotency_key=key) for key in ("s1", "s2"))
     with isolated_registry():
         shop_agent("versions", version="1")
         shop_agent("versions", version="2", max_steps=7)
-        assert resume_run(run.pk).status == "completed"
-    with isolated_registry():
-        run = start_run(shop_agent("versions", version="1"), "do it", "s2", idempotency_key="k2")
+        assert resume_run(first.pk).status == "completed"
     with isolated_registry():
         shop_agent("versions", version="2", max_steps=7)
         with pytest.raises(DurableConfigMismatchError):
@@ -61,34 +62,24 @@ def test_the_runs_own_version_comes_before_a_newer_one() -> None:
 def test_a_call_started_before_is_judged_by_what_its_tool_declared_then(effects: Effects) -> None:
     """Declaring it safe afterwards does not make an effect that may have happened repeatable."""
 
-    @tool(name="act")
-    def careful() -> str:
-        """Act once."""
-        effects.record("act")
-        raise SystemExit(1)
+    def deployed(**declares: Any) -> Agent:
+        @tool(name="act", **declares)
+        def act() -> str:
+            """Act."""
+            effects.record("act")
+            return "acted"
 
-    @tool(name="act", safe_to_retry=True)
-    def careless() -> str:
-        """Act."""
-        effects.record("act")
-        return "acted"
+        return shop_agent("changed", {"tools": [call("act")]}, tools=[act])
 
-    turn = {"tools": [call("act")]}
-    with isolated_registry(), pytest.MonkeyPatch.context() as patch:
-        agent = shop_agent("changed", turn, tools=[careful])
-        patch.setattr(
-            "agentruns.engine.tool_calls._orphan", lambda *args, **options: 1 / 0
-        )  # dies before it is held
-        patch.setattr("agentruns.engine.leases.Lease.release", lambda self, **how: None)
-        with pytest.raises(ZeroDivisionError):
-            run_agent(agent, "do it", "s1", idempotency_key="k")
+    with isolated_registry(), crashing_at("after_tool"):
+        run_agent(deployed(), "do it", "s1", idempotency_key="k")
+    expire_leases()
     run = Run.objects.get()
-    kill(run)
     with isolated_registry():
-        shop_agent("changed", turn, tools=[careless])
+        deployed(safe_to_retry=True)
         adopt_definition(run.pk)
         sweep()
-        run = Run.objects.get()
+        run.refresh_from_db()
         assert (run.status, effects.count()) == ("orphaned", 1)
         assert outcomes(the_run(resume_run(run.pk))) == ["unknown"]
     assert effects.count() == 1

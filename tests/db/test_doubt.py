@@ -6,14 +6,12 @@ import threading
 
 import pytest
 
-from agentruns import Agent, ToolContext, approve, deny, resolve_orphan, resume_run, run_agent, tool
+from agentruns import RunResult, ToolContext, approve, deny, resolve_orphan, resume_run, run_agent, tool
 from agentruns.exceptions import PermissionDeniedError, RunStateError
-from agentruns.journal.fold import fold
-from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from agentruns.testing import ScriptedModel, check_messages
+from agentruns.testing import check_messages
 from tests.db.doubts import wire
 from tests.db.helpers import only_the_first_is_late, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
@@ -29,9 +27,13 @@ def held_run(*turns: object, **options: object) -> Run:
 
 
 def orphan_of(run: Run) -> str:
-    state = fold(run.pk, run_rows("default", run.pk))
-    (call_id,) = [one.id for one in state.open_calls() if one.orphan == "held"]
+    (call_id,) = result_of(run.pk).orphans
     return call_id
+
+
+def later(*turns: object, **options: object) -> RunResult:
+    """Run another agent with the wire in the same session."""
+    return run_agent(shop_agent("next", *turns, tools=[wire], **options), "go on", "s1", idempotency_key="k2")
 
 
 def test_a_handler_that_does_not_know_is_held_for_staff(effects: Effects) -> None:
@@ -48,24 +50,20 @@ def test_an_agent_may_prefer_to_be_told() -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "ends", "effects_after"),
-    [("occurred", ["ok", "ok"], 2), ("not_occurred", ["ok"], 2), ("unknown", ["unknown", "cancelled"], 1)],
+    [("occurred", ["ok", "ok"], 2), ("not_occurred", [], 2), ("unknown", ["unknown", "cancelled"], 1)],
 )
 def test_a_verdict_of_staff(verdict: str, ends: list[str], effects_after: int, effects: Effects) -> None:
     run = held_run({"tools": [call("wire", text="x"), call("post", text="y")]})
     staff = user("staff", "resolve_orphan")
-    resolve_orphan(
-        run.pk, orphan_of(run), verdict, staff, result="went out at noon", evidence="the bank says"
-    )
+    resolve_orphan(run.pk, orphan_of(run), verdict, staff, result="went out at noon", evidence="the bank's")
     assert payloads(run, "orphan_resolved")[0]["actor"]["name"] == "staff"
     sweep()
-    run = Run.objects.get(pk=run.pk)
-    if verdict == "not_occurred":  # the wire was sent again, with the same key, and is in doubt again
-        assert run.status == "orphaned"
-        keys = [one["key"] for one in payloads(run, "tool_started")]
-        assert (len(keys), len(set(keys))) == (2, 1)
-        assert effects.count() == 2
-        return
-    assert (run.status, outcomes(run), effects.count()) == ("completed", ends, effects_after)
+    run.refresh_from_db()
+    keys = [one["key"] for one in payloads(run, "tool_started")]
+    # After `not_occurred` the wire was sent again, with the same key, and is in doubt again.
+    status, of_wire = ("orphaned", 2) if verdict == "not_occurred" else ("completed", 1)
+    assert (run.status, outcomes(run), effects.count()) == (status, ends, effects_after)
+    assert (keys.count(keys[0]), len(keys)) == (of_wire, effects_after)
 
 
 def test_a_verdict_needs_the_permission_and_a_call_in_doubt() -> None:
@@ -89,12 +87,9 @@ def test_while_a_call_is_in_doubt_its_tool_asks_a_person(effects: Effects) -> No
     deny(card.pk, None, "it did arrive")
     assert sweep().completed == 1
     assert effects.count("wire") == 1
-
-    model = ScriptedModel([{"tools": [call("wire", text="other")]}, {"text": "ok"}])
-    next_agent = Agent("next", instructions="Go on.", tools=[wire], model=model)
-    later = run_agent(next_agent, "and this one", "s1", idempotency_key="k2")
-    assert later.status == "awaiting-approval"
-    check_messages(later.messages[:-1])  # the last turn still waits for its results
+    asked = later({"tools": [call("wire", text="other")]})
+    assert asked.status == "awaiting-approval"
+    check_messages(asked.messages[:-1])  # the last turn still waits for its results
 
 
 @pytest.mark.parametrize(("verdict", "asked"), [("occurred", 0), ("not_occurred", 0), ("unknown", 1)])
@@ -106,32 +101,20 @@ def test_a_late_verdict_only_records_and_lifts_the_doubt(verdict: str, asked: in
     resolve_orphan(run.pk, call_id, verdict, None, evidence="the statement")
     assert Message.objects.count() == before + 1
     the_run(result_of(run.pk))
-    model = ScriptedModel([{"tools": [call("wire", text="y")]}, {"text": "ok"}])
-    agent = Agent("next", instructions="Go on.", tools=[wire], model=model, on_orphan="surface")
-    later = run_agent(agent, "another", "s1", idempotency_key="k2")
-    assert len(later.pending) == asked
+    assert len(later({"tools": [call("wire", text="y")]}, on_orphan="surface").pending) == asked
 
 
 def test_surfacing_cancels_what_was_approved_after_it(effects: Effects) -> None:
     """Later calls are not run, also approved ones; a denied one keeps its denial."""
-    turn = {
-        "tools": [
-            call("wire", text="x"),
-            call("refund", cents=5000),
-            call("refund", cents=6000),
-            call("refund", cents=7000),
-        ]
-    }
-    run = held_run(turn)
+    refunds = [call("refund", cents=cents) for cents in (5000, 6000, 7000)]
+    run = held_run({"tools": [call("wire", text="x"), *refunds]})
     approved, denied, pending = Approval.objects.order_by("requested_at", "id")
     approve(approved.pk, None)
     deny(denied.pk, None, "too much")
     result = resume_run(run.pk)
     assert result.status == "completed"
     assert outcomes(the_run(result)) == ["unknown", "cancelled", "denied", "cancelled"]
-    assert {card.status for card in Approval.objects.filter(pk__in=[approved.pk, pending.pk])} == {
-        "cancelled"
-    }
+    assert Approval.objects.filter(pk__in=[approved.pk, pending.pk], status="cancelled").count() == 2
     assert effects.count() == 1
     check_messages(result.messages)
 
@@ -149,8 +132,7 @@ def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(
         let_go.wait(120)
         return "too late"
 
-    agent = shop_agent("slow", {"tools": [call("slow", text="x")]}, tools=[slow])
-    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    result = run_turns({"tools": [call("slow", text="x")]}, tools=[slow])
     assert result.status == "orphaned"
     assert not Message.objects.filter(kind="late_result").exists()
     let_go.set()
@@ -161,19 +143,17 @@ def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(
     the_run(result)
 
 
-@tool(timeout=0.2, safe_to_retry=True)
-def sluggish(ctx: ToolContext, text: str) -> str:
-    """Take longer than allowed, and say that this is safe."""
-    Effects.from_environment().record("sluggish")
-    if ctx.attempt == 1:
-        wait_for(ctx.is_cancelled, "the time to be over")
-    return "in time"
-
-
 def test_a_timeout_of_a_safe_tool_is_tried_again(effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
     only_the_first_is_late(monkeypatch, lambda: effects.count() == 1)
-    agent = shop_agent("sluggish", {"tools": [call("sluggish", text="x")]}, tools=[sluggish])
-    result = run_agent(agent, "do it", "s1", idempotency_key="k")
-    assert result.status == "completed"
+
+    @tool(timeout=0.2, safe_to_retry=True)
+    def sluggish(ctx: ToolContext, text: str) -> str:
+        """Take longer than allowed, and say that this is safe."""
+        effects.record("sluggish")
+        if ctx.attempt == 1:
+            wait_for(ctx.is_cancelled, "the time to be over")
+        return "in time"
+
+    assert run_turns({"tools": [call("sluggish", text="x")]}, tools=[sluggish]).status == "completed"
     wait_for(lambda: effects.count() == 2, "both attempts")
     assert [one["attempt"] for one in Message.objects.filter(kind="tool_started").values("attempt")] == [1, 2]

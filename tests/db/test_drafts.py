@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentruns import Agent, ModelReply, ModelRequest, cancel_run, pause_run, resume_run, start_run, tool
+from agentruns import Agent, ModelRequest, cancel_run, pause_run, resume_run, start_run, tool
 from agentruns.engine import drafts
 from agentruns.journal.masking import Mask
 from agentruns.journal.verify import problems
@@ -26,6 +26,7 @@ from agentruns.testing import ScriptedModel
 from agentruns.utils import db
 from agentruns.utils.redaction import Secrets
 from tests.db.dying import elsewhere
+from tests.db.helpers import payloads
 from tests.redacting import CARD, HIDE
 from tests.shop.agents import call
 from tests.waiting import wait_for
@@ -33,25 +34,19 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "PERIOD", 0.02)
-    monkeypatch.setattr(drafts, "PERIODS", {})
-    monkeypatch.setattr(drafts, "LOOKS", 0.02)
-
-
 rounds: list[str] = []  # of the writer: a round ends when it has done all that was due
 
 
 @pytest.fixture(autouse=True)
-def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     serve = drafts._serve
 
     def serve_and_count(alias: str, *about: Any) -> None:
         serve(alias, *about)
         rounds.append(alias)
 
-    monkeypatch.setattr(drafts, "_serve", serve_and_count)
+    for name, value in {"PERIOD": 0.02, "PERIODS": {}, "LOOKS": 0.02, "_serve": serve_and_count}.items():
+        monkeypatch.setattr(drafts, name, value)
 
 
 class Time:
@@ -62,35 +57,40 @@ class Time:
         monkeypatch.setattr(drafts, "uptime", lambda: self.now)
 
 
-class Talking:
-    """A model that writes in pieces, and lets the test look after each."""
+class Talking(ScriptedModel):
+    """A model that follows its script, then writes in pieces and lets the test look after each."""
 
-    identity = "talking"
-
-    def __init__(self, *pieces: str, tools: list[Any] | None = None) -> None:
+    def __init__(self, *pieces: str, turns: Sequence[Any] = ()) -> None:
+        super().__init__([*turns, self.write])
         self.pieces = pieces
-        self.tools = tools or []
-        self.after: Callable[[str], object] = lambda piece: None
+        self.after: Callable[[str], object] = lambda said: None
 
-    def propose(self, request: ModelRequest) -> ModelReply:
-        """Write it all, again and again."""
-        if request.step < len(self.tools):
-            turn = ScriptedModel([{"tools": [one]} for one in self.tools])
-            return turn.propose(request)
+    def write(self, request: ModelRequest) -> dict[str, str]:
         said = ""
         for piece in self.pieces:
             said += piece
             assert request.on_text is not None
             request.on_text(piece)
             self.after(said)
-        return ModelReply([{"type": "text", "text": said}], "end_turn")
+        return {"text": said}
 
 
-def started(model: Any, *, watched: bool = True, **options: Any) -> Run:
+def started(model: Any, session: str = "s1", *, watched: bool = True, **options: Any) -> Run:
     """Return a queued run of a model, that somebody watches."""
-    run = start_run(Agent("talks", instructions="Talk.", model=model, **options), "do it", "s1")
+    run = start_run(Agent(f"talks-{session}", instructions="Talk.", model=model, **options), "do it", session)
     if watched:
         Draft.objects.create(run=run, watched_until=Now() + timedelta(minutes=1))
+    return run
+
+
+def write(
+    *pieces: str, after: Callable[[Run, str], object], turns: Sequence[Any] = (), **options: Any
+) -> Run:
+    """Let a model write to the end of its run, and let the test look at the run after each piece."""
+    model = Talking(*pieces, turns=turns)
+    run = started(model, **options)
+    model.after = lambda said: after(run, said)
+    assert sweep().completed == 1
     return run
 
 
@@ -116,28 +116,28 @@ def somebody_waits() -> bool:
         return bool(cursor.fetchone()[0])
 
 
+def kinds(run: Run) -> list[str]:
+    return list(Message.objects.filter(run=run).order_by("seq").values_list("kind", flat=True))
+
+
 def is_quiet() -> bool:
     return not any(thread.name == "agentruns-drafts" for thread in threading.enumerate())
 
 
 def test_what_is_watched_is_stored_as_it_is_written_and_gone_with_the_reply() -> None:
-    model = Talking("Your ", "order ", "is on its way.")
-    run, seen = started(model), list[tuple[int, str, int]]()
+    seen: list[int] = []
 
-    def look(said: str) -> None:
+    def look(run: Run, said: str) -> None:
         is_shown(run, said)
         draft = Draft.objects.get(pk=run.pk)
         mine = Run.objects.get(pk=run.pk)
         assert (draft.epoch, draft.step) == (mine.lease_epoch, mine.step)
-        seen.append((Message.objects.count(), *Message.objects.values_list("kind", "seq").latest("seq")))
+        seen.append(Message.objects.latest("seq").seq)
 
-    model.after = look
-    assert sweep().completed == 1
-    assert len(seen) == 3
-    assert len({*seen}) == 1, "no row of the journal"
+    run = write("Your ", "order ", "is on its way.", after=look)
+    assert seen == [2, 2, 2], "no row of the journal"
     is_shown(run, "")
-    kinds = list(Message.objects.filter(run=run).order_by("seq").values_list("kind", flat=True))
-    assert kinds == ["run_started", "user", "assistant", "run_completed"]
+    assert kinds(run) == ["run_started", "user", "assistant", "run_completed"]
     assert problems(run.session_id) == []
     wait_for(is_quiet, "the thread to end")
 
@@ -154,22 +154,19 @@ def test_nobody_watches_so_nothing_is_stored_and_the_step_asks_nothing(
         asked.append((threading.current_thread().name, str(sql)))
         return execute(self, sql, params)
 
-    def after(said: str) -> None:
+    def after(run: Run, said: str) -> None:
         clock.now += 1
         settle()
 
-    model = Talking(*"abcdefghij")
-    model.after = after
-    run = started(model, watched=False)
     monkeypatch.setattr(CursorWrapper, "execute", count)
-    assert sweep().completed == 1
+    write(*"abcdefghij", after=after, watched=False)
     monkeypatch.undo()
     theirs = [sql for name, sql in asked if name == "agentruns-drafts"]
     assert 3 <= len([sql for sql in theirs if "SELECT" in sql]) <= 5, "one look in two seconds, of ten"
     assert not [sql for sql in theirs if "UPDATE" in sql or "INSERT" in sql]
     others = [sql for name, sql in asked if name != "agentruns-drafts" and "agentruns_draft" in sql]
     assert len(others) == 1, "the sweep's"
-    assert not Draft.objects.filter(pk=run.pk).exists()
+    assert not Draft.objects.exists()
 
 
 def test_a_quick_reply_in_pieces_starts_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,15 +186,12 @@ def test_at_most_so_many_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None
         return store(self, **written)
 
     monkeypatch.setattr(Draft.objects.none().__class__, "update", update)
-    model = Talking(*(f"{number} " for number in range(20)))
 
-    def after(said: str) -> None:
+    def after(run: Run, said: str) -> None:
         clock.now += drafts.PERIOD / 4
         settle()
 
-    model.after = after
-    started(model)
-    assert sweep().completed == 1
+    write(*(f"{number} " for number in range(20)), after=after)
     assert 4 <= len(stored) <= 6, "the time of five periods"
     assert min(later - one for one, later in pairwise(stored)) > 0.9 * drafts.PERIOD
 
@@ -205,18 +199,16 @@ def test_at_most_so_many_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_secret_in_two_pieces_is_never_stored(settings: Any) -> None:
     settings.AGENTRUNS_REDACT = HIDE
     words = "and so on, as this is what one says when there is nothing to be said, for a while. "
-    model = Talking("Your card ", CARD[:9], CARD[9:], " is", " charged. ", words, words)
-    run, seen = started(model), set[str]()
+    seen: set[str] = set()
 
-    def look(said: str) -> None:
+    def look(run: Run, said: str) -> None:
         settle()
         if said.endswith(words * 2):
             charged = "Your card [card] is charged. and so"
             wait_for(lambda: text_of(run).startswith(charged), "what may be shown")
         seen.add(text_of(run))
 
-    model.after = look
-    assert sweep().completed == 1
+    write("Your card ", CARD[:9], CARD[9:], " is", " charged. ", words, words, after=look)
     assert len(seen) > 1
     assert not [text for text in seen if CARD[:4] in text], seen
 
@@ -234,30 +226,22 @@ def unlock(pin: str) -> str:
 
 
 def test_a_sensitive_result_in_two_pieces_is_masked() -> None:
-    model = Talking("It is DE02", " 7001", " 0010", ", for you.", tools=[call("account")])
-    run = started(model, tools=[account])
     expected = iter(["It is ", "It is ", "It is ***", "It is ***, for you."])
-    model.after = lambda said: is_shown(run, next(expected))
-    assert sweep().completed == 1
+    pieces, turns = ("It is DE02", " 7001", " 0010", ", for you."), [{"tools": [call("account")]}]
+    write(*pieces, after=lambda run, said: is_shown(run, next(expected)), turns=turns, tools=[account])
 
 
 def test_with_sensitive_arguments_nothing_is_shown_before_the_reply() -> None:
     """It may name a value before it calls the tool: in the journal, that is masked from the beginning."""
-    model = Talking("I unlock it with 4711. ", "One moment.")
-    run = started(model, tools=[unlock])
 
-    def look(said: str) -> None:
+    def look(run: Run, said: str) -> None:
         settle()
         assert text_of(run) == ""
 
-    model.after = look
-    assert sweep().completed == 1
+    write("I unlock it with 4711. ", "One moment.", after=look, tools=[unlock])
 
 
-@given(
-    st.lists(st.text("ab", min_size=4, max_size=9), min_size=1, max_size=4),
-    st.text("abc", max_size=60),
-)
+@given(st.lists(st.text("ab", min_size=4, max_size=9), min_size=1, max_size=4), st.text("abc", max_size=60))
 @pytest.mark.django_db(transaction=False)
 def test_what_was_shown_of_a_text_that_goes_on_stays_true(values: list[str], text: str) -> None:
     """So no part of a value is ever shown, wherever the text is cut."""
@@ -285,12 +269,10 @@ def test_a_table_that_fails_disturbs_nobody_and_is_named_once(
     for name in ("_look", "_store"):
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "agentruns"):
             patch.setattr(drafts, name, fail)
-            run = start_run(Agent(f"talks{name}", instructions="Talk.", model=model), "do it", name)
-            Draft.objects.create(run=run, watched_until=Now() + timedelta(minutes=1))
+            run = started(model, name)
             assert sweep().completed == 1
-        assert [record.message for record in caplog.records] == [
-            f"No draft of the reply of run={run.pk}: no such table"
-        ]
+        why = f"No draft of the reply of run={run.pk}: no such table"
+        assert [record.message for record in caplog.records] == [why]
         caplog.clear()
 
 
@@ -321,37 +303,33 @@ def test_a_pause_or_a_cancel_stops_the_reply(verb: Callable[..., Run]) -> None:
     model.after = look
     sweep()
     run.refresh_from_db()
-    assert (run.status, len(said) < len(model.pieces)) == (
-        "paused" if verb is pause_run else "cancelled",
-        True,
-    )
-    rows = list(Message.objects.filter(run=run).order_by("seq"))[2:]
-    ends = "run_paused" if verb is pause_run else "run_cancelled"
-    assert [row.kind for row in rows][1:] == ["model_failed", ends]
-    assert rows[1].payload["error"]["type"] == "reply_stopped"
+    status = "paused" if verb is pause_run else "cancelled"
+    assert (run.status, len(said) < len(model.pieces)) == (status, True)
+    assert kinds(run)[3:] == ["model_failed", f"run_{status}"]
+    (failed,) = payloads(run, "model_failed")
+    assert failed["error"]["type"] == "reply_stopped"
     assert problems(run.session_id) == []
     if verb is pause_run:  # again
         model.after = lambda text: None
         assert resume_run(run.pk).status == "completed"
-        assert Message.objects.filter(run=run, kind="assistant").count() == 1
+        assert kinds(run).count("assistant") == 1
 
 
 def test_a_piece_that_comes_after_the_reply_is_over_is_nobodys() -> None:
     kept: list[Any] = []
 
-    class Late(Talking):
-        def propose(self, request: ModelRequest) -> ModelReply:
-            kept.append(request.on_text)
-            return ModelReply([{"type": "text", "text": "done"}], "end_turn")
+    def keep(request: ModelRequest) -> dict[str, str]:
+        kept.append(request.on_text)
+        return {"text": "done"}
 
-    started(Late())
+    started(ScriptedModel([keep]))
     assert sweep().completed == 1
     kept[0]("late")
     assert is_quiet()
 
 
 def test_a_sweep_forgets_who_watched() -> None:
-    run, other = started(Talking("a")), start_run("talks", "do it", "s2")
+    run, other = started(Talking("a")), started(Talking("a"), "s2", watched=False)
     Draft.objects.create(run=other, watched_until=Now() - timedelta(minutes=2), text="left by the dead")
     sweep()
     assert list(Draft.objects.values_list("pk", flat=True)) == [run.pk]
@@ -359,7 +337,4 @@ def test_a_sweep_forgets_who_watched() -> None:
 
 def test_of_a_long_reply_the_beginning_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "LONGEST", 10)
-    model = Talking("123456789 ", "abc")
-    run = started(model)
-    model.after = lambda said: is_shown(run, "123456789 ")
-    assert sweep().completed == 1
+    write("123456789 ", "abc", after=lambda run, said: is_shown(run, "123456789 "))

@@ -7,9 +7,10 @@ still show it, except in the few places that docs/audit.md lists.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
+import runpy
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Definition, Run, Session
 from agentruns.services.transfer import import_run
 from agentruns.tools import ToolContext
-from tests.db.exports import Line, forget_everything, report, sealed
+from tests.db.exports import VERIFY, Line, forget_everything, report, sealed
 from tests.db.helpers import the_run
 from tests.effects import Effects
 from tests.registry import isolated_registry
@@ -29,31 +30,16 @@ from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-VERIFY = Path(__file__).resolve().parents[2] / "docs" / "verify_export.py"
-
 # Where the hash of all lines alone protects an export: line and member.
 ONLY_WHOLE = {
-    ("header", "exported_at"),
-    ("header", "session.key"),
-    ("header", "session.scope"),
-    ("header", "session.secret"),
-    ("header", "extra"),
+    *product(["header"], ["exported_at", "session.key", "session.scope", "session.secret", "extra"]),
     ("definition", "extra"),
-    ("file", "file"),
-    ("file", "part"),
-    ("file", "extra"),
-    ("file", "left_out"),
-    ("file", "doubled"),  # a second line that says why a file is left out
-    ("redacted", "content_redacted"),
-    ("redacted", "facts_redacted"),
+    # Doubled is a second line that says why a file is left out.
+    *product(["file"], ["file", "part", "extra", "left_out", "doubled"]),
+    *product(["redacted"], ["content_redacted", "facts_redacted"]),
 }
 # A part that is taken out is as good as hidden.
-HIDES = {
-    ("row", "content removed"),
-    ("row", "facts removed"),
-    ("redacted", "content removed"),
-    ("redacted", "facts removed"),
-}
+HIDES = {*product(["row", "redacted"], ["content removed", "facts removed"])}
 
 
 @tool(name="whisper", sensitive=["token"])
@@ -64,44 +50,34 @@ def whisper(ctx: ToolContext, token: str) -> str:
 
 def story() -> Run:
     """A session with a definition adopted, a file, a secret and two runs."""
-    turns: list[Any] = [{"tools": [call("report"), call("whisper", token="tok_42")]}]
+    turn, tools = {"tools": [call("report"), call("whisper", token="tok_42")]}, [report, whisper]
     with isolated_registry():
-        run = start_run(
-            shop_agent("told", *turns, tools=[report, whisper]), "do it", "s1", idempotency_key="k"
-        )
-    shop_agent("told", *turns, tools=[report, whisper], max_steps=7)
+        run = start_run(shop_agent("told", turn, tools=tools), "do it", "s1", idempotency_key="k")
+    shop_agent("told", turn, tools=tools, max_steps=7)
     adopt_definition(run.pk, None, reason="newer")
     assert resume_run(run.pk).status == "completed"
     return the_run(run_agent(shop_agent("second"), "more", "s1", idempotency_key="k2"))
 
 
-def load_verifier() -> Any:
-    spec = importlib.util.spec_from_file_location("verify_export", VERIFY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+VERIFIER = runpy.run_path(str(VERIFY), run_name="verify_export")
+
+
+def lines_of(run: Run, **options: Any) -> list[Line]:
+    return [json.loads(json.dumps(line)) for line in export_run(run.pk, **options)]
 
 
 def found(lines: list[Line]) -> list[str]:
     """Return what the verifier says of these lines; that it cannot read them counts."""
     try:
-        return list(load_verifier().problems(iter(copy.deepcopy(lines))))
+        return list(VERIFIER["problems"](iter(copy.deepcopy(lines))))
     except Exception as error:
         return [repr(error)]
 
 
 def kind_of(line: Line) -> str:
-    names = {
-        "format": "header",
-        "facts_redacted": "redacted",
-        "content_redacted": "redacted",
-        "definition": "definition",
-        "file": "file",
-        "end": "end",
-    }
-    return next((kind for name, kind in names.items() if name in line), "row")
+    kinds = {"format": "header", "facts_redacted": "redacted", "content_redacted": "redacted"}
+    kinds |= {name: name for name in ("definition", "file", "end")}
+    return next((kind for name, kind in kinds.items() if name in line), "row")
 
 
 def changed(value: Any) -> Any:
@@ -155,7 +131,7 @@ def mutations(lines: list[Line]) -> Iterator[tuple[str, str, list[Line]]]:
 
 @pytest.mark.parametrize("true_values", [True, False])
 def test_any_single_change_is_found(true_values: bool, effects: Effects, folder: Path) -> None:
-    lines = [json.loads(json.dumps(line)) for line in export_run(story().pk, true_values=true_values)]
+    lines = lines_of(story(), true_values=true_values)
     kinds = {"header", "definition", "row", "file", "end"}
     assert {kind_of(line) for line in lines} == (kinds if true_values else {*kinds, "redacted"})
     assert found(lines) == []
@@ -168,7 +144,7 @@ def test_any_single_change_is_found(true_values: bool, effects: Effects, folder:
 def test_what_the_chain_shows_of_an_export_sealed_anew(
     true_values: bool, effects: Effects, folder: Path
 ) -> None:
-    lines = [json.loads(json.dumps(line)) for line in export_run(story().pk, true_values=true_values)]
+    lines = lines_of(story(), true_values=true_values)
     unseen = {
         (kind, done if (kind, done) in HIDES else done.split()[0])
         for kind, done, after in mutations(lines)
@@ -182,17 +158,12 @@ def test_what_the_chain_shows_of_an_export_sealed_anew(
 
 
 def test_no_changed_export_is_imported(effects: Effects, folder: Path) -> None:
-    lines = [json.loads(json.dumps(line)) for line in export_run(story().pk, true_values=True)]
+    lines = lines_of(story(), true_values=True)
     forget_everything()
-    taken = []
     for kind, done, after in mutations(lines):
-        try:
+        with pytest.raises(AgentRunsError):
             import_run(after)
-        except AgentRunsError:
-            continue
-        taken.append((kind, done))
-        break
-    assert taken == []
+            pytest.fail(f"{kind}, {done}")
     assert not Session.objects.exists()
     assert problems(import_run(lines).session_id) == []
 
