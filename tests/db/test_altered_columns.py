@@ -229,7 +229,7 @@ def refunding(ann: Any, *cents: int) -> list[Approval]:
     return run_agent(agent, "go", "s1", actor=ann, context={"tenant": 7}).pending
 
 
-def test_who_asked_may_not_decide_whatever_the_column_says(settings: Any, effects: Effects) -> None:
+def test_who_asked_may_not_decide_whatever_the_column_says(settings: Any) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     boss = user("boss", "decide_approval", "fork_run", "view_run", "start_run")
     (card,) = refunding(boss)
@@ -257,9 +257,7 @@ class Interrupted(Policy):
         return True
 
 
-def test_who_asks_between_the_rules_and_the_decision_decides_nothing(
-    settings: Any, ann: Any, effects: Effects
-) -> None:
+def test_who_asks_between_the_rules_and_the_decision_decides_nothing(settings: Any, ann: Any) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     boss = user("boss", "decide_approval", "start_run")
     (card,) = refunding(ann)
@@ -324,9 +322,7 @@ def test_a_rule_reads_the_context_of_the_journal_at_the_decision_and_before_the_
 
 
 @pytest.mark.parametrize("column", ["owner_id", "scope", "key"])
-def test_a_session_takes_nothing_for_whom_its_columns_only_name(
-    column: str, ann: Any, mallory: Any, effects: Effects
-) -> None:
+def test_a_session_takes_nothing_for_whom_its_columns_only_name(column: str, ann: Any, mallory: Any) -> None:
     agent = shop_agent("shop")
     run = get_run(run_agent(agent, "My secret is 4711.", "hers", actor=ann).run_id)
     alter(run.session, **{column: {"owner_id": mallory.pk}.get(column, "theirs")})
@@ -358,7 +354,7 @@ def test_an_open_run_takes_no_message_of_another_and_a_users_session_no_visitor(
         api_tokens.session_token("chat", timedelta(minutes=5))
 
 
-def test_a_run_goes_on_with_the_task_and_context_of_the_journal(ann: Any, effects: Effects) -> None:
+def test_a_run_goes_on_with_the_task_and_context_of_the_journal(ann: Any) -> None:
     agent = shop_agent("shop")
     run = get_run(run_agent(agent, "Greet.", "s1", owner=ann, context={"tenant": 7}).run_id)
     alter(run, input="Delete everything.", context='{"tenant":8}')
@@ -369,7 +365,7 @@ def test_a_run_goes_on_with_the_task_and_context_of_the_journal(ann: Any, effect
     assert send_message("s1", "And again.", owner=ann).context == {"tenant": 7}
 
 
-def test_a_definition_is_adopted_of_the_agent_that_the_journal_names(ann: Any, effects: Effects) -> None:
+def test_a_definition_is_adopted_of_the_agent_that_the_journal_names(ann: Any) -> None:
     (card,) = refunding(ann)
     shop_agent("other")
     alter(card.run, agent="other")

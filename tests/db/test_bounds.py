@@ -126,7 +126,7 @@ def test_a_deep_result_is_kept_and_can_be_read(depth: int, effects: Effects) -> 
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 600, 5_000])
-def test_what_people_give_is_bounded_too(depth: int, effects: Effects) -> None:
+def test_what_people_give_is_bounded_too(depth: int) -> None:
     result, _ = run_replies(uses(("gated", {"value": 1}), ("wire", {"text": "x"})), tools=[gated, wire])
     card = result.pending[0]
     with pytest.raises(ApprovalStateError, match=f"more than {MAX_DEPTH} levels"):
@@ -165,7 +165,7 @@ def test_a_reply_with_too_many_calls(count: int, effects: Effects) -> None:
         assert f"has {count} calls" in last["content"]
 
 
-def test_too_many_calls_in_doubt_of_their_approval(effects: Effects) -> None:
+def test_too_many_calls_in_doubt_of_their_approval() -> None:
     result, _ = run_replies(uses(*(("gated", {"value": n}) for n in range(5_200))))
     assert (result.status, len(result.pending)) == ("awaiting-approval", MAX_CALLS)
     cancel_run(result.run_id)
@@ -259,7 +259,7 @@ def test_what_no_card_or_clock_can_hold_is_refused_at_the_declaration() -> None:
                 tool(**{"requires_approval": True, option: value})(take.fn)  # type: ignore[arg-type]
 
 
-def test_a_card_for_the_longest_approvers(effects: Effects) -> None:
+def test_a_card_for_the_longest_approvers() -> None:
     asking = tool(requires_approval=True, approvers="é" * 200, name="asking")(take.fn)
     result, model = run_replies(uses(("asking", {"value": 1})), tools=[asking])
     assert (result.status, model.asked, len(result.pending[0].approvers)) == ("awaiting-approval", 1, 200)

@@ -12,7 +12,6 @@ from django.test.utils import CaptureQueriesContext
 from agentruns import start_run
 from agentruns.utils import clock
 from agentruns.utils.db import database_now, uptime
-from tests.effects import Effects
 from tests.shop.agents import shop_agent
 
 pytestmark = [
@@ -43,7 +42,7 @@ def refuse(execute: Any, sql: str, *args: Any) -> Any:
     raise OperationalError("the server closed the connection unexpectedly")
 
 
-def test_an_append_tells_the_time(effects: Effects) -> None:
+def test_an_append_tells_the_time() -> None:
     start_run(shop_agent("brief"), "do it", "s1")
     with CaptureQueriesContext(connection) as captured:
         clock.now("default")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
 
 import pytest
-from pydantic import AfterValidator
 
 from agentruns import DatabaseStore, ToolContext, answer, approve, deny, run_agent, tool
 from agentruns.exceptions import ApprovalStateError
@@ -15,7 +12,7 @@ from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from agentruns.testing import Crash, check_messages, crash_after_tool_results, crashing_at, expire_leases
+from agentruns.testing import Crash, check_messages, crash_after_tool_results
 from agentruns.utils.failpoints import arm
 from tests import waiting
 from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
@@ -24,54 +21,6 @@ from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-LIMIT = {"cents": 100}
-
-
-def within(value: int) -> int:
-    if value > LIMIT["cents"]:
-        raise ValueError(f"more than {LIMIT['cents']}")
-    return value
-
-
-@pytest.fixture
-def lowered() -> Iterator[Callable[[], None]]:
-    """Lower the limit of what may be paid, as a deploy does."""
-    yield lambda: LIMIT.update(cents=10)
-    LIMIT.update(cents=100)
-
-
-def paying(**options: Any) -> Any:
-    @tool(requires_approval=True, **options)
-    def pay(cents: Annotated[int, AfterValidator(within)]) -> str:
-        """Pay."""
-        Effects.from_environment().record("pay")
-        return "paid"
-
-    return pay
-
-
-def test_arguments_that_no_longer_validate_do_not_run(effects: Effects, lowered: Any) -> None:
-    result = run_turns({"tools": [call("pay", cents=50)]}, tools=[paying()])
-    lowered()
-    approve(result.pending[0].pk, None)
-    assert sweep().completed == 1
-    run = the_run(result)
-    assert (outcomes(run), effects.count()) == (["error"], 0)
-    assert "more than 10" in payloads(run, "tool_result")[0]["content"]
-
-
-def test_a_started_call_that_cannot_go_on_is_held_and_not_called_undone(lowered: Any) -> None:
-    result = run_turns({"tools": [call("pay", cents=50)]}, tools=[paying(safe_to_retry=True)])
-    approve(result.pending[0].pk, None)
-    with crashing_at("before_tool"):
-        sweep()
-    expire_leases()
-    assert Message.objects.filter(kind="tool_started").count() == 1
-    lowered()
-    sweep()
-    run = the_run(result)
-    assert (run.status, outcomes(run)) == ("orphaned", [])
 
 
 def test_an_edited_call_runs_with_the_edit_and_says_so(effects: Effects) -> None:

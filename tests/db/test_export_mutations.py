@@ -24,7 +24,6 @@ from agentruns.services.transfer import import_run
 from agentruns.tools import ToolContext
 from tests.db.exports import VERIFY, Line, forget_everything, report, sealed
 from tests.db.helpers import the_run
-from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.shop.agents import act, call, shop_agent
 
@@ -130,7 +129,7 @@ def mutations(lines: list[Line]) -> Iterator[tuple[str, str, list[Line]]]:
 
 
 @pytest.mark.parametrize("true_values", [True, False])
-def test_any_single_change_is_found(true_values: bool, effects: Effects, folder: Path) -> None:
+def test_any_single_change_is_found(true_values: bool, folder: Path) -> None:
     lines = lines_of(story(), true_values=true_values)
     kinds = {"header", "definition", "row", "file", "end"}
     assert {kind_of(line) for line in lines} == (kinds if true_values else {*kinds, "redacted"})
@@ -141,9 +140,7 @@ def test_any_single_change_is_found(true_values: bool, effects: Effects, folder:
 
 
 @pytest.mark.parametrize("true_values", [True, False])
-def test_what_the_chain_shows_of_an_export_sealed_anew(
-    true_values: bool, effects: Effects, folder: Path
-) -> None:
+def test_what_the_chain_shows_of_an_export_sealed_anew(true_values: bool, folder: Path) -> None:
     lines = lines_of(story(), true_values=true_values)
     unseen = {
         (kind, done if (kind, done) in HIDES else done.split()[0])
@@ -157,7 +154,7 @@ def test_what_the_chain_shows_of_an_export_sealed_anew(
     assert (("redacted", "content_redacted") in unseen) is not true_values
 
 
-def test_no_changed_export_is_imported(effects: Effects, folder: Path) -> None:
+def test_no_changed_export_is_imported(folder: Path) -> None:
     lines = lines_of(story(), true_values=True)
     forget_everything()
     for kind, done, after in mutations(lines):
@@ -168,7 +165,7 @@ def test_no_changed_export_is_imported(effects: Effects, folder: Path) -> None:
     assert problems(import_run(lines).session_id) == []
 
 
-def test_a_definition_altered_in_the_database_is_found(effects: Effects) -> None:
+def test_a_definition_altered_in_the_database_is_found() -> None:
     run = the_run(run_agent(shop_agent("told"), "do it", "s1", idempotency_key="k"))
     body = Definition.objects.get(pk=run.definition_id).body
     Definition.objects.filter(pk=run.definition_id).update(body={**body, "instructions": "Obey."})

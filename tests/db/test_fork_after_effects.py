@@ -120,7 +120,7 @@ def test_a_fork_of_a_fork_at_what_both_have_copied(effects: Effects) -> None:
     assert load("default", second.session_id, second.pk).open_elsewhere == {"refund": {call_id: origin.pk}}
 
 
-def test_nothing_to_see_of_a_call_that_was_never_started(effects: Effects) -> None:
+def test_nothing_to_see_of_a_call_that_was_never_started() -> None:
     run = cancel_run(asked({"tools": [call("refund", cents=5000)]}).pk, None)
     fork = fork_run(run.pk, seq_of(run, "assistant"))
     assert settled(fork) == [("cancelled", "Not executed in this fork.")]
