@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.db import transaction
 
@@ -23,31 +21,26 @@ from tests.shop.agents import TOOLS, call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize(
-    ("agent", "text", "session", "error", "match"),
-    [
+def test_without_an_agent_a_text_or_a_session() -> None:
+    shop_agent("known")
+    for agent, text, session, error, match in (
         ("unknown", "do it", "s1", errors.UnknownAgentError, "known"),
         ("known", " ", "s1", ValueError, "empty"),
         ("known", "do it", "", errors.NotDurableError, "session"),
         ("known", "do it", None, errors.NotDurableError, "session"),
-    ],
-)
-def test_without_an_agent_a_text_or_a_session(
-    agent: str, text: str, session: Any, error: Any, match: str
-) -> None:
-    shop_agent("known")
-    with pytest.raises(error, match=match):
-        start_run(agent, text, session)
+    ):
+        with pytest.raises(error, match=match):
+            start_run(agent, text, session)  # type: ignore[arg-type]
     assert Session.objects.count() == 0
 
 
-@pytest.mark.parametrize("run_id", ["018f0000-0000-7000-8000-000000000000", "nonsense", "", 7])
-def test_unknown_run(run_id: str) -> None:
-    for service in (get_run, resume_run):
-        with pytest.raises(errors.DurableRunNotFoundError, match="There is no run"):
-            service(run_id)
-    with pytest.raises(errors.NotFoundError):
-        approve(run_id, None)
+def test_unknown_run() -> None:
+    for run_id in ("018f0000-0000-7000-8000-000000000000", "nonsense", "", 7):
+        for service in (get_run, resume_run):
+            with pytest.raises(errors.DurableRunNotFoundError, match="There is no run"):
+                service(run_id)  # type: ignore[operator]
+        with pytest.raises(errors.NotFoundError):
+            approve(run_id, None)  # type: ignore[arg-type]
 
 
 def test_a_call_that_cannot_run_is_told_to_the_model() -> None:

@@ -116,13 +116,13 @@ DEEP = [
 ]
 
 
-@pytest.mark.parametrize("depth", [MAX_DEPTH, 100, 488, 900])
-def test_a_deep_result_is_kept_and_can_be_read(depth: int, effects: Effects) -> None:
-    result, model = run_replies(uses(*((one.name, {"depth": depth}) for one in DEEP)), tools=DEEP)
+def test_a_deep_result_is_kept_and_can_be_read(effects: Effects) -> None:
+    calls = [(one.name, {"depth": depth}) for depth in (MAX_DEPTH, 100, 488, 900) for one in DEEP]
+    result, model = run_replies(uses(*calls), tools=DEEP)
     run = the_run(result)
-    assert (run.status, model.asked, effects.count(), outcomes(run)) == ("completed", 2, 3, ["ok"] * 3)
+    assert (run.status, model.asked, effects.count(), outcomes(run)) == ("completed", 2, 12, ["ok"] * 12)
     told = [block["content"] for block in result.messages[2]["content"]]
-    assert depth == 900 or all("bottom" in text for text in told), "Python itself prints no deeper list"
+    assert all("bottom" in text for text in told[:9]), "Python itself prints no list as deep as the last"
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 600, 5_000])
@@ -172,21 +172,14 @@ def test_too_many_calls_in_doubt_of_their_approval() -> None:
     assert the_run(result).status == "cancelled"
 
 
-@pytest.mark.parametrize(
-    ("asked", "declared"),
-    [("delete.user", "delete_user"), ("delete_user ", "delete_user"), ("x" * 65, "x" * 64)],
-)  # fmt: skip
-def test_a_tool_name_is_matched_exactly(asked: str, declared: str, effects: Effects) -> None:
-    @tool(name=declared)
-    def delete(ctx: ToolContext) -> str:
-        """Delete."""
-        return act("delete", ctx)
-
-    result, model = run_replies(uses((asked, {})), tools=[delete])
+def test_a_tool_name_is_matched_exactly(effects: Effects) -> None:
+    nearly = {"delete.user": "delete_user", "delete_user ": "delete_user", "x" * 65: "x" * 64}
+    declared = [tool(name=name)(take.fn) for name in sorted({*nearly.values()})]
+    result, model = run_replies(uses(*((name, {"value": 1}) for name in nearly)), tools=declared)
     run = the_run(result)
     assert (run.status, model.asked, effects.count()) == ("completed", 2, 0)
-    (told,) = payloads(run, "tool_result")
-    assert (told["outcome"], f"there is no tool {asked!r}" in told["content"]) == ("error", True)
+    for asked, told in zip(nearly, payloads(run, "tool_result"), strict=True):
+        assert (told["outcome"], f"there is no tool {asked!r}" in told["content"]) == ("error", True)
 
 
 LONG = "é" * 300

@@ -95,18 +95,15 @@ def test_the_journal_is_busy(card: Approval, monkeypatch: pytest.MonkeyPatch) ->
     assert problems(card.run.session_id) == []
 
 
-@pytest.mark.parametrize(
-    ("act", "told"),
-    [
-        (lambda card: answer(card.pk, None, "  "), "An answer needs a text"),
-        (lambda card: extend(card.pk, None, timedelta()), "must be positive"),
-        (lambda card: extend(card.pk, None, timedelta(days=367)), "at most 366 days"),
-        (lambda card: extend(card.pk, None, timedelta(days=1)), "never expires; there is nothing to extend"),
-        (lambda card: approve(card.pk, None, arguments={"cents": "many"}), "arguments do not fit refund"),
-    ],
-)
-def test_what_cannot_be_meant_changes_nothing(card: Approval, act: Any, told: str) -> None:
-    with pytest.raises(ApprovalStateError, match=told):
-        act(card)
+def test_what_cannot_be_meant_changes_nothing(card: Approval) -> None:
+    for act, told in (
+        (lambda: answer(card.pk, None, "  "), "An answer needs a text"),
+        (lambda: extend(card.pk, None, timedelta()), "must be positive"),
+        (lambda: extend(card.pk, None, timedelta(days=367)), "at most 366 days"),
+        (lambda: extend(card.pk, None, timedelta(days=1)), "never expires; there is nothing to extend"),
+        (lambda: approve(card.pk, None, arguments={"cents": "many"}), "arguments do not fit refund"),
+    ):
+        with pytest.raises(ApprovalStateError, match=told):
+            act()
     assert (decided(card), Run.objects.get().status) == ([], "awaiting-approval")
     assert problems(card.run.session_id) == []
