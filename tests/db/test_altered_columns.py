@@ -40,29 +40,19 @@ from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Every other column of the three is compared. The reasons why the rows do not determine these:
-CLOCK = "a clock's word from before or after the row was written, for order and display"
-WORKER = "about the worker that drives it, and no part of the history"
-CHAIN = "compared as the end of the chain, before anything is folded"
-NAMES_THE_ROW = "names the row: one of another id, run or session is one too many, and one is missing"
-NOT_DETERMINED: dict[type[Model], dict[str, str]] = {
-    Session: {
-        "id": NAMES_THE_ROW,
-        "secret": "random, and destroyed by an erasure",
-        "imported_at": "said by the import, which adds no row to a finished record",
-        **dict.fromkeys(("next_seq", "head"), CHAIN),
-        "created_at": CLOCK,
-    },
+# Every other column of the three is compared. Ids name the row: one of another id, run or session is one too
+# many, and one is missing. Times are a clock's word from before or after the row was written, for display.
+NOT_DETERMINED: dict[type[Model], set[str]] = {
+    # The secret is random and destroyed by an erasure, the end of the chain is compared before anything is
+    # folded, and an import adds no row to a finished record.
+    Session: {"id", "secret", "next_seq", "head", "created_at", "imported_at"},
+    # Most are about the worker that drives it, and no part of the history.
     Run: {
-        **dict.fromkeys(("id", "session_id"), NAMES_THE_ROW),
-        **dict.fromkeys(("lease_owner", "lease_epoch", "lease_expires_at", "not_before"), WORKER),
-        **dict.fromkeys(("attempts", "blocked_reason", "blocked_at"), WORKER),
-        **dict.fromkeys(("created_at", "updated_at"), CLOCK),
+        *("id", "session_id", "created_at", "updated_at", "blocked_reason", "blocked_at"),
+        *("lease_owner", "lease_epoch", "lease_expires_at", "not_before", "attempts"),
     },
-    Approval: {
-        **dict.fromkeys(("id", "run_id", "call_id"), NAMES_THE_ROW),
-        "same_call": "keyed by SECRET_KEY, which may be rotated",
-    },
+    # `same_call` is keyed by SECRET_KEY, which may be rotated.
+    Approval: {"id", "run_id", "call_id", "same_call"},
 }
 # Where a value must fit more than its type.
 VALUES = {"status": "failed", "risk": "low", "arguments": '{"cents":1}', "usage": '{"x":1}'}
@@ -145,15 +135,12 @@ def test_each_column_that_the_rows_determine_is_compared_and_mended(forked: Run,
     row = {Session: session, Run: forked, Approval: Approval.objects.filter(run=forked).first()}[model]
     Definition.objects.create(hash=VALUES["definition_id"], body={})
     fields = {field.attname: field for field in model._meta.concrete_fields}
-    for name in NOT_DETERMINED[model]:
-        fields.pop(name)  # it is there
-    for name, field in fields.items():
-        alter(row, **{name: other_value(field)})
+    assert NOT_DETERMINED[model] < {*fields}
+    for name in sorted({*fields} - NOT_DETERMINED[model]):
+        alter(row, **{name: other_value(fields[name])})
         (found,) = check(session.pk)
         assert (found.column, found.model) == (name, model)
-        assert (found.run is not None, found.approval is not None) == (
-            model is not Session, model is Approval,
-        )  # fmt: skip
+        assert (found.run is None, found.approval is None) == (model is Session, model is not Approval)
         if name != "arguments":
             assert f"{name} is " in str(found) and ", the journal says " in str(found)
         told = command("verify_journal", "--repair")
@@ -321,20 +308,22 @@ def test_a_rule_reads_the_context_of_the_journal_at_the_decision_and_before_the_
 # Whose a session is, and what a run goes on with
 
 
-@pytest.mark.parametrize("column", ["owner_id", "scope", "key"])
-def test_a_session_takes_nothing_for_whom_its_columns_only_name(column: str, ann: Any, mallory: Any) -> None:
-    agent = shop_agent("shop")
+def test_a_session_takes_nothing_for_whom_its_columns_only_name(ann: Any, mallory: Any) -> None:
+    agent, text = shop_agent("shop"), "What is my secret?"
     run = get_run(run_agent(agent, "My secret is 4711.", "hers", actor=ann).run_id)
-    alter(run.session, **{column: {"owner_id": mallory.pk}.get(column, "theirs")})
-    key, whose = ("theirs" if column == "key" else "hers"), mallory if column == "owner_id" else ann
-    scope = "theirs" if column == "scope" else ""
-    for write, who in product((start_run, run_agent), ("actor", "owner")):
-        with pytest.raises(SessionAccessDeniedError):
-            write(agent, "What is my secret?", key, scope=scope, **{who: whose})
-    with pytest.raises((SessionAccessDeniedError, PermissionDeniedError)):
-        send_message(key, "What is my secret?", actor=whose, scope=scope)
-    assert Run.objects.count() == 1
-    repair_session("default", run.session_id)
+    for column, value, key, scope, whose in (
+        ("owner_id", mallory.pk, "hers", "", mallory),
+        ("scope", "theirs", "hers", "theirs", ann),
+        ("key", "theirs", "theirs", "", ann),
+    ):
+        alter(run.session, **{column: value})
+        for write, who in product((start_run, run_agent), ("actor", "owner")):
+            with pytest.raises(SessionAccessDeniedError):
+                write(agent, text, key, scope=scope, **{who: whose})
+        with pytest.raises((SessionAccessDeniedError, PermissionDeniedError)):
+            send_message(key, text, actor=whose, scope=scope)
+        assert Run.objects.count() == 1
+        repair_session("default", run.session_id)
     assert run_agent(agent, "Again.", "hers", actor=ann).status == "completed"
 
 

@@ -250,7 +250,7 @@ POLICY = [
     Mutant(
         "sessions: one that the journal knows by this key, scope and owner",
         (Edit(SUBMIT, "    request.require_home(batch.state)\n", ""),),
-        (f"{ALTERED}::test_a_session_takes_nothing_for_whom_its_columns_only_name[owner_id]",),
+        (f"{ALTERED}::test_a_session_takes_nothing_for_whom_its_columns_only_name",),
     ),
     Mutant(
         "messages: into the run of a session that the journal knows by this key, scope and owner",
