@@ -27,7 +27,7 @@ def multiply(model: type[models.Model], times: int, **columns: str) -> None:
 
 
 def plan(query: str) -> str:
-    """Return how the database answers a query."""
+    """Ask the database for its plan of a query."""
     explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN "
     with connection.cursor() as cursor:
         cursor.execute(explain + query)

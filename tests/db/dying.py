@@ -25,7 +25,7 @@ def die_at(point: str, agent: Agent, session: str = "s1", nth: int = 1) -> Run:
 
 
 def elsewhere(ask: Callable[[], Any]) -> Any:
-    """Return what another connection sees: only what is committed."""
+    """Ask over another connection, which sees only what is committed."""
     answers: list[Any] = []
 
     def look() -> None:

@@ -77,18 +77,18 @@ def only_the_first_is_late(
 
 
 def payloads(run: Run, kind: str) -> list[dict[str, Any]]:
-    """Return the payloads of a run's rows of one kind."""
+    """List the payloads of a run's rows of one kind."""
     rows = Message.objects.filter(run=run, kind=kind).order_by("seq")
     return [row.payload for row in rows]
 
 
 def outcomes(run: Run) -> list[str]:
-    """Return the outcomes of a run's calls in the order they were settled."""
+    """List the outcomes of a run's calls in the order they were settled."""
     return [payload["outcome"] for payload in payloads(run, "tool_result")]
 
 
 def names(effects: Effects) -> list[str]:
-    """Return the tools that acted, in order."""
+    """List the tools that acted, in order."""
     return [line["tool"] for line in effects.lines()]
 
 
@@ -123,7 +123,7 @@ def run_out(approval: Approval, seconds: float = -1) -> None:
 
 
 def everywhere() -> str:
-    """Return every column of every table of the database as one text."""
+    """Join every column of every table of the database to one text."""
     texts = []
     with connection.cursor() as cursor:
         for table in connection.introspection.table_names(cursor):

@@ -81,7 +81,7 @@ def isolation(level: str) -> Iterator[None]:
 
 
 def deadlocks() -> int:
-    """Return how many deadlocks PostgreSQL had to break; a backend tells as it ends, so wait for that."""
+    """Count the deadlocks that PostgreSQL had to break; a backend tells as it ends, so wait for that."""
     if connection.vendor == "sqlite":
         return 0  # one writer at a time: there is nothing to wait for each other over
     mine = "datname = current_database()"
@@ -149,7 +149,7 @@ CLICKS: dict[str, Callable[[Any], bool]] = {
 
 
 def order(effects: Effects) -> Order:
-    """Return the order tools write to, with nothing written yet and no effect outside."""
+    """Make the order tools write to, with nothing written yet and no effect outside."""
     effects.path.unlink(missing_ok=True)
     Order.objects.all().delete()
     return Order.objects.create(number="A1", customer="Ada", total_cents=100)

@@ -26,7 +26,7 @@ class Counting:
 
 
 def uses(*calls: tuple[str, Any], **options: Any) -> ModelReply:
-    """A reply that makes calls."""
+    """Build a reply that makes calls."""
     blocks = [
         {"type": "tool_use", "id": f"t{n}", "name": name, "input": given}
         for n, (name, given) in enumerate(calls)

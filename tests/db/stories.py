@@ -17,7 +17,7 @@ TURNS: list[dict[str, Any]] = [
 
 
 def story() -> Run:
-    """A run with two steps, the second gated, that ended."""
+    """Complete a run of two steps, the second gated."""
     first = run_turns(*TURNS)
     approve(first.pending[0].pk, None)
     assert sweep().completed == 1

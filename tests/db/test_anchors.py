@@ -102,8 +102,8 @@ def test_a_chain_that_was_computed_anew_is_found(file: Path) -> None:
     assert "Session s2: was anchored at seq 7, a row that is missing.\n" in verified(file).out
 
 
-def test_a_tail_that_a_restore_lost_is_told_from_a_chain_that_was_altered(file: Path) -> None:
-    ended("s1")
+def test_a_lost_tail_and_a_session_that_vanished_are_told_from_an_altered_chain(file: Path) -> None:
+    run = ended("s1")
     with triggers.lifted(connection):
         Message.objects.filter(seq__gt=3).delete()
         Session.objects.update(next_seq=4, head=Message.objects.get(seq=3).hash)
@@ -111,10 +111,6 @@ def test_a_tail_that_a_restore_lost_is_told_from_a_chain_that_was_altered(file: 
     lost = "Session s1: was anchored at seq 7, and ends at 3: its last rows are lost. If nobody deleted it,"
     assert (outcome.code, lost in outcome.out) == (1, True), outcome.out
     assert "another hash" not in outcome.out
-
-
-def test_a_session_that_vanished_without_a_tombstone(file: Path) -> None:
-    run = ended("s1")
     with triggers.lifted(connection):
         for model in (Message, Notification, Run, Session):
             model.objects.all().delete()

@@ -48,7 +48,7 @@ UNSTABLE: dict[str, tuple[Any, Any]] = {
 
 
 def say_of(annotation: Any, **options: Any) -> Any:
-    """Return a tool of one parameter that records what it was given."""
+    """Make a tool of one parameter that records what it was given."""
 
     def say(ctx: ToolContext, what: Any) -> str:
         """Say it."""

@@ -69,7 +69,7 @@ def start() -> Run:
 
 
 def thinking(text: str, *calls: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    """A turn that thinks aloud and then calls tools."""
+    """Build a turn that thinks aloud and then calls tools."""
     uses = [
         {"type": "tool_use", "id": f"toolu_{number}_{position}", **each}
         for position, each in enumerate(calls)

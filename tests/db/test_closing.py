@@ -75,7 +75,7 @@ def _the_dead_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agent_of(last: Any, name: str = "closing", **options: Any) -> Agent:
-    """Return the agent whose reply calls everything and whose second turn is `last`."""
+    """Make an agent whose reply calls everything and whose second turn is `last`."""
     usage = {"input_tokens": 10, "output_tokens": 5}
     model = Checked([{"tools": CALLS, "usage": usage}, last])
     return Agent(name, instructions="Do it all.", tools=[*TOOLS, book], model=model, **options)
@@ -134,7 +134,7 @@ def closed_well(run: Run, effects: Effects) -> bool:
 
 
 def goes_on(session: str, effects: Effects, *, asks: bool) -> None:
-    """A new run in the session calls tools again, and Claude takes all of its conversation."""
+    """Run again in the session: it calls tools, and Claude takes all of its conversation."""
     before = effects.count()
     turn = {"tools": [call("lookup", number="B2"), call("post", text="next"), call("charge", cents=1)]}
     agent = Agent("next", instructions="Go on.", tools=TOOLS, model=Checked([turn, {"text": "done"}]))
@@ -149,7 +149,7 @@ def goes_on(session: str, effects: Effects, *, asks: bool) -> None:
 
 
 def cancel_dead(run: Run, when: str) -> str:
-    """Cancel a run whose worker died; return how it must end."""
+    """Cancel a run whose worker died, and say how it must end."""
     if when == "within its lease":
         assert cancel_run(run.pk).status == "running", "its worker may be alive, and is only asked"
     kill(run)

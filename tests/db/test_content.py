@@ -51,7 +51,7 @@ def agent_of(name: str, *turns: Any, **options: Any) -> tuple[Any, Seeing]:
 
 
 def pictures(messages: list[dict[str, Any]]) -> list[bytes]:
-    """Return the pictures in a request, wherever they are."""
+    """List the pictures in a request, wherever they are."""
     found = []
     for block in (block for message in messages for block in message["content"]):
         inner = block.get("content")

@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def cost(turns: list[Any], session: str) -> tuple[int, int]:
-    """Return commits that insert journal rows, and all statements, of a whole run."""
+    """Count the commits that insert journal rows, and all statements, of a whole run."""
     agent = shop_agent(f"cost-{session}", *turns)
     with captured_statements() as statements:
         assert run_agent(agent, "do it", session, idempotency_key=session).status == "completed"

@@ -76,7 +76,7 @@ class Talking(ScriptedModel):
 
 
 def started(model: Any, session: str = "s1", *, watched: bool = True, **options: Any) -> Run:
-    """Return a queued run of a model, that somebody watches."""
+    """Queue a run of a model, and let somebody watch it."""
     run = start_run(Agent(f"talks-{session}", instructions="Talk.", model=model, **options), "do it", session)
     if watched:
         Draft.objects.create(run=run, watched_until=Now() + timedelta(minutes=1))
@@ -95,7 +95,7 @@ def write(
 
 
 def text_of(run: Run) -> str:
-    """Return the draft that others can read."""
+    """Read the draft as others can."""
     return str(elsewhere(lambda: Draft.objects.get(pk=run.pk).text))
 
 
@@ -110,7 +110,7 @@ def settle() -> None:
 
 
 def somebody_waits() -> bool:
-    """Tell if another connection waits for a lock."""
+    """Ask whether another connection waits for a lock."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
         return bool(cursor.fetchone()[0])

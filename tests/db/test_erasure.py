@@ -75,7 +75,7 @@ def logged(about: Any, person: Any) -> None:
 
 
 def refunded(text: str = "do it", session: str = "s1", **options: Any) -> Run:
-    """Return a completed run that refunded what a person had edited, and said so."""
+    """Complete a run that refunds what a person edited, and says so."""
     turns = ({"text": "ASKING", "tools": [call("refund", cents=5071150711)]}, {"text": "SAID-IT"})
     run_turns(*turns, text=text, session=session, **options)
     card = Approval.objects.get(run__session__key=session)

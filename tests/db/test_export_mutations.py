@@ -48,7 +48,7 @@ def whisper(ctx: ToolContext, token: str) -> str:
 
 
 def story() -> Run:
-    """A session with a definition adopted, a file, a secret and two runs."""
+    """Make a session with a definition adopted, a file, a secret and two runs."""
     turn, tools = {"tools": [call("report"), call("whisper", token="tok_42")]}, [report, whisper]
     with isolated_registry():
         run = start_run(shop_agent("told", turn, tools=tools), "do it", "s1", idempotency_key="k")
@@ -66,7 +66,7 @@ def lines_of(run: Run, **options: Any) -> list[Line]:
 
 
 def found(lines: list[Line]) -> list[str]:
-    """Return what the verifier says of these lines; that it cannot read them counts."""
+    """Verify these lines; that the verifier cannot read them counts as a problem."""
     try:
         return list(VERIFIER["problems"](iter(copy.deepcopy(lines))))
     except Exception as error:
@@ -80,7 +80,7 @@ def kind_of(line: Line) -> str:
 
 
 def changed(value: Any) -> Any:
-    """Return another value of the same type."""
+    """Make another value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -129,24 +129,17 @@ def mutations(lines: list[Line]) -> Iterator[tuple[str, str, list[Line]]]:
 
 
 @pytest.mark.parametrize("true_values", [True, False])
-def test_any_single_change_is_found(true_values: bool, folder: Path) -> None:
+def test_any_single_change_is_found_also_in_an_export_sealed_anew(true_values: bool, folder: Path) -> None:
     lines = lines_of(story(), true_values=true_values)
     kinds = {"header", "definition", "row", "file", "end"}
     assert {kind_of(line) for line in lines} == (kinds if true_values else {*kinds, "redacted"})
     assert found(lines) == []
     assert sealed(lines) == lines
-    unseen = [(kind, done) for kind, done, after in mutations(lines) if not found(after)]
-    assert unseen == []
-
-
-@pytest.mark.parametrize("true_values", [True, False])
-def test_what_the_chain_shows_of_an_export_sealed_anew(true_values: bool, folder: Path) -> None:
-    lines = lines_of(story(), true_values=true_values)
-    unseen = {
-        (kind, done if (kind, done) in HIDES else done.split()[0])
-        for kind, done, after in mutations(lines)
-        if kind != "end" and done != "moved" and not found(sealed(after))
-    }
+    unseen = set()
+    for kind, done, after in mutations(lines):
+        assert found(after), (kind, done)
+        if kind != "end" and done != "moved" and not found(sealed(after)):
+            unseen.add((kind, done if (kind, done) in HIDES else done.split()[0]))
     # A redacted row does not have the hash of its file, which would tell what is in it: the line that says
     # why the file was left out stands for nothing that the chain could miss.
     reason = set() if true_values else {("file", "doubled"), ("file", "dropped"), ("file", "of")}

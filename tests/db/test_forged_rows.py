@@ -40,13 +40,13 @@ def another(finished: Run) -> UUID:
 
 
 def told(run: Run) -> str:
-    """Return the one thing that is wrong with a run's session."""
+    """Find the one thing that is wrong with a run's session."""
     (problem,) = check(run.session_id)
     return str(problem)
 
 
 def said_of_one_more(run: Run, kind: str, **changes: Any) -> str:
-    """Return what is said of another row like the first of its kind, at the end of the journal."""
+    """Check one more row like the first of its kind, at the end of the journal."""
     history = History(run.session)
     assert history.read("default") is None
     source = Message.objects.filter(run=run, kind=kind).earliest("seq")

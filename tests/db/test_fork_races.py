@@ -18,14 +18,6 @@ from tests.statements import broken_commit
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_fork_may_join_the_callers_transaction() -> None:
-    run = story()
-    with transaction.atomic():
-        fork_run(run.pk, seq_of(run, "tool_result"))
-        transaction.set_rollback(True)
-    assert Run.objects.count() == 1
-
-
 def test_two_at_once_with_the_same_key_inside_their_callers_transactions() -> None:
     run = story()
     last, ready = seq_of(run, "run_completed"), threading.Barrier(2)
@@ -47,9 +39,13 @@ def test_two_at_once_with_the_same_key_inside_their_callers_transactions() -> No
     assert Session.objects.count() == 2
 
 
-def test_a_fork_whose_acknowledgement_was_lost_is_made_once() -> None:
+def test_a_fork_joins_the_callers_transaction_and_is_made_once_if_its_acknowledgement_is_lost() -> None:
     run = story()
     last = seq_of(run, "run_completed")
+    with transaction.atomic():
+        fork_run(run.pk, last, text="x")
+        transaction.set_rollback(True)
+    assert Run.objects.get() == run
     with broken_commit(1, went_through=True):
         fork = fork_run(run.pk, last, text="x")
     assert Run.objects.get(origin=run) == fork

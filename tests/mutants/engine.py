@@ -559,7 +559,7 @@ LEASED = [
                 "database_now(alias)",
             ),
         ),
-        ("db/test_draining.py::test_a_clock_that_steps_before_the_request_frees_no_old_worker",),
+        ("db/test_draining.py::test_a_clock_that_steps_strands_no_new_worker_and_frees_no_old_one",),
     ),
     Mutant(
         "leases: after a request to drain was lost the next one counts",

@@ -69,7 +69,7 @@ APPEND = [
     Mutant(
         "verify: a session that ends before its anchor has lost its last rows",
         (Edit("journal/anchor.py", "elif found is None and end < anchor.seq:", "elif False:"),),
-        ("db/test_anchors.py::test_a_tail_that_a_restore_lost_is_told_from_a_chain_that_was_altered",),
+        ("db/test_anchors.py::test_a_lost_tail_and_a_session_that_vanished_are_told_from_an_altered_chain",),
     ),
     Mutant(
         "append: the epoch of the writer's lease",
