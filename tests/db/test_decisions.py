@@ -18,7 +18,6 @@ from agentruns.services.sweep import sweep
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import act, call, refund, shop_agent
-from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,24 +25,22 @@ REFUND = {"tools": [call("refund", cents=5000)]}
 
 
 def test_a_decision_that_comes_a_moment_too_late_is_none(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
+    effects: Effects, database_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in time when it is looked at, and the time is over when it is written."""
     result = run_turns(REFUND)
     (card,) = result.pending
-    append, held_up = DatabaseStore.append, list[bool]()
+    run_out(card, seconds=60)
+    append, looked_at = DatabaseStore.append, database_clock.now
 
     def append_late(store: DatabaseStore, batch: Any, **options: Any) -> None:
-        if not held_up:
-            held_up.append(True)
-            wait_for(Approval.objects.filter(pk=card.pk, expires_at__lt=Now()).exists, "the time to be over")
+        database_clock.forward(minutes=2)
         append(store, batch, **options)
 
-    run_out(card, seconds=1)
     with monkeypatch.context() as patch, pytest.raises(ApprovalStateError, match="expired at"):
         patch.setattr(DatabaseStore, "append", append_late)
         approve(card.pk, None, digest=card.digest)
-    assert held_up, "it was in time when it was looked at"
+    assert database_clock.now > looked_at, "it was in time when it was looked at"
     sweep()
     run = the_run(result)
     assert (outcomes(run), effects.count()) == (["expired"], 0)
