@@ -30,7 +30,7 @@ def test_without_an_agent_a_text_or_a_session() -> None:
         ("known", "do it", None, errors.NotDurableError, "session"),
     ):
         with pytest.raises(error, match=match):
-            start_run(agent, text, session)  # type: ignore[arg-type]
+            start_run(agent, text, session)
     assert Session.objects.count() == 0
 
 
@@ -38,9 +38,9 @@ def test_unknown_run() -> None:
     for run_id in ("018f0000-0000-7000-8000-000000000000", "nonsense", "", 7):
         for service in (get_run, resume_run):
             with pytest.raises(errors.DurableRunNotFoundError, match="There is no run"):
-                service(run_id)  # type: ignore[operator]
+                service(run_id)
         with pytest.raises(errors.NotFoundError):
-            approve(run_id, None)  # type: ignore[arg-type]
+            approve(run_id, None)
 
 
 def test_a_call_that_cannot_run_is_told_to_the_model() -> None:

@@ -14,6 +14,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run, Session
 from tests.db.stories import seq_of, story
 from tests.statements import broken_commit
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +24,7 @@ def test_two_at_once_with_the_same_key_inside_their_callers_transactions() -> No
     last, ready = seq_of(run, "run_completed"), threading.Barrier(2)
 
     def fork() -> Any:
-        ready.wait()
+        ready.wait(LIMIT)
         try:
             with transaction.atomic():
                 made = fork_run(run.pk, last, text="x", idempotency_key="once")
