@@ -158,7 +158,7 @@ def test_a_user_with_another_name_or_none_is_no_problem(forked: Run, ann: Any) -
     assert [problems(pk) for pk in sessions] == [[], []]
 
 
-def test_keys_of_two_sessions_that_were_swapped_are_named_and_left(asked: Approval, forked: Run) -> None:
+def test_rows_that_name_another_session_or_run_are_named_and_left(asked: Approval, forked: Run) -> None:
     chat, fork = Session.objects.get(key="chat"), Session.objects.get(pk=forked.session_id)
     alter(chat, key="between")
     alter(fork, key="chat")
@@ -168,12 +168,15 @@ def test_keys_of_two_sessions_that_were_swapped_are_named_and_left(asked: Approv
         assert [one.column for one in repair_session("default", session.pk).changed] == ["key"]
     assert problems(chat.pk) == problems(fork.pk) == []
 
-
-def test_a_row_that_went_to_another_run_is_named(asked: Approval, forked: Run) -> None:
-    alter(asked, run_id=forked.pk.hex if connection.vendor == "sqlite" else forked.pk)
-    assert "is missing" in " ".join(problems(Session.objects.get(key="chat").pk))
+    there, moved = (key.hex if connection.vendor == "sqlite" else key for key in (forked.pk, fork.pk))
+    alter(asked, run_id=there)
+    assert "is missing" in " ".join(problems(chat.pk))
     with pytest.raises(ApprovalStateError, match="nothing to decide"):
         approve(asked.pk, None)
+    alter(Run.objects.get(pk=forked.pk), status="failed")
+    alter(asked.run, session_id=moved)
+    with pytest.raises(JournalUnreadableError, match="has no row in its session"):
+        cancel_run(asked.run_id)
 
 
 # Who decides
@@ -360,11 +363,3 @@ def test_a_definition_is_adopted_of_the_agent_that_the_journal_names(ann: Any) -
     alter(card.run, agent="other")
     with pytest.raises(RunStateError, match="has this definition of 'shop' already"):
         adopt_definition(card.run_id)
-
-
-def test_a_run_that_was_moved_to_another_session_is_refused(asked: Approval, forked: Run) -> None:
-    alter(Run.objects.get(pk=forked.pk), status="failed")
-    there = forked.session_id
-    alter(asked.run, session_id=there.hex if connection.vendor == "sqlite" else there)
-    with pytest.raises(JournalUnreadableError, match="has no row in its session"):
-        cancel_run(asked.run_id)
