@@ -1,4 +1,4 @@
-"""The plan of injected faults, by request number."""
+"""Errors that the fakes answer with, and the plan of injected faults, by request number."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fake_anthropic.errors import STATUSES, TEXTS, Refused
-
 KINDS = ("error", "drop", "truncate", "corrupt", "empty", "slow")
+
+
+class Refused(Exception):
+    """The request is answered with an error; each fake has types and codes of its own."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        type: str = "",
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.type, self.code = message, status, type, code
+        self.headers = dict(headers or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +32,12 @@ class Fault:
     """One thing that goes wrong.
 
     `kind` is a status from 400 to 599, or
-    `"error"`: an `error` event after status 200 (without streaming: the status of its type);
+    `"error"`: an error event after status 200 (without streaming: a status);
     `"drop"`: the connection is closed, before the answer, or with `after` in the middle of it;
-    `"truncate"`: the answer ends early and cleanly: no message_stop, or half of the JSON;
+    `"truncate"`: the answer ends early and cleanly: without its last event, or half of the JSON;
     `"corrupt"`: a data line, or the body, that is not JSON;
     `"empty"`: status 200 and nothing else;
-    `"slow"`: `delay` seconds and a ping before each event, or before the answer.
+    `"slow"`: `delay` seconds before each event, or before the answer.
 
     `after`: how many events are sent before it (pings are not counted; default 3). `times`: for how many
     requests in a row. `retry_after` in seconds and `retry_after_ms` are headers of a status.
@@ -43,40 +58,27 @@ class Fault:
         if not known:
             raise ValueError(f"{self.kind!r} is no fault: a status from 400 to 599, or {', '.join(KINDS)}.")
 
-    def error(self) -> Refused:
-        """Return the error it answers with: that of its status, or of its `type`."""
-        if isinstance(self.kind, int):
-            made = Refused("", self.kind)
-            kind, status = made.type, self.kind
-        else:
-            kind, status = self.type, STATUSES.get(self.type, 500)
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of a status."""
         given = {"retry-after": self.retry_after, "retry-after-ms": self.retry_after_ms}
-        return Refused(
-            self.message or TEXTS.get(kind, "Invalid request"),
-            status,
-            type=kind,
-            error_code=self.error_code,
-            headers={name: str(value) for name, value in given.items() if value is not None},
-        )
+        return {name: str(value) for name, value in given.items() if value is not None}
 
 
 class Faults:
     """Which request meets which fault; safe for threads."""
 
-    def __init__(self, planned: Mapping[int, int | str] | None = None) -> None:
+    def __init__(self, planned: Mapping[int, int | str]) -> None:
         self._lock = threading.Lock()
-        self._planned: dict[int, Fault] = {}
+        self._planned = {at: Fault(kind) for at, kind in planned.items()}
         self._count = 0
-        for at, kind in (planned or {}).items():
-            self.plan(at, kind)
 
     def plan(self, at: int | None, kind: int | str, **options: Any) -> None:
         """Let request number `at` fail, or the next one; a later plan for it replaces an earlier one."""
         made = Fault(kind, **options)
         with self._lock:
             first = self._count + 1 if at is None else at
-            for number in range(first, first + made.times):
-                self._planned[number] = made
+            self._planned |= dict.fromkeys(range(first, first + made.times), made)
 
     def next(self) -> Fault | None:
         """Count a request; return its fault."""

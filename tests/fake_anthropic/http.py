@@ -1,16 +1,90 @@
-"""The HTTP side: threads and connections that all end with the server."""
+"""The HTTP side: answers intact or spoilt by a fault; threads and connections that end with the server."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.fake_anthropic.answers import Answer
+from tests.fake_anthropic.faults import Fault
+
+_SIZES = (1, 7, 3, 11, 2, 17)  # odd on purpose: pieces end in the middle of words and of JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Bytes to send. `length`: what content-length says, None for a chunked answer. `pause`: seconds before
+    each chunk. `clean`: whether it ends as HTTP wants; else the connection is closed."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[bytes] = field(default_factory=list)
+    length: int | None = None
+    pause: float = 0
+    clean: bool = True
+
+
+DROPPED = Answer(0, clean=False)
+
+
+def plain(status: int, body: Any, fault: Fault | None, headers: Mapping[str, str]) -> Answer:
+    """Build an answer in one piece."""
+    data = encode_json(body)
+    kind, length = fault.kind if fault else "", len(data)
+    if kind in ("drop", "truncate", "corrupt", "empty"):
+        data = b"" if kind == "empty" else data[: length // 2] + b",,}" * (kind == "corrupt")
+    length = length if kind == "drop" else len(data)
+    given = {"content-type": "application/json", **headers}
+    return Answer(status, given, [data], length, _pause(fault), kind != "drop")
+
+
+def streamed(
+    chunks: list[bytes],
+    cut: int,
+    fault: Fault | None,
+    headers: Mapping[str, str],
+    *,
+    error: bytes,
+    corrupt: bytes,
+) -> Answer:
+    """Build an answer in events; `cut`: how many come before the fault."""
+    given = {"content-type": "text/event-stream; charset=utf-8", **headers}
+    kind = fault.kind if fault else ""
+    begun, rest = chunks[:cut], chunks[cut:]
+    spoilt = {
+        "drop": begun, "truncate": begun, "empty": [],
+        "error": [*begun, error], "corrupt": [*begun, corrupt, *rest],
+    }  # fmt: skip
+    return Answer(200, given, spoilt.get(str(kind), chunks), None, _pause(fault), kind != "drop")
+
+
+def _pause(fault: Fault | None) -> float:
+    return fault.delay if fault and fault.kind == "slow" else 0
+
+
+def encode_json(value: Any) -> bytes:
+    """Write JSON in UTF-8; what UTF-8 cannot hold is escaped."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yield a text as it streams."""
+    sizes, start = itertools.cycle(_SIZES), 0
+    while start < len(text):
+        size = next(sizes)
+        yield text[start : start + size]
+        start += size
+
 
 # (method, path, headers with names in lower case, body) -> answer
 Respond = Callable[[str, str, dict[str, str], bytes], Answer]

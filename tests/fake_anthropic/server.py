@@ -1,173 +1,172 @@
-"""The fake itself: what is answered to which request."""
+"""The fake Messages API: what is answered to which request."""
 
 from __future__ import annotations
 
 import json
 import secrets
-import ssl
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from tests.fake_anthropic.answers import DROPPED, Answer, plain, streamed
-from tests.fake_anthropic.author import Author, Script, whole
-from tests.fake_anthropic.calls import Call
-from tests.fake_anthropic.conversation import check_conversation
-from tests.fake_anthropic.errors import Refused
-from tests.fake_anthropic.faults import Fault, Faults
-from tests.fake_anthropic.http import Server
+from tests.fake_anthropic.conversation import Replies, check_conversation, signed
+from tests.fake_anthropic.fake import Fake
+from tests.fake_anthropic.faults import Fault, Refused
+from tests.fake_anthropic.http import Answer, encode_json, pieces, plain, streamed
 from tests.fake_anthropic.rules import VERSION, check_breakpoints, check_request
-from tests.fake_anthropic.stream import events
-from tests.fake_anthropic.tokens import PromptCache, count_request
+from tests.fake_anthropic.tokens import PromptCache, count_content, count_request
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
 
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
+TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
+    404: "not_found_error", 408: "timeout_error", 409: "conflict_error", 413: "request_too_large",
+    429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
+_BROKEN = b'event: content_block_delta\ndata: {"type": "content_block_delta", "ind\n\n'
+
+Event = dict[str, Any]
 
 
-class FakeAnthropic:
-    """A Messages API on 127.0.0.1 that says what a script says and refuses what the real one refuses.
+class FakeAnthropic(Fake):
+    """A Messages API; only its requests for messages are counted, and meet faults.
 
-    `script`: turns as ScriptedModel has them; the conversation's n-th reply is the n-th turn, n being the
-    number of assistant messages in the request. Or a function of the request's body that returns a turn.
     In raw content a tool_use whose `input` is text streams that text: JSON cut short by max_tokens.
-    `faults`: request number (POSTs to /v1/messages, from 1) -> a kind of fault; see `fault()`.
     """
 
-    def __init__(
-        self,
-        script: Script = (),
-        *,
-        faults: Mapping[int, int | str] | None = None,
-        api_key: str = "sk-ant-fake-key",
-        bend: Callable[[list[Any]], list[Any]] = list,
-    ) -> None:
-        self.bend = bend
-        self.api_key = api_key
+    def __init__(self, script: Any = (), *, api_key: str = "sk-ant-fake-key", **options: Any) -> None:
+        super().__init__(script, api_key=api_key, **options)
         self.cache = PromptCache()
-        self._author = Author(script, self.cache)
-        self._faults = Faults(faults)
-        self._calls: list[Call] = []
-        self._server: Server | None = None
-        self._clients: list[Anthropic] = []
-
-    def start(self) -> Self:
-        """Listen."""
-        self._server = Server(self._respond)
-        return self
-
-    def stop(self) -> None:
-        """Stop listening; close every connection, every thread and every client of `client()`."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
-        while self._clients:
-            self._clients.pop().close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def url(self) -> str:
-        """The base URL."""
-        if self._server is None:
-            raise RuntimeError("The fake is not running: use it in a with statement, or call start().")
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._replies = Replies()
 
     def environment(self) -> dict[str, str]:
-        """Return the variables with which another process asks this fake."""
+        """Name the variables with which another process asks this fake."""
         return {"ANTHROPIC_BASE_URL": self.url, "ANTHROPIC_API_KEY": self.api_key}
 
     def client(self, **options: Any) -> Anthropic:
-        """Return a client of the real SDK, without retries unless asked for; `stop()` closes it."""
+        """Make a client of the real SDK, without retries unless asked for."""
         import anthropic
 
-        if "http_client" not in options:
-            # No proxy, and no certificates: loading them takes longer than most tests.
-            bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            options["http_client"] = anthropic.DefaultHttpxClient(verify=bare, trust_env=False)
-        given = {"api_key": self.api_key, "base_url": self.url, "max_retries": 0, **options}
-        client = anthropic.Anthropic(**given)
-        self._clients.append(client)
+        client: Anthropic = self.make_client(anthropic, "Anthropic", **{"max_retries": 0, **options})
         return client
 
-    @property
-    def calls(self) -> list[Call]:
-        """Every request so far, in the order they were answered."""
-        return list(self._calls)
+    def is_counted(self, method: str, route: str) -> bool:
+        return (method, route) == ("POST", MESSAGES)
 
-    def fault(self, kind: int | str, *, at: int | None = None, **options: Any) -> None:
-        """Let request number `at` meet a fault, or the next one; the options are the fields of Fault."""
-        self._faults.plan(at, kind, **options)
-
-    def _respond(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Answer:
-        route = urlsplit(path).path
-        request_id = f"req_{secrets.token_hex(12)}"
-        named = {"request-id": request_id}
-        fault = self._faults.next() if (method, route) == ("POST", MESSAGES) else None
-        error, body = "", _parsed(raw)
-        if fault and fault.kind == "drop" and fault.after is None:
-            answer = DROPPED
+    def refusal(self, fault: Fault) -> Refused:
+        if isinstance(fault.kind, int):
+            status, type = fault.kind, TYPES.get(fault.kind, "api_error")
+            if type == "api_error" and status < 500:
+                type = "invalid_request_error"
         else:
-            try:
-                if fault and isinstance(fault.kind, int):
-                    raise fault.error()
-                self._check(route, headers, body)
-                answer = self._answer(route, body, fault, named, request_id)
-            except Refused as refused:
-                error = refused.message
-                answer = plain(refused.status, refused.body(request_id), None, {**named, **refused.headers})
-        name = str(fault.kind) if fault else ""
-        # Before the answer is sent: who has the answer finds the call.
-        self._calls.append(Call(method, path, headers, body, answer.status, error, name, request_id))
-        return answer
+            type = fault.type
+            status = next((status for status, each in TYPES.items() if each == type), 500)
+        text = fault.message or ("Overloaded" if type == "overloaded_error" else "Something is wrong")
+        return Refused(text, status, type=type, code=fault.error_code, headers=fault.headers)
 
-    def _check(self, route: str, headers: dict[str, str], body: Any) -> None:
+    def error_body(self, refused: Refused, request_id: str) -> dict[str, Any]:
+        error: dict[str, Any] = {"type": refused.type or TYPES[refused.status], "message": refused.message}
+        if refused.code:
+            error["details"] = {"error_code": refused.code}
+        return {"type": "error", "error": error, "request_id": request_id}
+
+    def answer(
+        self, route: str, headers: dict[str, str], body: Any, fault: Fault | None, named: dict[str, str]
+    ) -> Answer:
         if route not in (MESSAGES, COUNT_TOKENS):
             raise Refused("Not found", 404)
-        self._check_headers(headers)
-        if body is None:
-            raise Refused("The request body is not valid JSON")
-        check_request(body, counting=route == COUNT_TOKENS)
-        check_conversation(body, self._author.replies)
-        check_breakpoints(body)
-
-    def _check_headers(self, headers: dict[str, str]) -> None:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        key = headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
-        if not key:
-            raise Refused("x-api-key header is required", 401)
-        if not secrets.compare_digest(key.encode(), self.api_key.encode()):
+        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        if key != self.api_key:
             raise Refused("invalid x-api-key", 401)
-        version = headers.get("anthropic-version")
-        if not version:
-            raise Refused("anthropic-version: header is required")
-        if version != VERSION:
-            raise Refused(f'anthropic-version: "{version}" is not a valid version')
-
-    def _answer(
-        self, route: str, body: Any, fault: Fault | None, headers: dict[str, str], request_id: str
-    ) -> Answer:
+        if headers.get("anthropic-version") != VERSION:
+            raise Refused(f'anthropic-version: "{headers.get("anthropic-version")}" is not a valid version')
+        check_request(body, counting=route == COUNT_TOKENS)
+        check_conversation(body, self._replies)
+        check_breakpoints(body)
         if route == COUNT_TOKENS:
-            return plain(200, {"input_tokens": count_request(body)}, None, headers)
-        message = self._author.message(body)
+            return plain(200, {"input_tokens": count_request(body)}, None, named)
+        message = self._message(body)
         if body.get("stream"):
-            return streamed(self.bend(list(events(message))), fault, headers, request_id)
+            return self._streamed(self.bend(list(_events(message))), fault, named)
         if fault and fault.kind == "error":
-            raise fault.error()
-        return plain(200, whole(message), fault, headers)
+            raise self.refusal(fault)
+        # Without streaming a call whose JSON was cut short has no input.
+        content = [{**b, "input": {}} if isinstance(b.get("input"), str) else b for b in message["content"]]
+        return plain(200, {**message, "content": content}, fault, named)
+
+    def _message(self, body: Any) -> dict[str, Any]:
+        replied = sum(message["role"] == "assistant" for message in body["messages"])
+        content, stop_reason, given = self.turn(body, replied)
+        content = signed(content, omitted=(body.get("thinking") or {}).get("display") == "omitted")
+        self._replies.remember(content, stop_reason)
+        refusal = {"type": "refusal", "category": None, "explanation": None}
+        used = {**self.cache.usage(body), "output_tokens": count_content(content), "service_tier": "standard"}
+        return {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": body["model"],
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": None,
+            "stop_details": refusal if stop_reason == "refusal" else None,
+            "usage": {**used, **given},
+        }
+
+    def _streamed(self, events: list[Event], fault: Fault | None, named: dict[str, str]) -> Answer:
+        # Whatever breaks off a stream takes its last event.
+        places = [place for place, event in enumerate(events) if event["type"] != "ping"]
+        after = 3 if fault is None or fault.after is None else fault.after
+        error = b""
+        if fault and fault.kind == "error":
+            error = _encoded(self.error_body(self.refusal(fault), named[self.request_id_header]))
+        cut = places[min(after, len(places) - 1)]
+        return streamed([*map(_encoded, events)], cut, fault, named, error=error, corrupt=_BROKEN)
 
 
-def _parsed(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except ValueError:
-        return None
+def _encoded(event: Event) -> bytes:
+    return f"event: {event['type']}\ndata: ".encode() + encode_json(event) + b"\n\n"
+
+
+def _events(message: dict[str, Any]) -> Iterator[Event]:
+    """Yield the events of a message in the order of the API, one ping among them."""
+    usage = message["usage"]
+    begun = {**usage, "output_tokens": min(1, usage["output_tokens"])}
+    opening = {**message, "content": [], "stop_reason": None, "stop_details": None, "usage": begun}
+    yield {"type": "message_start", "message": opening}
+    yield {"type": "ping"}
+    for index, block in enumerate(message["content"]):
+        start, deltas = _parts(block)
+        yield {"type": "content_block_start", "index": index, "content_block": start}
+        for delta in deltas:
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    said = {name: message[name] for name in ("stop_reason", "stop_sequence", "stop_details")}
+    totals = {name: value for name, value in usage.items() if name.endswith("_tokens")}
+    yield {"type": "message_delta", "delta": said, "usage": totals}
+    yield {"type": "message_stop"}
+
+
+def _parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Split a block into what it starts as and the deltas that complete it; an unknown one comes whole."""
+    match block["type"]:
+        case "text":
+            cited = [{"type": "citations_delta", "citation": each} for each in block.get("citations") or []]
+            empty = {"text": "", **({"citations": []} if cited else {})}
+            return {**block, **empty}, [*cited, *_deltas("text_delta", "text", block["text"])]
+        case "thinking":
+            signature = [{"type": "signature_delta", "signature": block["signature"]}]
+            deltas = _deltas("thinking_delta", "thinking", block["thinking"])
+            return {**block, "thinking": "", "signature": ""}, [*deltas, *signature]
+        case "tool_use" | "server_tool_use" | "mcp_tool_use":
+            first = {"type": "input_json_delta", "partial_json": ""}
+            given = block["input"]  # text: JSON as far as it was written
+            text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False) if given else ""
+            return {**block, "input": {}}, [first, *_deltas("input_json_delta", "partial_json", text)]
+        case _:
+            return block, []
+
+
+def _deltas(kind: str, field: str, text: str) -> list[dict[str, Any]]:
+    return [{"type": kind, field: piece} for piece in pieces(text)]

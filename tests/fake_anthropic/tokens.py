@@ -12,7 +12,6 @@ from typing import Any
 _CHARACTERS_PER_TOKEN = 4
 _LOOKBACK = 20  # blocks before a breakpoint in which the API looks for an earlier entry
 _TTLS = ("5m", "1h")
-_UNCACHEABLE = ("thinking", "redacted_thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,6 @@ class Segment:
 
     text: str
     ttl: str | None
-    cacheable: bool = True
 
     @property
     def tokens(self) -> int:
@@ -53,7 +51,7 @@ def segments(body: dict[str, Any]) -> list[Segment]:
     for number, message in enumerate(body["messages"]):
         prefix = f"{message['role']}{settings if number == 0 else ''}"
         found += _segments(prefix, _blocks(message["content"]))
-    return _with_top_level(found, body.get("cache_control"))
+    return found
 
 
 def _blocks(value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -63,17 +61,7 @@ def _blocks(value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _segments(prefix: str, blocks: list[dict[str, Any]]) -> Iterator[Segment]:
     for block in blocks:
         ttls = [marker.get("ttl", "5m") for marker in markers(block)]
-        cacheable = block.get("type") not in _UNCACHEABLE
-        yield Segment(f"{prefix}:{_text(_bare(block))}", ttls[-1] if ttls else None, cacheable)
-
-
-def _with_top_level(found: list[Segment], marker: dict[str, Any] | None) -> list[Segment]:
-    if not marker:
-        return found
-    last = max((n for n, segment in enumerate(found) if segment.cacheable), default=None)
-    if last is not None and found[last].ttl is None:
-        found[last] = Segment(found[last].text, marker.get("ttl", "5m"))
-    return found
+        yield Segment(f"{prefix}:{_text(_bare(block))}", ttls[-1] if ttls else None)
 
 
 def markers(block: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.fake_openai import rules
-from tests.fake_openai.rules import Refused
+from tests.fake_openai.rules import require
 
 Message = dict[str, Any]
 
@@ -23,36 +23,24 @@ _OPENAIS = re.compile(r"gpt-|o\d")
 _NO_TOOLS_HERE = re.compile(r"gpt-(5\.[4-9]|[6-9])")
 
 
-def check(body: Any, *, has_files: bool) -> None:
+def check(body: Any, has_files: bool) -> None:
     """Raise Refused for a request that the API would not take; `has_files`: the server takes PDFs."""
     for name in rules.of(dict, body, "body"):
-        if name not in _PARAMETERS:
-            raise Refused(f"Unrecognized request argument supplied: {name}")
+        require(name in _PARAMETERS, f"Unrecognized request argument supplied: {name}")
     for name in ("model", "messages"):
-        if name not in body:
-            raise Refused(f"Missing required parameter: '{name}'.", code="missing_required_parameter")
+        require(name in body, f"Missing required parameter: '{name}'.", "missing_required_parameter")
     model = body["model"]
-    if "max_tokens" in body and rules.REASONING.match(model):
-        raise Refused(
-            "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
-            "'max_completion_tokens' instead.",
-            code="unsupported_parameter",
-        )
-    if "max_completion_tokens" in body and not _OPENAIS.match(model):
-        raise Refused("Unsupported parameter: 'max_completion_tokens'.", code="unsupported_parameter")
-    if "stream_options" in body and not body.get("stream"):
-        raise Refused("The 'stream_options' parameter is only allowed when 'stream' is enabled.")
-    tools = body.get("tools")
-    if tools is not None:
-        if not rules.of(list, tools, "tools"):
-            raise Refused("[] is too short - 'tools'")
-        if _NO_TOOLS_HERE.match(model) and body.get("reasoning_effort") != "none":
-            raise Refused(
-                f"Function tools with reasoning_effort are not supported for {model} in "
-                "/v1/chat/completions. To use function tools, use /v1/responses or set reasoning_effort to "
-                "'none'."
-            )
-        for number, tool in enumerate(tools):
+    for limit, is_taken in (
+        ("max_tokens", not rules.REASONING.match(model)),
+        ("max_completion_tokens", _OPENAIS.match(model)),
+    ):
+        require(limit not in body or is_taken, f"Unsupported parameter: '{limit}'.", "unsupported_parameter")
+    is_right = "stream_options" not in body or body.get("stream")
+    require(is_right, "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+    if "tools" in body:
+        is_taken = not _NO_TOOLS_HERE.match(model) or body.get("reasoning_effort") == "none"
+        require(is_taken, f"Function tools are not supported for {model} here: use /v1/responses.")
+        for number, tool in enumerate(rules.filled(body["tools"], "tools")):
             where = f"tools[{number}]"
             rules.known(tool, where, (), ("type", "function"))
             rules.known(tool["function"], where, ("description", "strict"), ("name", "parameters"))
@@ -60,73 +48,55 @@ def check(body: Any, *, has_files: bool) -> None:
     if (format := body.get("response_format")) is not None:
         rules.one_of(format.get("type"), "response_format.type", ("text", "json_object", "json_schema"))
         rules.form(format["json_schema"], "response_format.json_schema")
-    _messages(rules.of(list, body["messages"], "messages"), model, has_files)
-
-
-def _messages(messages: list[Message], model: str, has_files: bool) -> None:
-    if not messages:
-        raise Refused("Invalid 'messages': empty array.", code="empty_array")
     waiting: list[str] = []
-    for number, message in enumerate(messages):
+    for number, message in enumerate(rules.filled(body["messages"], "messages")):
         where = f"messages[{number}]"
         role = rules.one_of(rules.of(dict, message, where).get("role"), f"{where}.role", _ROLES)
         if role == "tool":
             rules.known(message, where, ("role",), ("content", "tool_call_id"))
-            if message["tool_call_id"] not in waiting:
-                raise Refused(
-                    "Invalid parameter: messages with role 'tool' must be a response to a preceeding message "
-                    "with 'tool_calls'."
-                )
+            is_asked = message["tool_call_id"] in waiting
+            require(is_asked, f"{where}: a tool message must be a response to preceding 'tool_calls'.")
             waiting.remove(message["tool_call_id"])
             _content(message["content"], where, ("text",), has_files)
             continue
-        if waiting:
-            raise _unanswered(waiting)
+        _require_answers(waiting)
         if role == "assistant":
             waiting = _assistant(message, where, model)
         else:
             rules.known(message, where, ("role", "name"), ("content",))
             kinds = ("text", "image_url", "file") if role == "user" else ("text",)
             _content(message["content"], where, kinds, has_files)
-    if waiting:
-        raise _unanswered(waiting)
+    _require_answers(waiting)
+
+
+def _require_answers(waiting: list[str]) -> None:
+    require(not waiting, f"'tool_calls' without response messages: {', '.join(waiting)}")
 
 
 def _assistant(message: Message, where: str, model: str) -> list[str]:
     own = () if _OPENAIS.match(model) else ("reasoning", "reasoning_details")
     rules.known(message, where, ("role", "content", "refusal", "tool_calls", *own))
-    calls = message.get("tool_calls")
-    if message.get("content") is None and not calls:
-        raise Refused(f"Invalid value for 'content': expected a string, got null. ('{where}.content')")
     if message.get("content") is not None:
         _content(message["content"], where, ("text",), False)
-    if calls is not None and not calls:
-        raise Refused(f"Invalid '{where}.tool_calls': empty array.", code="empty_array")
-    ids = []
-    for call in calls or []:
-        rules.known(call, f"{where}.tool_calls", (), ("id", "type", "function"))
-        rules.known(call["function"], f"{where}.tool_calls", (), ("name", "arguments"))
-        rules.named(call["function"]["name"], f"{where}.tool_calls.name")
-        json.loads(rules.of(str, call["function"]["arguments"], f"{where}.tool_calls.arguments"))
-        if not rules.of(str, call["id"], f"{where}.tool_calls.id") or call["id"] in ids:
-            raise Refused(f"Invalid '{where}.tool_calls.id': {call['id']!r}.")
+    else:
+        require(message.get("tool_calls"), f"Invalid '{where}.content': expected a string, got null.")
+    ids: list[str] = []
+    at = f"{where}.tool_calls"
+    for call in rules.filled(message["tool_calls"], at) if "tool_calls" in message else ():
+        rules.known(call, at, (), ("id", "type", "function"))
+        rules.known(call["function"], at, (), ("name", "arguments"))
+        rules.named(call["function"]["name"], f"{at}.name")
+        json.loads(rules.of(str, call["function"]["arguments"], f"{at}.arguments"))
+        is_own = rules.of(str, call["id"], f"{at}.id") and call["id"] not in ids
+        require(is_own, f"Invalid '{at}.id': {call['id']!r}.")
         ids.append(call["id"])
     return ids
-
-
-def _unanswered(waiting: list[str]) -> Refused:
-    return Refused(
-        "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
-        f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(waiting)}"
-    )
 
 
 def _content(content: Any, where: str, kinds: tuple[str, ...], has_files: bool) -> None:
     if isinstance(content, str):
         return
-    if not rules.of(list, content, f"{where}.content"):
-        raise Refused(f"Invalid '{where}.content': empty array.", code="empty_array")
-    for number, part in enumerate(content):
+    for number, part in enumerate(rules.filled(content, f"{where}.content")):
         at = f"{where}.content[{number}]"
         kind = rules.one_of(rules.of(dict, part, at).get("type"), f"{at}.type", kinds)
         rules.known(part, at, (), ("type", kind))
@@ -135,20 +105,21 @@ def _content(content: Any, where: str, kinds: tuple[str, ...], has_files: bool) 
         elif kind == "image_url":
             rules.known(part["image_url"], at, ("detail",), ("url",))
             rules.image(part["image_url"]["url"], at)
-        elif not has_files:
-            raise Refused(f"Unknown part type: file ('{at}')")
         else:
+            require(has_files, f"Unknown part type: file ('{at}')")
             rules.known(part["file"], at, (), ("filename", "file_data"))
             rules.file(part["file"]["filename"], part["file"]["file_data"], at)
 
 
 def replies(body: Message) -> int:
-    """Return how many replies are in a request."""
+    """Count the replies in a request."""
     return sum(message.get("role") == "assistant" for message in body["messages"])
 
 
-def answer(body: Message, content: list[Message], stop: str | None, usage: Message) -> Message:
-    """Return the completion; `content`: blocks as scripts have them."""
+def answer(
+    body: Message, content: list[Message], stop: str | None, usage: Message, encrypted: set[str]
+) -> Message:
+    """Build the completion; `content`: blocks as scripts have them."""
     message: Message = {"role": "assistant", "content": None, "refusal": None}
     calls = []
     for block in content:
@@ -166,25 +137,20 @@ def answer(body: Message, content: list[Message], stop: str | None, usage: Messa
     if calls:
         message["tool_calls"] = calls
     reasons = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "refusal": "stop"}
+    finish = reasons.get(stop or "", stop)
     return {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion",
         "created": 1790000000,
         "model": f"{body['model']}-2026-03-05" if _OPENAIS.match(body["model"]) else body["model"],
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None,
-                "finish_reason": reasons.get(stop or "", stop),
-            }
-        ],
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
         "usage": usage,
     }
 
 
-def events(completion: Message, cut: Any, *, with_usage: bool) -> Iterator[Message]:
+def events(completion: Message, cut: Any, body: Message) -> Iterator[Message]:
     """Yield the chunks of a completion in the order of the API."""
+    with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     shared = {name: completion[name] for name in ("id", "created", "model")}
     (choice,) = completion["choices"]
     message = choice["message"]
@@ -209,16 +175,11 @@ def events(completion: Message, cut: Any, *, with_usage: bool) -> Iterator[Messa
     if choice["finish_reason"] is not None:
         yield chunk({}, choice["finish_reason"])
     if with_usage:
-        yield {
-            **shared,
-            "object": "chat.completion.chunk",
-            "choices": [],
-            "usage": completion["usage"],
-        }
+        yield {**shared, "object": "chat.completion.chunk", "choices": [], "usage": completion["usage"]}
 
 
 def usage(sent: int, cached: int, written: int) -> Message:
-    """Return the usage of a completion."""
+    """Build the usage of a completion."""
     return {
         "prompt_tokens": sent,
         "prompt_tokens_details": {"cached_tokens": cached},

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.fake_openai import rules
-from tests.fake_openai.rules import Refused
+from tests.fake_openai.rules import require
 
 Item = dict[str, Any]
 
@@ -25,21 +25,22 @@ _PARTS = {
     "input_file": (("type",), ("filename", "file_data", "file_url")),
 }
 ENCRYPTED = "reasoning.encrypted_content"
+_OWN = ("function_call", "reasoning", "web_search_call")
 
 
 def check(body: Any, encrypted: set[str]) -> None:
     """Raise Refused for a request that the API would not take; `encrypted`: reasoning it has given."""
     for name in rules.of(dict, body, "body"):
-        if name not in _PARAMETERS:
-            raise Refused(f"Unknown parameter: '{name}'.", code="unknown_parameter")
+        require(name in _PARAMETERS, f"Unknown parameter: '{name}'.", "unknown_parameter")
     for name in ("model", "input"):
-        if name not in body:
-            raise Refused(f"Missing required parameter: '{name}'.", code="missing_required_parameter")
-    rules.limit(body, "max_output_tokens")
+        require(name in body, f"Missing required parameter: '{name}'.", "missing_required_parameter")
+    limit = body.get("max_output_tokens", 16)
+    is_right = isinstance(limit, int) and limit >= 16
+    require(is_right, "Invalid 'max_output_tokens': below minimum value.", "integer_below_min_value")
     for each in body.get("include", []):
         rules.one_of(each, "include", _INCLUDES)
-    if ENCRYPTED in body.get("include", []) and not rules.REASONING.match(body["model"]):
-        raise Refused("Encrypted content is not supported with this model.")
+    reasons = rules.REASONING.match(body["model"]) or ENCRYPTED not in body.get("include", [])
+    require(reasons, "Encrypted content is not supported with this model.")
     for number, tool in enumerate(rules.of(list, body.get("tools", []), "tools")):
         where = f"tools[{number}]"
         if rules.one_of(tool.get("type"), f"{where}.type", ("function", "web_search")) == "function":
@@ -55,49 +56,37 @@ def _input(body: Item, encrypted: set[str]) -> None:
     items = body["input"]
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
-    if not rules.of(list, items, "input"):
-        raise Refused("Missing required parameter: 'input'.", code="missing_required_parameter")
     open_calls: list[str] = []
     calls: set[str] = set()
-    for number, item in enumerate(items):
+    for number, item in enumerate(rules.filled(items, "input")):
         where = f"input[{number}]"
         kind = rules.of(dict, item, where).get("type", "message")
-        rules.one_of(
-            kind,
-            f"{where}.type",
-            ("message", "function_call", "function_call_output", "reasoning", "web_search_call"),
-        )
-        if "id" in item and kind in ("message", "function_call") and body.get("store") is False:
-            raise Refused(
-                f"Item with id '{item['id']}' not found. Items are not persisted when `store` is set to "
-                "false. Try again with `store` set to true, or remove this item from your input.",
-                404,
-            )
+        rules.one_of(kind, f"{where}.type", ("message", "function_call_output", *_OWN))
+        is_stored = kind in ("message", "function_call") and "id" in item and body.get("store") is False
+        require(not is_stored, f"Items are not persisted, nor is '{item.get('id')}'.", status=404)
         if kind == "function_call_output":
             rules.known(item, where, ("type",), ("call_id", "output"))
-            if item["call_id"] not in open_calls:
-                raise Refused(f"No tool call found for function call output with call_id {item['call_id']}.")
+            require(item["call_id"] in open_calls, f"No tool call found for call_id {item['call_id']}.")
             open_calls.remove(item["call_id"])
             _content(item["output"], f"{where}.output", _PARTS)
             continue
-        if open_calls and not (kind != "message" and items[number - 1].get("type") == "function_call"):
-            raise Refused(f"No tool output found for function call {open_calls[0]}.")
+        goes_on = kind != "message" and items[number - 1].get("type") == "function_call"
+        require(not open_calls or goes_on, f"No tool output found for function calls {open_calls}.")
         if kind == "message":
             _message(item, where)
         elif kind == "function_call":
             rules.known(item, where, ("type", "status"), ("call_id", "name", "arguments"))
             rules.named(item["name"], f"{where}.name")
-            if not isinstance(item["call_id"], str) or not 0 < len(item["call_id"]) <= 64:
-                raise Refused(f"Invalid '{where}.call_id': string of 1 to 64 characters expected.")
-            if item["call_id"] in calls:
-                raise Refused(f"Duplicate function call with call_id {item['call_id']}.")
+            is_id = isinstance(item["call_id"], str) and 0 < len(item["call_id"]) <= 64
+            require(
+                is_id and item["call_id"] not in calls, f"Invalid '{where}.call_id': {item['call_id']!r}."
+            )
             json.loads(rules.of(str, item["arguments"], f"{where}.arguments"))
             open_calls.append(item["call_id"])
             calls.add(item["call_id"])
         elif kind == "reasoning":
             _reasoning(items, number, encrypted)
-    if open_calls:
-        raise Refused(f"No tool output found for function call {open_calls[0]}.")
+    require(not open_calls, f"No tool output found for function calls {open_calls}.")
 
 
 def _message(item: Item, where: str) -> None:
@@ -112,9 +101,7 @@ def _message(item: Item, where: str) -> None:
 def _content(content: Any, where: str, parts: Any) -> None:
     if isinstance(content, str):
         return
-    if not rules.of(list, content, where):
-        raise Refused(f"Invalid '{where}': empty array.", code="empty_array")
-    for number, part in enumerate(content):
+    for number, part in enumerate(rules.filled(content, where)):
         at = f"{where}[{number}]"
         kind = rules.one_of(rules.of(dict, part, at).get("type"), f"{at}.type", parts)
         required, optional = parts[kind]
@@ -129,33 +116,24 @@ def _content(content: Any, where: str, parts: Any) -> None:
 
 def _reasoning(items: list[Item], number: int, encrypted: set[str]) -> None:
     item = items[number]
-    where = f"input[{number}]"
-    rules.known(item, where, ("type", "status", "content"), ("id", "summary", "encrypted_content"))
-    if item["encrypted_content"] not in encrypted:
-        raise Refused(
-            f"The encrypted content {str(item['encrypted_content'])[:4]}... could not be verified.",
-            code="invalid_encrypted_content",
-        )
+    required = ("id", "summary", "encrypted_content")
+    rules.known(item, f"input[{number}]", ("type", "status", "content"), required)
+    is_known = item["encrypted_content"] in encrypted
+    require(is_known, "The encrypted content could not be verified.", "invalid_encrypted_content")
     following = items[number + 1] if number + 1 < len(items) else {}
-    kind = following.get("type", "message")
-    if kind not in ("function_call", "reasoning", "web_search_call") and following.get("role") != "assistant":
-        raise Refused(
-            f"Item '{item['id']}' of type 'reasoning' was provided without its required following item."
-        )
+    is_followed = following.get("type", "message") in _OWN or following.get("role") == "assistant"
+    require(is_followed, f"'{item['id']}' of type 'reasoning' was provided without its following item.")
 
 
 def replies(body: Item) -> int:
-    """Return how many replies are in a request: each ends where the user speaks, or results are."""
+    """Count the replies in a request: each ends where the user speaks, or results are."""
     items = body["input"] if isinstance(body["input"], list) else []
     own = [item.get("role") == "assistant" or item.get("type") in _OWN for item in items]
     return sum(is_own and not before for is_own, before in zip(own, [False, *own], strict=False))
 
 
-_OWN = ("function_call", "reasoning", "web_search_call")
-
-
 def answer(body: Item, content: list[Item], stop: str | None, usage: Item, encrypted: set[str]) -> Item:
-    """Return the response; `content`: blocks as scripts have them, or items of OpenAI's own."""
+    """Build the response; `content`: blocks as scripts have them, or items of OpenAI's own."""
     output = [_item(block, body, encrypted) for block in content]
     reason = {"max_tokens": "max_output_tokens", "content_filter": "content_filter"}.get(stop or "")
     status = "incomplete" if reason else "in_progress" if stop is None else "completed"
@@ -197,7 +175,7 @@ def _item(block: Item, body: Item, encrypted: set[str]) -> Item:
     return block
 
 
-def events(response: Item, cut: Any) -> Iterator[Item]:
+def events(response: Item, cut: Any, body: Item) -> Iterator[Item]:
     """Yield the events of a response in the order of the API."""
     numbers = itertools.count()
     opening = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
@@ -240,18 +218,11 @@ def events(response: Item, cut: Any) -> Iterator[Item]:
 
 
 def usage(sent: int, cached: int, written: int) -> Item:
-    """Return the usage of a response."""
-    details = {"cached_tokens": cached, "cache_write_tokens": 0}
+    """Build the usage of a response."""
     return {
         "input_tokens": sent,
-        "input_tokens_details": details,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": written // 2},
         "total_tokens": sent + written,
     }
-
-
-def broken(error: Item, number: int) -> Item:
-    """Return the event of an error in the middle of a stream."""
-    said = {name: error[name] for name in ("code", "message", "param")}
-    return {"type": "error", **said, "sequence_number": number}

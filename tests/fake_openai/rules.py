@@ -1,4 +1,4 @@
-"""Rules that both APIs have: the shape of parameters, tools, schemas and files, in OpenAI's own words."""
+"""Rules that both APIs have: the shape of parameters, tools, schemas and files."""
 
 from __future__ import annotations
 
@@ -8,82 +8,65 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from tests.fake_anthropic.files import BEGIN
+from tests.fake_anthropic.faults import Refused
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 REASONING = re.compile(r"o\d|gpt-[5-9]")  # models that reason
+BEGIN = {
+    "image/jpeg": (b"\xff\xd8\xff",),
+    "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/gif": (b"GIF87a", b"GIF89a"),
+    "image/webp": (b"RIFF",),
+}
 _UNSUPPORTED = frozenset({"allOf", "not", "oneOf", "patternProperties", "prefixItems", "default"})
 
 
-class Refused(Exception):
-    """The request is answered with an error."""
-
-    def __init__(
-        self,
-        message: str,
-        status: int = 400,
-        *,
-        code: str | None = None,
-        type: str = "invalid_request_error",
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message, self.status, self.headers = message, status, headers or {}
-        self.error = {"message": message, "type": type, "param": None, "code": code}
+def require(holds: object, text: str, code: str | None = None, status: int = 400) -> None:
+    """Raise Refused unless a rule holds."""
+    if not holds:
+        raise Refused(text, status, code=code)
 
 
 def known(value: Any, where: str, names: Collection[str], required: Collection[str] = ()) -> dict[str, Any]:
-    """Return `value` if it is an object with these names, among them the required ones."""
-    if not isinstance(value, dict):
-        raise Refused(f"Invalid type for '{where}': expected an object.", code="invalid_type")
+    """Take an object with these names, among them the required ones, and no others."""
+    found: dict[str, Any] = of(dict, value, where)
     for name in required:
-        if name not in value:
-            raise Refused(f"Missing required parameter: '{where}.{name}'.", code="missing_required_parameter")
-    for name in value:
-        if name not in names and name not in required:
-            raise Refused(f"Unknown parameter: '{where}.{name}'.", code="unknown_parameter")
-    return value
+        require(name in found, f"Missing required parameter: '{where}.{name}'.", "missing_required_parameter")
+    for name in found:
+        require(name in (*names, *required), f"Unknown parameter: '{where}.{name}'.", "unknown_parameter")
+    return found
 
 
 def of(kind: type, value: Any, where: str) -> Any:
-    """Return a value that is of this JSON type."""
-    if not isinstance(value, kind):
-        raise Refused(f"Invalid type for '{where}': expected {kind.__name__}.", code="invalid_type")
+    """Take a value of this JSON type."""
+    require(isinstance(value, kind), f"Invalid type for '{where}': expected {kind.__name__}.", "invalid_type")
+    return value
+
+
+def filled(value: Any, where: str) -> Any:
+    """Take a list that is not empty."""
+    require(of(list, value, where), f"Invalid '{where}': empty array.", "empty_array")
     return value
 
 
 def one_of(value: Any, where: str, allowed: Collection[str]) -> str:
-    """Return a value that is one of these."""
-    if value not in allowed:
-        listed = ", ".join(f"'{each}'" for each in sorted(allowed))
-        raise Refused(f"Invalid value: '{value}'. Supported values are: {listed}.", code="invalid_value")
+    """Take one of these."""
+    require(value in allowed, f"Invalid value for '{where}': '{value}'.", "invalid_value")
     return str(value)
 
 
 def named(value: Any, where: str) -> None:
     """Refuse what cannot be the name of a tool."""
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise Refused(f"Invalid '{where}': string does not match pattern. Expected a string that matches "
-                      f"the pattern '^[a-zA-Z0-9_-]+$'.", code="invalid_value")  # fmt: skip
-
-
-def limit(body: dict[str, Any], name: str) -> None:
-    """Check a bound on the reply's tokens."""
-    value = body.get(name)
-    if value is not None and (not isinstance(value, int) or value < 16):
-        raise Refused(f"Invalid '{name}': integer below minimum value.", code="integer_below_min_value")
+    is_name = isinstance(value, str) and NAME.fullmatch(value)
+    require(is_name, f"Invalid '{where}': string does not match pattern.", "invalid_value")
 
 
 def function(tool: dict[str, Any], where: str, *, is_strict: bool) -> None:
     """Check a function as a tool."""
     named(tool.get("name"), f"{where}.name")
     schema = of(dict, tool.get("parameters"), f"{where}.parameters")
-    if schema.get("type") != "object":
-        raise Refused(
-            f"Invalid schema for function '{tool['name']}': schema must be a JSON Schema of 'type: "
-            f'"object"\', got \'type: "{schema.get("type")}"\'.',
-            code="invalid_function_parameters",
-        )
+    text = f"Invalid schema for function '{tool['name']}': schema must be of type 'object'."
+    require(schema.get("type") == "object", text, "invalid_function_parameters")
     if is_strict:
         strict(schema, f"function '{tool['name']}'")
 
@@ -92,13 +75,10 @@ def form(value: Any, where: str) -> None:
     """Check the form of structured output."""
     known(value, where, ("description", "type"), ("name", "schema", "strict"))
     named(value["name"], f"{where}.name")
-    if value["schema"].get("type") != "object":
-        raise Refused(
-            f"Invalid schema for response_format '{value['name']}': schema must be an object.",
-            code="invalid_json_schema",
-        )
+    is_object = value["schema"].get("type") == "object"
+    require(is_object, f"Invalid schema for '{where}': must be an object.", "invalid_json_schema")
     if value["strict"]:
-        strict(value["schema"], f"response_format '{value['name']}'")
+        strict(value["schema"], where)
 
 
 def strict(schema: Any, where: str) -> None:
@@ -111,19 +91,14 @@ def strict(schema: Any, where: str) -> None:
     wrong = ""
     if schema.get("type") == "object":
         if schema.get("additionalProperties") is not False:
-            wrong = "'additionalProperties' is required to be supplied and to be false"
+            wrong = "'additionalProperties' is required to be false"
         elif sorted(schema.get("required", [])) != sorted(schema.get("properties", {})):
-            wrong = (
-                "'required' is required to be supplied and to be an array including every key in properties"
-            )
+            wrong = "'required' is required to be an array including every key in properties"
     if found := _UNSUPPORTED & schema.keys():
         wrong = f"'{min(found)}' is not permitted"
     if "$ref" in schema and len(schema) > 1:
         wrong = "$ref cannot have keywords beside it"
-    if wrong:
-        raise Refused(
-            f"Invalid schema for {where}: In context=(), {wrong}.", code="invalid_function_parameters"
-        )
+    require(not wrong, f"Invalid schema for {where}: {wrong}.", "invalid_function_parameters")
     for name in ("properties", "$defs"):
         for each in schema.get(name, {}).values():
             strict(each, where)
@@ -133,25 +108,21 @@ def strict(schema: Any, where: str) -> None:
 
 def image(url: Any, where: str) -> None:
     """Check the address of a picture, or the picture in it."""
-    of(str, url, where)
-    if url.startswith("https://"):
+    if of(str, url, where).startswith("https://"):
         return
     media_type, data = _data(url, where)
-    if media_type not in BEGIN:
-        raise Refused(f"You uploaded an unsupported image: {media_type}.", code="invalid_image_format")
-    if not data.startswith(BEGIN[media_type]):
-        raise Refused(
-            "The image data you provided does not represent a valid image.", code="invalid_image_format"
-        )
+    require(media_type in BEGIN, f"You uploaded an unsupported image: {media_type}.", "invalid_image_format")
+    is_right = data.startswith(BEGIN[media_type])
+    require(is_right, "The data does not represent a valid image.", "invalid_image_format")
 
 
 def file(name: Any, url: Any, where: str) -> None:
     """Check a PDF."""
-    if not isinstance(name, str) or not name.endswith(".pdf"):
-        raise Refused(f"Invalid '{where}.filename': {name!r}.", code="unsupported_file")
+    is_named = isinstance(name, str) and name.endswith(".pdf")
+    require(is_named, f"Invalid '{where}.filename': {name!r}.", "unsupported_file")
     media_type, data = _data(url, where)
-    if media_type != "application/pdf" or not data.startswith(b"%PDF-"):
-        raise Refused(f"Invalid file data: '{where}.file_data'.", code="invalid_file_data")
+    is_pdf = media_type == "application/pdf" and data.startswith(b"%PDF-")
+    require(is_pdf, f"Invalid file data: '{where}.file_data'.", "invalid_file_data")
 
 
 def _data(url: Any, where: str) -> tuple[str, bytes]:

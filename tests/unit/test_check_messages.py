@@ -5,30 +5,9 @@ from typing import Any
 import pytest
 
 from agentruns.testing import InvalidMessages, check_messages
-
-
-def use(id: str = "t1", name: str = "find", **changes: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": id, "name": name, "input": {}, **changes}
-
-
-def result(id: str = "t1", content: Any = "ok", **changes: Any) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": id, "content": content, **changes}
-
-
-def text(value: str = "hi") -> dict[str, Any]:
-    return {"type": "text", "text": value}
-
-
-def user(*blocks: Any) -> dict[str, Any]:
-    return {"role": "user", "content": list(blocks)}
-
-
-def assistant(*blocks: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": list(blocks)}
-
+from tests.unit.messages import HELLO, assistant, result, text, use, user
 
 PICTURE = {"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}
-HELLO = {"role": "user", "content": "hi"}
 
 
 @pytest.mark.parametrize(
@@ -45,18 +24,7 @@ HELLO = {"role": "user", "content": "hi"}
         [HELLO, assistant(text("trailing "))],
         [HELLO, assistant({"type": "thinking", "thinking": "", "signature": "x"}, use()), user(result())],
         [HELLO, assistant({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}})],
-        [
-            HELLO,
-            assistant(use()),
-            user(
-                result(
-                    content=[
-                        text(),
-                        PICTURE,
-                    ]
-                )
-            ),
-        ],
+        [HELLO, assistant(use()), user(result(content=[text(), PICTURE]))],
         [HELLO, assistant(use()), user({"type": "tool_result", "tool_use_id": "t1", "is_error": True})],
         [HELLO, assistant(use(input={"a": [1, 1.5, None, True, "é\ufffd\x10"]})), user(result())],
     ],

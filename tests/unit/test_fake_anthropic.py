@@ -1,8 +1,11 @@
-"""What tests of the provider rely on: the fake follows its script, and its cache is no better than the API's.
+"""What tests of the provider rely on: the fake follows its script, and is no more lenient than the API.
 
 Its streams, faults, counts and threads are met by the provider in test_anthropic.py and those beside it.
 """
 
+from __future__ import annotations
+
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +13,28 @@ import pytest
 
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_anthropic.faults import Fault
-from tests.unit import sdk
-from tests.unit.conversations import create, stream, went_on, wire
+from tests.pictures import PNG
+from tests.unit.messages import HELLO, assistant, result, text, use, user
 
+ASK: dict[str, Any] = {"model": "claude-sonnet-5-5", "max_tokens": 4096, "messages": [HELLO]}
 LOOK = {"name": "look", "input": {"id": "ä-17", "deep": {"list": [1, 2.5, None, True]}, "empty": {}}}
 TURNS: list[Any] = [{"text": "Looking … 🔎", "tools": [LOOK, {"name": "look"}]}, {"text": "Done."}]
+STRANGE: list[Any] = [
+    {"type": "thinking", "thinking": "Let me see: ä."},
+    {"type": "redacted_thinking", "data": "b3BhcXVl"},
+    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}},
+    {"type": "block_of_the_future", "data": [1, {"b": None}], "n": 1e16},
+    {"type": "text", "text": "So.", "citations": [{"type": "page", "cited_text": "x"}], "odd": {"a": 1}},
+    {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}, "caller": {"type": "direct"}},
+]
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
+CLOSED = {**SCHEMA, "additionalProperties": False}
+TOOL = {"name": "look", "description": "Look.", "input_schema": SCHEMA}
+EPHEMERAL: dict[str, Any] = {"type": "ephemeral"}
+MARK: dict[str, Any] = {"cache_control": EPHEMERAL}
+THINKING: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
+SOURCE = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
+PICTURE: dict[str, Any] = {"type": "image", "source": SOURCE}
 
 
 @pytest.fixture
@@ -23,50 +43,95 @@ def fake() -> Iterator[FakeAnthropic]:
         yield running
 
 
-BOTH = pytest.mark.parametrize("ask", [create, stream])
+@pytest.fixture(scope="module")
+def strict() -> Iterator[FakeAnthropic]:
+    with FakeAnthropic(lambda body: {"text": "Yes."}) as running:
+        yield running
+
+
+@pytest.fixture
+def thinker() -> Iterator[FakeAnthropic]:
+    with FakeAnthropic([{"content": STRANGE}, {"text": "Done."}, {"text": "Bye."}]) as running:
+        yield running
+
+
+def create(fake: FakeAnthropic, **changes: Any) -> Any:
+    return fake.client().messages.create(**{**ASK, **changes})
+
+
+def stream(fake: FakeAnthropic, **changes: Any) -> Any:
+    with fake.client().messages.stream(**{**ASK, **changes}) as opened:
+        return opened.get_final_message()
+
+
+def count(fake: FakeAnthropic, **changes: Any) -> Any:
+    asked = {"model": ASK["model"], "messages": ASK["messages"], **changes}
+    return fake.client().messages.count_tokens(**asked)
+
+
+def refusal(fake: FakeAnthropic, ask: Any = create, **changes: Any) -> str:
+    """Find the text with which a request is refused."""
+    import anthropic
+
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(fake, **changes)
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.api_message == fake.calls[-1].error
+    return str(caught.value.api_message)
+
+
+def wire(message: Any) -> Any:
+    return message.to_dict(mode="json", warnings=False)["content"]
+
+
+def went_on(reply: Any) -> list[Any]:
+    """Build the conversation after a reply whose calls were answered."""
+    content = wire(reply)
+    return [HELLO, assistant(*content), user(*(result(b["id"]) for b in content if b["type"] == "tool_use"))]
 
 
 # Answers
 
 
-@BOTH
+@pytest.mark.parametrize("ask", [create, stream])
 def test_the_turn_is_chosen_by_the_depth_of_the_conversation(fake: FakeAnthropic, ask: Any) -> None:
     first = ask(fake)
-    content = wire(first)["content"]
+    content = wire(first)
     assert content[0] == {"type": "text", "text": "Looking … 🔎"}
     assert [block["input"] for block in content[1:]] == [LOOK["input"], {}]
     assert all(block["id"].startswith("toolu_") for block in content[1:])
     assert (first.role, first.type, first.model) == ("assistant", "message", "claude-sonnet-5-5")
     assert (first.stop_reason, first.stop_sequence) == ("tool_use", None)
-    assert first.id.startswith("msg_")
     second = ask(fake, messages=went_on(first))
-    assert wire(second)["content"] == [{"type": "text", "text": "Done."}]
-    assert second.stop_reason == "end_turn"
-    assert wire(ask(fake))["content"][0] == content[0], "it keeps no place in the script"
+    assert (wire(second), second.stop_reason) == ([{"type": "text", "text": "Done."}], "end_turn")
+    assert wire(ask(fake))[0] == content[0], "it keeps no place in the script"
 
 
 def test_every_generation_has_ids_of_its_own_unless_the_script_gives_them() -> None:
     with FakeAnthropic([{"tools": [{"name": "a"}, {"name": "b", "id": "toolu_given"}]}]) as fake:
         replies = [create(fake), create(fake), stream(fake)]
-    assert len({reply.content[0].id for reply in replies}) == 3
-    assert len({reply.id for reply in replies}) == 3
+    assert len({reply.content[0].id for reply in replies}) == len({reply.id for reply in replies}) == 3
     assert {reply.content[1].id for reply in replies} == {"toolu_given"}
 
 
 @pytest.mark.parametrize(
-    ("script", "text"),
+    ("script", "told"),
     [
         ([], "script exhausted: The script has 0 turns and was asked for number 1."),
         (lambda body: {"txt": ""}, "The script failed: ValueError: Turn 1 has txt"),
         (lambda body: body["nothing"], "The script failed: KeyError: 'nothing'"),
         (lambda body: {"content": [{"type": "x", "n": object()}]}, "The script failed: TypeError"),
-        ([{"content": [{"type": "tool_use", "id": "t"}]}], "ValueError: block 0 is a tool_use without name"),
-        ([{"content": [{"text": "x"}]}], "The script failed: KeyError: 'type'"),
     ],
 )
-def test_a_script_that_cannot_go_on_is_a_400_so_that_nobody_retries(script: Any, text: str) -> None:
-    with FakeAnthropic(script) as fake, pytest.raises(sdk.BadRequestError, match=text):
-        create(fake)
+def test_a_script_that_cannot_go_on_is_a_400_so_that_nobody_retries(script: Any, told: str) -> None:
+    with FakeAnthropic(script) as fake:
+        assert refusal(fake).startswith(told)
+
+
+@pytest.mark.parametrize("kind", [200, "dorp"])
+def test_a_fault_that_is_none_is_found_at_once(kind: Any) -> None:
+    with pytest.raises(ValueError, match="fault"):
+        Fault(kind)
 
 
 # The cache
@@ -91,9 +156,9 @@ def test_a_breakpoint_caches_what_is_before_it_and_nothing_else(fake: FakeAnthro
 
 def test_an_entry_more_than_twenty_blocks_back_is_not_found(fake: FakeAnthropic) -> None:
     def asked(blocks: int) -> Any:
-        content = [{"type": "text", "text": f"block number {n}"} for n in range(blocks)]
-        messages = [{"role": "user", "content": content}]
-        return create(fake, messages=messages, cache_control={"type": "ephemeral"}).usage
+        content = [text(f"block number {n}") for n in range(blocks)]
+        content[-1] |= MARK
+        return create(fake, messages=[user(*content)]).usage
 
     first = asked(5).cache_creation_input_tokens
     assert asked(24).cache_read_input_tokens == first
@@ -102,7 +167,183 @@ def test_an_entry_more_than_twenty_blocks_back_is_not_found(fake: FakeAnthropic)
     assert asked(25).cache_read_input_tokens == 0
 
 
-@pytest.mark.parametrize("kind", [200, "dorp"])
-def test_a_fault_that_is_none_is_found_at_once(kind: Any) -> None:
-    with pytest.raises(ValueError, match="fault"):
-        Fault(kind)
+# Requests that the package could make by mistake
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"extra_body": {"temperature": 0.5}}, "temperature: Extra inputs are not permitted"),
+        ({"extra_body": {"max_tokens": "many"}}, "max_tokens: Input should be a valid integer"),
+        ({"system": [text("\n")]}, "system: text content blocks must contain non-whitespace text"),
+        ({"system": [text(cache_control={"type": "for ever"})]}, "system.0.cache_control: Input tag"),
+        ({"system": [text(cache_control={**EPHEMERAL, "ttl": "2h"})]}, "system.0.cache_control.ttl: Input"),
+        ({"tools": [{**TOOL, "name": "look up"}]}, "tools.0.custom.name: String should match pattern"),
+        ({"tools": [TOOL, TOOL]}, "tools: Tool names must be unique."),
+        ({"tools": [{"name": "look"}]}, "tools.0.custom.input_schema: Field required"),
+        ({"tools": [{**TOOL, "input_schema": {}}]}, "tools.0.custom.input_schema.type: Input should be"),
+        (
+            {"tools": [{**TOOL, "input_schema": {"type": "object", "anyOf": []}}]},
+            "tools.0.custom.input_schema: input_schema does not support oneOf, allOf, or anyOf",
+        ),
+        (
+            {"tools": [{**TOOL, "input_schema": {"type": "object", "properties": {"a b": {}}}}]},
+            "tools.0.custom.input_schema.properties: Property keys should match pattern",
+        ),
+        ({"tools": [{**TOOL, "risk": "high"}]}, "tools.0.custom.risk: Extra inputs are not permitted"),
+        (
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format.schema: Field required",
+        ),
+        (
+            {
+                "output_config": {
+                    "format": {
+                        "type": "json_schema",
+                        "schema": {**CLOSED, "properties": {"a": {"type": "array", "items": SCHEMA}}},
+                    }
+                }
+            },
+            "output_config.format.schema: For 'object' type, 'additionalProperties' must be",
+        ),
+        ({"messages": [user(*[text(f"{n}", **MARK) for n in range(5)])]}, "A maximum of 4 blocks"),
+        (
+            {"messages": [user(text("a", **MARK), text("b", cache_control={**EPHEMERAL, "ttl": "1h"}))]},
+            "cache_control: a ttl='1h' block must not come after",
+        ),
+        # How calls and results have to follow one another is in test_check_messages.py.
+        ({"messages": [HELLO, assistant(use()), HELLO]}, "messages.2.content.0: tool_use t1 has no"),
+        ({"messages": [HELLO, assistant(text())]}, "This model does not support assistant message prefill."),
+        (
+            {"messages": [HELLO, assistant(text(parsed_output=None)), HELLO]},
+            "messages.1.content.0.text.parsed_output: Extra inputs are not permitted",
+        ),
+        ({"messages": [user(text(citations=[]))]}, "messages.0.content.0.text.citations: Extra inputs"),
+        (
+            {"messages": [HELLO, assistant(use()), user(result(outcome="ok"))]},
+            "messages.2.content.0.tool_result.outcome: Extra inputs are not permitted",
+        ),
+        (
+            {"messages": [HELLO, assistant(use()), user(result(content=[text(odd=1)]))]},
+            "messages.2.content.0.content.0.text.odd: Extra inputs are not permitted",
+        ),
+        ({"messages": [HELLO, assistant({"type": "mine"}), HELLO]}, "messages.1.content.0: Input tag"),
+        ({"messages": [user({**PICTURE, "title": "x"})]}, "messages.0.content.0.image.title: Extra inputs"),
+        (
+            {"messages": [user({"type": "document", "source": {"type": "url"}, "title": ""})]},
+            "messages.0.content.0.title: String should have between 1 and 500 characters",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(strict: FakeAnthropic, changes: Any, told: str) -> None:
+    assert refusal(strict, **changes).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"system": "Help.", "stop_sequences": ["x"], "metadata": {"user_id": "u"}, "service_tier": "auto"},
+        {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True}},
+        {"tools": [{"type": "web_search_20260318", "name": "web_search", "max_uses": 3}, TOOL]},
+        {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": CLOSED}}},
+        {"messages": [HELLO, assistant(text(citations=None)), HELLO]},
+        {"messages": [user({"type": "image", "source": {"type": "url", "url": "https://x.example/a"}})]},
+        {"messages": [user(*[text(f"{n}", **MARK) for n in range(4)])]},
+        {"messages": [HELLO, assistant(use()), user(result(content=[text(), PICTURE]))]},
+    ],
+)
+def test_what_is_accepted(strict: FakeAnthropic, changes: Any) -> None:
+    assert create(strict, **changes).content[0].text == "Yes."
+
+
+def test_breakpoints_are_counted_wherever_they_are(strict: FakeAnthropic) -> None:
+    options: dict[str, Any] = {"tools": [{**TOOL, **MARK}], "system": [text(**MARK)]}
+    inner = user(result(content=[text(**MARK)], **MARK), text(**MARK))
+    assert refusal(strict, messages=[HELLO, assistant(use()), inner], **options).endswith("Found 5.")
+
+
+def test_an_unknown_model_is_not_found_and_counting_tokens_has_the_same_rules(strict: FakeAnthropic) -> None:
+    import anthropic
+
+    for ask in (create, stream, count):
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            ask(strict, model="gpt-9")
+        assert (caught.value.type, caught.value.api_message) == ("not_found_error", "model: gpt-9")
+    assert "has no tool_result" in refusal(strict, count, messages=[HELLO, assistant(use()), HELLO])
+    assert refusal(strict, count, extra_body={"max_tokens": 3}).startswith("max_tokens: Extra inputs")
+    assert count(strict, thinking=THINKING).input_tokens > 0
+
+
+# Thinking
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[0].update(thinking="Let me see: a."),
+        lambda content: content[0].update(signature="of another"),
+        lambda content: content[0].update(MARK),
+        lambda content: content[1].update(data="b3RoZXI="),
+        lambda content: content.pop(0),
+        lambda content: content.pop(1),
+        lambda content: content.insert(0, content.pop(1)),
+        lambda content: [content.pop(0) for _ in range(2)],
+    ],
+)
+def test_thinking_that_was_altered_or_dropped(thinker: FakeAnthropic, change: Any) -> None:
+    messages = went_on(create(thinker))
+    change(messages[1]["content"])
+    error = refusal(thinker, messages=messages, thinking={"type": "adaptive"})
+    assert error.startswith("messages.1.content.")
+    assert "cannot be modified" in error or "cache_control: Extra inputs" in error
+    assert refusal(thinker, messages=messages) == error, "some models think unless told not to"
+    if len(messages[1]["content"]) == len(STRANGE) - 2:
+        create(thinker, messages=messages, thinking={"type": "disabled"})
+
+
+def test_manual_thinking_must_begin_every_turn_of_a_tool_loop(thinker: FakeAnthropic) -> None:
+    messages = went_on(create(thinker, thinking=THINKING))
+    assert create(thinker, messages=messages, thinking=THINKING).stop_reason == "end_turn"
+    error = refusal(thinker, messages=[HELLO, assistant(use()), user(result())], thinking=THINKING)
+    assert error.startswith("messages.1.content.0.type: Expected `thinking`, but found `tool_use`.")
+    said = [*messages, assistant(text("Done.")), HELLO]
+    assert create(thinker, messages=said, thinking=THINKING).content[0].text == "Bye."
+
+
+def test_thinking_of_an_earlier_turn_may_be_dropped_but_not_forged(thinker: FakeAnthropic) -> None:
+    messages = [*went_on(create(thinker)), assistant(text("Done.")), HELLO]
+    content = messages[1]["content"]
+    content[0]["thinking"] = "Forged."
+    assert refusal(thinker, messages=messages) == "messages.1.content.0: Invalid `signature`"
+    del content[0]
+    assert create(thinker, messages=messages).content[0].text == "Bye."
+
+
+def test_an_unknown_block_is_accepted_only_as_it_was_given(thinker: FakeAnthropic) -> None:
+    for place, changed, told in (
+        (3, {"data": [2]}, "messages.1.content.3: Input tag 'block_of_the_future' found using 'type'"),
+        (4, {"odd": {"a": 2}}, "messages.1.content.4.text.odd: Extra inputs are not permitted"),
+    ):
+        messages = went_on(create(thinker))
+        messages[1]["content"][place] |= changed
+        assert refusal(thinker, messages=messages).startswith(told)
+    messages = went_on(create(thinker))
+    messages[0] = user(messages[1]["content"][3])
+    assert "Input tag 'block_of_the_future'" in refusal(thinker, messages=messages)
+
+
+def test_a_paused_turn_is_sent_back_and_goes_on() -> None:
+    search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    turns: list[Any] = [
+        {"content": [STRANGE[0], search, text("")], "stop_reason": "pause_turn"},
+        {"content": [{"type": "thinking", "thinking": "More."}, use()]},
+        {"text": "Done."},
+    ]
+    with FakeAnthropic(turns) as fake:
+        paused = wire(create(fake))[:2]  # the empty text may not go back
+        again = create(fake, messages=[HELLO, assistant(*paused)])
+        assert again.stop_reason == "tool_use"
+        answered = [assistant(*wire(again)), user(result())]
+        assert create(fake, messages=[HELLO, assistant(*paused), *answered]).stop_reason == "end_turn"
+        search["id"] = "srvtoolu_2"
+        assert "prefill" in refusal(fake, messages=[HELLO, assistant(paused[0], search)])

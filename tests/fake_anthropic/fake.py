@@ -1,0 +1,160 @@
+"""What the fakes of all APIs are: a server, what it says, what goes wrong, and what it was asked."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from agentruns.providers.base import ModelRequest, ProviderError
+from agentruns.providers.scripted import ScriptedModel, Turn
+from tests.fake_anthropic.faults import Fault, Faults, Refused
+from tests.fake_anthropic.http import DROPPED, Answer, Server, plain
+
+Script = Iterable[Turn] | Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, its headers with names in lower case.
+
+    `status`: what was answered, 0 if the connection was dropped without an answer. `error`: the text
+    of an error, "" for a success. `fault`: the kind of the injected fault, or "".
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    status: int
+    error: str
+    fault: str
+    request_id: str
+
+
+class Fake:
+    """An API on 127.0.0.1 that says what a script says and refuses what the real one refuses.
+
+    `script`: turns as ScriptedModel has them; the n-th reply of a conversation is the n-th turn. Or a
+    function of the request's body that returns a turn. `faults`: request number, from 1 -> a kind of fault;
+    see `fault()`. `bend`: changes the events of a stream, as other servers do.
+    """
+
+    request_id_header = "request-id"
+
+    def __init__(
+        self,
+        script: Script = (),
+        *,
+        api_key: str,
+        faults: Mapping[int, int | str] | None = None,
+        bend: Callable[[list[Any]], list[Any]] = list,
+    ) -> None:
+        self.api_key, self.bend = api_key, bend
+        self.calls: list[Call] = []  # in the order they were answered
+        self._script = script if callable(script) else ScriptedModel(script)
+        self._faults = Faults(faults or {})
+        self._server: Server | None = None
+        self._clients: list[Any] = []
+
+    def start(self) -> Self:
+        """Listen."""
+        self._server = Server(self._respond)
+        return self
+
+    def stop(self) -> None:
+        """Stop listening; close every connection, every thread and every client of `client()`."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+        while self._clients:
+            self._clients.pop().close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        assert self._server is not None, "The fake is not running: use it in a with statement, or start() it."
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def make_client(self, sdk: Any, kind: str, **options: Any) -> Any:
+        """Make a client of the real SDK; `stop()` closes it."""
+        if "http_client" not in options:
+            # No proxy, and no certificates: loading them takes longer than most tests.
+            bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            options["http_client"] = sdk.DefaultHttpxClient(verify=bare, trust_env=False)
+        client = getattr(sdk, kind)(**{"api_key": self.api_key, "base_url": self.url, **options})
+        self._clients.append(client)
+        return client
+
+    def fault(self, kind: int | str, *, at: int | None = None, **options: Any) -> None:
+        """Let request number `at` meet a fault, or the next one; the options are the fields of Fault."""
+        self._faults.plan(at, kind, **options)
+
+    def is_counted(self, method: str, route: str) -> bool:
+        """Tell whether a request has a number, and so may meet a fault."""
+        return True
+
+    def answer(
+        self, route: str, headers: dict[str, str], body: Any, fault: Fault | None, named: dict[str, str]
+    ) -> Answer:
+        """Build the answer, with the headers `named`, or raise Refused."""
+        raise NotImplementedError
+
+    def refusal(self, fault: Fault) -> Refused:
+        """Make the error of a fault."""
+        raise NotImplementedError
+
+    def error_body(self, refused: Refused, request_id: str) -> dict[str, Any]:
+        """Build the body of an error."""
+        raise NotImplementedError
+
+    def turn(self, body: Any, step: int) -> tuple[list[Any], str | None, dict[str, Any]]:
+        """Write the content, stop reason and usage of a reply; what a script cannot say nobody retries."""
+        script = self._script
+        if not isinstance(script, ScriptedModel):
+            tell = script
+            script, step = ScriptedModel([lambda request: tell(body)]), 0
+        # The ids of calls come from the run's: every generation has new ones.
+        request = ModelRequest(body["model"], "", [], run_id=secrets.token_hex(8), step=step)
+        try:
+            reply = script.propose(request)
+            content, usage = json.loads(json.dumps([reply.content, reply.usage]))
+        except ProviderError as error:
+            raise Refused(f"script exhausted: {error}") from None
+        except Exception as error:
+            raise Refused(f"The script failed: {type(error).__name__}: {error}") from error
+        return content, reply.stop_reason, usage
+
+    def _respond(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Answer:
+        route = urlsplit(path).path
+        request_id = f"req_{secrets.token_hex(12)}"
+        named = {self.request_id_header: request_id}
+        fault = self._faults.next() if self.is_counted(method, route) else None
+        error, body = "", json.loads(raw or b"null")
+        if fault and fault.kind == "drop" and fault.after is None:
+            answer = DROPPED
+        else:
+            try:
+                if fault and isinstance(fault.kind, int):
+                    raise self.refusal(fault)
+                answer = self.answer(route, headers, body, fault, named)
+            except Refused as refused:
+                error, told = refused.message, self.error_body(refused, request_id)
+                answer = plain(refused.status, told, None, {**named, **refused.headers})
+        name = str(fault.kind) if fault else ""
+        # Before the answer is sent: who has the answer finds the call.
+        self.calls.append(Call(method, path, headers, body, answer.status, error, name, request_id))
+        return answer
