@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +31,29 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def hostile(tmp_path: Path, effects: Effects) -> Declare:
     """`hostile(ERA="modern", requires_approval=False)` gives the tools of the hostile server."""
 
-    def declare(**options: Any) -> list[Tool]:
+    def declare(over: Callable[..., Any] | None = None, **options: Any) -> list[Tool]:
         environment = {"LEDGER": str(effects.path), "CHANGED": str(tmp_path / "changed")}
         environment |= {each: options.pop(each) for each in [*options] if each.isupper()}
         options = {"requires_approval": False, "name": "h", **options}
-        command = [sys.executable, HOSTILE]
-        return lock(command, file=tmp_path / f"{options['name']}.json", env=environment, **options)
+        file = tmp_path / f"{options['name']}.json"
+        if over is not None:
+            return lock(over(environment), file=file, **options)
+        return lock([sys.executable, HOSTILE], file=file, env=environment, **options)
 
     return declare
 
 
 @pytest.fixture
-def over_http(tmp_path: Path, effects: Effects) -> Iterator[Declare]:
+def over_http(hostile: Declare) -> Iterator[Declare]:
     """The same over HTTP."""
     with ExitStack() as stack:
 
-        def declare(**options: Any) -> list[Tool]:
-            environment = {"LEDGER": str(effects.path), "CHANGED": str(tmp_path / "changed")}
-            environment |= {each: options.pop(each) for each in [*options] if each.isupper()}
-            command = [sys.executable, HOSTILE, "http"]
-            process = subprocess.Popen(
-                command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
-            )
+        def url(environment: dict[str, str]) -> str:
+            command, env = [sys.executable, HOSTILE, "http"], {**os.environ, **environment}
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
             stack.enter_context(process)
             stack.callback(process.kill)
             assert process.stdout is not None
-            url = f"http://user:secret@127.0.0.1:{int(process.stdout.readline())}/mcp?token=secret"
-            options = {"requires_approval": False, "name": "h", **options}
-            return lock(url, file=tmp_path / f"{options['name']}.json", **options)
+            return f"http://user:secret@127.0.0.1:{int(process.stdout.readline())}/mcp?token=secret"
 
-        yield declare
+        yield partial(hostile, url)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from agentruns import run_agent
-from agentruns.models import Run
+from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
 from agentruns.tools import mcp as declared
 from agentruns.tools.mcp import mcp_tools
+from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 HOSTILE = str(Path(__file__).parent / "hostile.py")
@@ -31,7 +32,17 @@ def lock(server: Any, name: str, file: Path, **options: Any) -> list[Tool]:
 
 def drive(tools: list[Tool], name: str, *others: Any, **arguments: Any) -> Run:
     """Let an agent call a tool, and return its run as it is then."""
-    agent = shop_agent(
-        f"mcp-{time.time_ns()}", {"tools": [call(f"h__{name}", **arguments), *others]}, tools=tools
-    )
+    turn = {"tools": [call(f"h__{name}", **arguments), *others]}
+    agent = shop_agent(f"mcp-{time.time_ns()}", turn, tools=tools)
     return Run.objects.get(pk=run_agent(agent, "do it", f"s-{agent.name}").run_id)
+
+
+def results(run: Run) -> list[Any]:
+    """List the contents of a run's results."""
+    rows = Message.objects.filter(run=run, kind="tool_result").order_by("seq")
+    return [row.payload["content"] for row in rows]
+
+
+def acted(effects: Effects, tool: str) -> int:
+    """Count how often a tool acted."""
+    return sum(line.get("tool") == tool for line in effects.lines()) + effects.count(tool)

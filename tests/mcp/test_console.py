@@ -45,14 +45,12 @@ def test_card_and_run_say_which_server_a_tool_comes_from(hostile: Declare, staff
     assert told in run and "post of the MCP server h" in run
 
 
-def test_a_hint_is_hostile_text(hostile: Declare, staff: Client, tmp_path: object) -> None:
+def test_a_hint_is_hostile_text(hostile: Declare, staff: Client) -> None:
     tools = hostile(requires_approval=True, allow=["liar"])
     tools[0].origin = {"server": "h", "tool": "<script>x</script>", "at": "\u202ea", "hints": {"<b>": "<i>"}}
     run_agent(shop_agent("asks", {"tools": [call("h__liar", text="hi")]}, tools=tools), "do it", "s1")
-    for text in (
-        page(staff, "approval", Approval.objects.get().pk),
-        page(staff, "run", Run.objects.get().pk),
-    ):
+    for name, shown in (("approval", Approval), ("run", Run)):
+        text = page(staff, name, shown.objects.get().pk)
         assert "<script>x" not in text and "<b>=" not in text and "\u202e" not in text
 
 
@@ -77,6 +75,5 @@ def test_a_card_of_any_schema_is_shown(tmp_path: Path, staff: Client) -> None:
     tools = mcp_tools("https://nowhere.example.com", name="odd", lock=file)
     given = {"any": [1], "bare": None, "either": "x", "inside": {"a": 1}, "odd": 3}
     run_agent(shop_agent("odd", {"tools": [call("odd__odd", **given)]}, tools=tools), "do it", "s1")
-    assert "odd of the MCP server odd at https://nowhere.example.com" in page(
-        staff, "approval", Approval.objects.get().pk
-    )
+    card = page(staff, "approval", Approval.objects.get().pk)
+    assert "odd of the MCP server odd at https://nowhere.example.com" in card

@@ -97,19 +97,13 @@ def test_a_missing_lock_is_an_error_of_the_checks(tmp_path: Path, file: Path) ->
     assert (absent.id, unknown.id) == ("agentruns.E023", "agentruns.E023")
     assert "there is no" in absent.msg
     assert unknown.msg.endswith("s.mcp.json has no fly, swim.")
-
-
-def test_a_file_that_is_none_is_said_to_be_none(file: Path) -> None:
     file.write_text("{")
     with pytest.raises(ValueError, match="is no lock file of an MCP server"):
         mcp_tools(NOWHERE, name="s", lock=file)
 
 
 def test_a_schema_that_cannot_be_used_refuses_the_call(tmp_path: Path) -> None:
-    for schema in (
-        {"type": "object", "$ref": "https://evil.example.com/x"},
-        {"properties": {"a": {"type": 3}}},
-    ):
+    for schema in ({"$ref": "https://evil.example.com/x"}, {"properties": {"a": {"type": 3}}}):
         (tool,) = mcp_tools(NOWHERE, name="s", lock=written(tmp_path / "x.json", "x", inputSchema=schema))
         with pytest.raises(InvalidArguments, match="the schema of s__x cannot be used"):
             tool.effective({"a": 1})
@@ -119,11 +113,10 @@ def test_an_error_does_not_quote_what_is_sensitive(tmp_path: Path) -> None:
     schema = {"properties": {"pin": {"type": "string"}}, "maxProperties": 1}
     file = written(tmp_path / "x.json", "x", inputSchema=schema)
     (tool,) = mcp_tools(NOWHERE, name="s", lock=file, sensitive=["pin"])
-    with pytest.raises(
-        InvalidArguments, match=r"\$\.pin: does not fit type; \$: does not fit maxProperties"
-    ) as info:
+    with pytest.raises(InvalidArguments) as refused:
         tool.effective({"pin": 4711, "more": 1})
-    assert "4711" not in str(info.value)
+    assert "$.pin: does not fit type; $: does not fit maxProperties" in str(refused.value)
+    assert "4711" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -198,10 +191,6 @@ def test_the_committed_lock_file_is_current(effects: Any) -> None:
     from agentruns.tools import mcp
     from tests.mcp import agents
 
-    server = mcp.Server(
-        "hostile",
-        mcp.client.Target(command=agents.COMMAND, env=(("LEDGER", str(effects.path)),)),
-        None,
-        agents.HERE / "hostile.mcp.json",
-    )
+    target = mcp.client.Target(command=agents.COMMAND, env=(("LEDGER", str(effects.path)),))
+    server = mcp.Server("hostile", target, None, agents.HERE / "hostile.mcp.json")
     assert server.lock_text(server.listed(NOBODY)) == server.file.read_text()

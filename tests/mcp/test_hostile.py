@@ -20,7 +20,7 @@ from agentruns.tools.mcp import client
 from tests.effects import Effects
 from tests.mcp.hostile import HOSTILE as WORDS
 from tests.mcp.hostile import PNG
-from tests.mcp.servers import HOSTILE, Declare, drive
+from tests.mcp.servers import HOSTILE, Declare, acted, drive, results
 from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
 from tests.waiting import wait_for
@@ -46,17 +46,6 @@ def either(request: pytest.FixtureRequest) -> Declare:
     """The hostile server over each transport."""
     made: Declare = request.getfixturevalue(request.param)
     return made
-
-
-def results(run: Run) -> list[Any]:
-    """The contents of its results."""
-    rows = Message.objects.filter(run=run, kind="tool_result").order_by("seq")
-    return [row.payload["content"] for row in rows]
-
-
-def acted(effects: Effects, tool: str) -> int:
-    """How often a tool acted."""
-    return sum(line.get("tool") == tool for line in effects.lines()) + effects.count(tool)
 
 
 def test_a_call_is_an_ordinary_call(declare: Declare, effects: Effects) -> None:
@@ -122,19 +111,6 @@ def test_an_answer_that_cannot_be_read_is_in_doubt(declare: Declare, effects: Ef
     assert acted(effects, "garbage") == 1
 
 
-def test_half_an_answer_is_in_doubt_and_the_session_of_others_goes_on(
-    over_http: Declare, effects: Effects
-) -> None:
-    tools = over_http(ERA="modern", safe_to_retry=True, parallel=True)
-    agent = shop_agent(
-        "pair", {"tools": [call("h__slow", size=2), call("h__unread")]}, tools=tools, on_orphan="surface"
-    )
-    run = Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id)
-    assert [line["tool"] for line in effects.lines() if line.get("tool") == "slow"] == ["slow"]
-    assert effects.count("unread") > 1, "it is safe to repeat"
-    assert "slow: " in results(run)
-
-
 @pytest.mark.parametrize(
     "status, expected",
     [(403, "Nothing happened"), (409, ""), (502, "")],
@@ -189,10 +165,7 @@ def test_an_error_of_the_tool_may_have_had_its_effect(declare: Declare) -> None:
 
 
 def test_an_error_that_the_project_knows_as_a_refusal_leaves_no_doubt(hostile: Declare) -> None:
-    def invalid(error: Exception) -> bool:
-        return "(code -32602)" in str(error)
-
-    run = drive(hostile(refuses=[invalid]), "rejects")
+    run = drive(hostile(refuses=[lambda error: "(code -32602)" in str(error)]), "rejects")
     assert results(run)[0].endswith("Nothing happened.")
 
 
@@ -246,9 +219,7 @@ def test_a_changed_tool_makes_the_run_wait(either: Declare, effects: Effects, tm
     (tmp_path / "changed").touch()
     run = drive(tools, "post", text="two")
     assert run.status == "paused"
-    assert run.blocked_reason.startswith(
-        "tools_changed: the MCP server 'h' declares post in another way than"
-    )
+    assert run.blocked_reason.startswith("tools_changed: the MCP server 'h' declares post in another way")
     assert not Message.objects.filter(run=run, kind="tool_started").exists()
     assert acted(effects, "post") == 1
     (tmp_path / "changed").unlink()
@@ -270,22 +241,16 @@ def test_headers_are_made_for_each_run_and_kept_nowhere(
         return {"X-Tenant": f"sesame-{ctx.context.get('tenant', 0)}"}
 
     caplog.set_level("DEBUG")
-    tools = over_http(
-        headers=lambda ctx: {"X-Tenant": f"sesame-{ctx.context.get('tenant', 0)}"}, ERA="modern"
-    )
+    tools = over_http(headers=headers, ERA="modern")
     for tenant in (7, 8):
         agent = shop_agent(f"t{tenant}", {"tools": [call("h__post", text="hi")]}, tools=tools)
         run_agent(agent, "do it", f"s{tenant}", context={"tenant": tenant})
     told = [line["x-tenant"] for line in effects.lines() if line["key"] == "headers"]
     assert told == ["sesame-7", "sesame-8"]
     rows = str([(row.payload, row.tool_name) for row in Message.objects.all()])
-    definitions = str([agent.definition() for agent in (shop_agent("d", tools=tools),)])
-    for secret in ("sesame", "secret"):
-        assert secret not in rows
-        assert secret not in definitions
-        assert secret not in "\n".join(
-            r.getMessage() for r in caplog.records if r.name.startswith("agentruns")
-        )
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("agentruns")]
+    for text in (rows, str(shop_agent("d", tools=tools).definition()), str(logged)):
+        assert "sesame" not in text and "secret" not in text
 
 
 def test_a_server_that_is_away_refuses(tmp_path: Path, hostile: Declare, effects: Effects) -> None:
@@ -349,13 +314,8 @@ def test_headers_that_cannot_be_sent_are_not_told(over_http: Declare, effects: E
     over_http(ERA="modern")
     (server,) = declared.servers()
     server.headers = headers
-    run = drive(
-        declared.mcp_tools(
-            server.target.url, name="h", lock=server.file, headers=headers, requires_approval=False
-        ),
-        "post",
-        text="hi",
-    )
+    options: dict[str, Any] = {"lock": server.file, "headers": headers, "requires_approval": False}
+    run = drive(declared.mcp_tools(server.target.url, name="h", **options), "post", text="hi")
     assert "cannot be made: " in results(run)[0]
     assert results(run)[0].endswith("Nothing happened.")
     assert "same" not in results(run)[0]
@@ -382,15 +342,20 @@ def test_what_a_server_was_given_is_in_none_of_its_errors(
     assert "sesame" not in shown and "secret" not in shown
 
 
-def test_a_refusal_that_is_nested_deeply_is_one_and_the_sessions_others_go_on(
-    over_http: Declare, effects: Effects
+@pytest.mark.parametrize(
+    ("name", "given", "sent"), [("unread", {}, 2), ("status", {"size": 403, "text": "[" * 100_000}, 1)]
+)
+def test_half_an_answer_and_a_refusal_nested_deeply_leave_the_session_to_others(
+    over_http: Declare, effects: Effects, name: str, given: Any, sent: int
 ) -> None:
+    """The first is in doubt, and is sent again, which is safe; the second is a refusal."""
     tools = over_http(ERA="modern", safe_to_retry=True, parallel=True)
-    deep = call("h__status", size=403, text="[" * 100_000)
-    agent = shop_agent("deep", {"tools": [call("h__slow", size=2), deep]}, tools=tools)
+    turn = {"tools": [call("h__slow", size=2), call(f"h__{name}", **given)]}
+    agent = shop_agent("pair", turn, tools=tools, on_orphan="surface")
     run = Run.objects.get(pk=run_agent(agent, "do it", "s1").run_id)
-    assert (effects.count("status"), acted(effects, "slow")) == (1, 1)
-    assert "HTTP status 403" in str(results(run)) and "slow: " in results(run)
+    assert acted(effects, "slow") == 1 and "slow: " in results(run)
+    assert min(effects.count(name), 2) == sent
+    assert ("HTTP status 403" in str(results(run))) == (name == "status")
 
 
 def test_a_new_lock_is_adopted(hostile: Declare, effects: Effects, tmp_path: Path) -> None:

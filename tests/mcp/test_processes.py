@@ -17,14 +17,10 @@ from agentruns.tools.mcp import client
 from tests.crash.processes import expire_lease, run_and_die
 from tests.effects import VARIABLE, Effects
 from tests.mcp import agents  # noqa: F401 - for the parent as well
-from tests.mcp.servers import HOSTILE, Declare, drive
+from tests.mcp.servers import HOSTILE, Declare, acted, drive
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def acted(effects: Effects, tool: str) -> int:
-    return sum(line.get("tool") == tool for line in effects.lines())
 
 
 def test_a_client_killed_inside_a_call_leaves_it_in_doubt(effects: Effects) -> None:
@@ -110,12 +106,11 @@ def test_a_fork_opens_its_own_session_and_leaves_its_parents(
     loop = client._loop
     assert loop is not None
     (session,) = (each for key, each in loop.sessions.items() if key[0] == target)
-    child = multiprocessing.get_context("fork").Process(
-        target=_in_child, args=(target, str(tmp_path / "said"))
-    )
+    said = tmp_path / "said"
+    child = multiprocessing.get_context("fork").Process(target=_in_child, args=(target, str(said)))
     child.start()
     child.join(180)
     assert child.exitcode == 0
-    assert (tmp_path / "said").read_text() == "18 tools"
+    assert said.read_text() == "18 tools"
     assert len(client.list_tools(target, {})) == 18
     assert client._loop is loop and not session.retired, "the parent's child lives on"

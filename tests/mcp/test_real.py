@@ -99,10 +99,8 @@ def test_time_tells_the_time_and_needs_nobody(tmp_path: Path) -> None:
 @pytest.fixture
 def url() -> Iterator[str]:
     """The URL of the SDK's server."""
-    command = [sys.executable, "-m", "tests.mcp.honest"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    command, quiet = [sys.executable, "-m", "tests.mcp.honest"], subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
         assert process.stdout is not None
         place = f"http://127.0.0.1:{process.stdout.readline().strip()}/mcp"
 
