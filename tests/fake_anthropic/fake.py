@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from agentruns.providers.base import ModelRequest, ProviderError
 from agentruns.providers.scripted import ScriptedModel, Turn
-from tests.fake_anthropic.faults import Fault, Faults, Refused
+from tests.fake_anthropic.faults import Faults, Refused
 from tests.fake_anthropic.http import DROPPED, Answer, Server, plain
 
 Script = Iterable[Turn] | Callable[[Any], Any]
@@ -46,6 +46,10 @@ class Fake:
     """
 
     request_id_header = "request-id"
+    # A subclass builds an answer or raises Refused, makes the Refused of a fault, and the body of each.
+    answer: Any
+    refusal: Any
+    error_body: Any
 
     def __init__(
         self,
@@ -106,20 +110,6 @@ class Fake:
     def is_counted(self, method: str, route: str) -> bool:
         """Tell whether a request has a number, and so may meet a fault."""
         return True
-
-    def answer(
-        self, route: str, headers: dict[str, str], body: Any, fault: Fault | None, named: dict[str, str]
-    ) -> Answer:
-        """Build the answer, with the headers `named`, or raise Refused."""
-        raise NotImplementedError
-
-    def refusal(self, fault: Fault) -> Refused:
-        """Make the error of a fault."""
-        raise NotImplementedError
-
-    def error_body(self, refused: Refused, request_id: str) -> dict[str, Any]:
-        """Build the body of an error."""
-        raise NotImplementedError
 
     def turn(self, body: Any, step: int) -> tuple[list[Any], str | None, dict[str, Any]]:
         """Write the content, stop reason and usage of a reply; what a script cannot say nobody retries."""

@@ -28,22 +28,22 @@ class Segment:
 
 
 def count(text: str) -> int:
-    """Return the tokens of a text: one for every four characters begun."""
+    """Count the tokens of a text: one for every four characters begun."""
     return -(-len(text) // _CHARACTERS_PER_TOKEN)
 
 
 def count_content(content: list[dict[str, Any]]) -> int:
-    """Return the tokens of a reply."""
+    """Count the tokens of a reply."""
     return sum(count(_text(block)) for block in content)
 
 
 def count_request(body: dict[str, Any]) -> int:
-    """Return the tokens of a request: those of its segments."""
+    """Count the tokens of a request: those of its segments."""
     return sum(segment.tokens for segment in segments(body))
 
 
 def segments(body: dict[str, Any]) -> list[Segment]:
-    """Return the request in the order in which it is cached: tools, system, messages."""
+    """Cut the request into segments, in the order in which it is cached: tools, system, messages."""
     found = [*_segments("tool", body.get("tools") or [])]
     found += _segments("system", _blocks(body.get("system") or []))
     # Another tool choice or thinking setting keeps what is cached of tools and system, but no message.
@@ -65,7 +65,7 @@ def _segments(prefix: str, blocks: list[dict[str, Any]]) -> Iterator[Segment]:
 
 
 def markers(block: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the cache_control of a block and of the blocks inside it."""
+    """Find the breakpoints of a block and of the blocks inside it."""
     inner = block.get("content")
     nested = [each for each in inner if isinstance(each, dict)] if isinstance(inner, list) else []
     return [each["cache_control"] for each in (*nested, block) if each.get("cache_control")]
@@ -95,7 +95,7 @@ class PromptCache:
             self._entries.clear()
 
     def usage(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the input side of `usage`, and remember the prefixes of this request."""
+        """Count the input side of `usage`, and remember the prefixes of this request."""
         found = segments(body)
         prefixes = list(_prefixes(body["model"], found))
         breakpoints = [n for n, segment in enumerate(found) if segment.ttl is not None]

@@ -17,7 +17,7 @@ from agentruns.providers import window
 from agentruns.providers.base import ModelRequest, call_model
 from tests.fake_anthropic import FakeAnthropic
 from tests.programs import ROOT, run_program
-from tests.unit.claude import HELLO
+from tests.providers.asking import HELLO
 
 PAGE = (ROOT / "docs" / "claude.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -17,7 +17,6 @@ from agentruns.providers.chat import QUIRKS
 from agentruns.providers.names import PROVIDERS, model_identity, provider_of, resolve
 from agentruns.providers.openai import OpenAIModel
 from agentruns.testing import ScriptedModel
-from tests.registry import isolated_registry
 
 LOCAL = {"provider": "ollama", "model": "llama3.3", "base_url": "http://one:1/v1", "api_key": "k-secret"}
 NAMES = [
@@ -47,28 +46,26 @@ def test_a_name(name: str, identity: str, provider: str) -> None:
     made = resolve(name)
     assert isinstance(made, AnthropicModel if provider == "anthropic" else OpenAIModel)
     assert resolve(name) is made, "one client in a process"
+    assert resolve("claude-y") is not made
     for model in (name, made):
         assert (model_identity(model), provider_of(model)) == (identity, provider)
-    with isolated_registry():
-        assert Agent("any", instructions="", model=name).definition()["model"] == identity
+    assert Agent("any", instructions="", model=name).definition()["model"] == identity
 
 
 def test_the_model_behind_a_name_may_move_and_not_change_unnoticed(settings: Any) -> None:
-    with isolated_registry():
-        before = Agent("any", instructions="", model="local").definition_hash
-        made = resolve("local")
-        moved = {**LOCAL, "base_url": "http://two:2/v1", "api_key": "other", "temperature": 0.5}
-        settings.AGENTRUNS_MODELS = {"local": moved}
-        assert resolve("local") is not made
-        assert Agent("any", instructions="", model="local").definition_hash == before
-        settings.AGENTRUNS_MODELS = {"local": {**LOCAL, "model": "llama4"}}
-        assert Agent("any", instructions="", model="local").definition_hash != before
+    before = Agent("any", instructions="", model="local").definition_hash
+    made = resolve("local")
+    moved = {**LOCAL, "base_url": "http://two:2/v1", "api_key": "other", "temperature": 0.5}
+    settings.AGENTRUNS_MODELS = {"local": moved}
+    assert resolve("local") is not made
+    assert Agent("any", instructions="", model="local").definition_hash == before
+    settings.AGENTRUNS_MODELS = {"local": {**LOCAL, "model": "llama4"}}
+    assert Agent("any", instructions="", model="local").definition_hash != before
 
 
 def test_no_key_is_in_a_definition_or_shown(settings: Any) -> None:
-    with isolated_registry():
-        agent = Agent("any", instructions="", model="local")
-        assert "secret" not in repr(agent.definition()) + repr(resolve("local"))
+    agent = Agent("any", instructions="", model="local")
+    assert "secret" not in repr(agent.definition()) + repr(resolve("local"))
     settings.AGENTRUNS_MODELS = {
         "a": {**LOCAL, "api": "assistants"},
         "b": {"provider": "anthropic", "model": "claude-sonnet-5-5", "api_key": "k-secret"},
@@ -91,13 +88,12 @@ def test_a_model_object_without_an_identity_is_refused() -> None:
     class Named(Nameless):
         identity = "ours:echo"
 
-    with isolated_registry():
-        Agent("scripted", instructions="", model=ScriptedModel([]))
-        Agent("named", instructions="", model=Named())
-        Agent("local", instructions="", model="local", fallback="openai:gpt-5.4")
-        assert check_agents(None) == []
-        Agent("nameless", instructions="", model=Nameless(), fallback="gpt-7")
-        assert [one.id for one in check_agents(None)] == ["agentruns.E021", "agentruns.W011"]
+    Agent("scripted", instructions="", model=ScriptedModel([]))
+    Agent("named", instructions="", model=Named())
+    Agent("local", instructions="", model="local", fallback="openai:gpt-5.4")
+    assert check_agents(None) == []
+    Agent("nameless", instructions="", model=Nameless(), fallback="gpt-7")
+    assert [one.id for one in check_agents(None)] == ["agentruns.E021", "agentruns.W011"]
 
 
 def test_prices_go_by_identity(settings: Any) -> None:
@@ -108,20 +104,18 @@ def test_prices_go_by_identity(settings: Any) -> None:
     used = {"input_tokens": 1_000_000, "cache_read_input_tokens": 1_000_000, "output_tokens": 100_000}
     assert cost_of(used, "openai:gpt-5.4-2026-03-05") == Decimal("3.5")
     assert price_of("openai:gpt-5.4-mini") is None and price_of("azure:gpt-5.4") is None
-    with isolated_registry():
-        agent = Agent("a", instructions="", model="openai:gpt-5.4", fallback="local", cost_budget=1)
-        assert "no price for ollama:llama3.3" in budgets.unpriced(agent)
-        settings.AGENTRUNS_PRICES |= {"ollama:llama3.3": {"input": 0, "output": 0}}
-        assert budgets.unpriced(agent) == ""
+    agent = Agent("a", instructions="", model="openai:gpt-5.4", fallback="local", cost_budget=1)
+    assert "no price for ollama:llama3.3" in budgets.unpriced(agent)
+    settings.AGENTRUNS_PRICES |= {"ollama:llama3.3": {"input": 0, "output": 0}}
+    assert budgets.unpriced(agent) == ""
 
 
 def test_a_fallback_is_another_model() -> None:
-    with isolated_registry():
-        plain = Agent("a", instructions="", model="claude-sonnet-5-5")
-        assert "fallback" not in plain.definition()
-        other = Agent("a", instructions="", model="claude-sonnet-5-5", fallback="plain")
-        assert other.definition()["fallback"] == "openai:gpt-5.5"
-        with pytest.raises(ValueError, match="another model"):
-            Agent("a", instructions="", model="claude-x", fallback="anthropic:claude-x")
-        with pytest.raises(TypeError, match="fallback must be"):
-            Agent("a", instructions="", model="claude-x", fallback=3)  # type: ignore[arg-type]
+    plain = Agent("a", instructions="", model="claude-sonnet-5-5")
+    assert "fallback" not in plain.definition()
+    other = Agent("a", instructions="", model="claude-sonnet-5-5", fallback="plain")
+    assert other.definition()["fallback"] == "openai:gpt-5.5"
+    with pytest.raises(ValueError, match="another model"):
+        Agent("a", instructions="", model="claude-x", fallback="anthropic:claude-x")
+    with pytest.raises(TypeError, match="fallback must be"):
+        Agent("a", instructions="", model="claude-x", fallback=3)  # type: ignore[arg-type]

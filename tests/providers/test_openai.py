@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,21 +12,25 @@ from agentruns.agents.output import schema_of
 from agentruns.providers import blocks, chat, responses
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ModelRequest, ProviderError, call_model
-from agentruns.providers.failures import classify as classified
 from agentruns.providers.openai import OpenAIModel
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
-from tests.providers.contract import FIND, HELLO, KEY, PDF, failure, request, texts, went_on
-from tests.providers.types import Answer
+from tests.providers.asking import FIND, HELLO, KEY, Answer, failure, request, texts, went_on
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])
 APIS = pytest.mark.parametrize("api", ["responses", "chat"])
-classify = partial(classified, "openai")
 CALL: dict[str, Any] = {"name": "find", "input": {"n": 17}}
 
 
+@pytest.fixture
+def fake() -> Iterator[FakeOpenAI]:
+    """A server that says one thing."""
+    with FakeOpenAI([{"text": "x"}]) as running:
+        yield running
+
+
 def gpt(fake: FakeOpenAI, name: str = "gpt-5.4", **options: Any) -> OpenAIModel:
-    """Return a model of OpenAI's that asks the fake."""
+    """Build a model of OpenAI's that asks the fake."""
     return OpenAIModel(name, **{"client": fake.client(), "api": "responses", **options})
 
 
@@ -39,12 +41,11 @@ def bodies(fake: FakeOpenAI) -> list[Any]:
 # Requests
 
 
-def test_a_request_over_responses() -> None:
-    with FakeOpenAI([{"text": "x"}]) as fake:
-        model = gpt(fake, reasoning={"effort": "low"})
-        asked = request(tools=[FIND], params={"max_tokens": 99, "tools": [{"type": "web_search"}]})
-        call_model(model, asked)
-        (body,) = bodies(fake)
+def test_a_request_over_responses(fake: FakeOpenAI) -> None:
+    model = gpt(fake, reasoning={"effort": "low"})
+    asked = request(tools=[FIND], params={"max_tokens": 99, "tools": [{"type": "web_search"}]})
+    call_model(model, asked)
+    (body,) = bodies(fake)
     function = {"type": "function", "name": "find", "description": FIND["description"]}
     assert body == {
         "model": "gpt-5.4",
@@ -55,17 +56,13 @@ def test_a_request_over_responses() -> None:
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
         "max_output_tokens": 99,
         "reasoning": {"effort": "low"},
-        "tools": [
-            {**function, "parameters": FIND["input_schema"], "strict": False},
-            {"type": "web_search"},
-        ],
+        "tools": [{**function, "parameters": FIND["input_schema"], "strict": False}, {"type": "web_search"}],
     }
 
 
-def test_a_request_over_chat_completions() -> None:
-    with FakeOpenAI([{"text": "x"}]) as fake:
-        call_model(gpt(fake, "gpt-4o", api="chat"), request(tools=[FIND], params={"max_tokens": 99}))
-        (body,) = bodies(fake)
+def test_a_request_over_chat_completions(fake: FakeOpenAI) -> None:
+    call_model(gpt(fake, "gpt-4o", api="chat"), request(tools=[FIND], params={"max_tokens": 99}))
+    (body,) = bodies(fake)
     function = {"name": "find", "description": FIND["description"], "parameters": FIND["input_schema"]}
     assert body == {
         "model": "gpt-4o",
@@ -78,23 +75,21 @@ def test_a_request_over_chat_completions() -> None:
 
 
 @APIS
-def test_own_parameters_are_kept_apart_and_an_agents_count_more(api: str) -> None:
-    with FakeOpenAI([{"text": "x"}]) as fake:
-        name = "gpt-5.4" if api == "responses" else "gpt-4o"
-        model = gpt(fake, name, api=api, temperature=0.1, top_p=0.5, max_tokens=50)
-        call_model(model, request(params={"temperature": 0.9}))
-        (body,) = bodies(fake)
+def test_own_parameters_are_kept_apart_and_an_agents_count_more(fake: FakeOpenAI, api: str) -> None:
+    name = "gpt-5.4" if api == "responses" else "gpt-4o"
+    model = gpt(fake, name, api=api, temperature=0.1, top_p=0.5, max_tokens=50)
+    call_model(model, request(params={"temperature": 0.9}))
+    (body,) = bodies(fake)
     assert (body["temperature"], body["top_p"]) == (0.9, 0.5)
     assert 50 in body.values() and model.identity == f"openai:{name}"
     with pytest.raises(ValueError, match="api must be"):
         OpenAIModel("gpt-5.4", api="assistants")  # type: ignore[arg-type]
 
 
-def test_a_model_of_openai_that_reasons_takes_its_tools_over_responses_only() -> None:
-    with FakeOpenAI([{"text": "x"}]) as fake:
-        error = failure(gpt(fake, api="chat"), request(tools=[FIND]))
-        assert error.disposition == "fail" and "use /v1/responses" in str(error)
-        assert texts(call_model(gpt(fake), request(tools=[FIND]))) == "x"
+def test_a_model_of_openai_that_reasons_takes_its_tools_over_responses_only(fake: FakeOpenAI) -> None:
+    error = failure(gpt(fake, api="chat"), request(tools=[FIND]))
+    assert error.disposition == "fail" and "use /v1/responses" in str(error)
+    assert texts(call_model(gpt(fake), request(tools=[FIND]))) == "x"
 
 
 # Reasoning
@@ -211,15 +206,15 @@ def test_a_content_filter(streaming: bool, api: str) -> None:
 
 
 def test_calls_as_other_servers_write_them() -> None:
-    one = {"id": "a", "type": "function", "function": {"name": "find", "arguments": '{"n": 1}'}}
-    two = {"id": "b", "type": "function", "function": {"name": "find", "arguments": ""}}
+    call = {"id": "a", "type": "function", "function": {"name": "find", "arguments": '{"n": 1}'}}
     whole = chat.Collected()
-    for call in (one, two, {**two, "id": None, "function": {"arguments": "{}"}}):
-        whole.add({"choices": [{"delta": {"tool_calls": [{"index": 0, **call}]}}]})
+    whole.add({"choices": [{"delta": {"tool_calls": [{"index": 0, **call}]}}]})
     whole.add({"choices": [{"delta": {"content": None}, "finish_reason": "stop"}]})
     reply = chat.reply(whole.whole(), "x:y")
     assert reply.stop_reason == "tool_use"
-    assert [(call["id"], call["input"]) for call in reply.content] == [("a", {"n": 1}), ("b", {})]
+    assert [(call["id"], call["input"]) for call in reply.content] == [("a", {"n": 1})]
+    deep = '{"n": ' * 3_000 + "1" + "}" * 3_000
+    assert blocks.call_block("a", "find", deep)["input"] == deep, "the gate refuses it"
     assert blocks.call_block("a", "find", '{"n"')["input"] == '{"n"', "the gate refuses it"
     assert blocks.call_block("a", "find", {"n": 1})["input"] == {"n": 1}
     finished = {"choices": [{"message": {"content": "x"}, "finish_reason": "tool_calls"}]}
@@ -227,7 +222,7 @@ def test_calls_as_other_servers_write_them() -> None:
 
 
 def form(schema: Any) -> tuple[Any, bool]:
-    """Return a schema as it is sent, and whether it is enforced."""
+    """Build a schema as it is sent, and tell whether it is enforced."""
     found = blocks.answer_form(request(output_schema=schema)) or {}
     return found["schema"], found["strict"]
 
@@ -260,40 +255,34 @@ def test_schemas_that_cannot_be_enforced_are_sent_as_they_are() -> None:
         (429, "rate_limit_exceeded", "retry"),
     ],
 )
-def test_a_code_beside_a_status(streaming: bool, status: int, code: str, disposition: str) -> None:
-    with FakeOpenAI([{"text": "x"}]) as fake:
-        fake.fault(status, error_code=code)
-        error = failure(gpt(fake, streaming=streaming))
+def test_a_code_beside_a_status(
+    fake: FakeOpenAI, streaming: bool, status: int, code: str, disposition: str
+) -> None:
+    fake.fault(status, error_code=code)
+    error = failure(gpt(fake, streaming=streaming))
     assert (error.disposition, error.code, error.status) == (disposition, code, status)
 
 
 @APIS
-@pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize(
     ("code", "disposition"),
     [
-        ("server_error", "retry"),
-        ("rate_limit_exceeded", "retry"),
-        ("code_of_the_future", "retry"),
-        ("503", "retry"),
-        ("402", "pause"),
-        ("400", "fail"),
-        ("insufficient_quota", "pause"),
-        ("invalid_prompt", "fail"),
-        ("image_too_large", "fail"),
-        ("misalignment_policy_violation", "fail"),
+        ("server_error", "retry"), ("rate_limit_exceeded", "retry"), ("code_of_the_future", "retry"),
+        ("503", "retry"), ("402", "pause"), ("400", "fail"), ("insufficient_quota", "pause"),
+        ("invalid_prompt", "fail"), ("image_too_large", "fail"), ("misalignment_policy_violation", "fail"),
     ],
-)
+)  # fmt: skip
 def test_an_error_in_the_middle_of_a_stream_is_judged_by_its_code(
-    api: str, after: int, code: str, disposition: str
+    api: str, code: str, disposition: str
 ) -> None:
     with FakeOpenAI([{"text": "It begins, and goes on."}]) as fake:
-        fake.fault("error", type=code, after=after, message=f"no: {fake.api_key}")
-        error = failure(gpt(fake, api=api))
-        assert (error.disposition, error.code, error.status) == (disposition, code, None)
-        assert error.request_id == fake.calls[0].request_id
-        assert str(error) == f"The provider answered {code}: no: ***"
-    assert error.is_overload == (code == "rate_limit_exceeded")
+        for after in (0, 3):
+            fake.fault("error", type=code, after=after, message=f"no: {fake.api_key}")
+            error = failure(gpt(fake, api=api))
+            assert (error.disposition, error.code, error.status) == (disposition, code, None)
+            assert error.request_id == fake.calls[-1].request_id
+            assert str(error) == f"The provider answered {code}: no: ***"
+            assert error.is_overload == (code == "rate_limit_exceeded")
 
 
 def test_a_response_that_failed_and_a_completion_that_is_none() -> None:
@@ -308,56 +297,31 @@ def test_a_response_that_failed_and_a_completion_that_is_none() -> None:
         assert (caught.value.disposition, caught.value.code) == ("retry", code)
 
 
-def test_nobody_there() -> None:
-    with FakeOpenAI() as fake:
-        client = fake.client(base_url="http://127.0.0.1:9/v1")
-        error = failure(gpt(fake, client=client))
-    assert (error.disposition, error.type) == ("retry", "APIConnectionError")
-    assert "ConnectError" in str(error)
-
-
-def test_errors_of_every_other_sort() -> None:
-    import openai
-
-    assert classify(openai.OpenAIError("x")).disposition == "pause"
-    assert classify(openai.OpenAIError("x"), begun=True).disposition == "retry"
-    assert classify(ConnectionResetError("x")).disposition == "retry"
-    assert classify(RecursionError("x")).disposition == "fail"
-    assert classify(KeyError("x")).disposition == "pause"
-    assert classify(KeyError("x"), begun=True).disposition == "retry"
-    given = ProviderError("x")
-    assert classify(given) is given
-    assert "0123" not in str(classify(ValueError(f"Bearer {KEY} {KEY}")))
-
-
-def test_a_missing_sdk_and_a_missing_key_pause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    error = failure(OpenAIModel("gpt-5.4"))
-    assert (error.disposition, error.type) == ("pause", "missing_credentials")
-    assert "OPENAI_API_KEY" in str(error)
-    monkeypatch.setitem(sys.modules, "openai", None)
-    error = failure(OpenAIModel("gpt-5.4"))
-    assert (error.disposition, error.type) == ("pause", "not_installed")
-    assert "agentruns[openai]" in str(error)
-
-
 class Says:
     """A server that answers each request with one text, whole, whatever was asked."""
 
-    def __init__(self, said: Any, kind: str = "application/json") -> None:
+    def __init__(
+        self, said: Any, kind: str = "application/json", base_url: str = "http://localhost/v1"
+    ) -> None:
         import httpx2
         import openai
 
         body = said if isinstance(said, bytes) else json.dumps(said).encode()
-        self.asked = 0
+        self.paths: list[str] = []
 
         def answer(asked: httpx2.Request) -> httpx2.Response:
-            self.asked += 1
+            self.paths.append(asked.url.path)
             return httpx2.Response(200, content=body, headers={"content-type": kind})
 
         http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
-        self.client = openai.OpenAI(api_key=KEY, base_url="http://localhost/v1", http_client=http_client)
+        self.client = openai.OpenAI(api_key=KEY, base_url=base_url, http_client=http_client)
+
+
+RESPONSE = {
+    "object": "response",
+    "status": "completed",
+    "output": [{"type": "message", "content": [{"type": "output_text", "text": "Whole."}]}],
+}
 
 
 @BOTH
@@ -365,9 +329,7 @@ def test_an_answer_that_is_no_stream_although_one_was_asked_for(streaming: bool)
     said = {"choices": [{"message": {"content": "Whole."}, "finish_reason": "stop"}]}
     model = OpenAIModel("x", client=Says(said).client, api="chat", streaming=streaming)
     assert texts(call_model(model, request())) == "Whole."
-    done = {"type": "message", "content": [{"type": "output_text", "text": "Whole."}]}
-    said = {"object": "response", "status": "completed", "output": [done]}
-    model = OpenAIModel("x", client=Says(said).client, api="responses", streaming=streaming)
+    model = OpenAIModel("x", client=Says(RESPONSE).client, api="responses", streaming=streaming)
     assert texts(call_model(model, request())) == "Whole."
 
 
@@ -409,31 +371,11 @@ def test_a_piece_of_text_that_is_none() -> None:
     assert (error.disposition, error.type) == ("fail", "invalid_reply")
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"prompt_tokens": "12"},
-        {"prompt_tokens_details": [1]},
-        {"prompt_tokens_details": {"cached_tokens": "3"}},
-    ],
-)
-def test_a_usage_of_another_form_costs_no_reply(odd: Any) -> None:
-    found = blocks.usage_of({"prompt_tokens": 5, "completion_tokens": 7, **odd})
-    assert (found["output_tokens"], found["cache_read_input_tokens"]) == (7, 0)
-
-
-def test_arguments_nested_deeply_are_the_gates_to_refuse() -> None:
-    deep = '{"n": ' * 3_000 + "1" + "}" * 3_000
-    assert blocks.call_block("a", "find", deep)["input"] == deep
-
-
-def test_a_name_in_pieces_is_that_of_no_other_tool() -> None:
-    for pieces in (["delete_", "draft"], ["delete_draft", "delete_draft"], ["delete_draft", ""]):
-        whole = chat.Collected()
-        for name in pieces:
-            call = {"index": 0, "id": "a", "function": {"name": name, "arguments": ""}}
-            whole.add({"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]})
-        assert chat.reply(whole.whole(), "x:y").content[0]["name"] == "delete_draft"
+def test_a_usage_of_another_form_costs_no_reply() -> None:
+    name = "prompt_tokens_details"
+    for odd in ({"prompt_tokens": "12"}, {name: [1]}, {name: {"cached_tokens": "3"}}):
+        found = blocks.usage_of({"prompt_tokens": 5, "completion_tokens": 7, **odd})
+        assert (found["output_tokens"], found["cache_read_input_tokens"]) == (7, 0)
 
 
 # Where requests go
@@ -484,31 +426,30 @@ def test_each_server_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chat.QUIRKS["ollama"].base_url == "http://localhost:11434/v1"
 
 
-def test_azure(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeOpenAI([{"text": "x"}]) as fake:
-        root = fake.url.removesuffix("/v1")
-        options = {"azure_endpoint": root, "api_version": "2026-05-01", "base_url": None}
-        client = fake.client("AzureOpenAI", **options)
-        call_model(OpenAIModel("gpt-4o", provider="azure", client=client, api="chat"), request())
-        call_model(OpenAIModel("gpt-5.4", provider="azure", client=client, api="responses"), request())
-        assert [call.path.partition("?")[0] for call in fake.calls] == [
-            "/openai/deployments/gpt-4o/chat/completions",
-            "/openai/responses",
-        ]
-        assert fake.calls[0].headers["api-key"] == fake.api_key
-    asked = list[str]()
-    model = OpenAIModel(
-        "gpt-5.4", provider="azure", base_url="https://shop.openai.azure.com/openai/v1/", api_key=KEY
-    )
-    monkeypatch.setattr(OpenAIModel, "_respond", lambda *given: asked.append("responses") or {"output": []})
-    assert failure(model).type == "incomplete_reply"
-    assert asked == ["responses"]
+def test_azure(fake: FakeOpenAI) -> None:
+    root = fake.url.removesuffix("/v1")
+    options = {"azure_endpoint": root, "api_version": "2026-05-01", "base_url": None}
+    client = fake.client("AzureOpenAI", **options)
+    call_model(OpenAIModel("gpt-4o", provider="azure", client=client, api="chat"), request())
+    call_model(OpenAIModel("gpt-5.4", provider="azure", client=client, api="responses"), request())
+    assert [call.path.partition("?")[0] for call in fake.calls] == [
+        "/openai/deployments/gpt-4o/chat/completions",
+        "/openai/responses",
+    ]
+    assert fake.calls[0].headers["api-key"] == fake.api_key
+    azure = Says(RESPONSE, base_url="https://shop.openai.azure.com/openai/v1/")
+    assert texts(call_model(OpenAIModel("gpt-5.4", provider="azure", client=azure.client), request()))
+    assert azure.paths == ["/openai/v1/responses"]
 
 
 def test_files_that_a_server_does_not_take() -> None:
     with FakeOpenAI() as fake:
         stored = {"type": "image", "source": {"type": "file", "file_id": "file_1"}}
-        for provider, block in (("ollama", PDF), ("openrouter", stored), ("vllm", {"type": "search_result"})):
+        pdf = {
+            "type": "document",
+            "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"},
+        }
+        for provider, block in (("ollama", pdf), ("openrouter", stored), ("vllm", {"type": "search_result"})):
             model = gpt(fake, api=None, provider=provider)
             error = failure(model, request(messages=[{"role": "user", "content": [block]}]))
             assert (error.type, error.disposition) == ("foreign_block", "pause")

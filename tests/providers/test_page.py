@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def defined(word: str) -> dict[str, Any]:
-    """Return what the block with a word defines."""
+    """Run the block with a word, and collect its names."""
     (block,) = [one for one in BLOCKS if one.startswith("# settings.py") and word in one]
     names: dict[str, Any] = {}
     exec(block, names)

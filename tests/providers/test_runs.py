@@ -33,7 +33,7 @@ from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
 from tests.pictures import GIF, PDF, png
-from tests.providers.types import Answer
+from tests.providers.asking import Answer, has_acted
 from tests.registry import isolated_registry
 from tests.shop.agents import TOOLS, call
 
@@ -44,16 +44,14 @@ APIS = pytest.mark.parametrize("api", ["responses", "chat"])
 
 def turns(body: Any) -> dict[str, Any]:
     """Act once, then say so."""
-    text = repr(body)
-    if "'tool'" in text or "function_call_output" in text or "tool_result" in text:
-        return {"text": "all done"}
-    return {"text": "I post it.", "tools": [call("post", text="x")]}
+    acts = {"text": "I post it.", "tools": [call("post", text="x")]}
+    return {"text": "all done"} if has_acted(body) else acts
 
 
 @APIS
 def test_a_run_with_calls_its_cost_and_its_journal(api: str, effects: Effects, settings: Any) -> None:
     settings.AGENTRUNS_PRICES = {"openai:llama3.3": {"input": 1, "output": 1}}
-    with FakeOpenAI(turns) as fake, isolated_registry():
+    with FakeOpenAI(turns) as fake:
         model = OpenAIModel("llama3.3", api=api, client=fake.client())  # type: ignore[arg-type]
         agent = Agent("posts", instructions="Post.", model=model, tools=TOOLS, cost_budget=1)
         result = run_agent(agent, "do it", "s1", idempotency_key="k")
@@ -68,7 +66,7 @@ def test_a_run_with_calls_its_cost_and_its_journal(api: str, effects: Effects, s
 @APIS
 def test_structured_output_is_validated_and_sent_back_once(api: str) -> None:
     said = iter(['{"right": "perhaps"}', '{"right": true}'])
-    with FakeOpenAI(lambda body: {"text": next(said)}) as fake, isolated_registry():
+    with FakeOpenAI(lambda body: {"text": next(said)}) as fake:
         model = OpenAIModel("gpt-5.4", api=api, client=fake.client())  # type: ignore[arg-type]
         agent = Agent("judge", instructions="Judge.", model=model, output_type=Answer)
         assert run_agent(agent, "do it", "s1", idempotency_key="k").output == Answer(right=True)
@@ -89,16 +87,15 @@ def test_structured_output_is_validated_and_sent_back_once(api: str) -> None:
 def test_files_that_a_model_or_its_fallback_would_refuse_start_no_run(
     model: str, fallback: str | None, block: Any, refusal: str
 ) -> None:
-    with isolated_registry():
-        agent = Agent("sees", instructions="Look.", model=model, fallback=fallback)
-        said = [Text("See."), *(block if isinstance(block, list) else [block])]
-        if not refusal:
-            assert start_run(agent, said, "s1").status == "queued"
-            return
-        with pytest.raises(ContentError, match=refusal):
-            start_run(agent, said, "s1")
-        with pytest.raises(ContentError, match=refusal):
-            send_message("s1", said, agent=agent)
+    agent = Agent("sees", instructions="Look.", model=model, fallback=fallback)
+    said = [Text("See."), *(block if isinstance(block, list) else [block])]
+    if not refusal:
+        assert start_run(agent, said, "s1").status == "queued"
+        return
+    with pytest.raises(ContentError, match=refusal):
+        start_run(agent, said, "s1")
+    with pytest.raises(ContentError, match=refusal):
+        send_message("s1", said, agent=agent)
     assert not Run.objects.exists()
 
 
@@ -110,7 +107,7 @@ def scan() -> list[Any]:
 
 def test_a_file_of_a_result_that_the_provider_does_not_take_is_told_and_not_sent() -> None:
     said: list[Any] = [{"tools": [{"name": "scan", "input": {}}]}, {"text": "Seen."}]
-    with FakeOpenAI(said) as fake, isolated_registry():
+    with FakeOpenAI(said) as fake:
         model = OpenAIModel("llava", provider="ollama", client=fake.client())
         agent = Agent("scans", instructions="Scan.", model=model, tools=[scan])
         assert run_agent(agent, "do it", "s1").output == "Seen."
@@ -137,14 +134,10 @@ def test_replies_that_end_otherwise(stop: str, status: str, error: str, effects:
     turn = {"content": refused if stop == "refusal" else content, "stop_reason": stop}
     with FakeOpenAI(lambda body: turn if len(body["input"]) < 2 else {"text": "x"}) as fake:
         model = OpenAIModel("gpt-5.4", api="responses", client=fake.client())
-        with isolated_registry():
-            agent = Agent("posts", instructions="Post.", model=model, tools=TOOLS)
-            run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+        agent = Agent("posts", instructions="Post.", model=model, tools=TOOLS)
+        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
     assert (run.status, effects.count()) == (status, 0)
     assert error in str(run.error)
-
-
-# The model behind an object is swapped
 
 
 def test_a_run_does_not_go_on_with_another_model_until_staff_adopt_it() -> None:
@@ -172,9 +165,6 @@ def test_a_run_does_not_go_on_with_another_model_until_staff_adopt_it() -> None:
             assert resume_run(run.pk).output == "says gpt-5.5"
 
 
-# A fallback
-
-
 @pytest.mark.parametrize("streaming", [True, False])
 def test_the_fallback_answers_when_the_first_is_overloaded(
     streaming: bool, effects: Effects, settings: Any
@@ -183,7 +173,7 @@ def test_the_fallback_answers_when_the_first_is_overloaded(
         "claude-sonnet-5-5": {"input": 1000, "output": 1000},
         "openai:gpt-5.4": {"input": 1, "output": 1},
     }
-    with FakeAnthropic(turns) as anthropic, FakeOpenAI(turns) as openai, isolated_registry():
+    with FakeAnthropic(turns) as anthropic, FakeOpenAI(turns) as openai:
         agent = Agent(
             "posts",
             instructions="Post.",
@@ -219,17 +209,20 @@ class Busy:
 OVERLOADED: dict[str, Any] = {"disposition": "retry", "type": "overloaded_error"}
 
 
+def run_busy(first: Any, other: Any, **options: Any) -> Run:
+    agent = Agent("busy", instructions="Try.", model=first, fallback=other, **options)
+    return the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+
+
 def test_a_fallback_that_is_overloaded_as_well_backs_off() -> None:
-    with isolated_registry():
-        models = [Busy(name, status=429, disposition="retry") for name in ("a", "b")]
-        agent = Agent("busy", instructions="Try.", model=models[0], fallback=models[1])
-        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
-        assert (run.status, [model.asked for model in models]) == ("queued", [1, 1])
-        assert run.not_before is not None
-        assert ["retry_in" in row for row in payloads(run, "model_failed")] == [False, True]
-        forget_backoff(run)
-        sweep()
-        assert [model.asked for model in models] == [2, 2]
+    models = [Busy(name, status=429, disposition="retry") for name in ("a", "b")]
+    run = run_busy(*models)
+    assert (run.status, [model.asked for model in models]) == ("queued", [1, 1])
+    assert run.not_before is not None
+    assert ["retry_in" in row for row in payloads(run, "model_failed")] == [False, True]
+    forget_backoff(run)
+    sweep()
+    assert [model.asked for model in models] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -241,16 +234,14 @@ def test_a_fallback_that_is_overloaded_as_well_backs_off() -> None:
     ],
 )
 def test_a_fallback_that_cannot_answer_ends_and_holds_no_run_that_would_only_wait(facts: Any) -> None:
-    with isolated_registry():
-        first, other = Busy("a", **OVERLOADED, retry_after=900), Busy("b", **facts)
-        agent = Agent("busy", instructions="Try.", model=first, fallback=other)
-        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
-        assert (run.status, first.asked, other.asked) == ("queued", 1, 1)
-        last = payloads(run, "model_failed")[-1]
-        assert (last["error"]["text"], last["retry_in"]) == ("no luck", 900), "as the first one asked for"
-        first.propose = ScriptedModel([{"text": "Here."}]).propose  # type: ignore[method-assign]
-        forget_backoff(run)
-        assert resume_run(run.pk).output == "Here."
+    first, other = Busy("a", **OVERLOADED, retry_after=900), Busy("b", **facts)
+    run = run_busy(first, other)
+    assert (run.status, first.asked, other.asked) == ("queued", 1, 1)
+    last = payloads(run, "model_failed")[-1]
+    assert (last["error"]["text"], last["retry_in"]) == ("no luck", 900), "as the first one asked for"
+    first.propose = ScriptedModel([{"text": "Here."}]).propose  # type: ignore[method-assign]
+    forget_backoff(run)
+    assert resume_run(run.pk).output == "Here."
 
 
 def test_the_fallback_is_not_asked_after_its_agent_was_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,20 +252,16 @@ def test_the_fallback_is_not_asked_after_its_agent_was_switched_off(monkeypatch:
             switch("agent", "busy", "off", reason="it costs too much")
             return super().propose(request)
 
-    with isolated_registry():
-        other = Busy("b", **OVERLOADED)
-        agent = Agent("busy", instructions="Try.", model=Slow("a", **OVERLOADED), fallback=other)
-        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
-        assert (run.status, run.attempts, other.asked) == ("queued", 0, 0)
+    other = Busy("b", **OVERLOADED)
+    run = run_busy(Slow("a", **OVERLOADED), other)
+    assert (run.status, run.attempts, other.asked) == ("queued", 0, 0)
     leases.forget_switches()
 
 
 def test_the_fallback_is_not_asked_for_what_no_budget_pays(settings: Any) -> None:
     settings.AGENTRUNS_PRICES = {name: {"input": 1000, "output": 1000} for name in ("a", "b")}
-    with isolated_registry():
-        first, other = Busy("a", **OVERLOADED, usage={"input_tokens": 10**6}), Busy("b", **OVERLOADED)
-        agent = Agent("busy", instructions="Try.", model=first, fallback=other, cost_budget=1)
-        run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+    first, other = Busy("a", **OVERLOADED, usage={"input_tokens": 10**6}), Busy("b", **OVERLOADED)
+    run = run_busy(first, other, cost_budget=1)
     assert (run.status, first.asked, other.asked) == ("failed", 1, 0)
     assert "cost_budget: 1000 of 1 used" in str(run.error)
 
@@ -288,20 +275,13 @@ def test_the_fallback_is_not_asked_for_what_no_budget_pays(settings: Any) -> Non
     ],
 )
 def test_the_fallback_is_not_for_other_troubles(facts: dict[str, Any]) -> None:
-    with isolated_registry():
-        other = Busy("b", **OVERLOADED)
-        agent = Agent("busy", instructions="Try.", model=Busy("a", **facts), fallback=other)
-        run_agent(agent, "do it", "s1", idempotency_key="k")
-        assert other.asked == 0
+    other = Busy("b", **OVERLOADED)
+    run_busy(Busy("a", **facts), other)
+    assert other.asked == 0
 
 
 def test_a_stateless_run_has_a_fallback_too() -> None:
-    with isolated_registry():
-        agent = Agent(
-            "busy",
-            instructions="Try.",
-            model=Busy("a", **OVERLOADED),
-            fallback=ScriptedModel([{"text": "Here."}]),
-        )
-        assert agent.run("do it").output == "Here."
+    other = ScriptedModel([{"text": "Here."}])
+    agent = Agent("busy", instructions="Try.", model=Busy("a", **OVERLOADED), fallback=other)
+    assert agent.run("do it").output == "Here."
     assert not Run.objects.exists()

@@ -24,8 +24,7 @@ from tests.db.helpers import forget_backoff, outcomes, the_run
 from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
-from tests.providers.contract import request
-from tests.registry import isolated_registry
+from tests.providers.asking import has_acted, request
 
 Piece = dict[str, Any]
 Events = list[Any]
@@ -55,18 +54,12 @@ SCHEMAS = [each.provider_schema() for each in TOOLS]
 def turns(*calls: dict[str, Any]) -> Callable[[Any], Any]:
     """Act once, then say so."""
 
-    def turn(body: Any) -> dict[str, Any]:
-        text = repr(body)
-        acted = "'tool'" in text or "function_call_output" in text or "tool_result" in text
-        return {"text": "all done"} if acted else {"tools": [*calls]}
-
-    return turn
+    return lambda body: {"text": "all done"} if has_acted(body) else {"tools": [*calls]}
 
 
-def run_over(model: Any, text: str = "do it") -> Run:
-    with isolated_registry():
-        agent = Agent("keeper", instructions="Tidy up.", model=model, tools=TOOLS)
-        return the_run(run_agent(agent, text, "s1", idempotency_key="k"))
+def run_over(model: Any) -> Run:
+    agent = Agent("keeper", instructions="Tidy up.", model=model, tools=TOOLS)
+    return the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
 
 
 def facts(effects: Effects) -> list[dict[str, Any]]:
@@ -113,15 +106,13 @@ def test_arguments_of_no_call_are_asked_for_again_and_nothing_runs_meanwhile(eff
     script = turns({"name": "purge", "input": WRITTEN})
     with FakeOpenAI(script, bend=without_names_of_arguments) as fake:
         model = OpenAIModel("qwen3", provider="vllm", client=fake.client())
-        with isolated_registry():
-            agent = Agent("keeper", instructions="Tidy up.", model=model, tools=TOOLS)
-            run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
-            assert (run.status, effects.count()) == ("queued", 0)
-            failed = run.messages.get(kind="model_failed").payload
-            assert failed["error"]["type"] == "incomplete_reply" and failed["usage"]
-            fake.bend = list
-            forget_backoff(run)
-            assert the_run(run_agent(agent, "do it", "s1", idempotency_key="k")).status == "completed"
+        run = run_over(model)
+        assert (run.status, effects.count()) == ("queued", 0)
+        failed = run.messages.get(kind="model_failed").payload
+        assert failed["error"]["type"] == "incomplete_reply" and failed["usage"]
+        fake.bend = list
+        forget_backoff(run)
+        assert run_over(model).status == "completed"
     assert facts(effects) == [WRITTEN]
 
 
@@ -129,7 +120,7 @@ def test_arguments_of_no_call_are_asked_for_again_and_nothing_runs_meanwhile(eff
 
 
 def collected(chunks: Events, tools: list[Any] = SCHEMAS) -> ModelReply:
-    """Return the reply of chunks, each a list of pieces of calls."""
+    """Collect the reply of chunks, each a list of pieces of calls."""
     whole = chat.Collected(tools)
     for pieces in chunks:
         whole.add({"choices": [{"delta": {"tool_calls": copy.deepcopy(pieces)}}]})
@@ -162,14 +153,8 @@ RIGHT: dict[str, tuple[Events, Events]] = {
         [[piece('{"days"', index=0)], [piece(": 1}", "purge", index=0, id="a")]],
         BOTH[:1],
     ),
-    "no numbers at all": (
-        [[piece('{"days"', "purge", id="a")], [piece(": 1}")]],
-        BOTH[:1],
-    ),
-    "no numbers and no ids": (
-        [[piece(ONE, "purge"), piece(TWO, "purge")]],
-        BOTH,
-    ),
+    "no numbers at all": ([[piece('{"days"', "purge", id="a")], [piece(": 1}")]], BOTH[:1]),
+    "no numbers and no ids": ([[piece(ONE, "purge"), piece(TWO, "purge")]], BOTH),
     "interleaved by number": (
         [[piece("", "purge", index=0, id="a"), piece("", "purge", index=1, id="b")],
          [piece('{"days"', index=1), piece('{"days"', index=0)],
@@ -206,7 +191,7 @@ RIGHT: dict[str, tuple[Events, Events]] = {
         [("purge", {}), ("sync", {})],
     ),
     "an empty piece at the end": (
-        [[piece(ONE, "purge", index=0, id="a")], [piece("", index=0), {"index": 1, "function": {}}]],
+        [[piece(ONE, "purge", index=0, id="a")], [piece("", "", index=0), {"index": 1, "function": {}}]],
         BOTH[:1],
     ),
     "a name in pieces, without an id": (
@@ -316,22 +301,6 @@ def test_a_call_without_arguments_however_it_is_said(text: Any) -> None:
     ]
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_call_whose_arguments_are_null_runs(effects: Effects) -> None:
-    """As some servers say of a tool without arguments: once it was refused for ever."""
-
-    def with_null(events: Events) -> Events:
-        for event in events:
-            for each in event["choices"]:
-                for call in each["delta"].get("tool_calls", []):
-                    call["function"]["arguments"] = None
-        return events
-
-    with FakeOpenAI(turns({"name": "sync", "input": {}}), bend=with_null) as fake:
-        run = run_over(OpenAIModel("qwen3", provider="vllm", client=fake.client()))
-    assert (run.status, outcomes(run), effects.count()) == ("completed", ["ok"], 1)
-
-
 @pytest.mark.parametrize("again", [WRITTEN, {"days": 1}, json.dumps(WRITTEN), "{}"])
 def test_an_object_that_is_said_again_is_for_the_gate_to_refuse(again: Any) -> None:
     chunks = [[piece(WRITTEN, "purge", index=0, id="a")], [piece(again, index=0, id="a")]]
@@ -395,9 +364,7 @@ def chunkings(draw: st.DrawFn) -> tuple[list[tuple[str, str]], Events]:
                 named = name
             said.append(piece(each, named, **labels))
         if names == "split" and len(said) == 1:
-            said.append(
-                piece("", name[2:], **{each: said[0][each] for each in ("index",) if each in said[0]})
-            )
+            said.append(piece("", name[2:], **({"index": said[0]["index"]} if "index" in said[0] else {})))
         streams.append(said)
     # Texts that are mixed without any label could make another text that is right: no server does that.
     if (numbers == "own" or ids == "each") and draw(st.booleans()):
@@ -555,22 +522,6 @@ def test_a_response_that_leaves_a_doubt_is_asked_again(form: str) -> None:
     assert caught.value.disposition == "retry"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_response_with_empty_items(effects: Effects) -> None:
-    """Their arguments came in pieces alone."""
-
-    def emptied(events: Events) -> Events:
-        for each in events:
-            for one in [each.get("item"), *(each.get("response") or {}).get("output", [])]:
-                if one and "arguments" in one:
-                    one["arguments"] = ""
-        return [each for each in copy.deepcopy(events) if not each["type"].endswith("arguments.done")]
-
-    with FakeOpenAI(turns({"name": "purge", "input": WRITTEN}), bend=emptied) as fake:
-        run = run_over(OpenAIModel("gpt-5.4", api="responses", client=fake.client()))
-    assert (run.status, facts(effects)) == ("completed", [WRITTEN])
-
-
 # Messages of Claude, as gateways pass them on
 
 
@@ -588,42 +539,34 @@ def test_an_input_that_lacks_its_end_is_for_the_gate_to_refuse(effects: Effects)
     """The SDK reads half of an object as an object with less in it."""
 
     def cut(events: Events) -> Events:
-        last = (
-            max(at for at, each in enumerate(events) if is_piece(each)) if any(map(is_piece, events)) else -1
-        )
-        return [each for at, each in enumerate(events) if at != last]
+        pieces = [*filter(is_piece, events)]
+        return [each for each in events if each is not (pieces or [None])[-1]]
 
     with FakeAnthropic(turns({"name": "purge", "input": WRITTEN}), bend=cut) as fake:
         run = run_over(AnthropicModel("claude-sonnet-5-5", fake.client()))
     assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
 
 
-def test_blocks_that_begin_in_another_order_are_asked_for_again() -> None:
+def swapped(events: Events) -> Events:
+    one, two = [at for at, each in enumerate(events) if each["type"] == "content_block_start"]
+    events[one], events[two] = events[two], events[one]
+    return [each for each in events if each["type"] != "content_block_stop"]
+
+
+def moved(events: Events) -> Events:
+    begun = [each for each in events if each["type"] == "content_block_start"]
+    for each in filter(is_piece, events):
+        each["index"] = 0
+    return [*events[:1], *begun, *(each for each in events[1:] if each not in begun)]
+
+
+@pytest.mark.parametrize("bend", [swapped, moved])
+def test_blocks_that_begin_in_another_order_are_asked_for_again(bend: Any) -> None:
     """The SDK numbers blocks by their order: it would give one's input to the other."""
-
-    def swapped(events: Events) -> Events:
-        places = [at for at, each in enumerate(events) if each["type"] == "content_block_start"]
-        one, two = places
-        events[one], events[two] = events[two], events[one]
-        return [each for each in events if each["type"] != "content_block_stop"]
-
     calls = [{"name": "purge", "input": WRITTEN}, {"name": "purge", "input": {"days": 1}}]
     with pytest.raises(ProviderError, match="which arguments belong") as caught:
-        claude([{"tools": calls}], swapped)
+        claude([{"tools": calls}], bend)
     assert (caught.value.disposition, caught.value.request_id != "") == ("retry", True)
-
-
-def test_pieces_of_an_input_in_anothers_are_asked_for_again() -> None:
-    def moved(events: Events) -> Events:
-        begun = [each for each in events if each["type"] == "content_block_start"]
-        for each in events:
-            if is_piece(each):
-                each["index"] = 0
-        return [*events[:1], *begun, *(each for each in events[1:] if each not in begun)]
-
-    calls = [{"name": "purge", "input": WRITTEN}, {"name": "purge", "input": {"days": 1}}]
-    with pytest.raises(ProviderError, match="which arguments belong"):
-        claude([{"tools": calls}], moved)
 
 
 def test_an_input_of_null_is_none() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +13,16 @@ import pytest
 from agentruns import Agent, run_agent
 from agentruns.models import Message
 from agentruns.providers.anthropic import AnthropicModel
-from agentruns.providers.base import ModelRequest, ProviderError, call_model
+from agentruns.providers.base import ProviderError, call_model
 from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 from tests.db.helpers import payloads, the_run
 from tests.fake_anthropic import FakeAnthropic
-from tests.unit.claude import FIND, HELLO, NAME, claude, failure, request, sent, went_on
+from tests.providers.asking import FIND, HELLO, failure, heard, request, went_on
+from tests.unit.claude import NAME, claude, sent
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])
+FOUND = {"url": "https://example.org", "title": "x", "page_age": None, "encrypted_content": "zz"}
 STRANGE: list[Any] = [
     {"type": "thinking", "thinking": "Let me see: ä."},
     {"type": "redacted_thinking", "data": "b3BhcXVl"},
@@ -29,15 +30,7 @@ STRANGE: list[Any] = [
     {
         "type": "web_search_tool_result",
         "tool_use_id": "srvtoolu_1",
-        "content": [
-            {
-                "type": "web_search_result",
-                "url": "https://example.org",
-                "title": "x",
-                "page_age": None,
-                "encrypted_content": "zz",
-            },
-        ],
+        "content": [{"type": "web_search_result", **FOUND}],
     },
     {"type": "block_of_the_future", "data": [1, {"b": None}], "n": 1e16},
     {"type": "text", "text": "So.", "citations": [{"type": "page", "cited_text": "x"}], "odd": {"a": 1}},
@@ -45,31 +38,21 @@ STRANGE: list[Any] = [
 ]
 
 
-@contextmanager
-def heard() -> Iterator[list[dict[str, Any]]]:
-    """What a listener is told of text as it streams in."""
-    said: list[dict[str, Any]] = []
-
-    def listen(*, signal: Any, **told: Any) -> None:
-        said.append(told)
-
-    text_streamed.connect(listen)
-    try:
-        yield said
-    finally:
-        text_streamed.disconnect(listen)
-
-
-# Requests
+@pytest.fixture
+def fake() -> Iterator[FakeAnthropic]:
+    """A server that says one thing."""
+    with FakeAnthropic([{"text": "1"}]) as running:
+        yield running
 
 
 @BOTH
 def test_what_is_sent(streaming: bool) -> None:
     assistant = {"role": "assistant", "content": [{"type": "text", "text": "Yes?"}]}
     messages = [HELLO, assistant, {"role": "user", "content": "a\x00\ud800"}]
-    asked = request(tools=[FIND], messages=messages, params={"thinking": {"type": "adaptive"}})
+    params: dict[str, Any] = {"thinking": {"type": "adaptive"}, "metadata": {"user_id": "u1"}}
+    asked = request(tools=[FIND], messages=messages, params=params)
     with FakeAnthropic([{"text": "1"}, {"text": "2"}]) as fake:
-        model = claude(fake, streaming=streaming, cache=None)
+        model = claude(fake, cache=None, **({} if streaming else {"streaming": False}))
         model.propose(asked)
         model.propose(request(system="", params={"max_tokens": 5}))
         first, second = sent(fake)
@@ -79,45 +62,26 @@ def test_what_is_sent(streaming: bool) -> None:
         "system": "Help.",
         "messages": [*messages[:2], {"role": "user", "content": "a\ufffd\ufffd"}],
         "tools": [FIND],
-        "thinking": {"type": "adaptive"},
+        **params,
         **({"stream": True} if streaming else {}),
     }
     assert second.keys() - {"stream"} == {"model", "max_tokens", "messages"}
     assert second["max_tokens"] == 5
 
 
-def test_it_streams_unless_told_not_to() -> None:
-    with FakeAnthropic([{"text": "1"}]) as fake:
-        claude(fake).propose(request())
-        claude(fake, streaming=False).propose(request())
-        assert ["stream" in body for body in sent(fake)] == [True, False]
-
-
-def test_long_replies_and_own_time_outs() -> None:
-    with FakeAnthropic([{"text": "1"}]) as fake:
-        for options in ({}, {"streaming": False}, {"timeout": 5}, {"timeout": 5, "streaming": False}):
-            claude(fake, **options).propose(request(params={"max_tokens": 64_000}))
-        found = [call.headers["x-stainless-read-timeout"] for call in fake.calls]
+def test_long_replies_and_own_time_outs(fake: FakeAnthropic) -> None:
+    for options in ({}, {"streaming": False}, {"timeout": 5}, {"timeout": 5, "streaming": False}):
+        claude(fake, **options).propose(request(params={"max_tokens": 64_000}))
+    found = [call.headers["x-stainless-read-timeout"] for call in fake.calls]
     assert found == ["600", "1800.0", "5", "5"]
 
 
-def test_parameters_the_sdk_has_no_name_for_reach_the_provider_which_judges_them() -> None:
-    with FakeAnthropic([{"text": "1"}]) as fake:
-        model = claude(fake)
-        error = failure(model, request(params={"option_of_the_future": {"a": 1}}))
-        call_model(model, request(params={"service_tier": "auto", "metadata": {"user_id": "u1"}}))
-        assert sent(fake)[0]["option_of_the_future"] == {"a": 1}
-        assert sent(fake)[1]["metadata"] == {"user_id": "u1"}
-    assert error.disposition == "fail" and "option_of_the_future: Extra inputs" in str(error)
-
-
-def test_tools_the_provider_runs_follow_the_agents_own() -> None:
+def test_tools_the_provider_runs_follow_the_agents_own(fake: FakeAnthropic) -> None:
     search = {"type": "web_search_20260318", "name": "web_search", "max_uses": 3}
-    with FakeAnthropic([{"text": "1"}]) as fake:
-        params = {"tools": [search], "tool_choice": {"type": "auto"}}
-        claude(fake, cache=None).propose(request(tools=[FIND], params=params))
-        claude(fake, cache=None).propose(request(params={"tools": [search]}))
-        assert [body["tools"] for body in sent(fake)] == [[FIND, search], [search]]
+    params = {"tools": [search], "tool_choice": {"type": "auto"}}
+    claude(fake, cache=None).propose(request(tools=[FIND], params=params))
+    claude(fake, cache=None).propose(request(params={"tools": [search]}))
+    assert [body["tools"] for body in sent(fake)] == [[FIND, search], [search]]
     assert params["tools"] == [search]
 
 
@@ -171,9 +135,6 @@ def test_the_form_of_the_output_is_told_as_the_provider_wants_it() -> None:
     assert "exclusiveMinimum" in config["format"]["schema"]["properties"]["n"]["description"]
 
 
-# Replies
-
-
 @BOTH
 def test_a_reply_is_kept_as_it_came_and_goes_back_untouched(streaming: bool) -> None:
     with FakeAnthropic([{"content": STRANGE}, {"text": "Done."}]) as fake:
@@ -209,11 +170,7 @@ def test_thinking_without_its_text_keeps_its_signature(streaming: bool) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "reason",
-    ["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal",
-     "model_context_window_exceeded", "reason_of_the_future"],
-)  # fmt: skip
+@pytest.mark.parametrize("reason", ["stop_sequence", "pause_turn", "refusal", "reason_of_the_future"])
 def test_every_stop_reason_is_handed_on(streaming: bool, reason: str) -> None:
     content = [{"type": "text", "text": "So."}, {"type": "tool_use", "id": "t", "name": "find", "input": {}}]
     turn = {"content": content, "stop_reason": reason, "usage": {"output_tokens": 7}}
@@ -223,53 +180,25 @@ def test_every_stop_reason_is_handed_on(streaming: bool, reason: str) -> None:
     assert reply.usage["output_tokens"] == 7 and reply.usage["cache_creation_input_tokens"] > 0
 
 
-@BOTH
-def test_a_paused_turn_goes_back_unchanged(streaming: bool) -> None:
-    paused = {"content": STRANGE[2:3], "stop_reason": "pause_turn"}
-    with FakeAnthropic([paused, {"content": STRANGE[3:4]}]) as fake:
-        model = claude(fake, streaming=streaming)
-        first = call_model(model, request(tools=[FIND]))
-        second = call_model(model, request(tools=[FIND], messages=went_on([HELLO], first)))
-        assert second.content == STRANGE[3:4]
-        assert sent(fake)[1]["messages"][1:] == [{"role": "assistant", "content": first.content}]
-
-
-# The live view
-
-
-def test_text_is_offered_to_listeners_as_it_comes() -> None:
-    turns = [{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Grüße … 🔎"}]}]
-    with FakeAnthropic(turns) as fake, heard() as said:
-        asked = ModelRequest(NAME, system="", messages=[HELLO], run_id="r1", step=0)
+def test_text_is_told_as_it_comes_and_the_run_may_want_no_more() -> None:
+    turn = {"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Grüße … 🔎"}]}
+    told: list[str] = []
+    with FakeAnthropic([turn]) as fake, heard() as said:
+        asked = request(run_id="r1", step=0, on_text=told.append)
         claude(fake).propose(asked)
-        assert len(said) > 1 and "".join(told["text"] for told in said) == "Grüße … 🔎"
-        assert all(told == {"sender": AnthropicModel, "run_id": "r1", "step": 0} | {"text": told["text"]}
-                   for told in said)  # fmt: skip
+        assert len(said) > 1 and "".join(each.pop("text") for each in said) == "".join(told) == "Grüße … 🔎"
+        assert all(each == {"sender": AnthropicModel, "run_id": "r1", "step": 0} for each in said)
+        assert told[0] == "", "it thinks"
         del said[:]
         claude(fake, streaming=False).propose(asked)
         assert said == []
 
-
-def test_the_run_is_told_of_each_piece_and_may_want_no_more() -> None:
-    turns = [
-        {"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hello you, there."}]}
-    ]
-    told: list[str] = []
-    with FakeAnthropic([*turns, *turns]) as fake:
-        asked = ModelRequest(NAME, system="", messages=[HELLO], on_text=told.append)
-        claude(fake).propose(asked)
-        assert "".join(told) == "Hello you, there."
-        assert len([piece for piece in told if piece]) > 1
-        assert told[0] == "", "it thinks"
-
         def enough(piece: str) -> None:
             raise ProviderError("enough", disposition="pause", type="reply_stopped")
 
-        with pytest.raises(ProviderError, match="enough") as stopped:
-            claude(fake).propose(replace(asked, on_text=enough))
-    assert (stopped.value.type, stopped.value.disposition) == ("reply_stopped", "pause")
-    assert stopped.value.usage is not None, "as far as it is known"
-    assert stopped.value.usage["input_tokens"] > 0
+        stopped = failure(claude(fake), replace(asked, on_text=enough))
+    assert (stopped.type, stopped.disposition) == ("reply_stopped", "pause")
+    assert stopped.usage and stopped.usage["input_tokens"] > 0, "as far as it is known"
 
 
 def test_a_listener_that_raises_hurts_nobody() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import call_model
 from agentruns.providers.caching import marked
 from tests.fake_anthropic import FakeAnthropic
-from tests.unit.claude import FIND, HELLO, claude, request, sent, went_on
+from tests.providers.asking import FIND, HELLO, request, went_on
+from tests.unit.claude import NAME, claude, sent
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -23,13 +25,19 @@ LOOP: list[Any] = [
 ]
 
 
+@pytest.fixture
+def fake() -> Iterator[FakeAnthropic]:
+    with FakeAnthropic(LOOP) as running:
+        yield running
+
+
 def looped(fake: FakeAnthropic, asked: Any = request, **options: Any) -> list[dict[str, Any]]:
     """The usage of each reply of a tool loop."""
     model, messages = claude(fake, **options), [HELLO]
     used: list[dict[str, Any]] = []
     while messages[-1]["role"] == "user":
         reply = call_model(model, asked(tools=[FIND], messages=messages))
-        messages = went_on(messages, reply, result="An order like many others, and rather long. " * 3)
+        messages = went_on(messages, reply, content="An order like many others, and rather long. " * 3)
         used.append(reply.usage)
     return used
 
@@ -51,10 +59,9 @@ def unmarked(value: Any) -> Any:
     return [unmarked(each) for each in value] if isinstance(value, list) else value
 
 
-def test_marks_are_on_the_system_and_the_last_two_user_messages() -> None:
-    with FakeAnthropic(LOOP) as fake:
-        looped(fake)
-        found = [[*marks(body)] for body in sent(fake)]
+def test_marks_are_on_the_system_and_the_last_two_user_messages(fake: FakeAnthropic) -> None:
+    looped(fake)
+    found = [[*marks(body)] for body in sent(fake)]
     assert sorted(found[0]) == ["messages.0.content.0", "system.0"]
     for number, places in enumerate(found[1:], start=1):
         tail = [f"messages.{2 * number - 2}.content.0", f"messages.{2 * number}.content.0"]
@@ -62,17 +69,9 @@ def test_marks_are_on_the_system_and_the_last_two_user_messages() -> None:
     assert max(len(places) for places in found) <= 4
 
 
-def test_without_a_system_the_last_tool_is_marked() -> None:
-    with FakeAnthropic([{"text": "1"}]) as fake:
-        claude(fake).propose(request(system="", tools=[{**FIND, "name": "other"}, FIND]))
-        (body,) = sent(fake)
-    assert marks(body) == {"tools.1": MARK["cache_control"], "messages.0.content.0": MARK["cache_control"]}
-
-
 @BOTH
-def test_a_tool_loop_reads_what_it_wrote_and_writes_only_what_is_new(streaming: bool) -> None:
-    with FakeAnthropic(LOOP) as fake:
-        used = looped(fake, streaming=streaming)
+def test_a_tool_loop_writes_only_what_is_new(fake: FakeAnthropic, streaming: bool) -> None:
+    used = looped(fake, streaming=streaming)
     assert len(used) == STEPS
     assert used[0]["cache_creation_input_tokens"] > 0 and used[0]["cache_read_input_tokens"] == 0
     known = 0
@@ -82,7 +81,7 @@ def test_a_tool_loop_reads_what_it_wrote_and_writes_only_what_is_new(streaming: 
         assert each["cache_creation_input_tokens"] > 0 and each["input_tokens"] == 0
 
 
-def test_it_costs_less_than_without() -> None:
+def test_it_costs_less_than_without_and_can_be_switched_off() -> None:
     def cost(used: list[dict[str, float]]) -> float:
         return sum(
             each["input_tokens"]
@@ -93,31 +92,21 @@ def test_it_costs_less_than_without() -> None:
 
     with FakeAnthropic(LOOP) as fake, FakeAnthropic(LOOP) as bare:
         assert cost(looped(fake)) < cost(looped(bare, cache=None)) / 2
+        assert not any(marks(body) for body in sent(bare))
 
 
-def test_a_retried_request_reads_what_the_failed_one_wrote() -> None:
-    with FakeAnthropic(LOOP) as fake:
-        fake.fault("truncate", after=3)
-        model, asked = claude(fake), request(tools=[FIND])
-        with pytest.raises(Exception, match="cut off"):
-            call_model(model, asked)
-        assert call_model(model, asked).usage["cache_read_input_tokens"] > 0
+def test_a_retried_request_reads_what_the_failed_one_wrote(fake: FakeAnthropic) -> None:
+    fake.fault("truncate", after=3)
+    model, asked = claude(fake), request(tools=[FIND])
+    with pytest.raises(Exception, match="cut off"):
+        call_model(model, asked)
+    assert call_model(model, asked).usage["cache_read_input_tokens"] > 0
 
 
-def test_after_a_long_wait_everything_is_written_again() -> None:
-    with FakeAnthropic(LOOP) as fake:
-        model = claude(fake)
-        reply = call_model(model, request(tools=[FIND]))
-        fake.cache.clear()
-        usage = call_model(model, request(tools=[FIND], messages=went_on([HELLO], reply))).usage
-    assert usage["cache_read_input_tokens"] == 0 and usage["cache_creation_input_tokens"] > 0
-
-
-def test_an_hour_if_wished() -> None:
-    with FakeAnthropic(LOOP) as fake:
-        used = looped(fake, cache="1h")
-        assert all(set(map(json.dumps, marks(body).values())) == {json.dumps(HOUR["cache_control"])}
-                   for body in sent(fake))  # fmt: skip
+def test_an_hour_if_wished(fake: FakeAnthropic) -> None:
+    used = looped(fake, cache="1h")
+    for body in sent(fake):
+        assert all(mark == HOUR["cache_control"] for mark in marks(body).values()) and marks(body)
     assert used[0]["cache_creation"]["ephemeral_1h_input_tokens"] > 0
     assert used[0]["cache_creation"]["ephemeral_5m_input_tokens"] == 0
 
@@ -131,10 +120,9 @@ def test_a_single_request_without_tools_is_not_marked() -> None:
         assert [bool(marks(body)) for body in sent(fake)] == [False, True]
 
 
-def test_it_can_be_switched_off() -> None:
-    with FakeAnthropic(LOOP) as fake:
-        looped(fake, cache=None)
-        assert not any(marks(body) for body in sent(fake))
+def test_a_wrong_setting_is_found_at_once() -> None:
+    with pytest.raises(ValueError, match="5m"):
+        AnthropicModel(NAME, cache="10m")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -146,25 +134,23 @@ def test_it_can_be_switched_off() -> None:
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **HOUR}]}]},
     ],
 )
-def test_marks_of_the_developers_own_are_left_alone(own: dict[str, Any]) -> None:
-    with FakeAnthropic(LOOP) as fake:
-        claude(fake).propose(request(**{"tools": [FIND], **own}))
-        (body,) = sent(fake)
+def test_marks_of_the_developers_own_are_left_alone(fake: FakeAnthropic, own: dict[str, Any]) -> None:
+    claude(fake).propose(request(**{"tools": [FIND], **own}))
+    (body,) = sent(fake)
     assert [*marks(body).values()] == [HOUR["cache_control"]]
 
 
 @BOTH
-def test_only_the_marks_differ_and_what_was_given_is_not_touched(streaming: bool) -> None:
-    with FakeAnthropic(LOOP) as fake:
-        given: list[Any] = []
+def test_only_the_marks_differ_and_nothing_that_was_given(fake: FakeAnthropic, streaming: bool) -> None:
+    given: list[Any] = []
 
-        def asked(**changes: Any) -> Any:
-            made = request(**changes)
-            given.append((made, copy.deepcopy(made)))
-            return made
+    def asked(**changes: Any) -> Any:
+        made = request(**changes)
+        given.append((made, copy.deepcopy(made)))
+        return made
 
-        looped(fake, asked, streaming=streaming)
-        bodies = sent(fake)
+    looped(fake, asked, streaming=streaming)
+    bodies = sent(fake)
     for (made, before), body in zip(given, bodies, strict=True):
         assert made == before and made.messages == before.messages
         assert unmarked(body["messages"]) == made.messages
@@ -172,15 +158,16 @@ def test_only_the_marks_differ_and_what_was_given_is_not_touched(streaming: bool
         assert unmarked(body["system"]) == [{"type": "text", "text": made.system}]
 
 
-def test_what_cannot_be_marked_is_not() -> None:
+def test_without_a_system_the_last_tool_is_marked_and_what_cannot_be_is_not() -> None:
+    body = {"messages": [HELLO], "tools": [{**FIND, "name": "other"}, FIND]}
+    assert marks(marked(body)) == dict.fromkeys(["tools.1", "messages.0.content.0"], MARK["cache_control"])
     user = {"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}
     empty = {"role": "user", "content": []}
     assistant = {"role": "assistant", "content": [{"type": "text", "text": "x"}]}
     body = {"messages": [empty, assistant, user], "tools": [FIND]}
     assert [*marks(marked(body))] == ["tools.0"]
-    spoken = {
-        "messages": [{"role": "user", "content": "as text"}, assistant, {"role": "user", "content": "x"}]
-    }
+    said = [{"role": "user", "content": text} for text in ("as text", "x")]
+    spoken = {"messages": [said[0], assistant, said[1]]}
     assert marked(spoken)["messages"][0]["content"] == [{"type": "text", "text": "as text", **MARK}]
     assert marks(spoken) == {}
     paused = {"messages": [HELLO, assistant], "tools": [FIND]}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, check_reply
+from agentruns.providers.failures import classify
 from agentruns.providers.names import model_identity, resolve
+from agentruns.providers.openai import OpenAIModel
 from tests.programs import run_program
-from tests.unit.claude import failure, request
+from tests.providers.asking import KEY, failure, request
 
 TEXT = {"type": "text", "text": "Hello."}
 
@@ -75,10 +79,10 @@ def test_sync_and_async_models() -> None:
     ],
 )
 def test_replies_that_cannot_be_used(reply: Any, disposition: str, words: str) -> None:
-    error = failure(Fixed(reply))
-    assert error.disposition == disposition
-    assert words in str(error)
-    assert error.usage == ({"output_tokens": 5} if disposition == "retry" else None)
+    with pytest.raises(ProviderError, match=words) as caught:
+        call_model(Fixed(reply), request())
+    assert caught.value.disposition == disposition
+    assert caught.value.usage == ({"output_tokens": 5} if disposition == "retry" else None)
 
 
 def test_an_empty_reply_and_odd_texts_can_be_used() -> None:
@@ -92,13 +96,51 @@ def test_errors_can_be_pickled() -> None:
     assert (str(again), again.__dict__) == ("x", error.__dict__)
 
 
-def test_identity_and_resolution() -> None:
-    assert model_identity("claude-x") == "claude-x"
-    assert model_identity(AnthropicModel("claude-x", object())) == "claude-x"
-    assert model_identity(Fixed(None)) == f"{__name__}.Fixed"
+PROVIDERS = pytest.mark.parametrize("provider", ["anthropic", "openai"])
+MODELS: dict[str, Any] = {"anthropic": AnthropicModel, "openai": OpenAIModel}
+
+
+@PROVIDERS
+def test_a_missing_sdk_and_a_missing_key_pause(
+    provider: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("API_KEY", "AUTH_TOKEN", "PROFILE", "ADMIN_KEY", "BASE_URL"):
+        monkeypatch.delenv(f"{provider.upper()}_{name}", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    error = failure(MODELS[provider]("any"))
+    assert (error.disposition, error.type) == ("pause", "missing_credentials")
+    assert f"{provider.upper()}_API_KEY" in str(error)
+    monkeypatch.setitem(sys.modules, provider, None)
+    error = failure(MODELS[provider]("any"))
+    assert (error.disposition, error.type) == ("pause", "not_installed")
+    assert f"agentruns[{provider}]" in str(error)
+
+
+@PROVIDERS
+def test_errors_of_every_other_sort(provider: str) -> None:
+    given = ProviderError("x")
+    assert classify(provider, given) is given
+    for error, disposition in (
+        (json.JSONDecodeError("", "", 0), "retry"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), "retry"),
+        (ConnectionResetError("x"), "retry"),
+        (RecursionError("x"), "fail"),
+        (KeyError("x"), "pause"),
+    ):
+        assert classify(provider, error).disposition == disposition
+    assert classify(provider, KeyError("x"), begun=True).disposition == "retry"
+    assert "0123" not in str(classify(provider, ValueError(f"Bearer {KEY} {KEY}")))
+
+
+def test_errors_of_the_sdk_before_and_after_an_answer_began() -> None:
+    import openai
+
+    assert classify("openai", openai.OpenAIError("x")).disposition == "pause"
+    assert classify("openai", openai.OpenAIError("x"), begun=True).disposition == "retry"
+
+
+def test_the_identity_of_a_model_object_is_that_of_its_class() -> None:
     fixed = Fixed(None)
-    assert resolve(fixed) is fixed
-    assert resolve("claude-x") is resolve("claude-x")
-    assert isinstance(resolve("claude-x"), AnthropicModel)
-    assert resolve("claude-x") is not resolve("claude-y")
-    assert isinstance(fixed, Model)
+    assert resolve(fixed) is fixed and isinstance(fixed, Model)
+    assert model_identity(fixed) == f"{__name__}.Fixed"

@@ -6,10 +6,7 @@ from typing import Any
 import pytest
 
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, call_model
-from agentruns.providers.names import model_identity
-from agentruns.providers.scripted import ScriptedModel
-from agentruns.testing import ScriptedModel as FromTesting
-from agentruns.testing import check_messages
+from agentruns.testing import ScriptedModel, check_messages
 
 TURNS: list[Any] = [
     {"text": "Looking.", "tools": [{"name": "find", "input": {"id": 1}}, {"name": "find"}]},
@@ -21,11 +18,6 @@ TURNS: list[Any] = [
 
 def request(step: int = 0, run_id: str = "run-1") -> ModelRequest:
     return ModelRequest("m", "", [{"role": "user", "content": "hi"}], run_id=run_id, step=step)
-
-
-def test_it_is_offered_for_tests() -> None:
-    assert FromTesting is ScriptedModel
-    assert model_identity(ScriptedModel([])) == "agentruns.providers.scripted.ScriptedModel"
 
 
 def test_the_turn_is_the_step() -> None:
@@ -41,6 +33,10 @@ def test_the_turn_is_the_step() -> None:
     assert third.content == TURNS[2]["content"] and third.stop_reason == "pause_turn"
     fourth = model.propose(request(3))
     assert fourth == ModelReply([{"type": "text", "text": "Done."}], "end_turn", {}, "scripted")
+    third.content[0]["thinking"] = "spoilt"
+    first.content[1]["input"]["id"] = 9
+    assert model.propose(request(2)).content[0]["thinking"] == "hm", "the script is not changed"
+    assert model.propose(request()).content[1]["input"] == {"id": 1}
 
 
 def test_a_fresh_process_goes_on_where_the_last_one_was() -> None:
@@ -65,11 +61,7 @@ def test_tool_ids_are_unique_within_a_session_and_the_same_when_asked_again() ->
     for run in ("run-1", "run-2"):
         reply = model.propose(request(0, run))
         messages.append({"role": "assistant", "content": reply.content})
-        results = [
-            {"type": "tool_result", "tool_use_id": block["id"]}
-            for block in reply.content
-            if block["type"] == "tool_use"
-        ]
+        results = [{"type": "tool_result", "tool_use_id": block["id"]} for block in reply.content[1:]]
         messages.append({"role": "user", "content": results})
     check_messages(messages)
 
@@ -80,22 +72,11 @@ def test_running_out_of_turns_says_how_many_there_are() -> None:
     assert (caught.value.disposition, caught.value.type) == ("fail", "script_exhausted")
 
 
-def test_the_script_is_not_changed_by_what_is_done_to_a_reply() -> None:
-    model = ScriptedModel(TURNS)
-    model.propose(request(2)).content[0]["thinking"] = "spoilt"
-    model.propose(request()).content[1]["input"]["id"] = 9
-    assert model.propose(request(2)).content[0]["thinking"] == "hm"
-    assert model.propose(request()).content[1]["input"] == {"id": 1}
-
-
 def test_stop_reasons() -> None:
     raw = {"content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}
     model = ScriptedModel([raw, {"content": []}, {"text": "cut", "stop_reason": "max_tokens"}])
-    assert [model.propose(request(step)).stop_reason for step in range(3)] == [
-        "tool_use",
-        "end_turn",
-        "max_tokens",
-    ]
+    reasons = [model.propose(request(step)).stop_reason for step in range(3)]
+    assert reasons == ["tool_use", "end_turn", "max_tokens"]
     cut = ScriptedModel([{"content": [], "stop_reason": None}])
     with pytest.raises(ProviderError, match="cut off"):
         call_model(cut, request())
@@ -113,22 +94,11 @@ def test_a_turn_may_be_a_function_or_a_reply() -> None:
 @pytest.mark.parametrize(
     "turn",
     [
-        {},
-        "text",
-        None,
-        {"text": ""},
-        {"text": " "},
-        {"text": 3},
-        {"usage": {}},
-        {"tool": []},
-        {"text": "a", "content": []},
-        {"tools": {"name": "a"}},
-        {"tools": ["a"]},
-        {"tools": [{"input": {}}]},
-        {"tools": [{"name": "a", "arguments": {}}]},
-        {"content": "text"},
+        {}, "text", None, {"text": ""}, {"text": " "}, {"text": 3}, {"usage": {}}, {"tool": []},
+        {"text": "a", "content": []}, {"tools": {"name": "a"}}, {"tools": ["a"]}, {"tools": [{"input": {}}]},
+        {"tools": [{"name": "a", "arguments": {}}]}, {"content": "text"},
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_a_script_are_found_at_once(turn: Any) -> None:
     with pytest.raises(ValueError, match="Turn 2"):
         ScriptedModel([{"text": "a"}, turn])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,8 @@ from agentruns.providers.base import ProviderError, call_model
 from agentruns.testing import check_messages
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_anthropic.tokens import count_request
-from tests.unit.claude import FIND, HELLO, NAME, claude, failure, request, sent
+from tests.providers.asking import FIND, HELLO, failure, request
+from tests.unit.claude import NAME, claude, sent
 
 COUNT = "/v1/messages/count_tokens"
 Messages = list[dict[str, Any]]
@@ -50,47 +51,56 @@ def fake() -> Iterator[FakeAnthropic]:
         yield running
 
 
+@pytest.fixture
+def running() -> Iterator[FakeAnthropic]:
+    with fake() as started:
+        yield started
+
+
+def never(messages: Messages, tokens: int, limit: int) -> Messages:
+    raise AssertionError("compact() is not asked when the conversation fits")
+
+
 def tokens_of(asked: Any) -> int:
     return count_request({"messages": asked.messages, "tools": asked.tools, "system": asked.system})
 
 
-# Counting
+def test_small_requests_are_not_counted(running: FakeAnthropic) -> None:
+    call_model(claude(running, compact=never), LONG)
+    call_model(claude(running, context_window=10_000), LONG)
+    assert [call.path for call in running.calls] == ["/v1/messages"] * 2
 
 
-def test_small_requests_are_not_counted() -> None:
-    with fake() as running:
-        call_model(claude(running), LONG)
-        call_model(claude(running, context_window=10_000), LONG)
-        assert [call.path for call in running.calls] == ["/v1/messages"] * 2
+def test_near_the_window_the_provider_counts_and_what_fits_is_sent_as_it_is(running: FakeAnthropic) -> None:
+    params = {"max_tokens": 100, "thinking": {"type": "adaptive"}, "service_tier": "auto", "betas": ["b"]}
+    asked = request(messages=LONG.messages, tools=[FIND], params=params)
+    least = tokens_of(LONG) + 5
+    call_model(claude(running, context_window=least, compact=never, cache=None), asked)
+    counted, answered = running.calls
+    assert (counted.path.partition("?")[0], counted.status, answered.status) == (COUNT, 200, 200)
+    assert "b" in counted.headers["anthropic-beta"].split(",")
+    assert counted.body.keys() == {"model", "messages", "tools", "system", "thinking"}
+    assert answered.body["messages"] == LONG.messages
 
 
-def test_near_the_window_the_provider_counts_and_what_fits_is_sent_as_it_is() -> None:
-    with fake() as running:
-        params = {"max_tokens": 100, "thinking": {"type": "adaptive"}, "service_tier": "auto", "betas": ["b"]}
-        asked = request(messages=LONG.messages, tools=[FIND], params=params)
-        call_model(claude(running, context_window=tokens_of(LONG) + 5, cache=None), asked)
-        counted, answered = running.calls
-        assert (counted.path.partition("?")[0], counted.status, answered.status) == (COUNT, 200, 200)
-        assert "b" in counted.headers["anthropic-beta"].split(",")
-        assert counted.body.keys() == {"model", "messages", "tools", "system", "thinking"}
-        assert answered.body["messages"] == LONG.messages
-
-
-def test_what_does_not_fit_fails_with_the_figures_and_is_not_sent() -> None:
-    with fake() as running:
-        limit = tokens_of(LONG) - 1
-        error = failure(claude(running, context_window=limit), LONG)
-        assert sent(running) == []
+@pytest.mark.parametrize(
+    ("compact", "words"),
+    [(None, [NAME, "compact", "drop_oldest"]), (lambda messages, *figures: messages, ["after compact()"])],
+    ids=["as it is", "compacted"],
+)
+def test_what_does_not_fit_fails(running: FakeAnthropic, compact: Any, words: list[str]) -> None:
+    limit = tokens_of(LONG) - 1
+    error = failure(claude(running, context_window=limit, compact=compact), LONG)
+    assert sent(running) == []
     assert (error.disposition, error.type) == ("fail", "context_window_exceeded")
-    for figure in (str(limit), str(limit + 1), NAME, "compact", "drop_oldest"):
+    for figure in (str(limit), str(limit + 1), *words):
         assert figure in str(error)
 
 
-def test_an_error_while_counting_is_an_error_like_others() -> None:
-    with fake() as running:
-        model = claude(running, client=running.client(api_key="sk-ant-wrong"), context_window=50)
-        error = failure(model, LONG)
-        assert (error.disposition, error.type, sent(running)) == ("pause", "authentication_error", [])
+def test_an_error_while_counting_is_an_error_like_others(running: FakeAnthropic) -> None:
+    model = claude(running, client=running.client(api_key="sk-ant-wrong"), context_window=50)
+    error = failure(model, LONG)
+    assert (error.disposition, error.type, sent(running)) == ("pause", "authentication_error", [])
 
 
 def test_an_estimate_is_never_too_low() -> None:
@@ -99,16 +109,12 @@ def test_an_estimate_is_never_too_low() -> None:
         assert window.most_tokens(body) >= count_request(body)
 
 
-# The limit
-
-
-def test_the_window_is_asked_for_once_and_has_a_default_where_nobody_knows() -> None:
+def test_the_window_is_asked_for_once_and_has_a_default_where_nobody_knows(running: FakeAnthropic) -> None:
     assert window.most_tokens({"messages": TOO_LONG.messages}) > window.SMALLEST > tokens_of(TOO_LONG)
-    with fake() as running:
-        model = claude(running)
-        for _ in range(3):
-            call_model(model, TOO_LONG)
-        paths = [(call.method, call.path) for call in running.calls]
+    model = claude(running)
+    for _ in range(3):
+        call_model(model, TOO_LONG)
+    paths = [(call.method, call.path) for call in running.calls]
     assert paths[0] == ("GET", f"/v1/models/{NAME}")
     assert [path for _, path in paths[1:]] == [COUNT, "/v1/messages"] * 3
     assert model.context_window == window.SMALLEST
@@ -143,24 +149,17 @@ def test_the_provider_knows_its_windows() -> None:
     assert asked == [f"/v1/models/{NAME}"]
 
 
-@pytest.mark.parametrize("status", [403, 400])
-def test_a_window_nobody_tells_is_no_reason_to_fail(status: int) -> None:
+@pytest.mark.parametrize("status", [403, 400, 401, 429, 500])
+def test_a_window_nobody_tells_is_no_reason_to_fail_unless_asking_again_may_tell_it(status: int) -> None:
     with asked_for_its_window(status) as (model, _asked):
-        assert call_model(model, TOO_LONG).stop_reason == "end_turn"
-    assert model.context_window is not None
+        if status in (403, 400):
+            assert call_model(model, TOO_LONG).stop_reason == "end_turn"
+        else:
+            assert failure(model, TOO_LONG).status == status
+    assert (model.context_window is None) == (status in (401, 429, 500))
 
 
-@pytest.mark.parametrize("status", [401, 429, 500])
-def test_a_window_that_asking_again_may_tell_is_asked_for_again(status: int) -> None:
-    with asked_for_its_window(status) as (model, _asked):
-        assert failure(model, TOO_LONG).status == status
-    assert model.context_window is None
-
-
-# The hook
-
-
-def test_compact_is_told_the_figures_and_decides_what_is_sent() -> None:
+def test_compact_is_told_the_figures_and_decides_what_is_sent(running: FakeAnthropic) -> None:
     told: list[Any] = []
 
     def compact(messages: Messages, tokens: int, limit: int) -> Messages:
@@ -169,39 +168,19 @@ def test_compact_is_told_the_figures_and_decides_what_is_sent() -> None:
         return [said("user", "In short."), *exchange(9)]
 
     before = copy.deepcopy(LONG)
-    with fake() as running:
-        call_model(claude(running, context_window=300, compact=compact, cache=None), LONG)
-        assert [body["messages"] for body in sent(running)] == [[said("user", "In short."), *exchange(9)]]
-        assert len(sent(running, COUNT)) == 2, "what it returned is counted again"
+    call_model(claude(running, context_window=300, compact=compact, cache=None), LONG)
+    assert [body["messages"] for body in sent(running)] == [[said("user", "In short."), *exchange(9)]]
+    assert len(sent(running, COUNT)) == 2, "what it returned is counted again"
     assert told == [(before.messages, tokens_of(LONG), 300)]
     assert before == LONG
 
 
-def test_a_summary_may_be_plain_text_and_is_cached_like_others() -> None:
+def test_a_summary_may_be_plain_text_and_is_cached_like_others(running: FakeAnthropic) -> None:
     def compact(messages: Messages, tokens: int, limit: int) -> Messages:
         return [{"role": "user", "content": "In short."}, *exchange(9)]
 
-    with fake() as running:
-        call_model(claude(running, context_window=300, compact=compact), LONG)
-        assert "cache_control" in json.dumps(sent(running)[0]["messages"][0])
-
-
-def test_compact_is_not_asked_when_it_fits() -> None:
-    def compact(messages: Messages, tokens: int, limit: int) -> Messages:
-        raise AssertionError
-
-    with fake() as running:
-        call_model(claude(running, context_window=tokens_of(LONG), compact=compact), LONG)
-        call_model(claude(running, compact=compact), LONG)
-
-
-def test_a_compact_that_leaves_too_much_fails_with_the_figures() -> None:
-    with fake() as running:
-        model = claude(running, context_window=60, compact=lambda messages, tokens, limit: messages)
-        error = failure(model, LONG)
-        assert sent(running) == []
-    assert (error.disposition, error.type) == ("fail", "context_window_exceeded")
-    assert "after compact()" in str(error) and str(tokens_of(LONG)) in str(error)
+    call_model(claude(running, context_window=300, compact=compact), LONG)
+    assert "cache_control" in json.dumps(sent(running)[0]["messages"][0])
 
 
 WHOLE = loop(3)
@@ -228,11 +207,10 @@ WHOLE = loop(3)
         ([*WHOLE, said("assistant", "x")], "does not end"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_and_a_person_has_to_look(shorter: Any, words: str) -> None:
-    with fake() as running:
-        model = claude(running, context_window=100, compact=lambda messages, tokens, limit: shorter)
-        error = failure(model, request(messages=WHOLE, tools=[FIND]))
-        assert sent(running) == []
+def test_what_cannot_be_sent_needs_a_person(running: FakeAnthropic, shorter: Any, words: str) -> None:
+    model = claude(running, context_window=100, compact=lambda messages, tokens, limit: shorter)
+    error = failure(model, request(messages=WHOLE, tools=[FIND]))
+    assert sent(running) == []
     assert (error.disposition, error.type) == ("pause", "compact_failed")
     assert "compact()" in str(error) and words in str(error)
 
@@ -246,17 +224,13 @@ def test_what_cannot_be_sent_is_refused_and_a_person_has_to_look(shorter: Any, w
         (ProviderError("busy", disposition="retry", type="busy"), "retry"),
     ],
 )
-def test_a_compact_that_raises_is_named(raised: Exception, disposition: str) -> None:
+def test_a_compact_that_raises_is_named(running: FakeAnthropic, raised: Exception, disposition: str) -> None:
     def compact(messages: Messages, tokens: int, limit: int) -> Messages:
         raise raised
 
-    with fake() as running:
-        error = failure(claude(running, context_window=100, compact=compact), LONG)
+    error = failure(claude(running, context_window=100, compact=compact), LONG)
     assert error.disposition == disposition
     assert str(error).startswith("compact() failed: ")
-
-
-# Cutting
 
 
 def test_replies_stay_with_their_results() -> None:
@@ -267,12 +241,12 @@ def test_replies_stay_with_their_results() -> None:
     assert window.exchanges([HELLO, *paused]) == [[HELLO], paused]
 
 
-def test_drop_oldest_keeps_how_it_began_and_the_newest() -> None:
-    with fake() as running:
-        limit = tokens_of(LONG) // 2
-        call_model(claude(running, context_window=limit, compact=window.drop_oldest, cache=None), LONG)
-        (messages,) = [body["messages"] for body in sent(running)]
-        assert running.calls[-1].status == 200
+def test_drop_oldest_keeps_how_it_began_and_the_newest(running: FakeAnthropic) -> None:
+    limit = tokens_of(LONG) // 2
+    call_model(claude(running, context_window=limit, compact=window.drop_oldest, cache=None), LONG)
+    (messages,) = [body["messages"] for body in sent(running)]
+    assert running.calls[-1].status == 200
+    assert window.drop_oldest([HELLO], 1000, 10) == [HELLO]
     kept = (len(messages) - 1) // 2
     assert 2 <= kept < 10
     assert messages == [LONG.messages[0], *LONG.messages[-2 * kept :]]
@@ -313,16 +287,9 @@ def test_drop_oldest_leaves_out_what_the_user_said_only_after_the_tools() -> Non
     assert said("user", "The address is new.") not in window.drop_oldest(messages, 1000, 1)
 
 
-def test_a_conversation_of_one_message_stays() -> None:
-    assert window.drop_oldest([HELLO], 1000, 10) == [HELLO]
-
-
-def test_threads_may_ask_for_the_window_at_once() -> None:
-    with fake() as running:
-        model = claude(running)
-        threads = [threading.Thread(target=call_model, args=(model, TOO_LONG)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(sent(running)) == 4 and model.context_window == window.SMALLEST
+def test_threads_share_a_model_and_may_ask_for_the_window_at_once(running: FakeAnthropic) -> None:
+    model = claude(running)
+    with ThreadPoolExecutor(4) as threads:
+        replies = [*threads.map(lambda _: call_model(model, TOO_LONG).content, range(8))]
+    assert len(sent(running)) == 8 and model.context_window == window.SMALLEST
+    assert replies == [[{"type": "text", "text": "Done."}]] * 8

@@ -1,64 +1,33 @@
-"""The contract of a provider, as one suite: every provider says, takes and refuses the same things.
-
-A test module subclasses it and gives it a Provider, which says how the model and its server are made.
-"""
+"""The contract of a provider, as one suite: every provider says, takes and refuses the same things."""
 
 from __future__ import annotations
 
 import base64
-import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 
 from agentruns.agents.output import schema_of
-from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model
-from agentruns.signals import text_streamed
+from agentruns.providers.anthropic import AnthropicModel
+from agentruns.providers.base import ProviderError, call_model
+from agentruns.providers.openai import OpenAIModel
+from agentruns.providers.scripted import ScriptedModel
 from agentruns.testing import check_messages
-from tests.providers.types import Answer
-
-KEY = "sk-secret-of-the-test-0123456789"
-HELLO: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
-FIND: dict[str, Any] = {
-    "name": "find",
-    "description": "Find an order by its number.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"n": {"type": "integer"}, "deep": {"type": "boolean", "default": False}},
-        "required": ["n"],
-    },
-}
-
-
-def png() -> bytes:
-    """Return the smallest picture."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        body = kind + data
-        return len(data).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
-
-    header = b"\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00"
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b"\x00\x00"))
-        + chunk(b"IEND", b"")
-    )
+from tests.fake_anthropic import FakeAnthropic
+from tests.fake_openai import FakeOpenAI
+from tests.pictures import PDF as PDF_FILE
+from tests.pictures import PNG
+from tests.providers.asking import FIND, HELLO, KEY, Answer, failure, heard, request, texts, went_on
 
 
 def source(media_type: str, data: bytes) -> dict[str, Any]:
-    """Return the source of a file."""
+    """Build the source of a file."""
     return {"type": "base64", "media_type": media_type, "data": base64.b64encode(data).decode()}
 
 
-IMAGE: dict[str, Any] = {"type": "image", "source": source("image/png", png())}
-PDF: dict[str, Any] = {
-    "type": "document",
-    "source": source("application/pdf", b"%PDF-1.4\n%%EOF"),
-    "title": "bill.pdf",
-}
+IMAGE: dict[str, Any] = {"type": "image", "source": source("image/png", PNG)}
+PDF: dict[str, Any] = {"type": "document", "source": source("application/pdf", PDF_FILE), "title": "bill.pdf"}
 NOTE: dict[str, Any] = {
     "type": "document",
     "source": {"type": "text", "media_type": "text/plain", "data": "Paid on Monday."},
@@ -66,67 +35,63 @@ NOTE: dict[str, Any] = {
 }
 
 
-def request(**changes: Any) -> ModelRequest:
-    """Return a small request."""
-    return ModelRequest("any", **{"system": "Help.", "messages": [HELLO], **changes})
-
-
-def went_on(messages: list[dict[str, Any]], reply: ModelReply, content: Any = "found") -> list[Any]:
-    """Return the conversation after a reply whose calls were answered, as the journal builds it."""
-    calls = [block for block in reply.content if block["type"] == "tool_use"]
-    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": content} for call in calls]
-    answered = [{"role": "user", "content": results}] if results else []
-    return [*messages, {"role": "assistant", "content": reply.content}, *answered]
-
-
-def texts(reply: ModelReply) -> str:
-    """Return the text of a reply."""
-    return "".join(block["text"] for block in reply.content if block["type"] == "text")
-
-
-def failure(model: Model, asked: ModelRequest | None = None) -> ProviderError:
-    """Return the error of a request; neither it nor what is behind it shows the key."""
-    with pytest.raises(ProviderError) as caught:
-        call_model(model, asked or request())
-    error = caught.value
-    assert KEY not in str(error) and KEY not in repr(error.__dict__)
-    assert error.__cause__ is None and error.__context__ is None
-    return error
-
-
-@contextmanager
-def heard() -> Iterator[list[str]]:
-    """What a listener is told of text as it streams in."""
-    said: list[str] = []
-
-    def listen(*, text: str, **told: Any) -> None:
-        said.append(text)
-
-    text_streamed.connect(listen)
-    try:
-        yield said
-    finally:
-        text_streamed.disconnect(listen)
-
-
 class Provider:
-    """How a provider is reached in these tests."""
+    """How a provider is reached in these tests.
+
+    `serving(turns)` builds a server that says these turns, `model(server)` the model that asks it, perhaps
+    with options of its `client`.
+    """
 
     has_network = True
     reads_files = True
-    identity = ""
-
-    def serving(self, turns: Any, **options: Any) -> AbstractContextManager[Any]:
-        """Return the server that says these turns."""
-        raise NotImplementedError
-
-    def model(self, server: Any, **options: Any) -> Any:
-        """Return the model that asks it."""
-        raise NotImplementedError
+    identity: str
+    serving: Any
+    model: Any
 
     def bodies(self, server: Any) -> list[Any]:
-        """Return what was asked."""
+        """List what was asked."""
         return [call.body for call in server.calls]
+
+
+class Scripted(Provider):
+    """A script: nothing goes over a network, and nothing is lost there."""
+
+    has_network = False
+    identity = "agentruns.providers.scripted.ScriptedModel"
+
+    def serving(self, turns: Any, **options: Any) -> AbstractContextManager[Any]:
+        return nullcontext([turns] if callable(turns) else turns)
+
+    def model(self, server: Any, client: Any = None, **options: Any) -> Any:
+        return ScriptedModel(server, pace=0.001 if options["streaming"] else 0)
+
+
+class Claude(Provider):
+    """Claude at Anthropic."""
+
+    identity = "claude-sonnet-5-5"
+
+    def serving(self, turns: Any, **options: Any) -> AbstractContextManager[Any]:
+        return FakeAnthropic(turns, **{"api_key": KEY, **options})
+
+    def model(self, server: Any, client: Any = None, **options: Any) -> Any:
+        given = {"api_key": KEY, "max_retries": 5, **(client or {})}
+        return AnthropicModel(self.identity, server.client(**given), **options)
+
+
+class OpenAI(Provider):
+    """OpenAI, and servers that speak its Chat Completions."""
+
+    def __init__(self, name: str, provider: str, *, reads_files: bool = True, **options: Any) -> None:
+        self.name, self.of, self.reads_files, self.options = name, provider, reads_files, options
+        self.identity = f"{provider}:{name}"
+
+    def serving(self, turns: Any, **options: Any) -> AbstractContextManager[Any]:
+        return FakeOpenAI(turns, **{"api_key": KEY, "takes_files": self.reads_files, **options})
+
+    def model(self, server: Any, client: Any = None, **options: Any) -> Any:
+        made = server.client(**{"api_key": KEY, **(client or {})})
+        return OpenAIModel(self.name, provider=self.of, client=made, **self.options, **options)
 
 
 class Contract:
@@ -141,14 +106,10 @@ class Contract:
     def model(self, server: Any, **options: Any) -> Any:
         return self.provider.model(server, **{"streaming": self.streaming, **options})
 
-    # What it is
-
     def test_its_identity_is_the_same_whatever_the_server_and_the_key(self) -> None:
         with self.provider.serving([]) as one, self.provider.serving([]) as other:
             found = {self.model(server).identity for server in (one, other)}
         assert found == {self.provider.identity}
-
-    # A reply
 
     def test_a_text(self) -> None:
         with self.provider.serving([{"text": "Good day, ä 🙂."}]) as server:
@@ -181,9 +142,8 @@ class Contract:
             check_messages(messages)
 
     def test_a_call_without_text_and_an_error_as_its_result(self) -> None:
-        with self.provider.serving(
-            [{"tools": [{"name": "find", "input": {"n": 1}}]}, {"text": "Sorry."}]
-        ) as s:
+        turns = [{"tools": [{"name": "find", "input": {"n": 1}}]}, {"text": "Sorry."}]
+        with self.provider.serving(turns) as s:
             model = self.model(s)
             first = call_model(model, request(tools=[FIND]))
             messages = went_on([HELLO], first, "no such order")
@@ -202,8 +162,6 @@ class Contract:
             if self.provider.has_network:
                 assert 64 in self.provider.bodies(server)[0].values()
 
-    # Files
-
     def test_files_in_what_the_user_says_and_in_results(self) -> None:
         turns: list[Any] = [{"tools": [{"name": "find", "input": {"n": 1}}] * 2}, {"text": "Seen."}]
         with self.provider.serving(turns) as server:
@@ -220,8 +178,6 @@ class Contract:
                 assert body.count("Paid on Monday.") == 3
                 assert body.count(PDF["source"]["data"]) == 3 * self.provider.reads_files
 
-    # Structured output
-
     def test_structured_output(self) -> None:
         with self.provider.serving([{"text": '{"right": true, "why": "", "parts": []}'}]) as server:
             asked = request(output_schema=schema_of(Answer))
@@ -230,8 +186,6 @@ class Contract:
             if self.provider.has_network:
                 assert "'right'" in repr(self.provider.bodies(server)[0])
 
-    # What it says while it writes
-
     def test_the_pieces_of_a_text_and_a_reply_that_is_stopped(self) -> None:
         if not self.streaming:
             return
@@ -239,7 +193,7 @@ class Contract:
         with self.provider.serving(turns) as server, heard() as said:
             model, pieces = self.model(server), list[str]()
             reply = call_model(model, request(tools=[FIND], on_text=pieces.append))
-            assert "".join(pieces) == "".join(said) == texts(reply)
+            assert "".join(pieces) == "".join(told["text"] for told in said) == texts(reply)
             assert len([piece for piece in pieces if piece]) > 3
 
             def stop(piece: str) -> None:
@@ -248,25 +202,13 @@ class Contract:
             error = failure(model, request(tools=[FIND], on_text=stop))
             assert (error.type, error.disposition) == ("reply_stopped", "pause")
 
-    # Conversations that come from elsewhere
-
     def test_anothers_reasoning_is_left_out(self) -> None:
+        item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "hidden thought"}
         theirs = [
             {"type": "thinking", "thinking": "hidden thought", "signature": "s"},
             {"type": "redacted_thinking", "data": "hidden thought"},
-            *(
-                {
-                    "type": "provider_item",
-                    "from": identity,
-                    "item": {
-                        "type": "reasoning",
-                        "id": "rs_1",
-                        "summary": [],
-                        "encrypted_content": "hidden thought",
-                    },
-                }
-                for identity in ("openai:gpt-1", "elsewhere:gpt-5")
-            ),
+            {"type": "provider_item", "from": "openai:gpt-1", "item": item},
+            {"type": "provider_item", "from": "elsewhere:gpt-5", "item": item},
         ]
         if self.provider.identity.startswith("claude"):
             theirs = theirs[2:]  # its own come with a signature that it knows
@@ -304,24 +246,21 @@ class Contract:
 class NetworkContract(Contract):
     """What every provider does that is asked over the network."""
 
+    overloaded = "server_error"
+    mistakes: tuple[dict[str, Any], ...] = ()  # in model_params
+    refusal: dict[str, Any] = {
+        "content": [{"type": "refusal", "refusal": "I cannot help with that."}],
+        "stop_reason": "end_turn",
+    }
+
     @pytest.mark.parametrize(
         ("status", "disposition"),
         [
-            (400, "fail"),
-            (401, "pause"),
-            (402, "pause"),
-            (403, "pause"),
-            (404, "pause"),
-            (408, "retry"),
-            (409, "retry"),
-            (413, "fail"),
-            (422, "fail"),
-            (429, "retry"),
-            (500, "retry"),
-            (503, "retry"),
-            (529, "retry"),
+            (400, "fail"), (401, "pause"), (402, "pause"), (403, "pause"), (404, "pause"), (408, "retry"),
+            (409, "retry"), (413, "fail"), (418, "fail"), (422, "fail"), (429, "retry"), (500, "retry"),
+            (503, "retry"), (504, "retry"), (529, "retry"),
         ],
-    )
+    )  # fmt: skip
     def test_a_status(self, status: int, disposition: str) -> None:
         with self.provider.serving([{"text": "x"}]) as server:
             model = self.model(server)
@@ -342,23 +281,30 @@ class NetworkContract(Contract):
             overloaded = {"type": self.overloaded} if kind == "error" else {}
             server.fault(kind, after=after, **overloaded)
             error = failure(model, request(tools=[FIND]))
-            assert error.disposition == "retry"
+            assert error.disposition == "retry" and (kind == "error" or error.status is None)
             assert call_model(model, request(tools=[FIND])).stop_reason == "tool_use"
             assert len(server.calls) == 2
 
-    overloaded = "overloaded_error"
-
     def test_a_time_out(self) -> None:
         with self.provider.serving([{"text": "x"}]) as server:
+            server.fault("slow", delay=0.01)
+            assert texts(call_model(self.model(server), request())) == "x"
             server.fault("slow", delay=60)
             error = failure(self.model(server, timeout=0.1))
         assert error.disposition == "retry" and "Timeout" in error.type
 
+    def test_nobody_there(self) -> None:
+        with self.provider.serving([]) as server:
+            error = failure(self.model(server, client={"base_url": "http://127.0.0.1:9/v1"}))
+        assert (error.disposition, error.type) == ("retry", "APIConnectionError")
+        assert "ConnectError" in str(error)
+
     def test_mistakes_of_our_own_pause_and_nothing_is_sent(self) -> None:
         with self.provider.serving([{"text": "x"}]) as server:
-            for params in ({"stream": True}, {"model": "other"}, {"metadata": object()}):
+            for params in ({"stream": True}, {"model": "other"}, {"metadata": object()}, *self.mistakes):
                 error = failure(self.model(server), request(params=params))
                 assert error.disposition == "pause", params
+                assert next(iter(params)) in str(error) or error.type == "TypeError"
             assert server.calls == []
 
     def test_a_wrong_key_and_parameters_that_only_the_server_judges(self) -> None:
@@ -376,8 +322,33 @@ class NetworkContract(Contract):
             messages = [*went_on([HELLO], reply), HELLO]
             error = failure(model, request(messages=messages, step=1))
             assert (error.disposition, error.type) == ("retry", "incomplete_reply")
+            assert error.request_id == server.calls[1].request_id
+            assert error.usage or self.streaming, "a stream may tell it at its end"
 
-    refusal: dict[str, Any] = {
-        "content": [{"type": "refusal", "refusal": "I cannot help with that."}],
-        "stop_reason": "end_turn",
-    }
+
+class TestScripted(Contract):
+    provider = Scripted()
+
+
+class TestClaude(NetworkContract):
+    provider = Claude()
+    refusal = {"text": "I cannot help with that.", "stop_reason": "refusal"}
+    overloaded = "overloaded_error"
+    mistakes = ({"max_tokens": "many"}, {"tools": 3})
+
+
+class TestResponses(NetworkContract):
+    provider = OpenAI("gpt-5.4", "openai", api="responses")
+
+
+class TestChat(NetworkContract):
+    provider = OpenAI("llama3.3", "openai")
+
+
+class TestOllama(NetworkContract):
+    provider = OpenAI("llama3.3", "ollama", reads_files=False)
+
+
+class TestOpenRouter(NetworkContract):
+    provider = OpenAI("qwen/qwen3", "openrouter")
+    overloaded = "503"  # of the server that it asked
