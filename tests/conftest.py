@@ -177,7 +177,7 @@ LEFT = 120.0  # seconds for what a test left at work
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}
 # What takes ten seconds and more: begun first, so that no process works on one of them alone at the end.
 LONG = (
-    "test_machine", "test_copies", "test_random_runs", "test_soak", "test_at_each_statement", "test_plugin",
+    "test_machine", "test_copies", "test_soak", "test_at_each_statement", "test_plugin",
     "test_readme", "test_claims", "test_races", "test_mixed_replies", "tests/e2e", "test_history",
     "test_docs_tutorial", "test_wheel", "test_typing", "test_deploys", "test_celery", "test_closing",
     "test_host_project",

@@ -21,7 +21,6 @@ from agentruns import answer, approve, cancel_run, deny, pause_run, resolve_orph
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.connection import _is_inside
-from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
@@ -88,25 +87,8 @@ def at_each_point(patch: pytest.MonkeyPatch, reached: Callable[[str], None]) -> 
     patch.setattr(Lease, "release", release_unless_dead)
 
 
-def at_each_append(
-    patch: pytest.MonkeyPatch,
-    *,
-    before: Callable[[Batch], None] = lambda batch: None,
-    after: Callable[[Batch], None],
-) -> None:
-    """Call `before` and `after` around everything that is appended to a journal."""
-    append = DatabaseStore.append
-
-    def surrounded(store: DatabaseStore, batch: Batch, **options: Any) -> None:
-        before(batch)
-        append(store, batch, **options)
-        after(batch)
-
-    patch.setattr(DatabaseStore, "append", surrounded)
-
-
 def surviving(action: Callable[[], object]) -> Any:
-    """Return what an action returns, or None where it was refused, its model raised or its process died."""
+    """Run an action; None where it was refused, its model raised or its process died."""
     with contextlib.suppress(AgentRunsError, Unwell, Death):
         return action()
     return None
@@ -146,7 +128,7 @@ class Worker:
 
     @classmethod
     def current(cls) -> Worker | None:
-        """Return the worker whose thread this is; the main thread is none."""
+        """Find the worker whose thread this is; the main thread is none."""
         return getattr(cls.here, "worker", None)
 
     @classmethod
@@ -164,7 +146,7 @@ class Worker:
             HOSTILITIES[worker.hostility[1]]()
 
     def do(self, action: Callable[[], Any], fate: Fate | None, hostility: Hostility | None = None) -> Any:
-        """Return what `action` returns; None if the worker died, was refused or froze on the way."""
+        """Run an action to its result; None if the worker died, was refused or froze on the way."""
         self._fate, self.hostility = fate, hostility
         self._done = self._thread.submit(surviving_hostility if hostility else surviving, action)
         self._done.add_done_callback(lambda done: self._news.put(False))
@@ -234,7 +216,7 @@ def tried_on(usually: int, *, brief: int, long: int) -> settings:
 
 
 def scripts(calls: list[Any], shortest: int = 0) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Return a strategy of what a model says in a run, before it is done."""
+    """Build a strategy of what a model says in a run, before it is done."""
     use = [{"type": "tool_use", **one} for one in calls]
     content = st.lists(st.sampled_from(use), min_size=1, max_size=4)
     return st.lists(st.builds(_turn, content, st.sampled_from(STOPS)), min_size=shortest, max_size=3)

@@ -20,7 +20,7 @@ from agentruns.engine.loop import drive
 from agentruns.engine.worker import advance
 from agentruns.exceptions import DurableConfigMismatchError, ToolDurabilityError
 from agentruns.journal.connection import journal_alias, own_alias
-from agentruns.journal.store import Batch, load
+from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.providers.base import Disposition, ModelRequest, ProviderError
@@ -30,7 +30,7 @@ from agentruns.tools import Tool
 from agentruns.utils.db import uptime
 from tests.db.helpers import GO_ON
 from tests.effects import Effects
-from tests.properties.faults import Unwell, Worker, at_each_append, at_each_point
+from tests.properties.faults import Unwell, Worker, at_each_point
 from tests.shop.agents import TOOLS, act
 from tests.shop.models import Order
 
@@ -81,13 +81,17 @@ class World:
         self.sound: set[tuple[str, ...]] = set()  # what was verified before, by head and statuses
         self.excused = 0  # drives that may fail
         at_each_point(patch, Worker.reached)
-        at_each_append(patch, before=lambda batch: _reach("before", batch), after=self._appended)
         for module in ("driver", "tool_calls", "leases", "handler"):
             patch.setattr(f"agentruns.engine.{module}.uptime", self._uptime)
         patch.setattr("agentruns.services.submit.uptime", self._uptime)
         patch.setattr("agentruns.engine.loop.Heartbeat", self._heartbeat)
         patch.setattr("agentruns.engine.handler.in_thread", _in_this_thread)
-        invoke, propose = Tool.invoke, ScriptedModel.propose
+        append, invoke, propose = DatabaseStore.append, Tool.invoke, ScriptedModel.propose
+
+        def watched_append(store: DatabaseStore, batch: Batch, **options: Any) -> None:
+            _reach("before", batch)
+            append(store, batch, **options)
+            self._appended(batch)
 
         def watched_drive(driver: Driver, **options: Any) -> None:
             if driver.agent.definition_hash != driver.run.definition:
@@ -117,6 +121,7 @@ class World:
             Worker.provoke("model")
             return propose(model, request)
 
+        patch.setattr(DatabaseStore, "append", watched_append)
         patch.setattr("agentruns.engine.loop.drive", watched_drive)
         patch.setattr("agentruns.services.sweep.advance", watched_advance)
         patch.setattr(Tool, "invoke", watched_invoke)
@@ -332,11 +337,8 @@ def _effects_are_journaled(rows: list[Message], world: World) -> None:
     lines = [(line["key"], line["attempt"]) for line in world.effects.lines()]
     assert len(lines) == len(set(lines)), "an attempt acted twice"
     assert set(lines) <= {(row.payload["key"], row.attempt) for row in starts}
-    verdicts = Counter(
-        row.call_id
-        for row in rows
-        if row.kind == "orphan_resolved" and row.payload["verdict"] == "not_occurred"
-    )
+    resolved = [row for row in rows if row.kind == "orphan_resolved"]
+    verdicts = Counter(row.call_id for row in resolved if row.payload["verdict"] == "not_occurred")
     _at_most_once(starts, verdicts, Counter(key for key, _ in lines))
     acted, booked = {key for key, _ in lines}, Counter(Order.objects.values_list("customer", flat=True))
     for row in starts:

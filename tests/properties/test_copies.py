@@ -121,7 +121,7 @@ def elsewhere(folder: Path) -> None:
 
 
 def stored() -> tuple[list[Any], list[Any]]:
-    """Return what the database says of runs and cards, but for who drives, whose they are and who decided."""
+    """Read all of runs and cards but who drives, whose they are and who decided."""
     names = ("id", "session_id", "agent", "version", "definition_id", "input", "step", "usage", "output")
     names += ("error", "pending_calls", "idempotency_key", "origin_id", "origin_seq")
     cards = list(Approval.objects.order_by("pk").values())

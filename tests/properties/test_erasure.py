@@ -1,4 +1,4 @@
-"""Random runs, of which a random row is erased: what it said is nowhere, and all that is left is sound."""
+"""Random runs, of which rows are erased: what they said is nowhere, and all that is left is sound."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentruns import erase_payload, fork_run, start_run
+from agentruns import erase_payload, fork_run, run_agent, start_run
+from agentruns.journal.fold import fold
+from agentruns.journal.store import SessionState
 from agentruns.journal.verify import problems
+from agentruns.management import timeline
 from agentruns.models import Message, Run, Session
 from agentruns.services.control import cancel_run
 from agentruns.services.runs import result_of
@@ -17,10 +20,14 @@ from agentruns.testing import check_messages
 from tests.db.helpers import GO_ON, everywhere
 from tests.properties.faults import CLICKS, NUMBER, TURNS, live, tried_on
 from tests.registry import isolated_registry
+from tests.rows import row_of
 from tests.shop.agents import shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+# Of a fold, what no erasure may change.
+KEPT = ("status", "version", "definition_id", "step", "usage", "pending_calls")
 
 
 @tried_on(25, brief=10, long=300)
@@ -50,3 +57,31 @@ def test_an_erased_row_is_nowhere(turns: list[Any], clicks: list[str], data: Any
         assert problems(one.pk) == []
     for one in Run.objects.filter(session__key__startswith=session):
         check_messages([*result_of(one.pk).messages, GO_ON])
+
+
+@tried_on(40, brief=15, long=500)
+@given(turns=TURNS, clicks=CLICKS, data=st.data())
+def test_any_rows_may_be_erased(turns: list[Any], clicks: list[str], data: Any) -> None:
+    session = f"erased-{next(NUMBER)}"
+    Order.objects.get_or_create(number="A1", customer="Ada", total_cents=100)
+    with isolated_registry():
+        run = start_run(shop_agent("random", *turns), "do it", session, idempotency_key=session)
+        live(run, clicks)
+        run_agent(shop_agent("next"), "and now?", session, idempotency_key=f"{session}-2")
+    stored = list(Message.objects.filter(session_id=run.session_id).order_by("seq"))
+    gone = data.draw(st.sets(st.sampled_from([message.seq for message in stored])), label="erased")
+    whole = [*map(row_of, stored)]
+    for message in stored:
+        if message.seq in gone:
+            message.content = message.content_salt = None
+    left = [*map(row_of, stored)]
+    for run_id in {row.run_id for row in whole}:
+        before, after = fold(run_id, whole), fold(run_id, left)
+        for name in KEPT:
+            assert before.columns()[name] == after.columns()[name], name
+        assert [one.digest for one in before.calls.values()] == [one.digest for one in after.calls.values()]
+        state = SessionState(run.session_id, run_id)
+        for row in left:
+            state.apply(row)
+            timeline.line(row)
+        check_messages([*state.conversation.settled_messages(), GO_ON])

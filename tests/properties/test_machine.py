@@ -75,11 +75,7 @@ SCRIPTS = scripts([*OTHERS, *GATED, *GATED, *MORE], shortest=1)
 KINDS = ("run_started", "run_resumed", "assistant", "tool_started", "tool_result", "run_completed")
 PLACES = [
     *POINTS, "before_start_commit", "after_start", "claimed", "handler_entered", "handler_left",
-    *(
-        f"{when} {kind}"
-        for when in ("before", "after")
-        for kind in KINDS
-    ),
+    *(f"{when} {kind}" for when in ("before", "after") for kind in KINDS),
 ]  # fmt: skip
 HOW = st.sampled_from(["dies", "freezes", "freezes"])
 SOMEWHERE = st.tuples(HOW, st.just(ANYWHERE), st.integers(1, 20))
@@ -159,21 +155,13 @@ class Machine(RuleBasedStateMachine):
             return run
         return start_run(f"{self.name}-{pick % len(self.scripts)}", "do it", f"{self.name}-a")
 
-    @property
-    def pending(self) -> list[Approval]:
-        return self.view.pending
-
-    @property
-    def decided(self) -> list[Approval]:
-        return self.view.decided
+    pending = property(lambda self: self.view.pending)
+    decided = property(lambda self: self.view.decided)
+    doubtful = property(lambda self: self.view.doubtful)
 
     @property
     def over(self) -> list[Run]:
         return [run for run in self.view.runs if run.is_ended]
-
-    @property
-    def doubtful(self) -> list[Any]:
-        return self.view.doubtful
 
     def one(self, things: list[Any], pick: int) -> Any:
         return things[pick % len(things)]

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import (
     AfterValidator,
@@ -38,7 +38,6 @@ from agentruns.tools.mcp.arguments import arguments_model
 from agentruns.tools.signature import Signature
 from tests.effects import Effects
 from tests.rebuild import examples
-from tests.registry import isolated_registry
 from tests.shop.agents import act, call, shop_agent
 
 T = TypeVar("T")
@@ -109,21 +108,11 @@ Coined = Annotated[
 
 # A type with a number in it, how an input has that, and whether a text is read as a number there.
 LEAVES: list[tuple[Any, Written, bool]] = [
-    (float, lambda number: number, True),
-    (float | None, lambda number: number, True),
-    (Decimal, lambda number: number, True),
-    (complex, lambda number: number, True),
-    (Any, lambda number: number, False),
-    (object, lambda number: number, False),
+    *((kind, lambda number: number, True) for kind in (float, float | None, Decimal, complex, int | float)),
+    *((kind, lambda number: number, False) for kind in (Any, object, str | float, Limit)),
+    *((kind, lambda number: {"amount": number}, True) for kind in (Plain, Slotted, Checked, Entry)),
     (dict, lambda number: {"inside": [number]}, False),
     (list, lambda number: [number], False),
-    (str | float, lambda number: number, False),
-    (int | float, lambda number: number, True),
-    (Limit, lambda number: number, False),
-    (Plain, lambda number: {"amount": number}, True),
-    (Slotted, lambda number: {"amount": number}, True),
-    (Checked, lambda number: {"amount": number}, True),
-    (Entry, lambda number: {"amount": number}, True),
     (Row, lambda number: ["a", number], True),
     (Hidden, lambda number: {"inside": number}, True),
     (Lax[int], lambda number: {"inside": 1, "more": number}, False),
@@ -185,22 +174,18 @@ def taking(kind: Any, entered: list[Any], asked: list[Any]) -> Tool:
     return tool(pay, requires_approval=asks)
 
 
-@settings(
-    max_examples=examples(300, brief=60, long=3000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=examples(300, brief=60, long=3000))
 @given(parameters())
 def test_it_reaches_neither_gate_nor_handler(drawn: tuple[Any, Any, Any]) -> None:
     kind, bad, good = drawn
     entered: list[Any] = []
     asked: list[Any] = []
-    with isolated_registry():
-        pay = taking(kind, entered, asked)
-        for amount, count in ((bad, 0), (good, 1)):
-            turns = [{"tools": [call("pay", amount=amount)]}, {"text": "done"}]
-            result = Agent("payer", instructions="Pay.", tools=[pay], model=ScriptedModel(turns)).run("pay")
-            assert (len(asked), len(entered)) == (count, count), result.messages
-            assert result.status == "completed"
+    pay = taking(kind, entered, asked)
+    for amount, count in ((bad, 0), (good, 1)):
+        turns = [{"tools": [call("pay", amount=amount)]}, {"text": "done"}]
+        result = Agent("payer", instructions="Pay.", tools=[pay], model=ScriptedModel(turns)).run("pay")
+        assert (len(asked), len(entered)) == (count, count), result.messages
+        assert result.status == "completed"
     with pytest.raises(InvalidArguments, match=r"- amount"):
         pay.effective({"amount": bad})
 
@@ -370,14 +355,12 @@ def test_one_that_was_approved_before_does_not_run(effects: Effects) -> None:
         turn = {"tools": [call("move", amount=math.nan)]}
         shop_agent("mover", turn, tools=[tool(move, requires_approval=True)])
 
-    with isolated_registry():
-        declared(free)
-        start_run("mover", "move", "s1")
-        sweep()
-        approve(Approval.objects.get().pk, None)
-    with isolated_registry():
-        declared(float)  # as if code from before this rule had recorded the call
-        assert sweep().completed == 1
+    declared(free)
+    start_run("mover", "move", "s1")
+    sweep()
+    approve(Approval.objects.get().pk, None)
+    declared(float)  # as if code from before this rule had recorded the call
+    assert sweep().completed == 1
     assert (Run.objects.get().status, effects.count()) == ("completed", 0)
     (row,) = Message.objects.filter(kind=events.TOOL_RESULT)
     assert "finite number" in row.payload["content"]
