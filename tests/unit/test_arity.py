@@ -14,7 +14,6 @@ from agentruns import Agent, Policy, mcp_tools, tool
 from agentruns.checks.settings import check_notifiers, check_values
 from agentruns.journal.outbox import load_notifier
 from agentruns.testing import ScriptedModel
-from tests.registry import isolated_registry
 
 
 def pay(amount: int) -> str:
@@ -81,23 +80,18 @@ def test_whatever_can_be_called_so_is_taken(option: str, right: Any) -> None:
     assert tool(pay, **{option: right}).name == "pay"
 
 
-ALONE: dict[str, Any] = {
-    "approvers": "managers",
-    "approvals": 2,
-    "expires_in": timedelta(hours=1),
-    "risk": "high",
-}
-
-
-@pytest.mark.parametrize("option", ALONE)
-def test_an_option_of_a_card_without_one_is_refused(option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("approvers", "managers"), ("approvals", 2), ("expires_in", timedelta(hours=1)), ("risk", "high")],
+)
+def test_an_option_of_a_card_without_one_is_refused(option: str, value: Any) -> None:
+    given: Any = {option: value}
     for gate in ({}, {"requires_approval": False}):
-        with pytest.raises(
-            TypeError, match=rf"Tool 'pay': {option}.* and requires_approval=False contradict"
-        ):
-            tool(pay, **gate, **{option: ALONE[option]})
+        contradict = rf"Tool 'pay': {option}.* and requires_approval=False contradict"
+        with pytest.raises(TypeError, match=contradict):
+            tool(pay, **gate, **given)
     for asks in (True, two):
-        assert tool(pay, requires_approval=asks, **{option: ALONE[option]})
+        assert tool(pay, requires_approval=asks, **given)
     with pytest.raises(TypeError, match=r"Tool 'pay': approvers and requires_approval=False"):
         tool(approvers="managers", approvals=2, risk="high")(pay)
 
@@ -116,26 +110,16 @@ def test_the_tools_of_a_server_share_their_options() -> None:
 
 @pytest.mark.parametrize("option", ["instructions", "tools_for"])
 @pytest.mark.parametrize("wrong", [none, two, named])
-def test_an_agents_functions_take_a_run(option: str, wrong: Any) -> None:
-    with (
-        isolated_registry(),
-        pytest.raises(TypeError, match=rf"Agent 'shop': {option} is called as f\(run\)"),
-    ):
+def test_an_agents_functions_take_a_run_and_its_model_a_request(option: str, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=rf"Agent 'shop': {option} is called as f\(run\)"):
         Agent("shop", **{"instructions": "Pay.", "model": ScriptedModel([]), option: wrong})
-
-
-def test_a_model_takes_a_request() -> None:
-    with (
-        isolated_registry(),
-        pytest.raises(TypeError, match=r"propose\(\) of model is called as f\(request\)"),
-    ):
-        Agent("shop", instructions="Pay.", model=SimpleNamespace(propose=none))
+    with pytest.raises(TypeError, match=r"propose\(\) of model is called as f\(request\)"):
+        Agent("shop", instructions="Pay.", model=SimpleNamespace(propose=wrong))
 
 
 def test_a_policy_takes_what_it_is_asked_with() -> None:
-    with pytest.raises(
-        TypeError, match=r"Short\.can_decide is called as f\(self, user, approval, arguments\)"
-    ):
+    asked = r"Short\.can_decide is called as f\(self, user, approval, arguments\)"
+    with pytest.raises(TypeError, match=asked):
 
         class Short(Policy):
             def can_decide(self, user: Any, approval: Any) -> bool:  # type: ignore[override]

@@ -12,7 +12,6 @@ import pytest
 from django.core.files.base import ContentFile, File
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-import agentruns
 from agentruns import Document, Image, Text
 from agentruns.agents import content
 from agentruns.checks.settings import check_values
@@ -21,15 +20,12 @@ from agentruns.providers import attachments
 from agentruns.testing import check_messages
 from agentruns.testing.script import InvalidMessages
 from tests.pictures import GIF, HOSTILE, JPEG, NOTE, PDF, PNG, WEBP, png, scanned
+from tests.unit.messages import HELLO, assistant, result, use, user
 
 TAKEN = {
     "image/png": PNG, "image/jpeg": JPEG, "image/gif": GIF, "image/webp": WEBP,
     "application/pdf": PDF, "text/plain": NOTE,
 }  # fmt: skip
-
-
-def test_they_are_public() -> None:
-    assert {"Text", "Image", "Document"} <= {*agentruns.__all__}
 
 
 @pytest.mark.parametrize("media_type", TAKEN)
@@ -46,7 +42,7 @@ def test_the_type_is_found_by_content(media_type: str, tmp_path: Path) -> None:
     ):  # fmt: skip
         made = kind(**given)
         assert (made.media_type, made.data) == (media_type, data), given
-        check_messages([{"role": "user", "content": [sent(made)]}])
+        check_messages([user(sent(made))])
 
 
 def sent(block: content.File) -> dict[str, Any]:
@@ -80,9 +76,6 @@ def test_what_is_no_picture(given: Any, error: type[Exception], why: str) -> Non
 def test_what_is_no_document(data: bytes) -> None:
     with pytest.raises(ContentTypeError):
         Document(data=data)
-
-
-def test_a_type_that_the_provider_does_not_take_is_refused_though_it_is_a_text() -> None:
     with pytest.raises(ContentTypeError, match="text/csv; it may be application/pdf, text/plain"):
         Document(data=b"a,b", media_type="text/csv", name="a.csv")
 
@@ -128,9 +121,6 @@ def test_a_name_is_one_line_without_a_folder(name: str, kept: str) -> None:
 def test_what_is_no_input(given: Any, why: str) -> None:
     with pytest.raises(ContentError, match=why):
         content.checked(given)
-
-
-def test_a_text_is_a_string() -> None:
     with pytest.raises(TypeError):
         Text(b"x")  # type: ignore[arg-type]
 
@@ -163,13 +153,6 @@ def test_their_json_form_has_each_file_once() -> None:
 def test_what_the_provider_would_refuse_is_refused_before(blocks: Any, error: str) -> None:
     with pytest.raises(ContentTooLargeError, match=error):
         attachments.require_taken(content.packed(blocks)["content"])
-
-
-def test_limits_are_those_of_the_provider() -> None:
-    limits = attachments.Limits(frozenset({"image/png"}), 10**9, 10**9, 9)
-    metas = content.packed([Document(data=PDF, name="a.pdf")])["content"]
-    with pytest.raises(ContentTypeError, match=r"no application/pdf: 'a.pdf'"):
-        attachments.require_taken(metas, limits)
 
 
 def test_a_scanner_sees_each_file_before_it_is_taken(settings: Any) -> None:
@@ -211,26 +194,18 @@ def source(block: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_files_that_the_provider_refuses(block: Any, why: str) -> None:
-    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {}}]}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
-    for messages in (
-        [{"role": "user", "content": [block]}],
-        [{"role": "user", "content": "hi"}, use, {"role": "user", "content": [result]}],
-    ):
+    for messages in ([user(block)], [HELLO, assistant(use()), user(result(content=[block]))]):
         with pytest.raises(InvalidMessages, match=why):
             check_messages(messages)
 
 
 @pytest.mark.parametrize("block", [PICTURE, PAPER, WORDS])
 def test_where_files_may_be(block: Any) -> None:
-    hello = {"role": "user", "content": "hi"}
-    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {}}]}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
-    check_messages([hello, use, {"role": "user", "content": [result, block]}])
+    check_messages([HELLO, assistant(use()), user(result(content=[block]), block)])
     with pytest.raises(InvalidMessages, match="belongs in a user message"):
-        check_messages([hello, {"role": "assistant", "content": [block]}])
+        check_messages([HELLO, assistant(block)])
     with pytest.raises(InvalidMessages, match="an error may hold text only"):
-        check_messages([hello, use, {"role": "user", "content": [{**result, "is_error": True}]}])
+        check_messages([HELLO, assistant(use()), user(result(content=[block], is_error=True))])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Every table that goes by the kind of a journal row knows each kind, or says here why it does not.
 
-A new kind fails these tests until each table has decided about it.
+A new kind fails these tests until each table has decided about it, and about each member of its payload:
+facts and content add up to the payload again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ import pytest
 
 from agentruns.journal import conversation, events, fold, outbox, telemetry
 from agentruns.journal.masking import Mask
-from agentruns.models.parts import merged
-from tests.unit.kinds import KINDS, PAYLOADS
+from agentruns.models.parts import COMMON, ERASED, FORMS, Form, merged, split
 
 ROOT = Path(__file__).parents[2]
+CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
+KINDS = CONSTANTS - {events.COPIED, events.OUTPUT_INVALID, events.MESSAGE}
+# Each kind has its form, a TypedDict of its name.
+PAYLOADS = {kind: getattr(events, kind.title().replace("_", "")) for kind in sorted(KINDS)}
+NESTED = {"calls": events.AskedCall, "error": events.Error}
 
 # Listed, not computed from KINDS: a new kind has to be put somewhere.
 OF_A_RUN = {
@@ -37,7 +42,7 @@ OF_A_CALL = {
 
 
 def because(reason: str, *kinds: str) -> dict[str, str]:
-    """Return the reason for each kind."""
+    """Give each kind a reason."""
     return dict.fromkeys(kinds, reason)
 
 
@@ -63,8 +68,7 @@ TABLES: dict[str, dict[str, str]] = {
         **because("the expiry it sets is compared with the column", events.APPROVAL_EXTENDED),
     },
     "agentruns.journal.read:NAMING": because(
-        "names no definition",
-        *OF_A_CALL | ENDS | OF_A_RUN - {events.RUN_STARTED, events.RUN_ADOPTED},
+        "names no definition", *OF_A_CALL | ENDS | OF_A_RUN - {events.RUN_STARTED, events.RUN_ADOPTED}
     ),
     "agentruns.journal.telemetry:EVENT_ATTRIBUTES": {
         **because(
@@ -136,7 +140,7 @@ def test_each_handler_takes_the_payload_of_its_kind(module: Any) -> None:
         assert get_type_hints(handler)["payload"] is PAYLOADS[kind], kind
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", PAYLOADS)
 def test_sensitive_arguments_are_masked_in_every_kind(kind: str) -> None:
     named, secret = ARGUMENTS.get(kind, set()), {"card": "4111-1111"}
     assert named >= keys_of(kind) & {"arguments", "edited", "calls"}, "decide what is masked of it"
@@ -149,7 +153,7 @@ def test_sensitive_arguments_are_masked_in_every_kind(kind: str) -> None:
     assert secret["card"] not in json.dumps(shown)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", PAYLOADS)
 def test_a_row_that_a_fork_copied_is_no_part_of_its_own_life(kind: str) -> None:
     row, state = row_of(kind, {"copied": {"run": "of another", "seq": 1}}), fold.RunState(UUID(int=1))
     state.apply(row)
@@ -171,7 +175,7 @@ def test_recorded_journals_have_these_payloads() -> None:
         assert required_of(kind) <= set(payload) <= keys_of(kind), kind
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", PAYLOADS)
 def test_the_reference_names_every_key(kind: str) -> None:
     page = (ROOT / "docs/reference/events.md").read_text()
     (line,) = (line for line in page.splitlines() if line.startswith(f"| `{kind}` |"))
@@ -192,3 +196,65 @@ def keys_of(kind: str) -> set[str]:
 def required_of(kind: str) -> set[str]:
     hints = get_type_hints(PAYLOADS[kind], include_extras=True)
     return {key for key, hint in hints.items() if get_origin(hint) is not NotRequired}
+
+
+def members(payload: type) -> dict[str, bool]:
+    """List the members of a payload, and whether each is always there."""
+    hints = get_type_hints(payload, include_extras=True)
+    return {name: get_origin(hint) is not NotRequired for name, hint in hints.items() if name not in COMMON}
+
+
+def decided(form: Form) -> list[str]:
+    return [*form.facts - COMMON, *form.content, *form.optional, *form.gone, *form.inside]
+
+
+@pytest.mark.parametrize("kind", PAYLOADS)
+def test_every_member_is_a_fact_or_content(kind: str) -> None:
+    form, payload = FORMS[kind], PAYLOADS[kind]
+    assert sorted(decided(form)) == sorted(members(payload)), "decide about it in models/parts.py, once"
+    for name, inside in form.inside.items():
+        assert sorted(decided(inside)) == sorted(members(NESTED[name]))
+    assert all(members(payload)[name] for name in form.content), "what an erased row always has"
+    assert not any(members(payload)[name] for name in form.optional)
+    assert set(FORMS) == set(PAYLOADS)
+
+
+def whole(kind: str) -> dict[str, Any]:
+    """Build a payload of a kind with every member."""
+    payload = {name: f"the {name}" for name in [*members(PAYLOADS[kind]), "v", "newer"]}
+    for name in FORMS[kind].inside:
+        one = {member: f"the {member}" for member in members(NESTED[name])}
+        payload[name] = [one, {**one, "newer": 1}] if name == "calls" else one  # type: ignore[assignment]
+    return payload
+
+
+@pytest.mark.parametrize("kind", [*PAYLOADS, "of newer code"])
+def test_the_parts_add_up_to_the_payload(kind: str) -> None:
+    payload = whole(kind) if kind in FORMS else {"v": 9, "said": [1], "copied": {"run": "r", "seq": 1}}
+    facts, content = split(kind, payload)
+    assert merged(kind, facts, content) == payload
+    assert content if kind in FORMS else content == {"said": [1]}, "what nobody has decided about is content"
+
+
+@pytest.mark.parametrize("kind", PAYLOADS)
+def test_an_erased_row_has_the_members_that_readers_count_on(kind: str) -> None:
+    payload = whole(kind)
+    facts, _content = split(kind, payload)
+    left = merged(kind, facts, None)
+    required = {name for name, always in members(PAYLOADS[kind]).items() if always}
+    assert required - FORMS[kind].gone <= set(left) <= set(payload)
+    assert set(FORMS[kind].optional) <= set(left), "it still tells which of these it had"
+    for name in [*FORMS[kind].content, *FORMS[kind].optional]:
+        assert left[name] != payload[name]
+    assert not set(left) & (FORMS[kind].gone - {"content"})
+
+
+def test_an_optional_member_that_was_not_there_is_not_there_when_erased_either() -> None:
+    facts, content = split("approval_decided", {"verb": "approve", "digest": "d", "reason": "fine"})
+    assert merged("approval_decided", facts, None) == {"verb": "approve", "digest": "d", "reason": ERASED}
+    edit = {"verb": "approve", "digest": "d", "arguments": {"pin": 1234}}
+    facts, content = split("approval_decided", edit)
+    assert (content, merged("approval_decided", facts, None)["arguments"]) == (
+        {"arguments": {"pin": 1234}},
+        {},
+    )

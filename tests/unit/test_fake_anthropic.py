@@ -90,9 +90,6 @@ def went_on(reply: Any) -> list[Any]:
     return [HELLO, assistant(*content), user(*(result(b["id"]) for b in content if b["type"] == "tool_use"))]
 
 
-# Answers
-
-
 @pytest.mark.parametrize("ask", [create, stream])
 def test_the_turn_is_chosen_by_the_depth_of_the_conversation(fake: FakeAnthropic, ask: Any) -> None:
     first = ask(fake)
@@ -134,9 +131,6 @@ def test_a_fault_that_is_none_is_found_at_once(kind: Any) -> None:
         Fault(kind)
 
 
-# The cache
-
-
 def paid(usage: Any) -> tuple[int, int, int]:
     return usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens
 
@@ -165,9 +159,6 @@ def test_an_entry_more_than_twenty_blocks_back_is_not_found(fake: FakeAnthropic)
     fake.cache.clear()
     asked(5)
     assert asked(25).cache_read_input_tokens == 0
-
-
-# Requests that the package could make by mistake
 
 
 @pytest.mark.parametrize(
@@ -272,9 +263,6 @@ def test_an_unknown_model_is_not_found_and_counting_tokens_has_the_same_rules(st
     assert "has no tool_result" in refusal(strict, count, messages=[HELLO, assistant(use()), HELLO])
     assert refusal(strict, count, extra_body={"max_tokens": 3}).startswith("max_tokens: Extra inputs")
     assert count(strict, thinking=THINKING).input_tokens > 0
-
-
-# Thinking
 
 
 @pytest.mark.parametrize(

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.mutants import Edit, Mutant, changes
+from tests.programs import run_program
 
 A, B = (
     Mutant(name, (Edit(f"{name}.py", "old", "new"),), (f"db/test_{name}.py::test_it[case]",)) for name in "ab"
 )
 DEFINITIONS = "tests/mutants/engine.py"
+EMPTY = (
+    "agentruns/a.py", "agentruns/b.py", "agentruns/c.py", "docs/page.md", "fixtures/old.json",
+    "pyproject.toml", "tests/conftest.py", "tests/app/models.py", "tests/child.py", "tests/ledger.py",
+    "tests/shared.py", "tests/urls.py", "tests/mutants/__main__.py",
+)  # fmt: skip
 FILES = {
-    "agentruns/a.py": "",
-    "agentruns/b.py": "",
-    "agentruns/c.py": "",
-    "docs/page.md": "",
-    "fixtures/old.json": "",
-    "pyproject.toml": "",
-    "tests/conftest.py": "",
+    **dict.fromkeys(EMPTY, ""),
     "tests/db/conftest.py": "from tests import shared",
     "tests/db/helpers.py": "from tests.ledger import Effects",
     "tests/db/test_a.py": "from tests.db.helpers import run\nNAMED = ['python -m tests.child', 'tests.app']",
     "tests/db/test_b.py": "import json",
-    "tests/app/models.py": "",
-    "tests/child.py": "",
-    "tests/ledger.py": "",
     "tests/settings.py": "ROOT_URLCONF = 'tests.urls'",
-    "tests/shared.py": "",
-    "tests/urls.py": "",
-    "tests/mutants/__main__.py": "",
     DEFINITIONS: f"from tests.mutants import Edit, Mutant\nMUTANTS = [{A!r}, {B!r}]",
 }
 
 
 def git(root: Path, *words: str) -> str:
     given = ["-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
-    return subprocess.run(
-        ["git", *given, *words], cwd=root, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    return run_program("git", *given, *words, cwd=root).stdout.strip()
 
 
 @pytest.fixture
@@ -70,39 +62,23 @@ def append(root: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-@pytest.mark.parametrize(
-    ("file", "expected"),
-    [
-        ("agentruns/a.py", [A]),
-        ("agentruns/b.py", [B]),
-        ("agentruns/c.py", []),
-        ("docs/page.md", []),
-        ("tests/db/test_a.py", [A]),
-        ("tests/db/test_b.py", [B]),
-        ("tests/db/helpers.py", [A]),
-        ("tests/ledger.py", [A]),
-        ("tests/child.py", [A]),
-        ("tests/app/models.py", [A]),
-        ("tests/db/conftest.py", [A, B]),
-        ("tests/shared.py", [A, B]),
-        ("tests/conftest.py", [A, B]),
-        ("tests/settings.py", [A, B]),
-        ("tests/urls.py", [A, B]),
-        ("tests/mutants/__main__.py", [A, B]),
-        (DEFINITIONS, []),
-        ("pyproject.toml", [A, B]),
-        ("fixtures/old.json", [A, B]),
-        ("tests/new.json", [A, B]),
-        ("locked-dev.txt", [A, B]),
-    ],
-)
-def test_a_change_selects_the_mutants_of_its_file(
-    tree: Path, file: str, expected: list[Mutant], committed: bool
-) -> None:
-    append(tree, file)
-    if committed:
-        commit(tree)
-    assert selected(tree) == expected
+def test_a_change_selects_the_mutants_of_its_file(tree: Path, committed: bool) -> None:
+    for expected, files in {
+        (A,): ("agentruns/a.py", "tests/db/test_a.py", "tests/db/helpers.py", "tests/ledger.py",
+               "tests/child.py", "tests/app/models.py"),
+        (B,): ("agentruns/b.py", "tests/db/test_b.py"),
+        (): ("agentruns/c.py", "docs/page.md", DEFINITIONS),
+        (A, B): ("tests/db/conftest.py", "tests/shared.py", "tests/conftest.py", "tests/settings.py",
+                 "tests/urls.py", "tests/mutants/__main__.py", "pyproject.toml", "fixtures/old.json",
+                 "tests/new.json", "locked-dev.txt"),
+    }.items():  # fmt: skip
+        for file in files:
+            append(tree, file)
+            if committed:
+                commit(tree)
+            assert selected(tree) == [*expected], file
+            git(tree, "add", "-A")
+            git(tree, "reset", "-q", "--hard", os.environ[changes.VARIABLE])
 
 
 def test_a_new_or_changed_definition_selects_its_mutant(tree: Path) -> None:
@@ -140,10 +116,9 @@ def test_a_branch_is_compared_with_the_base_that_it_left(
     assert selected(tree) == [A, B]
 
 
-def test_outside_its_own_repository_all_are_selected(tree: Path) -> None:
+def test_outside_its_own_repository_or_without_git_all_are_selected(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert selected(tree / "tests") == [A, B]
-
-
-def test_without_git_all_are_selected(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tree))
     assert selected(tree) == [A, B]

@@ -39,20 +39,12 @@ def input_price(*models: str) -> Decimal | None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ("claude-sonnet-5-5", 3),
-        ("claude-sonnet-5-5-20261021", 3),
-        ("claude-sonnet-5-5@20261021", 3),
-        ("claude-sonnet-5-5-20261021-v1:0", 3),
-        ("claude-sonnet-5-5-20260901", 4),
-        ("claude-sonnet-5", 2),
-        ("claude-sonnet-5-20261021", 2),
-        ("claude-sonnet-5-6", None),
-        ("claude-sonnet-5-5-large", None),
-        ("claude-sonnet-5-5-202610210", None),
-        ("claude-sonnet", None),
-        ("", None),
+        ("claude-sonnet-5-5", 3), ("claude-sonnet-5-5-20261021", 3), ("claude-sonnet-5-5@20261021", 3),
+        ("claude-sonnet-5-5-20261021-v1:0", 3), ("claude-sonnet-5-5-20260901", 4), ("claude-sonnet-5", 2),
+        ("claude-sonnet-5-20261021", 2), ("claude-sonnet-5-6", None), ("claude-sonnet-5-5-large", None),
+        ("claude-sonnet-5-5-202610210", None), ("claude-sonnet", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_a_name_stands_for_its_dated_versions_and_for_no_other_model(
     model: str, expected: int | None
 ) -> None:
@@ -64,6 +56,7 @@ def test_the_first_model_that_has_a_price_counts() -> None:
     assert input_price("claude-sonnet-5-5-20260901", "claude-sonnet-5-5") == 4
     assert input_price("scripted", "other") is None
     assert input_price() is None
+    assert cost("gpt-7", input_tokens=5) is None
 
 
 def test_every_kind_of_token_has_its_price() -> None:
@@ -87,51 +80,24 @@ def test_a_cost_is_exact_however_few_digits_the_thread_calculates_with() -> None
         exact = (Fraction("0.1234567890123456789") * 123_456_789 + Fraction("0.1") * 3) / 1_000_000
         assert Fraction(amount(found)) == exact
         assert Fraction(added(amount(found), "1000000000000")) == exact + 10**12
+    digits = {"0": "0", "1E+2": "100", "100": "100", "1.50": "1.5", "2.00": "2", "1E-7": "0.0000001"}
+    assert {value: amount(Decimal(value)) for value in digits} == digits
 
 
-@pytest.mark.parametrize(
-    "usage",
-    [
-        {},
-        {"input_tokens": None, "output_tokens": "many", "cache_creation": 5},
-        {"input_tokens": True, "cache_creation_input_tokens": -3},
-        {"cache_creation": {"ephemeral_1h_input_tokens": 7}},
-    ],
-)
-def test_usage_that_says_nothing_costs_nothing(usage: dict[str, Any]) -> None:
-    assert cost(**usage) == 0
+def test_usage_that_says_nothing_costs_nothing() -> None:
+    assert cost() == cost(cache_creation={"ephemeral_1h_input_tokens": 7}) == 0
+    assert cost(input_tokens=None, output_tokens="many", cache_creation=5) == 0
+    assert cost(input_tokens=True, cache_creation_input_tokens=-3) == 0
 
 
-def test_an_unknown_model_has_no_cost() -> None:
-    assert cost("gpt-7", input_tokens=5) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "digits"),
-    [("0", "0"), ("1E+2", "100"), ("100", "100"), ("1.50", "1.5"), ("2.00", "2"), ("1E-7", "0.0000001")],
-)
-def test_an_amount_is_plain_digits(value: str, digits: str) -> None:
-    assert amount(Decimal(value)) == digits
-
-
-WRONG: list[Any] = [
-    None,
-    [],
-    {5: {"input": 1, "output": 1}},
-    {"m": 3},
-    {"m": {"input": 3}},
+WRONG: list[Any] = [-1, True, "three", float("nan"), Decimal("Infinity"), None, "1e999"]
+OTHERS: list[Any] = [
+    None, [], {5: {"input": 1, "output": 1}}, {"m": 3}, {"m": {"input": 3}},
     {"m": {"input": 3, "output": 15, "caching": 1}},
-    {"m": {"input": -1, "output": 15}},
-    {"m": {"input": True, "output": 15}},
-    {"m": {"input": "three", "output": 15}},
-    {"m": {"input": float("nan"), "output": 15}},
-    {"m": {"input": Decimal("Infinity"), "output": 15}},
-    {"m": {"input": None, "output": 15}},
-    {"m": {"input": "1e999", "output": 15}},
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", [*OTHERS, *({"m": {"input": each, "output": 15}} for each in WRONG)])
 def test_mistakes_are_found_and_a_wrong_price_is_none(wrong: Any) -> None:
     assert len(mistakes(wrong)) == 1
     with override_settings(AGENTRUNS_PRICES=wrong):

@@ -36,21 +36,12 @@ def test_without_the_setting_everything_is_the_same_object() -> None:
     assert not carries_mask("[card]", "card", {"card": CARD})
 
 
-def test_a_text_is_what_the_function_makes_it(hidden: None) -> None:
-    assert redact(f"pay {CARD} with {KEY}") == "pay [card] with [key]"
-
-
 def test_a_value_is_redacted_wherever_it_holds_text(hidden: None) -> None:
     value = {CARD: [KEY, (CARD, 7)], "n": int(CARD), "small": 12, "yes": True, "none": None, "f": 1.5}
-    assert redacted(value) == {
-        "[card]": ["[key]", ("[card]", 7)],
-        "n": "[card]",
-        "small": 12,
-        "yes": True,
-        "none": None,
-        "f": 1.5,
-    }
+    hidden_of = {"[card]": ["[key]", ("[card]", 7)], "n": "[card]"}
+    assert redacted(value) == {**hidden_of, "small": 12, "yes": True, "none": None, "f": 1.5}
     assert value["n"] == int(CARD)  # a copy
+    assert redact(f"pay {CARD} with {KEY}") == "pay [card] with [key]"
 
 
 def test_keys_that_become_one_are_both_kept(hidden: None) -> None:
@@ -74,6 +65,7 @@ class Unsayable:
 
 def test_a_log_record_holds_nothing_but_redacted_text(hidden: None, caplog: pytest.LogCaptureFixture) -> None:
     logger = get_logger("agentruns.tried")
+    assert get_logger("agentruns.tried") is logger and len(logger.filters) == 1, "it is filtered once"
     try:
         raise ValueError(f"no access with {KEY}")
     except ValueError:
@@ -104,23 +96,14 @@ def test_without_the_setting_a_record_is_left_as_it_is(caplog: pytest.LogCapture
     assert record.exc_info is not None and str(record.exc_info[1]) == KEY
 
 
-def test_a_logger_is_filtered_once() -> None:
-    logger = get_logger("agentruns.tried")
-    assert get_logger("agentruns.tried") is logger
-    assert len(logger.filters) == 1
-
-
 def test_every_logger_of_the_package_redacts() -> None:
     for found in pkgutil.walk_packages(agentruns.__path__, "agentruns."):
         if ".migrations" not in found.name and ".testing" not in found.name:
             importlib.import_module(found.name)
-    loggers = {
-        name: one
-        for name, one in logging.root.manager.loggerDict.items()
-        if name.startswith("agentruns.") and isinstance(one, logging.Logger)
-    }
-    assert {"agentruns.executor", "agentruns.tools", "agentruns.sweep"} <= set(loggers)
-    bare = [name for name, one in loggers.items() if not one.filters and ".testing" not in name]
+    made = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    loggers = [one for one in made if one.name.startswith("agentruns.")]
+    assert {"agentruns.executor", "agentruns.tools", "agentruns.sweep"} <= {one.name for one in loggers}
+    bare = [one.name for one in loggers if not one.filters and ".testing" not in one.name]
     assert bare == [redaction.logger.name]  # use get_logger; redaction's own says nothing of a text
 
 
@@ -128,36 +111,28 @@ ORIGINAL = {"card": CARD, "text": f"Pay {CARD} or {KEY}, soon.", "more": {"notes
 
 
 @pytest.mark.parametrize(
-    ("name", "edited"),
+    ("name", "masked", "true"),
     [
-        ("card", "[card]"),
-        ("text", "Pay [card] or [key], soon."),
-        ("text", "Pay [card] or [key], today."),
-        ("text", f"Pay {CARD} or [key], soon."),
-        ("text", "[key]"),
-        ("more", {"notes": ["new", "[key]"]}),
-        ("more", {"[key]": []}),
-        ("safe", "[card]"),
+        ("card", ["[card]"], [CARD, CARD[::-1]]),
+        (
+            "text",
+            [
+                "Pay [card] or [key], soon.",
+                "Pay [card] or [key], today.",
+                f"Pay {CARD} or [key], soon.",
+                "[key]",
+            ],
+            [f"Pay {CARD} or {KEY}, today.", "Pay nothing."],
+        ),
+        ("more", [{"notes": ["new", "[key]"]}, {"[key]": []}], [{"notes": [KEY, "new"]}]),
+        ("safe", ["[card]"], ["fine", True]),
     ],
 )
-def test_an_edit_that_carries_a_mask_is_found(hidden: None, name: str, edited: Any) -> None:
-    assert carries_mask(edited, name, ORIGINAL)
-
-
-@pytest.mark.parametrize(
-    ("name", "edited"),
-    [
-        ("card", CARD),
-        ("card", CARD[::-1]),
-        ("text", f"Pay {CARD} or {KEY}, today."),
-        ("text", "Pay nothing."),
-        ("more", {"notes": [KEY, "new"]}),
-        ("safe", "fine"),
-        ("safe", True),
-    ],
-)
-def test_an_edit_with_true_values_carries_none(hidden: None, name: str, edited: Any) -> None:
-    assert not carries_mask(edited, name, ORIGINAL)
+def test_an_edit_that_carries_a_mask_is_found_and_one_with_true_values_carries_none(
+    hidden: None, name: str, masked: list[Any], true: list[Any]
+) -> None:
+    for edited in (*masked, *true):
+        assert carries_mask(edited, name, ORIGINAL) == (edited in masked), edited
 
 
 def test_a_text_that_was_in_the_argument_before_is_no_mask(hidden: None) -> None:
@@ -179,7 +154,6 @@ def test_what_a_failing_function_shows_is_no_value(failing: str) -> None:
 
 def test_a_mended_input_of_a_sensitive_tool_is_masked() -> None:
     kept = {"tool": "pay", "arguments": {}, "original": {"name": "pay!", "input": '{"pin": "77"}'}}
-    shown = Mask([{"tools": {"pay": {"sensitive": ["pin"]}}}]).row(
-        row(events.ASSISTANT, {"calls": [kept], "content": []})
-    )
+    mask = Mask([{"tools": {"pay": {"sensitive": ["pin"]}}}])
+    shown = mask.row(row(events.ASSISTANT, {"calls": [kept], "content": []}))
     assert shown.payload["calls"][0]["original"] == {"name": "pay!", "input": "***"}

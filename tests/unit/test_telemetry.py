@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -110,20 +111,17 @@ def test_the_error_of_a_block_goes_through_as_it_is(settings: Any) -> None:
 
 def test_another_thread_is_part_of_what_made_it(settings: Any) -> None:
     listen(settings, "Notebook")
-    seen = []
     with bound("a-run", 7):
         carried = telemetry.carried()
 
-    def work() -> None:
+    def work() -> list[Any]:
         with carried:
-            seen.append(driven())
-        seen.append(driven())
+            seen = driven()
+        return [seen, driven()]
 
-    thread = threading.Thread(target=work, name="another")
-    thread.start()
-    thread.join()
-    assert seen == [("a-run", 7), ("", 0)]
-    assert Notebook.told == [("carried", {"thread": "another"})]
+    with ThreadPoolExecutor(1, "another") as thread:
+        assert thread.submit(work).result() == [("a-run", 7), ("", 0)]
+    assert Notebook.told == [("carried", {"thread": "another_0"})]
 
 
 def test_everything_else_works_without_opentelemetry() -> None:

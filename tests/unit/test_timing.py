@@ -18,7 +18,7 @@ from agentruns.journal.events import Row
 START = datetime(2026, 11, 3, 14, 5, tzinfo=UTC)
 DAY = 86400
 TAKEN_OVER = {"epoch": 2, "reason": "lease expired"}
-CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)}
+KINDS = sorted(value for name, value in vars(events).items() if name.isupper() and isinstance(value, str))
 ASKED = [
     (0, "user", "", {"epoch": 0}),
     (1.5, "assistant", "", {"calls": [{}]}),
@@ -44,93 +44,82 @@ def said(*given: tuple[Any, ...]) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_run_with_an_approval() -> None:
-    assert said(
-        *ASKED,
-        (DAY, "approval_decided", "c1", {"epoch": 0}),
-        (DAY + 4, "tool_started", "c1"),
-        (DAY + 6, "tool_result", "c1"),
-        (DAY + 7, "assistant", ""),
-        (DAY + 7, "run_completed", ""),
-    ) == [
-        ("", "1.5 s, time in the queue included"),
-        ("", ""),
-        ("waited 23 h 59 min for an approval", ""),
-        ("waited 4 s for a worker", ""),
-        ("", "2 s"),
-        ("", "1 s"),
-        ("", ""),
-    ]
+FAILED = (1, "model_failed", "", {"retry_in": 30})
+ASKED_TO_GO_ON = {"epoch": 0, "reason": "asked to go on"}
+# Rows, and what is said of the last ones: the wait before, and the time that the step took.
+SAID: dict[str, tuple[list[Any], list[tuple[str, str]]]] = {
+    "a run with an approval": (
+        [
+            *ASKED, (DAY, "approval_decided", "c1", {"epoch": 0}), (DAY + 4, "tool_started", "c1"),
+            (DAY + 6, "tool_result", "c1"), (DAY + 7, "assistant", ""), (DAY + 7, "run_completed", ""),
+        ],
+        [
+            ("", "1.5 s, time in the queue included"), ("", ""), ("waited 23 h 59 min for an approval", ""),
+            ("waited 4 s for a worker", ""), ("", "2 s"), ("", "1 s"), ("", ""),
+        ],
+    ),
+    "what comes between does not shorten a wait": (
+        [
+            *ASKED, (50, "late_result", "c0", {"epoch": 0}), (61.5, "approval_decided", "c1", {"epoch": 0}),
+            (71.5, "approval_decided", "c1", {"epoch": 0}),
+        ],
+        [("waited 1 min for an approval", ""), ("waited 10 s for an approval", "")],
+    ),
+    "a cancel ends a wait": (
+        [*ASKED, (5, "run_cancelled", "", {"epoch": 0})],
+        [("waited 3.5 s for an approval", "")],
+    ),
+    "calls at once take each their own time": (
+        [
+            (0, "tool_started", "c1"), (0.5, "tool_started", "c2"), (2, "tool_result", "c1"),
+            (3, "tool_result", "c2"),
+        ],
+        [("", "2 s"), ("", "2.5 s")],
+    ),
+    "a crash, a takeover and a verdict": (
+        [
+            (0, "tool_started", "c1"), (60, "run_resumed", "", TAKEN_OVER),
+            (60, "orphan_found", "c1", {"action": "held"}),
+            (100, "orphan_resolved", "c1", {"epoch": 0, "verdict": "occurred"}), (100, "tool_result", "c1"),
+        ],
+        [("no word of its worker for 1 min", ""), ("", ""), ("waited 40 s for a verdict", ""), ("", "")],
+    ),
+    "back-off": (
+        [ASKED[0], FAILED, (40, "assistant", "")],
+        [("waited 30 s for the next attempt", "9 s")],
+    ),
+    "back-off cut short": (
+        [ASKED[0], FAILED, (5, "assistant", "")],
+        [("waited 4 s for the next attempt", "0 s")],
+    ),
+    "back-off ended by hand": (
+        [ASKED[0], FAILED, (5, "run_resumed", "", ASKED_TO_GO_ON), (6, "assistant", "")],
+        [("waited 4 s to be resumed", ""), ("", "1 s, time in the queue included")],
+    ),
+    "a pause ends with the resume that ends it": (
+        [
+            ASKED[0], (2, "run_paused", "", {"epoch": 0}),
+            (9, "run_resumed", "", {**ASKED_TO_GO_ON, "unpause": True}),
+        ],
+        [("paused for 7 s", "")],
+    ),
+    "clocks that disagree, and a start that is missing": (
+        [(9, "tool_started", "c1"), (3, "tool_result", "c1"), (1, "tool_result", "c9")],
+        [("", "0 s"), ("", "")],
+    ),
+}  # fmt: skip
 
 
-def test_what_comes_between_does_not_shorten_a_wait() -> None:
-    late = (50, "late_result", "c0", {"epoch": 0})
-    first, second = ((at, "approval_decided", "c1", {"epoch": 0}) for at in (61.5, 71.5))
-    assert [one for one, _took in said(*ASKED, late, first, second)[-2:]] == [
-        "waited 1 min for an approval",
-        "waited 10 s for an approval",
-    ]
-
-
-def test_a_wait_that_a_cancel_ends() -> None:
-    assert said(*ASKED, (5, "run_cancelled", "", {"epoch": 0}))[-1] == ("waited 3.5 s for an approval", "")
-
-
-def test_calls_at_once_take_each_their_own_time() -> None:
-    begun = [(0, "tool_started", "c1"), (0.5, "tool_started", "c2")]
-    assert said(*begun, (2, "tool_result", "c1"), (3, "tool_result", "c2"))[-2:] == [
-        ("", "2 s"),
-        ("", "2.5 s"),
-    ]
-
-
-def test_a_crash_a_takeover_and_a_verdict() -> None:
-    found = said(
-        (0, "tool_started", "c1"),
-        (60, "run_resumed", "", TAKEN_OVER),
-        (60, "orphan_found", "c1", {"action": "held"}),
-        (100, "orphan_resolved", "c1", {"epoch": 0, "verdict": "occurred"}),
-        (100, "tool_result", "c1"),
-    )
-    assert found == [
-        ("no word of its worker for 1 min", ""),
-        ("", ""),
-        ("waited 40 s for a verdict", ""),
-        ("", ""),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("after", "expected"),
-    [
-        ([(40, "assistant", "")], [("waited 30 s for the next attempt", "9 s")]),
-        ([(5, "assistant", "")], [("waited 4 s for the next attempt", "0 s")]),
-        (
-            [(5, "run_resumed", "", {"epoch": 0, "reason": "asked to go on"}), (6, "assistant", "")],
-            [("waited 4 s to be resumed", ""), ("", "1 s, time in the queue included")],
-        ),
-    ],
-)
-def test_back_off(after: list[Any], expected: list[tuple[str, str]]) -> None:
-    failed = (1, "model_failed", "", {"retry_in": 30})
-    assert said(ASKED[0], failed, *after)[1:] == expected
-
-
-def test_a_pause_ends_with_the_resume_that_ends_it() -> None:
-    paused = (2, "run_paused", "", {"epoch": 0})
-    resumed = (9, "run_resumed", "", {"epoch": 0, "unpause": True, "reason": "asked to go on"})
-    assert said(ASKED[0], paused, resumed)[-1] == ("paused for 7 s", "")
+@pytest.mark.parametrize("case", SAID)
+def test_what_is_said_of_waits_and_steps(case: str) -> None:
+    given, expected = SAID[case]
+    assert said(*given)[-len(expected) :] == expected
 
 
 def test_the_history_of_a_fork_has_no_times() -> None:
     copied = [one._replace(payload={**one.payload, "copied": {}}) for one in rows(*ASKED)]
     assert timings(copied) == {}
     assert timings([*copied, row(4, 50, "assistant")]) == {}
-
-
-def test_clocks_that_disagree_and_a_start_that_is_missing() -> None:
-    begun = (9, "tool_started", "c1")
-    assert said(begun, (3, "tool_result", "c1"), (1, "tool_result", "c9")) == [("", "0 s"), ("", "")]
 
 
 def test_each_sixth_of_the_bar_is_tenfold() -> None:
@@ -158,7 +147,7 @@ PAYLOADS = st.dictionaries(
 )
 ROWS = st.lists(
     st.tuples(
-        st.integers(0, 10**7), st.sampled_from([*sorted(CONSTANTS), "invented_later"]),
+        st.integers(0, 10**7), st.sampled_from([*KINDS, "invented_later"]),
         st.sampled_from(["", "c1", "c2"]), PAYLOADS, st.integers(0, 2),
     ),
     max_size=25,

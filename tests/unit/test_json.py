@@ -1,13 +1,18 @@
+"""JSON that is the same however it is written, and where two values differ."""
+
 from __future__ import annotations
 
+import copy
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentruns.utils import json as canonical
+from agentruns.utils.json import first_difference, passes
 
 TEXT = st.text(alphabet=st.characters(codec=None) | st.sampled_from("\x00\x10\ud800\udfff\\u0"))
 VALUES = st.recursive(
@@ -20,10 +25,7 @@ VALUES = st.recursive(
 def same(left: object, right: object) -> bool:
     """Equality under which NaN is NaN and -0.0 is not 0.0."""
     if isinstance(left, float) and isinstance(right, float):
-        return (math.isnan(left) and math.isnan(right)) or (left, math.copysign(1, left)) == (
-            right,
-            math.copysign(1, right),
-        )
+        return repr(left) == repr(right)
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):
@@ -49,9 +51,9 @@ def test_what_the_provider_gets_is_strict_json(value: object) -> None:
 
 
 @given(st.dictionaries(TEXT, st.integers()), st.randoms())
-def test_the_order_of_keys_does_not_matter(value: dict[str, int], random: object) -> None:
+def test_the_order_of_keys_does_not_matter(value: dict[str, int], random: Any) -> None:
     items = list(value.items())
-    random.shuffle(items)  # type: ignore[attr-defined]
+    random.shuffle(items)
     assert canonical.digest(dict(items)) == canonical.digest(value)
 
 
@@ -90,3 +92,38 @@ def test_a_circular_value_is_refused() -> None:
     circle.append(circle)
     with pytest.raises((ValueError, RecursionError)):
         canonical.dumps(circle)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "path"),
+    [
+        ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, "$.a[1].b"),
+        ({"b": 1, "a": 1}, {"a": 2, "b": 2}, "$.a"),
+        ([1], [1, 2], "$[1]"),
+        ({"a": 1}, {}, "$.a"),
+        ({"odd key": 1}, {"odd key": 2}, '$["odd key"]'),
+        (1, True, "$"),
+        (1, 1.0, "$"),
+        ("a", ["a"], "$"),
+        (None, {}, "$"),
+    ],
+)
+def test_the_first_difference(then: Any, now: Any, path: str) -> None:
+    found = first_difference(then, now)
+    assert found is not None
+    assert found.path == path
+    assert first_difference({"a": [1]}, {"a": []}) == ("$.a[0]", 1, None), "what is not there is none"
+
+
+@given(VALUES)
+def test_a_value_is_equal_to_its_copy(value: Any) -> None:
+    assert first_difference(value, copy.deepcopy(value)) is None
+
+
+def test_a_path_through_a_name() -> None:
+    names = frozenset({"card", "odd key"})
+    assert passes("$.calls[0].arguments.card", names)
+    assert passes("$.calls[0].card.number", names)
+    assert passes('$["odd key"][1]', names)
+    assert not passes("$.calls[0].cardinal", names)
+    assert not passes("$.calls[0]", frozenset())
