@@ -44,14 +44,10 @@ def test_nothing_is_asked_of_the_server(file: Path) -> None:
     }  # fmt: skip
     assert send.input_schema == SCHEMA
     assert send.effective({"text": "hi"}) == {"text": "hi"}
+    assert mcp_tools(NOWHERE, name="beside") == []
+    assert servers()[0].file == Path(__file__).parent / "beside.mcp.json", "beside the module"
     with pytest.raises(InvalidArguments, match=r"\$\.text: 3 is not of type 'string'"):
         send.effective({"text": 3})
-
-
-def test_the_lock_file_lies_beside_the_module() -> None:
-    assert mcp_tools(NOWHERE, name="beside") == []
-    (server,) = servers()
-    assert server.file == Path(__file__).parent / "beside.mcp.json"
 
 
 @pytest.mark.parametrize(
@@ -74,20 +70,17 @@ def test_what_cannot_be_declared(file: Path, options: Any, error: type[Exception
         mcp_tools(NOWHERE, **{"name": "s", "lock": file, **options})
 
 
-def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_tools_or_servers_of_one_name_are_refused(tmp_path: Path, file: Path) -> None:
     long = "x" * 70
     for names in (("a.b", "a_b"), (f"{long}1", f"{long}2")):
         with pytest.raises(ValueError, match="two of its tools would be named"):
             mcp_tools(NOWHERE, name="s", lock=written(tmp_path / "two.json", *names))
     (tool,) = mcp_tools(NOWHERE, name="s", lock=written(tmp_path / "two.json", long))
     assert len(tool.name) == 64
-
-
-def test_two_servers_of_one_name_are_refused(file: Path) -> None:
-    mcp_tools(NOWHERE, name="s", lock=file)
-    mcp_tools(NOWHERE, name="s", lock=file, allow=["send"])
-    with pytest.raises(ValueError, match="Two MCP servers are named 's'"):
-        mcp_tools("https://elsewhere.example.com", name="s", lock=file)
+    mcp_tools(NOWHERE, name="t", lock=file)
+    mcp_tools(NOWHERE, name="t", lock=file, allow=["send"])
+    with pytest.raises(ValueError, match="Two MCP servers are named 't'"):
+        mcp_tools("https://elsewhere.example.com", name="t", lock=file)
 
 
 def test_a_missing_lock_is_an_error_of_the_checks(tmp_path: Path, file: Path) -> None:

@@ -49,12 +49,19 @@ def either(request: pytest.FixtureRequest) -> Declare:
 
 
 def test_a_call_is_an_ordinary_call(declare: Declare, effects: Effects) -> None:
-    run = drive(declare(), "post", text="hello")
+    tools = declare()
+    run = drive(tools, "post", text="hello")
     assert run.status == "completed"
     assert results(run) == ["post: hello"]
     started = Message.objects.get(run=run, kind="tool_started")
     assert effects.count(started.payload["key"]) == 1, "the server is told the idempotency key"
     assert problems(run.session_id) == []
+    (content,) = results(drive(tools, "picture"))
+    assert [block["type"] for block in content] == ["image", "text", "text", "text", "text", "text"]
+    assert (content[0]["media_type"], content[0]["size"]) == ("image/png", len(PNG))
+    texts = [block["text"] for block in content[1:]]
+    assert "left out: " in texts[0]
+    assert texts[2:] == ["[resource more: file:///etc/passwd]", "inside", '{"total":3}']
 
 
 def test_a_person_is_asked_unless_the_project_says_otherwise(hostile: Declare, effects: Effects) -> None:
@@ -105,12 +112,6 @@ def test_a_read_that_gets_no_answer_is_sent_again(hostile: Declare, effects: Eff
     assert acted(effects, "dies") == 2
 
 
-def test_an_answer_that_cannot_be_read_is_in_doubt(declare: Declare, effects: Effects) -> None:
-    run = drive(declare(), "garbage")
-    assert run.status == "orphaned"
-    assert acted(effects, "garbage") == 1
-
-
 @pytest.mark.parametrize(
     "status, expected",
     [(403, "Nothing happened"), (409, ""), (502, "")],
@@ -154,19 +155,18 @@ def test_a_second_answer_is_dropped(either: Declare, effects: Effects) -> None:
     assert (acted(effects, "twice"), acted(effects, "post")) == (1, 1)
 
 
-def test_an_error_of_the_tool_may_have_had_its_effect(declare: Declare) -> None:
+def test_an_error_or_an_answer_that_cannot_be_read_may_have_had_its_effect(
+    declare: Declare, effects: Effects
+) -> None:
     tools = declare()
+    run = drive(tools, "garbage")
+    assert (run.status, acted(effects, "garbage")) == ("orphaned", 1)
     for name in ("fails", "rejects"):
         run = drive(tools, name)
         assert run.status == "completed"
         assert "The effect may or may not have happened" in results(run)[0]
         row = Message.objects.get(run=run, kind="tool_result")
         assert row.payload["in_doubt"] is True
-
-
-def test_an_error_that_the_project_knows_as_a_refusal_leaves_no_doubt(hostile: Declare) -> None:
-    run = drive(hostile(refuses=[lambda error: "(code -32602)" in str(error)]), "rejects")
-    assert results(run)[0].endswith("Nothing happened.")
 
 
 def test_nobody_answers_what_the_server_asks(declare: Declare, effects: Effects) -> None:
@@ -181,8 +181,12 @@ def test_nobody_answers_what_the_server_asks(declare: Declare, effects: Effects)
     assert run.status == "completed"
 
 
-def test_hostile_words_are_kept_as_they_are_and_never_a_tool_or_a_template(hostile: Declare) -> None:
-    assert results(drive(hostile(), "words")) == [WORDS]
+def test_a_result_is_kept_as_it_is_and_never_a_tool_or_a_template(hostile: Declare) -> None:
+    tools = hostile(refuses=[lambda error: "(code -32602)" in str(error)])
+    assert results(drive(tools, "words")) == [WORDS]
+    (content,) = results(drive(tools, "misfit"))  # the SDK would raise, and nobody would know what it did
+    assert [block["text"] for block in content] == ["no total", '{"sum":3}']
+    assert results(drive(tools, "rejects"))[0].endswith("Nothing happened."), "as the project knows"
 
 
 def test_a_result_of_many_megabytes_is_kept(either: Declare) -> None:
@@ -195,22 +199,6 @@ def test_a_result_of_many_megabytes_is_kept(either: Declare) -> None:
 def test_a_larger_one_is_in_doubt(either: Declare, effects: Effects) -> None:
     run = drive(either(ERA="modern", timeout=600), "huge", size=51 * 2**20)
     assert (run.status, acted(effects, "huge")) == ("orphaned", 1)
-
-
-def test_pictures_and_structure(declare: Declare) -> None:
-    (content,) = results(drive(declare(), "picture"))
-    kinds = [block["type"] for block in content]
-    assert kinds == ["image", "text", "text", "text", "text", "text"]
-    assert (content[0]["media_type"], content[0]["size"]) == ("image/png", len(PNG))
-    texts = [block["text"] for block in content[1:]]
-    assert "left out: " in texts[0]
-    assert texts[2:] == ["[resource more: file:///etc/passwd]", "inside", '{"total":3}']
-
-
-def test_a_result_that_does_not_fit_its_own_schema_is_a_result(hostile: Declare) -> None:
-    """The SDK would raise, and nobody would know what the server did."""
-    (content,) = results(drive(hostile(), "misfit"))
-    assert [block["text"] for block in content] == ["no total", '{"sum":3}']
 
 
 def test_a_changed_tool_makes_the_run_wait(either: Declare, effects: Effects, tmp_path: Path) -> None:
