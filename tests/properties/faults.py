@@ -24,7 +24,7 @@ from agentruns.journal.connection import _is_inside
 from agentruns.models import Approval, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
-from tests.db.helpers import forget_backoff, kill
+from tests.db.helpers import forget_backoff, kill, run_out
 from tests.hostile import HOSTILITIES, clean
 from tests.rebuild import examples
 from tests.shop.agents import call
@@ -192,9 +192,13 @@ def _holds_locks(point: str) -> bool:
     return not in_handler or connection.vendor == "sqlite"
 
 
-def clear(run: Run) -> None:
-    """Whatever waits is decided, so that the run ends without anybody touching the database."""
-    for _ in range(40):
+def _refuse(card: Approval) -> None:
+    deny(card.pk, None, "closing", digest=card.digest)
+
+
+def clear(run: Run, decide: Callable[[Approval], object] = _refuse) -> None:
+    """Decide whatever waits, so that the run ends without anybody touching the database."""
+    for _ in range(60):
         run = Run.objects.get(pk=run.pk)
         if run.is_ended:
             return
@@ -202,7 +206,7 @@ def clear(run: Run) -> None:
             kill(run)
         forget_backoff(run)
         for card in Approval.objects.pending().filter(run=run):
-            surviving(partial(deny, card.pk, None, "closing", digest=card.digest))
+            surviving(partial(decide, card))
         surviving(sweep)
         if Run.objects.get(pk=run.pk).status in ("orphaned", "paused"):
             surviving(partial(resume_run, run.pk))
@@ -243,6 +247,8 @@ def click(word: str, run: Run) -> None:
             "answer": lambda: answer(card.pk, None, "it is 42"),
         }
         surviving(decide[word])
+    elif word == "wait" and card is not None:
+        run_out(card)
     elif word in ("occurred", "not_occurred", "unknown") and orphans:
         surviving(lambda: resolve_orphan(run.pk, orphans[0], word, None, result="it did"))
     elif word == "cancel":
@@ -255,10 +261,18 @@ def click(word: str, run: Run) -> None:
         surviving(lambda: run_agent(run.agent, "do it", run.session.key, idempotency_key=run.session.key))
 
 
-def live(run: Run, clicks: list[str]) -> None:
-    """Sweep, let people click with a sweep after each click, and end the run."""
-    sweep()
+def drive(run: Run, clicks: list[str]) -> None:
+    """Sweep, and let people click, with a sweep after each click; a worker that died is dead for good."""
+    surviving(sweep)
     for word in clicks:
-        click(word, Run.objects.get(pk=run.pk))
+        current = Run.objects.get(pk=run.pk)
+        if current.lease_expires_at is not None:
+            kill(current)
+        click(word, current)
         surviving(sweep)
+
+
+def live(run: Run, clicks: list[str]) -> None:
+    """Drive a run through clicks, and end it."""
+    drive(run, clicks)
     clear(run)

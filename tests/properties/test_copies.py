@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import import_run
 from agentruns.testing import check_messages
-from tests.db.helpers import kill, run_out
 from tests.effects import Effects
-from tests.properties.faults import CALLS, CLICKS, DEATHS, clear, click, scripts, surviving, tried_on
+from tests.properties.faults import CALLS, CLICKS, DEATHS, NUMBER, clear, drive, scripts, surviving, tried_on
 from tests.properties.machine import OLD_TOOLS
 from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
@@ -55,7 +53,6 @@ OPTIONS: list[dict[str, Any]] = [{}, {}, {"on_orphan": "surface"}, {"output_type
 # Which run, where in it, with what text, and whether the fork is driven.
 CUTS = st.tuples(st.integers(0, 9), st.integers(0, 99), st.sampled_from([None, "and now?"]), st.booleans())
 LIVES = st.tuples(CLICKS | st.just(["wait"]), DEATHS)
-NUMBER = itertools.count()
 
 
 class World:
@@ -70,16 +67,7 @@ class World:
         """Drive a run through clicks and deaths."""
         clicks, self.deaths[:] = life
         self.confirmed += clicks.count("not_occurred")
-        surviving(sweep)
-        for word in clicks:
-            current = Run.objects.get(pk=run.pk)
-            if current.lease_expires_at is not None:
-                kill(current)
-            card = Approval.objects.pending().filter(run=run).first()
-            if word == "wait" and card is not None:
-                run_out(card)
-            click(word, current)
-            surviving(sweep)
+        drive(run, clicks)
         self.deaths.clear()
 
     def fork(self, cut: tuple[int, int, str | None, bool], life: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sys
 from collections import Counter
@@ -51,6 +50,7 @@ from tests.properties.faults import (
     ANYWHERE,
     CALLS,
     DIES_NOW,
+    NUMBER,
     POINTS,
     Fate,
     Hostility,
@@ -92,7 +92,6 @@ DOORBELLS = st.none() | DRIVES | DRIVES
 STOPPING = ["cancel", "cancel again", "pause", "pause", "pause", "hold all"]
 RIVALS = [*STOPPING, *["take over"] * 4]
 DEFINITIONS: list[dict[str, Any]] = [{}, {"max_steps": 49}, {"tools": NEW_TOOLS}]
-NUMBER = itertools.count()
 
 
 def having(*names: str) -> Callable[[Any], Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,18 +18,15 @@ from agentruns import (
     approve,
     deny,
     http_refusal,
-    resume_run,
     start_run,
     tool,
 )
 from agentruns.journal import events
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Message, Run
-from agentruns.services.sweep import sweep
+from agentruns.models import Approval, Message
 from agentruns.testing import ScriptedModel
-from tests.db.helpers import kill
 from tests.effects import Effects
-from tests.properties.faults import DEATHS, surviving, tried_on
+from tests.properties.faults import DEATHS, NUMBER, clear, tried_on
 from tests.registry import isolated_registry
 from tests.shop.agents import call
 
@@ -90,26 +86,6 @@ TOOLS = st.sampled_from(["pay", "pay", "book"])
 CALLS = st.builds(lambda name, fate: call(name, fate=fate), TOOLS, st.sampled_from(FATES))
 TURNS = st.lists(st.lists(CALLS, min_size=1, max_size=3).map(lambda calls: {"tools": calls}), max_size=4)
 CLICKS = st.lists(st.sampled_from(["approve", "approve", "deny"]), min_size=1, max_size=6)
-NUMBER = itertools.count()
-
-
-def drive(run: Run, clicks: Any) -> None:
-    """Drive a run to its end; cards get the next clicks, what is in doubt is told to the model."""
-    for _ in range(60):
-        run = Run.objects.get(pk=run.pk)
-        if run.is_ended:
-            return
-        if run.lease_expires_at is not None:
-            kill(run)
-        for card in Approval.objects.pending().filter(run=run):
-            if next(clicks) == "approve":
-                surviving(partial(approve, card.pk, None))
-            else:
-                surviving(partial(deny, card.pk, None, "no"))
-        if run.status in ("orphaned", "paused"):
-            surviving(partial(resume_run, run.pk))
-        surviving(sweep)
-    raise AssertionError(f"run {run.pk} never ends: {Run.objects.values().get(pk=run.pk)}")
 
 
 @tried_on(60, brief=20, long=1000)
@@ -120,12 +96,19 @@ def test_only_what_may_have_happened_costs_a_card(
     key = f"refusals-{next(NUMBER)}"
     effects.path.unlink(missing_ok=True)
     endless = itertools.cycle(clicks)
+
+    def decide(card: Approval) -> None:
+        if next(endless) == "approve":
+            approve(card.pk, None)
+        else:
+            deny(card.pk, None, "no")
+
     with isolated_registry():
         deaths[:] = dying
         for number, turns in enumerate(tasks):
             model = ScriptedModel([*turns, {"text": "all done"}])
             agent = Agent(f"payer-{number}", instructions="Pay.", tools=[pay, book], model=model)
-            drive(start_run(agent, "do it", key, idempotency_key=f"{key}-{number}"), endless)
+            clear(start_run(agent, "do it", key, idempotency_key=f"{key}-{number}"), decide)
         deaths.clear()
     rows = list(Message.objects.filter(session__key=key).order_by("seq"))
     assert problems(rows[0].session_id) == []

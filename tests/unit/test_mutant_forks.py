@@ -60,21 +60,20 @@ def server(tmp_path: Path) -> Iterator[Server]:
             server.process.communicate()
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("def test_it(): pass", 0),
-        ("def test_it(): assert False", 1),
-        ("import nothing_of_this_name", 2),
-        ("import os\ndef test_it(): os.kill(os.getpid(), 9)", -9),
-        ("import os\ndef test_it(): os._exit(7)", 7),
-    ],
-)
-def test_the_exit_code_of_a_fork_is_that_of_a_new_interpreter(
-    server: Server, code: str, expected: int
-) -> None:
-    server.ask(code)
-    assert server.answer() == expected
+def test_the_exit_code_of_a_fork_is_that_of_a_new_interpreter(server: Server) -> None:
+    for code, expected in {
+        "def test_it(): pass": 0,
+        "def test_it(): assert False": 1,
+        "import nothing_of_this_name": 2,
+        "import os\ndef test_it(): os.kill(os.getpid(), 9)": -9,
+        "import os\ndef test_it(): os._exit(7)": 7,
+    }.items():
+        server.ask(code)
+        assert server.answer() == expected, code
+    server.ask("import time\ndef test_it(): time.sleep(3600)", patience=0.1)
+    assert server.answer() is None, "tests that hang are killed"
+    server.ask("def test_it(): pass")
+    assert server.answer() == 0
 
 
 def test_a_fork_sees_no_module_and_no_variable_of_the_fork_before(server: Server) -> None:
@@ -87,13 +86,6 @@ def test_a_fork_sees_no_module_and_no_variable_of_the_fork_before(server: Server
     (server.folder / "guard.py").write_text("VALUE = 1 + 1")
     server.ask(code, GIVEN="1")
     assert server.answer() == 1
-
-
-def test_tests_that_hang_are_killed(server: Server) -> None:
-    server.ask("import time\ndef test_it(): time.sleep(3600)", patience=0.1)
-    assert server.answer() is None
-    server.ask("def test_it(): pass")
-    assert server.answer() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to another process")

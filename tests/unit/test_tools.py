@@ -446,9 +446,12 @@ def test_computed_and_strict_fields_read_back() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [{}, {"a": 1, "b": 2}, {"a": object()}, {1: 2}, {"a": None}, {"a": 10**5000}, {"a": ""}, {"a": math.nan}],
+    [
+        {}, {"a": 1, "b": 2}, {"a": object()}, {1: 2}, {"a": None}, {"a": 10**5000}, {"a": "\ud800"},
+        {"a": math.nan},
+    ],
     ids=lambda raw: type(raw.get("a")).__name__,
-)
+)  # fmt: skip
 def test_invalid_input_is_always_invalid_arguments(raw: Any) -> None:
     @tool
     def take(a: int) -> None: ...
@@ -567,10 +570,10 @@ def test_invoke_refuses_arguments_that_are_not_effective() -> None:
 )
 def test_a_predicate_decides(verdict: Any, asks: bool) -> None:
     async def later(args: Any, ctx: Any) -> Any:
-        return verdict
+        return args["a"]
 
-    for gate in (lambda args, ctx: verdict, later):
-        assert tool(function, requires_approval=gate).asks({}, context()) is asks
+    for gate in (lambda args, ctx: args["a"], later):
+        assert tool(anything_goes.fn, requires_approval=gate).asks({"a": verdict}, context()) is asks
     if isinstance(verdict, bool):
         assert tool(function, requires_approval=verdict).asks({}, context()) is asks
 
@@ -584,7 +587,7 @@ def broken(args: Any, ctx: Any) -> Any:
     raise KeyError("x")
 
 
-@pytest.mark.parametrize("gate", [broken, lambda args, ctx: Undecided()])
+@pytest.mark.parametrize("gate", [broken, lambda args, ctx: Undecided()], ids=["raises", "undecided"])
 def test_a_gate_that_fails_asks(gate: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="agentruns.tools"):
         assert tool(function, requires_approval=gate).asks({}, context()) is True
