@@ -9,9 +9,12 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model
 from agentruns.signals import text_streamed
+from tests.fake_anthropic import FakeAnthropic
 
+NAME = "claude-sonnet-5-5"
 KEY = "sk-secret-of-the-test-0123456789"
 HELLO: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 FIND: dict[str, Any] = {
@@ -23,6 +26,16 @@ FIND: dict[str, Any] = {
         "required": ["n"],
     },
 }
+
+
+def claude(fake: FakeAnthropic, **options: Any) -> AnthropicModel:
+    """Build a model that asks the fake."""
+    return AnthropicModel(NAME, options.pop("client", None) or fake.client(), **options)
+
+
+def sent(fake: FakeAnthropic, path: str = "/v1/messages") -> list[Any]:
+    """List the bodies of the requests to a path."""
+    return [call.body for call in fake.calls if call.path.partition("?")[0] == path]
 
 
 def request(**changes: Any) -> ModelRequest:

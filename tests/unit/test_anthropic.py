@@ -18,8 +18,7 @@ from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 from tests.db.helpers import payloads, the_run
 from tests.fake_anthropic import FakeAnthropic
-from tests.providers.asking import FIND, HELLO, failure, heard, request, went_on
-from tests.unit.claude import NAME, claude, sent
+from tests.providers.asking import FIND, HELLO, NAME, claude, failure, heard, request, sent, went_on
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])
 FOUND = {"url": "https://example.org", "title": "x", "page_age": None, "encrypted_content": "zz"}

@@ -20,8 +20,7 @@ from agentruns.providers.failures import classify as classified
 from agentruns.providers.failures import retry_after
 from tests.db.helpers import payloads, the_run
 from tests.fake_anthropic import FakeAnthropic
-from tests.providers.asking import FIND, HELLO, KEY, failure, request, went_on
-from tests.unit.claude import NAME, claude, sent
+from tests.providers.asking import FIND, HELLO, KEY, NAME, claude, failure, request, sent, went_on
 
 classify = partial(classified, "anthropic")
 TOKEN = "ya29.of-another-platform"

@@ -12,8 +12,7 @@ from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import call_model
 from agentruns.providers.caching import marked
 from tests.fake_anthropic import FakeAnthropic
-from tests.providers.asking import FIND, HELLO, request, went_on
-from tests.unit.claude import NAME, claude, sent
+from tests.providers.asking import FIND, HELLO, NAME, claude, request, sent, went_on
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

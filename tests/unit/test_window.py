@@ -17,8 +17,7 @@ from agentruns.providers.base import ProviderError, call_model
 from agentruns.testing import check_messages
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_anthropic.tokens import count_request
-from tests.providers.asking import FIND, HELLO, failure, request
-from tests.unit.claude import NAME, claude, sent
+from tests.providers.asking import FIND, HELLO, NAME, claude, failure, request, sent
 
 COUNT = "/v1/messages/count_tokens"
 Messages = list[dict[str, Any]]
