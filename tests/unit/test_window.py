@@ -289,6 +289,6 @@ def test_drop_oldest_leaves_out_what_the_user_said_only_after_the_tools() -> Non
 def test_threads_share_a_model_and_may_ask_for_the_window_at_once(running: FakeAnthropic) -> None:
     model = claude(running)
     with ThreadPoolExecutor(4) as threads:
-        replies = [*threads.map(lambda _: call_model(model, TOO_LONG).content, range(8))]
-    assert len(sent(running)) == 8 and model.context_window == window.SMALLEST
-    assert replies == [[{"type": "text", "text": "Done."}]] * 8
+        replies = [*threads.map(lambda _: call_model(model, TOO_LONG).content, range(4))]
+    assert len(sent(running)) == 4 and model.context_window == window.SMALLEST
+    assert replies == [[{"type": "text", "text": "Done."}]] * 4
