@@ -1,4 +1,4 @@
-"""Rules for the messages of a request: their shape, and unaltered thinking; check_messages has the others."""
+"""Rules for the messages of a request: shape, pairs, unaltered thinking. check_messages has the others."""
 
 from __future__ import annotations
 
@@ -122,12 +122,23 @@ def check_conversation(body: dict[str, Any], replies: Replies) -> None:
             turns[-1][1].extend(blocks)
         else:
             turns.append((role, blocks))
+    _pairs(turns)
     kind = (body.get("thinking") or {}).get("type")
     if kind != "disabled":  # some models think unless told not to
         _thinking(turns, replies, enabled=kind == "enabled")
     role, blocks = turns[-1]
     if role != "user" and not replies.was_paused([block for _, block in blocks]):
         raise Refused("This model does not support assistant message prefill.")
+
+
+def _pairs(turns: list[Turn]) -> None:
+    """Refuse a turn that does not answer each call of the turn before exactly once, without our own check."""
+    asked: list[str] = []
+    for _, blocks in turns:
+        answered = [block["tool_use_id"] for _, block in blocks if block["type"] == "tool_result"]
+        if sorted(answered) != sorted(asked):
+            raise Refused(f"`tool_use` ids {asked} need `tool_result` blocks immediately after: {answered}")
+        asked = [block["id"] for _, block in blocks if block["type"] == "tool_use"]
 
 
 def _block(block: Block, where: str, kinds: frozenset[str]) -> None:
