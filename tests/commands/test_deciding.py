@@ -1,13 +1,19 @@
-"""A decision from a terminal: by the service of the console, in the name of somebody who may."""
+"""Commands that act in the name of somebody who may: decisions, tokens and forks."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
 
 from agentruns import run_agent, tool
-from agentruns.models import Approval, Message
+from agentruns.models import ApiToken, Approval, Message, Run
+from agentruns.services.api_tokens import authenticate
 from agentruns.services.sweep import sweep
-from tests.commands.running import run
+from tests.commands.running import Outcome, run
 from tests.db.helpers import user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -23,9 +29,8 @@ def approval(db: None) -> Approval:
 
 
 def test_approve(approval: Approval, effects: Effects) -> None:
-    outcome = run(
-        "approve_call", str(approval.pk), "--user=ann", "--reason=fine", f"--digest={approval.digest}"
-    )
+    digest = f"--digest={approval.digest}"
+    outcome = run("approve_call", str(approval.pk), "--user=ann", "--reason=fine", digest)
     assert (outcome.code, outcome.out) == (0, f"Approval {approval.pk} of refund is approved.\n")
     assert (sweep().completed, effects.count()) == (1, 1)
     decided = Message.objects.get(kind="approval_decided").payload
@@ -34,15 +39,8 @@ def test_approve(approval: Approval, effects: Effects) -> None:
 
 def test_deny(approval: Approval, effects: Effects) -> None:
     outcome = run("deny_call", str(approval.pk), "--user=ann", "--reason=too much", "--json")
-    assert outcome.lines == [
-        {
-            "id": str(approval.pk),
-            "run": str(approval.run_id),
-            "status": "denied",
-            "approvals": 0,
-            "required": 1,
-        }
-    ]
+    about = {"id": str(approval.pk), "run": str(approval.run_id), "status": "denied"}
+    assert outcome.lines == [{**about, "approvals": 0, "required": 1}]
     assert (sweep().completed, effects.lines()) == (1, [])
     assert "too much" in str(Message.objects.get(kind="tool_result").payload["content"])
 
@@ -75,3 +73,85 @@ def test_one_of_two_says_so() -> None:
     outcome = run("approve_call", str(card.pk), "--user=ann")
     assert outcome.out == f"Approval {card.pk} of wire is pending (1 of 2 approvals).\n"
     assert run("approve_call", str(card.pk), "--user=ann").code == 1
+
+
+@pytest.fixture
+def ann(db: None) -> User:
+    return user("ann")
+
+
+def test_the_last_line_is_the_token_alone(ann: User) -> None:
+    outcome = run("create_api_token", "ann", "--scope", "runs:read", "approvals:decide", "--name=inbox")
+    assert outcome.code == 0
+    *lines, text = outcome.out.splitlines()
+    token = authenticate(text)
+    assert token is not None
+    assert (token.owner, token.name, token.scopes) == (ann, "inbox", ["runs:read", "approvals:decide"])
+    assert abs(token.expires_at - timezone.now() - timedelta(days=90)) < timedelta(minutes=1)
+    begun = f"Token {token.prefix} acts as ann: runs:read, approvals:decide; expires 20"
+    assert lines[0].startswith(begun)
+    assert lines[0].endswith(" UTC, or when ann's password changes.")
+    assert not any(text in line for line in lines)
+
+
+def test_what_is_asked_for_of_a_token(ann: User) -> None:
+    assert "; expires 20" in run("create_api_token", "ann", "--scope=runs:read", "--days=30").out
+    ends = ApiToken.objects.get().expires_at
+    assert abs(ends - timezone.now() - timedelta(days=30)) < timedelta(minutes=1)
+    (made,) = run("create_api_token", "ann", "--scope=runs:read", "--scope=runs:write", "--json").lines
+    assert made["scopes"] == ["runs:read", "runs:write"]
+    assert authenticate(made["token"]) is not None
+    assert "--scope" in run("create_api_token", "ann").err
+    assert "runs:delete" in run("create_api_token", "ann", "--scope=runs:delete").err
+
+
+def hides(text: str) -> str:
+    return "***"
+
+
+def test_redaction_leaves_the_token_as_it_is(ann: User, settings: Any) -> None:
+    settings.AGENTRUNS_REDACT = f"{__name__}.hides"
+    outcome = run("create_api_token", "ann", "--scope=runs:read")
+    assert authenticate(outcome.out.splitlines()[-1]) is not None
+    assert "ann" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("nobody", "--scope=runs:read"), ("ben", "--scope=runs:read"),
+        ("ann", "--scope=runs:read", "--days=0"), ("ann", "--scope=runs:read", "--days=367"),
+        ("ann", "--scope=runs:read", f"--name={'x' * 101}"),
+    ],
+)  # fmt: skip
+def test_no_token(ann: User, command: tuple[str, ...]) -> None:
+    user("ben", is_active=False)
+    outcome = run("create_api_token", *command)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert not ApiToken.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_a_token_in_another_database(ann: User) -> None:
+    assert run("create_api_token", "ann", "--scope=runs:read", "--database=other").code == 0
+    assert ApiToken.objects.using("other").count() == 1
+    assert not ApiToken.objects.exists()
+
+
+def test_it_queues_a_fork_and_says_where(effects: Effects) -> None:
+    agent = shop_agent("forked", {"tools": [call("post", text="hi")]})
+    key = run_agent(agent, "say hi", "s1", idempotency_key="k1").run_id
+
+    def fork(*more: str) -> Outcome:
+        return run("fork_run", key, "--at", *more)
+
+    assert (fork("6").code, "say in a text what to do" in fork("6").err) == (1, True)
+    assert [fork("6", "--text", "").code, fork("99").code] == [2, 1]
+    assert fork("6", "--text", "x", "--agent", "nobody").code == 1
+    outcome, made = fork("6", "--text", "again", "--session", "mine"), Run.objects.get(origin=key)
+    assert (outcome.code, str(made.pk) in outcome.out, made.session.key) == (0, True, "mine")
+    (shown,) = fork("5", "--json").lines
+    assert (shown["status"], shown["origin"], shown["origin_seq"]) == ("queued", key, 5)
+    assert effects.count() == 1
+    rows = run("show_run", str(made.pk)).out.partition("\n\n")[2].splitlines()
+    assert ["(copied)" in row for row in rows] == [True] * 6 + [False] * 2

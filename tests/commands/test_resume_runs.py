@@ -13,7 +13,7 @@ import pytest
 from django.db import OperationalError, connection
 from django.db.models import Min
 
-from agentruns import approve, pause_run, run_agent, start_run
+from agentruns import pause_run, start_run
 from agentruns.engine import wakeup
 from agentruns.engine.leases import claim
 from agentruns.management.commands import resume_runs
@@ -100,25 +100,13 @@ def test_what_is_known_when_nothing_can_go_on(runs: int) -> None:
     assert run("resume_runs", f"--run={queued[0].pk}", "--json").lines[0]["leased"] == 1
 
 
-def test_json() -> None:
-    start_run(shop_agent("swept"), "say hi", "s1", idempotency_key="k1")
-    assert run("resume_runs", "--json").lines[0].items() >= {"found": 1, "driven": 1, "completed": 1}.items()
-
-
-def test_a_decision_is_carried_out(effects: Effects) -> None:
-    agent = shop_agent("gated", {"tools": [call("refund", cents=5000)]})
-    result = run_agent(agent, "refund", "s1", idempotency_key="k1")
-    approve(result.pending[0].pk, None)
-    assert run("resume_runs").out == "found 1, driven 1, completed 1\n"
-    assert effects.count() == 1
-
-
 def test_only_one_run_or_only_some() -> None:
     agent = shop_agent("swept")
     runs = [start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}") for number in range(3)]
     assert run("resume_runs", f"--run={runs[1].pk}").out.startswith("found 1, driven 1")
     assert Run.objects.get(status="completed").pk == runs[1].pk
-    assert run("resume_runs", "--limit=1").out.startswith("found 1, driven 1")
+    (told,) = run("resume_runs", "--limit=1", "--json").lines
+    assert (told["found"], told["driven"], told["completed"]) == (1, 1, 1)
     assert run("resume_runs", "--run=nonsense").code == 1
 
 
@@ -143,18 +131,11 @@ def test_a_drive_that_fails_is_counted_and_is_exit_1() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        ("--watch", "--dry-run"),
-        ("--interval=0",),
-        ("--interval=x",),
-        ("--limit=0",),
-        ("--hold-all", "--watch"),
-    ],
+    "options", ["--watch --dry-run", "--interval=0", "--interval=x", "--limit=0", "--hold-all --watch"]
 )
-def test_usage(options: tuple[str, ...]) -> None:
+def test_usage(options: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        resume_runs.Command().run_from_argv(["manage.py", "resume_runs", *options])
+        resume_runs.Command().run_from_argv(["manage.py", "resume_runs", *options.split()])
     assert caught.value.code == 2
 
 
@@ -208,18 +189,14 @@ class TestWatchingProcess:
     @pytest.fixture
     def watcher(self, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         (tmp_path / "gate").touch()
+        gate = {"SHOP_SLOW": "post:after", "SHOP_GATE": str(tmp_path / "gate")}
         command = (
             "from django.core.management import execute_from_command_line as run; import sys; run(sys.argv)"
         )
         child = subprocess.Popen(
             [sys.executable, "-c", command, "resume_runs", "--watch", "--interval=0.05"],
             cwd=ROOT,
-            env={
-                **os.environ,
-                "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-                "SHOP_SLOW": "post:after",
-                "SHOP_GATE": str(tmp_path / "gate"),
-            },
+            env={**os.environ, **gate, "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

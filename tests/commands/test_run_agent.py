@@ -13,7 +13,7 @@ from agentruns.engine.leases import claim
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.testing import ScriptedModel, crashing_at, expire_leases
-from tests.commands.running import run
+from tests.commands.running import Outcome, run
 from tests.effects import Effects
 from tests.pictures import PDF, PNG, files_of
 from tests.shop.agents import call, shop_agent
@@ -21,33 +21,25 @@ from tests.shop.agents import call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_prints_the_journal_and_the_answer() -> None:
-    shop_agent("cli", {"tools": [call("post", text="hi")]})
-    outcome = run("run_agent", "cli", "say hi", "--session=s1", "--idempotency-key=k1")
-    assert outcome.code == 0
-    journal, _, end = outcome.out.partition("\n\n")
-    assert [line.split()[3] for line in journal.splitlines()] == [
-        "run_started", "user", "assistant", "tool_started", "tool_result", "assistant", "run_completed",
-    ]  # fmt: skip
-    assert end.splitlines() == [f"Run {Run.objects.get().pk} in session s1 is completed.", "all done"]
-
-
-def test_the_same_command_again_is_the_same_run(effects: Effects) -> None:
+def test_it_prints_the_journal_and_the_answer_once(effects: Effects) -> None:
     shop_agent("cli", {"tools": [call("post", text="hi")]})
     command = ("run_agent", "cli", "say hi", "--session=s1", "--idempotency-key=k1")
     first, second = run(*command), run(*command)
-    assert (first.code, second.code) == (0, 0)
-    assert (
-        second.out.split("\n\n")[0] == f"\nRun {Run.objects.get().pk} in session s1 is completed.\nall done\n"
-    )
-    assert effects.count() == 1
+    assert (first.code, second.code, effects.count()) == (0, 0, 1)
+    journal, _, end = first.out.partition("\n\n")
+    assert [line.split()[3] for line in journal.splitlines()] == [
+        "run_started", "user", "assistant", "tool_started", "tool_result", "assistant", "run_completed",
+    ]  # fmt: skip
+    assert end == f"Run {Run.objects.get().pk} in session s1 is completed.\nall done\n"
+    assert second.out == f"\n{end}"
 
 
-def test_without_a_session_it_makes_one() -> None:
+def test_without_a_session_it_makes_one_for_a_user_if_one_is_named() -> None:
     shop_agent("cli")
-    assert run("run_agent", "cli", "say hi").code == 0
-    assert run("run_agent", "cli", "say hi").code == 0
-    assert Run.objects.count() == 2
+    user = User.objects.create_user("ann")
+    for more in ([], ["--user=ann"]):
+        assert run("run_agent", "cli", "say hi", *more).code == 0
+    assert {*Run.objects.values_list("owner_id", flat=True)} == {None, user.pk}
 
 
 def test_json_lines() -> None:
@@ -70,14 +62,9 @@ def test_an_output_that_is_a_value_is_printed_as_json() -> None:
     assert run("run_agent", "cli", "add", "--json").lines[-1]["output"] == '{"total":5}'
 
 
-def test_it_runs_for_a_user() -> None:
-    shop_agent("cli")
-    user = User.objects.create_user("ann")
-    assert run("run_agent", "cli", "say hi", "--user=ann").code == 0
-    assert Run.objects.get().owner_id == user.pk
-
-
-def test_it_says_where_to_decide_and_names_the_call_once() -> None:
+def test_it_says_where_to_decide_and_names_the_call_once(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop_agent("cli", {"tools": [call("refund", cents=5000)]})
     outcome = run("run_agent", "cli", "do it", "--session=s1")
     approval = Approval.objects.get()
@@ -87,13 +74,9 @@ def test_it_says_where_to_decide_and_names_the_call_once() -> None:
     )
     (asked,) = [line for line in outcome.out.splitlines() if "approval_requested" in line]
     assert asked.split("approval_requested")[1].startswith("  refund(cents=5000) (risk high")
-
-
-def test_without_an_admin_it_names_commands_alone(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(django_settings, "ROOT_URLCONF")
-    shop_agent("cli", {"tools": [call("refund", cents=5000)]})
     said = run("run_agent", "cli", "do it", "--session=s1").out.splitlines()[-1]
-    assert said.startswith("Decide: manage.py approve_call ")
+    assert said.startswith("Decide: manage.py approve_call "), "without an admin it names commands alone"
 
 
 def test_after_a_crash_it_says_what_it_told_the_model() -> None:
@@ -117,58 +100,46 @@ class TestExitCodes:
     def _agent(self) -> None:
         shop_agent("cli", {"tools": [call("refund", cents=5000)]})
 
-    def command(self, agent: str = "cli") -> int:
-        return run("run_agent", agent, "do it", "--session=s1", "--idempotency-key=k1").code
-
-    def test_completed(self) -> None:
-        shop_agent("short")
-        assert self.command("short") == 0
+    def command(self, agent: str = "cli") -> Outcome:
+        return run("run_agent", agent, "do it", "--session=s1", "--idempotency-key=k1")
 
     def test_failed(self) -> None:
         shop_agent("too-long", *[{"tools": [call("lookup", number="1")]}] * 3, max_steps=2)
-        assert self.command("too-long") == 1
+        assert self.command("too-long").code == 1
 
     def test_waiting_for_a_person(self) -> None:
-        outcome = run("run_agent", "cli", "do it", "--session=s1")
+        outcome = self.command()
         assert outcome.code == 3
         assert "Waits for a person: refund(cents=5000)" in outcome.out
+        other = run("run_agent", "cli", "something else", "--session=s1")
+        assert (other.code, "another agent, input or context" in other.err) == (4, True)
 
     def test_paused(self) -> None:
         self.command()
         paused = pause_run(Run.objects.get().pk, None, reason="the bank is shut")
-        outcome = run("run_agent", "cli", "do it", "--session=s1", "--idempotency-key=k1")
+        outcome = self.command()
         assert outcome.code == 3
         path = f"/admin/agentruns/run/{paused.pk}/change/"
         assert outcome.out.endswith(f"Held: the bank is shut. Put that right, then press Resume on {path}\n")
-
-    def test_cancelled(self) -> None:
-        self.command()
-        cancel_run(Run.objects.get().pk)
-        assert self.command() == 5
+        cancel_run(paused.pk)
+        assert self.command().code == 5
 
     def test_in_back_off(self) -> None:
         def busy(request: object) -> object:
             raise ProviderError("busy", disposition="retry", retry_after=60)
 
         shop_agent("busy", busy)
-        assert self.command("busy") == 4
+        assert self.command("busy").code == 4
 
     def test_live_elsewhere(self) -> None:
         queued = start_run("cli", "do it", "s1", idempotency_key="k1")
         assert claim("default", queued.pk) is not None
-        outcome = run("run_agent", "cli", "do it", "--session=s1", "--idempotency-key=k1")
-        assert outcome.code == 4
-        assert "is live in another process" in outcome.err
-
-    def test_another_task_in_the_session(self) -> None:
-        self.command()
-        outcome = run("run_agent", "cli", "something else", "--session=s1")
-        assert (outcome.code, "another agent, input or context" in outcome.err) == (4, True)
+        outcome = self.command()
+        assert (outcome.code, "is live in another process" in outcome.err) == (4, True)
 
     def test_unknown_agent(self) -> None:
         outcome = run("run_agent", "nobody\x1b[2J", "do it")
-        assert outcome.code == 1
-        assert "There is no agent" in outcome.err
+        assert (outcome.code, "There is no agent" in outcome.err) == (1, True)
         assert "\x1b" not in outcome.err
 
     @pytest.mark.parametrize("arguments", [("cli", " "), ("cli", "do it", "--user=nobody")])

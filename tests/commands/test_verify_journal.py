@@ -66,14 +66,12 @@ def test_the_first_bad_row_of_each_session_is_named() -> None:
         Message.objects.filter(session__key="s1", seq__in=[3, 4]).update(tool_name="x")
         Message.objects.filter(session__key="s2", seq=2)._raw_delete("default")
     outcome = run("verify_journal")
-    assert (outcome.code, outcome.out.splitlines()) == (
-        1,
-        [
-            "Session s1: seq 3 (assistant) was altered.",
-            "Session s2: seq 2 is missing; the next row is 3 (assistant).",
-            "Sessions checked: 4. Problems: 2.",
-        ],
-    )
+    assert outcome.code == 1
+    assert outcome.out.splitlines() == [
+        "Session s1: seq 3 (assistant) was altered.",
+        "Session s2: seq 2 is missing; the next row is 3 (assistant).",
+        "Sessions checked: 4. Problems: 2.",
+    ]
     first, _, summary = run("verify_journal", "--json").lines
     assert first == {
         "session": "s1", "seq": 3, "kind": "assistant", "run": None, "approval": None, "column": None,
@@ -96,17 +94,15 @@ def test_columns_are_repaired_but_not_those_of_a_broken_journal() -> None:
     Approval.objects.filter(pk=card.pk).update(arguments={"cents": 1}, approved_count=5)
     assert run("verify_journal").code == 1
     outcome = run("verify_journal", "--repair")
-    assert (outcome.code, outcome.out.splitlines()) == (
-        1,
-        [
-            f"Session s1: run {run_of_s1.pk}: output rewritten from 'a lie' to 'all done'.",
-            f"Session s1: approval {card.pk}: arguments rewritten.",
-            f"Session s1: approval {card.pk}: approved_count rewritten from '5' to '0'.",
-            "Session s2: seq 4 (tool_started) was altered.",
-            "Session s2: not repaired: the journal itself is wrong, so nothing can be folded from it.",
-            "Sessions checked: 4. Repaired: 3. Problems: 1.",
-        ],
-    )
+    assert outcome.code == 1
+    assert outcome.out.splitlines() == [
+        f"Session s1: run {run_of_s1.pk}: output rewritten from 'a lie' to 'all done'.",
+        f"Session s1: approval {card.pk}: arguments rewritten.",
+        f"Session s1: approval {card.pk}: approved_count rewritten from '5' to '0'.",
+        "Session s2: seq 4 (tool_started) was altered.",
+        "Session s2: not repaired: the journal itself is wrong, so nothing can be folded from it.",
+        "Sessions checked: 4. Repaired: 3. Problems: 1.",
+    ]
     assert run("verify_journal", "--session=s1").code == 0
     assert Run.objects.get(session__key="s2").error == "x"
     assert list(Message.objects.order_by("pk").values()) == rows
@@ -123,13 +119,11 @@ def test_missing_triggers_are_found_and_installed_again() -> None:
         for name in triggers.SQLITE if connection.vendor == "sqlite" else triggers.POSTGRESQL:
             assert f"Trigger {name} of the journal is missing: its rows could be changed.\n" in outcome.out
         outcome = run("verify_journal", "--repair")
-        assert (outcome.code, outcome.out.splitlines()) == (
-            0,
-            [
-                "The triggers of the journal were installed again.",
-                "Sessions checked: 4. Repaired: 1. Nothing is wrong.",
-            ],
-        )
+        assert outcome.code == 0
+        assert outcome.out.splitlines() == [
+            "The triggers of the journal were installed again.",
+            "Sessions checked: 4. Repaired: 1. Nothing is wrong.",
+        ]
         assert not triggers.differences(connection)
     finally:
         triggers.install(connection)
