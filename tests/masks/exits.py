@@ -1,18 +1,15 @@
 """Every way by which something of a run leaves the database: what each shows, as text.
 
-A new page, path or command has to be added here: `test_no_exit_is_missing` finds those that are not.
+A new page, path or command has to be added here: `missing` in test_masks.py finds those that are not.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from io import StringIO
 from typing import Any
 
 from django.core import mail
-from django.core.management import call_command
-from django.core.management.base import CommandError
 from django.test import Client
 from django.urls import reverse
 
@@ -22,95 +19,73 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Notification, Run
 from agentruns.services.forks import effects
 from agentruns.services.transfer import export_run
+from tests.commands.running import run as run_command
 
 API = "/api"
+OF_ALL_RUNS = (
+    "run_changelist", "run_costs", "run_csv", "run_figures", "run_news", "run_in_doubt", "approval_news",
+    "approval_changelist",
+)  # fmt: skip
+OF_A_RUN = (
+    "run_change", "run_live", "run_at", "run_replay", "run_verify", "run_export", "run_history",
+    "approval_turn",
+)  # fmt: skip
 
 
 def api(client: Client, run: Run) -> dict[str, str]:
-    """The API's paths that read; a stream ends with its run."""
-    one = f"/runs/{run.pk}"
-    seqs = list(run.messages.values_list("seq", flat=True))
+    """Read the API's paths; a stream ends with its run."""
+    one, session = f"/runs/{run.pk}", f"/sessions/{run.session.key}"
     found = {
         "/runs": ["/runs"],
         "/runs/{run_id}": [one],
         "/runs/{run_id}/messages": [f"{one}/messages"],
-        "/runs/{run_id}/state": [f"{one}/state?at={seq}" for seq in seqs],
+        "/runs/{run_id}/state": [f"{one}/state?at={seq}" for seq in _seqs(run)],
         "/runs/{run_id}/events": [f"{one}/events"] if run.is_ended else [],
         "/sessions": ["/sessions"],
-        "/sessions/{path:key}": [f"/sessions/{run.session.key}"],
-        "/sessions/{path:key}/messages": [f"/sessions/{run.session.key}/messages"],
+        "/sessions/{path:key}": [session],
+        "/sessions/{path:key}/messages": [f"{session}/messages"],
         "/approvals": ["/approvals"],
-        "/approvals/{approval_id}": [
-            f"/approvals/{key}" for key in run.approvals.values_list("pk", flat=True)
-        ],
+        "/approvals/{approval_id}": [f"/approvals/{card.pk}" for card in run.approvals.all()],
     }
-    return {
-        template: "".join(_read(client, API + path) for path in paths) for template, paths in found.items()
-    }
+    return {name: _read(client, *(API + path for path in paths)) for name, paths in found.items()}
 
 
 def console(client: Client, run: Run) -> dict[str, str]:
-    """The console's pages."""
-    approvals = list(run.approvals.values_list("pk", flat=True))
+    """Read the console's pages."""
+    cards, seqs = run.approvals.values_list("pk", flat=True), _seqs(run)
     calls = set(run.messages.exclude(call_id="").values_list("call_id", flat=True))
-    seqs = list(run.messages.values_list("seq", flat=True))
     pages = {
-        "index": [("admin:index", ())],
-        "run_changelist": [("admin:agentruns_run_changelist", ())],
-        "run_costs": [("admin:agentruns_run_costs", ())],
-        "run_csv": [("admin:agentruns_run_csv", ())],
-        "run_figures": [("admin:agentruns_run_figures", ())],
-        "run_news": [("admin:agentruns_run_news", ())],
-        "approval_news": [("admin:agentruns_approval_news", ())],
-        "run_change": [("admin:agentruns_run_change", (run.pk,))],
-        "run_live": [("admin:agentruns_run_live", (run.pk,))],
-        "run_row": [("admin:agentruns_run_row", (run.pk, seq)) for seq in seqs],
-        "run_at": [("admin:agentruns_run_at", (run.pk,))],
-        "run_replay": [("admin:agentruns_run_replay", (run.pk,))],
-        "run_verify": [("admin:agentruns_run_verify", (run.pk,))],
-        "run_export": [("admin:agentruns_run_export", (run.pk,))],
-        "run_call": [("admin:agentruns_run_call", (run.pk, call)) for call in calls],
-        "run_in_doubt": [("admin:agentruns_run_in_doubt", ())],
-        "run_history": [("admin:agentruns_run_history", (run.pk,))],
-        "approval_changelist": [("admin:agentruns_approval_changelist", ())],
-        "approval_change": [("admin:agentruns_approval_change", (key,)) for key in approvals],
-        "approval_turn": [("admin:agentruns_approval_turn", (run.pk,))],
-        "approval_history": [("admin:agentruns_approval_history", (key,)) for key in approvals],
+        "index": [reverse("admin:index")],
+        **{name: [_url(name)] for name in OF_ALL_RUNS},
+        **{name: [_url(name, run.pk)] for name in OF_A_RUN},
+        "run_row": [_url("run_row", run.pk, seq) for seq in seqs],
+        "run_call": [_url("run_call", run.pk, call) for call in calls],
+        "approval_change": [_url("approval_change", key) for key in cards],
+        "approval_history": [_url("approval_history", key) for key in cards],
     }
-    found = {
-        name: "".join(_read(client, reverse(view, args=args)) for view, args in views)
-        for name, views in pages.items()
-    }
-    at = reverse("admin:agentruns_run_at", args=[run.pk])
-    found["run_at"] += "".join(_read(client, f"{at}?seq={seq}") for seq in seqs)
-    erasing = [reverse("admin:agentruns_run_erase", args=[run.pk, seq]) for seq in seqs]
-    found["run_erase"] = "".join(
-        client.get(path).content.decode() for path in erasing
-    )  # refused while it goes on
-    found["run_replay"] += client.post(
-        reverse("admin:agentruns_run_replay", args=[run.pk]), {"who": "code"}
-    ).content.decode()
+    pages["run_at"] += [f"{_url('run_at', run.pk)}?seq={seq}" for seq in seqs]
+    pages["approval_changelist"] += [f"{_url('approval_changelist')}?status=all"]
+    found = {name: _read(client, *paths) for name, paths in pages.items()}
+    erasing = [client.get(_url("run_erase", run.pk, seq)) for seq in seqs]  # refused while it goes on
+    found["run_erase"] = "".join(page.content.decode() for page in erasing)
+
+    def posted(name: str, **form: str) -> str:
+        return client.post(_url(name, run.pk), form).content.decode()
+
+    found["run_replay"] += posted("run_replay", who="code")
     asks = any(one.is_final for one in effects(run._state.db, run))  # else it would start one
-    for action, form in (("again", {"key": "k"}), ("fork", {"key": "k", "at": "1"})):
-        door = reverse(f"admin:agentruns_run_{action}", args=[run.pk])
-        found[f"run_{action}"] = client.post(door, form).content.decode() if asks else ""
-    for action in ("reply", "watch"):  # a reply without a text is refused, on the page of the run
-        door = reverse(f"admin:agentruns_run_{action}", args=[run.pk])
-        found[f"run_{action}"] = client.post(door, {"key": "k"}).content.decode()
-    found["approval_changelist"] += _read(
-        client, reverse("admin:agentruns_approval_changelist") + "?status=all"
-    )
+    found["run_again"] = posted("run_again", key="k") if asks else ""
+    found["run_fork"] = posted("run_fork", key="k", at="1") if asks else ""
+    for name in ("run_reply", "run_watch"):  # a reply without a text is refused, on the page of the run
+        found[name] = posted(name, key="k")
     return found
 
 
 def commands(client: Client, run: Run) -> dict[str, str]:
-    """The commands that show something of a run."""
-    key = str(run.pk)
-    seq = str(run.messages.latest("seq").seq)
+    """Run the commands that show something of a run."""
+    key, seq = str(run.pk), str(run.messages.latest("seq").seq)
     return {
-        "show_run": _say("show_run", key)
-        + _say("show_run", key, "--json")
-        + _say("show_run", key, "--at", seq),
+        "show_run": "".join(_say("show_run", key, *how) for how in ([], ["--json"], ["--at", seq])),
         "list_runs": _say("list_runs") + _say("list_runs", "--json"),
         "replay_run": _say("replay_run", key) + _say("replay_run", key, "--json"),
         "export_run": _say("export_run", key),
@@ -145,30 +120,35 @@ SILENT_VIEWS = {
     "approval_delete", "approval_reveal", "approval_approve", "approval_edit", "approval_answer",
     "approval_deny", "approval_extend", "run_switches",
 }  # fmt: skip
+
+
 SILENT_PATHS = {
-    "/agents",
-    "/health",
-    "/sessions/{path:key}/messages",
-    "/runs/{run_id}/messages/{seq}/content",
-    "/runs/{run_id}/files/{sha256}",
-}  # the last two only to revealers
+    "/agents", "/health", "/sessions/{path:key}/messages",
+    "/runs/{run_id}/messages/{seq}/content", "/runs/{run_id}/files/{sha256}",  # only to revealers
+}  # fmt: skip
 SILENT_COMMANDS = {
     "run_agent", "fork_run", "approve_call", "deny_call", "create_api_token", "drain_runs", "import_run",
     "prune_runs", "lock_mcp_tools",
 }  # fmt: skip
 
 
-def _read(client: Client, path: str) -> str:
-    response: Any = client.get(path, follow=True)
-    assert response.status_code in (200, 204), (path, response.status_code)
-    content = b"".join(response.streaming_content) if response.streaming else response.content
-    return str(content.decode())
+def _seqs(run: Run) -> list[int]:
+    return list(run.messages.values_list("seq", flat=True))
+
+
+def _url(name: str, *args: Any) -> str:
+    return reverse(f"admin:agentruns_{name}", args=args)
+
+
+def _read(client: Client, *paths: str) -> str:
+    texts = []
+    for path in paths:
+        response: Any = client.get(path, follow=True)
+        assert response.status_code in (200, 204), (path, response.status_code)
+        texts.append(response.getvalue().decode())
+    return "".join(texts)
 
 
 def _say(*given: str) -> str:
-    out = StringIO()
-    try:
-        call_command(*given, stdout=out, stderr=out)
-    except (CommandError, SystemExit) as error:
-        out.write(str(error))
-    return out.getvalue()
+    outcome = run_command(*given)
+    return outcome.out + outcome.err

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +18,26 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import agentruns
-from agentruns import Agent, approve, run_agent, tool
+from agentruns import Agent, Policy, RunContext, approve, run_agent, tool
 from agentruns.api import router
+from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import masking
-from agentruns.models import Approval, Run
+from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
+from agentruns.tools import InvalidArguments
 from tests.api.http import Api, make_user
+from tests.files import fetch_secretly, fetched
 from tests.masks.exits import EXITS, SILENT_COMMANDS, SILENT_PATHS, SILENT_VIEWS
 from tests.registry import isolated_registry
-from tests.shop.agents import call
+from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 PIN, IBAN, NUMBER = "pin-Q77001x", "DE02700100100000004711", 880077003311
 EVERYTHING = (
-    "view_run",
-    "erase_payload",
-    "view_approval",
-    "decide_approval",
-    "cancel_run",
-    "replay_run",
-    "fork_run",
-)
+    "view_run", "erase_payload", "view_approval", "decide_approval", "cancel_run", "replay_run", "fork_run",
+)  # fmt: skip
 
 
 def previewed(args: dict[str, Any]) -> dict[str, Any]:
@@ -77,11 +77,9 @@ def unsure(pin: str) -> str:
 
 def told(pin: str = PIN, number: int = NUMBER, last: str = "") -> Run:
     """Tell a story in which everybody repeats the values; returns the run, which has ended."""
+    writes = call("letter", pin=pin, number=number, note=f"it is {pin}")
     turns: list[Any] = [
-        {
-            "text": f"I take {pin} and {number}",
-            "tools": [call("letter", pin=pin, number=number, note=f"it is {pin}")],
-        },
+        {"text": f"I take {pin} and {number}", "tools": [writes]},
         {"text": f"The account is {IBAN}", "tools": [call("explode", pin=pin)]},
         {"tools": [call("unsure", pin=pin)]},
         {"text": last or f"Sent {pin} and {number} to {IBAN}."},
@@ -98,9 +96,14 @@ def told(pin: str = PIN, number: int = NUMBER, last: str = "") -> Run:
 
 @pytest.fixture
 def reader() -> Client:
-    client = Client()
-    client.force_login(make_user("reader", *EVERYTHING, is_staff=True))
-    return client
+    return Api(make_user("reader", *EVERYTHING, is_staff=True)).client
+
+
+def waiting(**more: str) -> Approval:
+    """Let a letter wait for its approval."""
+    turns = [{"tools": [call("letter", pin=PIN, number=NUMBER, **more)]}]
+    agent = Agent("clerk", instructions="Write.", tools=[letter], model=ScriptedModel(turns))
+    return run_agent(agent, f"Send {PIN}", "letters").pending[0]
 
 
 def shown(client: Client, run: Run) -> dict[str, str]:
@@ -121,9 +124,9 @@ def test_no_exit_shows_what_is_sensitive(reader: Client, settings: Any, caplog: 
     settings.AGENTRUNS_NOTIFY_EMAILS = ["staff@example.org"]
     settings.AGENTRUNS_NOTIFIERS = ["agentruns.contrib.mail.MailNotifier"]
     caplog.set_level(logging.DEBUG, "agentruns")
-    with isolated_registry():
-        run = told()
-        found = shown(reader, run)
+    run = told()
+    found = shown(reader, run)
+    assert missing(found) == set(), "exits that tests/masks/exits.py does not know"
     assert leaks(found, PIN, NUMBER, f"{NUMBER:,}", IBAN) == {}
     assert "***" in found["console run_change"]
     assert "Send ***" in found["api /runs/{run_id}"]
@@ -138,11 +141,7 @@ def test_no_exit_shows_what_is_sensitive(reader: Client, settings: Any, caplog: 
 
 
 def test_a_waiting_card_shows_nothing_either(reader: Client) -> None:
-    with isolated_registry():
-        turns = [{"tools": [call("letter", pin=PIN, number=NUMBER, note=f"it is {PIN}")]}]
-        agent = Agent("clerk", instructions="Write.", tools=[letter], model=ScriptedModel(turns))
-        run = Run.objects.get(pk=run_agent(agent, f"Send {PIN}", "letters").run_id)
-        assert leaks(shown(reader, run), PIN, NUMBER) == {}
+    assert leaks(shown(reader, waiting(note=f"it is {PIN}").run), PIN, NUMBER) == {}
 
 
 @hypothesis_settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
@@ -165,20 +164,12 @@ def test_random_values_never_leave(data: st.DataObject) -> None:
 def test_short_values_are_masked_where_they_were_made_from() -> None:
     mask = masking.Mask([{"tools": {"letter": letter.policy()}}])
     mask.know("letter", {"pin": "42", "number": 7, "note": "x"})
-    assert mask.made("letter", {"left": "42 left", "other": "142", "n": 7}) == {
-        "left": "*** left",
-        "other": "142",
-        "n": "***",
-    }
+    made = mask.made("letter", {"left": "42 left", "other": "142", "n": 7})
+    assert made == {"left": "*** left", "other": "142", "n": "***"}
     assert mask.value("42 is the answer on day 7") == "42 is the answer on day 7"
     mask.know("letter", {"pin": "4711", "number": True})
-    assert mask.value(["PIN 4711", 4711, 14711, "2047110", True]) == [
-        "PIN ***",
-        "***",
-        14711,
-        "2047110",
-        True,
-    ]
+    value = mask.value(["PIN 4711", 4711, 14711, "2047110", True])
+    assert value == ["PIN ***", "***", 14711, "2047110", True]
 
 
 def test_a_result_of_any_form_is_masked() -> None:
@@ -195,31 +186,28 @@ def test_a_result_of_any_form_is_masked() -> None:
 
 def test_revealing_over_the_api_is_allowed_asked_for_and_logged(caplog: Any, settings: Any) -> None:
     caplog.set_level(logging.INFO, "agentruns.reveals")
-    with isolated_registry():
-        turns = [{"tools": [call("letter", pin=PIN, number=NUMBER)]}]
-        agent = Agent("clerk", instructions="Write.", tools=[letter], model=ScriptedModel(turns))
-        waits = run_agent(agent, "Send it", "letters").pending[0]
-        plain = Api(make_user("plain", "decide_approval"))
-        status, body = plain.get(f"/approvals/{waits.pk}")
-        assert (status, body["arguments"]["pin"], body["arguments"]["number"]) == (200, "***", "***")
-        status, problem = plain.get(f"/approvals/{waits.pk}?reveal=true")
-        assert (status, problem["type"]) == (403, "urn:agentruns:permission-denied")
-        assert PIN not in plain.response.content.decode()
-        assert [one for one in caplog.records if one.name == "agentruns.reveals"] == []
-        may = make_user("may", "decide_approval", "reveal_arguments")
-        status, body = Api(may).get(f"/approvals/{waits.pk}")
-        assert (status, body["arguments"]["pin"]) == (200, "***")  # nobody sees it unasked
-        status, body = Api(may).get(f"/approvals/{waits.pk}?reveal=true")
-        assert (body["arguments"]["pin"], body["arguments"]["number"]) == (PIN, NUMBER)
-        (record,) = (one for one in caplog.records if one.name == "agentruns.reveals")
-        assert f"approval={waits.pk}" in record.getMessage()
-        assert f"user={may.pk}" in record.getMessage()
-        assert "door=api" in record.getMessage()
-        settings.AGENTRUNS_POLICY = "tests.masks.test_masks.Discreet"
-        assert Api(may).get(f"/approvals/{waits.pk}?reveal=true")[0] == 403
-        status, body = plain.post(f"/approvals/{waits.pk}/approve", {"digest": body["digest"]})
-        assert (status, body["status"], body["arguments"]["pin"]) == (200, "approved", "***")
-        assert Approval.objects.get(pk=waits.pk).arguments["pin"] == PIN
+    waits = waiting()
+    plain = Api(make_user("plain", "decide_approval"))
+    status, body = plain.get(f"/approvals/{waits.pk}")
+    assert (status, body["arguments"]["pin"], body["arguments"]["number"]) == (200, "***", "***")
+    status, problem = plain.get(f"/approvals/{waits.pk}?reveal=true")
+    assert (status, problem["type"]) == (403, "urn:agentruns:permission-denied")
+    assert PIN not in plain.response.content.decode()
+    assert [one for one in caplog.records if one.name == "agentruns.reveals"] == []
+    may = make_user("may", "decide_approval", "reveal_arguments")
+    status, body = Api(may).get(f"/approvals/{waits.pk}")
+    assert (status, body["arguments"]["pin"]) == (200, "***")  # nobody sees it unasked
+    status, body = Api(may).get(f"/approvals/{waits.pk}?reveal=true")
+    assert (body["arguments"]["pin"], body["arguments"]["number"]) == (PIN, NUMBER)
+    (record,) = (one for one in caplog.records if one.name == "agentruns.reveals")
+    assert f"approval={waits.pk}" in record.getMessage()
+    assert f"user={may.pk}" in record.getMessage()
+    assert "door=api" in record.getMessage()
+    settings.AGENTRUNS_POLICY = f"{__name__}.Discreet"
+    assert Api(may).get(f"/approvals/{waits.pk}?reveal=true")[0] == 403
+    status, body = plain.post(f"/approvals/{waits.pk}/approve", {"digest": body["digest"]})
+    assert (status, body["status"], body["arguments"]["pin"]) == (200, "approved", "***")
+    assert Approval.objects.get(pk=waits.pk).arguments["pin"] == PIN
 
 
 class Discreet(agentruns.Policy):
@@ -230,36 +218,228 @@ class Discreet(agentruns.Policy):
 
 
 def test_a_mask_does_not_become_an_argument() -> None:
-    with isolated_registry():
-        turns = [{"tools": [call("letter", pin=PIN, number=NUMBER, note=f"it is {PIN}")]}]
-        agent = Agent("clerk", instructions="Write.", tools=[letter], model=ScriptedModel(turns))
-        waits = run_agent(agent, "Send it", "letters").pending[0]
-        decider = Api(make_user("decider", "decide_approval"))
-        shown = decider.get(f"/approvals/{waits.pk}")[1]
-        assert shown["arguments"]["note"] == "it is ***"
-        edit = {**waits.arguments, "note": "it is ***"}
-        status, problem = decider.post(
-            f"/approvals/{waits.pk}/approve", {"digest": shown["digest"], "arguments": edit}
-        )
-        assert (status, "The edited note is only the mask" in problem["detail"]) == (409, True)
-        assert Approval.objects.get(pk=waits.pk).status == "pending"
+    waits = waiting(note=f"it is {PIN}")
+    decider = Api(make_user("decider", "decide_approval"))
+    shown = decider.get(f"/approvals/{waits.pk}")[1]
+    assert shown["arguments"]["note"] == "it is ***"
+    edit = {**waits.arguments, "note": "it is ***"}
+    status, problem = decider.post(
+        f"/approvals/{waits.pk}/approve", {"digest": shown["digest"], "arguments": edit}
+    )
+    assert (status, "The edited note is only the mask" in problem["detail"]) == (409, True)
+    assert Approval.objects.get(pk=waits.pk).status == "pending"
 
 
-def test_no_exit_is_missing(reader: Client) -> None:
-    with isolated_registry():
-        found = shown(reader, told())
+def missing(found: dict[str, str]) -> set[str]:
+    """List the exits there are that are not among those found."""
     views = router.path_operations.items()
     paths = {path for path, view in views if any("GET" in one.methods for one in view.operations)}
-    assert {f"api {path}" for path in paths - SILENT_PATHS} <= set(found)
-    ours = ("agentruns_run_", "agentruns_approval_")
-    names = {name.removeprefix("agentruns_") for name in _names() if name.startswith(ours)}
-    assert {f"console {name}" for name in names - SILENT_VIEWS} <= set(found)
+    patterns = get_resolver().namespace_dict["admin"][1].reverse_dict
+    ours = [name for name in patterns if str(name).startswith(("agentruns_run_", "agentruns_approval_"))]
+    names = {name.removeprefix("agentruns_") for name in ours}
     folder = Path(agentruns.__file__).parent / "management/commands"
     commands = {path.stem for path in folder.glob("[a-z]*.py")}
-    assert {f"commands {name}" for name in commands - SILENT_COMMANDS} <= set(found)
+    exits = {f"api {path}" for path in paths - SILENT_PATHS}
+    exits |= {f"console {name}" for name in names - SILENT_VIEWS}
+    exits |= {f"commands {name}" for name in commands - SILENT_COMMANDS}
+    return exits - set(found)
 
 
-def _names() -> set[str]:
-    """Return the names of the admin's URLs."""
-    admin = get_resolver().namespace_dict["admin"][1]
-    return {str(key) for key in admin.reverse_dict if isinstance(key, str)}
+@tool(requires_approval=True, sensitive=["pin"])
+def unlock(pin: str) -> str:
+    """Open a door."""
+    return "open"
+
+
+def reading(*more: str) -> Api:
+    return Api(make_user("reader", "view_run", "view_approval", *more, is_staff=True))
+
+
+def asking(*calls: Any, task: str = "open it", **options: Any) -> Any:
+    agent = shop_agent("doors", {"tools": [*calls]}, tools=[unlock, look])
+    return run_agent(agent, task, "s1", **options)
+
+
+def unlocking(task: str = "open it", pin: str = PIN, **options: Any) -> Any:
+    return asking(call("unlock", pin=pin), task=task, **options)
+
+
+def test_a_fork_from_before_the_call_does_not_unmask_the_task() -> None:
+    run = unlocking(f"open with {PIN}", actor=make_user("customer"))
+    api = reading("fork_run", "start_run")
+    assert PIN not in str(api.get(f"/runs/{run.run_id}"))
+    status, fork = api.post(f"/runs/{run.run_id}/fork", {"at": 2})
+    assert status == 201
+    assert PIN not in str(fork)
+
+
+@tool(sensitive_results=["iban"])
+def look() -> dict[str, str]:
+    """Look a customer up."""
+    raise ValueError(f"the account {PIN} is blocked")
+
+
+REPEATS: dict[str, Callable[[], Any]] = {
+    "the context": lambda: unlocking(context={"pin": PIN}),
+    "a value under a misspelt name": lambda: asking(call("unlock", Pin=PIN)),
+    "the error of a tool with sensitive results": lambda: asking(call("look")),
+}
+
+
+@pytest.mark.parametrize("what", REPEATS)
+def test_what_repeats_a_value_is_masked(what: str) -> None:
+    run, api = REPEATS[what](), reading()
+    assert PIN not in str(api.get(f"/runs/{run.run_id}/messages"))
+    assert PIN not in str(api.get(f"/runs/{run.run_id}"))
+
+
+def test_the_hash_of_a_guarded_task_is_not_shown(folder: Path, settings: Any) -> None:
+    settings.AGENTRUNS_PAYLOAD_INLINE_MAX = 2_000
+    task = "Dear agent. " * 300 + "The PIN is {}"
+    run = unlocking(task.format("7306"), "7306")
+    api = reading()
+    assert api.get(f"/runs/{run.run_id}/messages/2/content")[0] == 403
+    shown = json.dumps(api.get(f"/runs/{run.run_id}/messages")[1])
+    pins = ("7305", "7306", "7307")
+    hashes = {pin: hashlib.sha256(task.format(pin).encode()).hexdigest() for pin in pins}
+    assert [pin for pin in pins if hashes[pin] in shown] == []
+
+
+def test_the_console_shows_no_hash_that_the_api_hides(folder: Path) -> None:
+    run = fetched(tools=[fetch_secretly])
+    row = Message.objects.get(run=run, kind="tool_result")
+    sha256, api = row.payload["stored"]["sha256"], reading()
+    assert sha256 not in str(api.get(f"/runs/{run.pk}/messages"))
+    page = api.client.get(f"/admin/agentruns/run/{run.pk}/rows/{row.seq}/content/")
+    assert sha256 not in page.content.decode()
+
+
+class Fails(Policy):
+    """Its rule is broken: the kind of error that says what it could not handle."""
+
+    is_broken = False
+
+    def can_decide(self, user: Any, approval: Any, arguments: dict[str, Any]) -> bool:
+        if Fails.is_broken:
+            raise ValueError(f"no limit for {arguments['pin']}")
+        return True
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    form = logging.Formatter()
+    return "\n".join(form.format(one) for one in caplog.records if one.name.startswith("agentruns"))
+
+
+@pytest.mark.parametrize("where", ["decision", "edit", "engine"])
+def test_a_policy_that_raises_logs_no_value(
+    where: str, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.Fails"
+    (card,) = unlocking().pending
+    decider = make_user("decider", "decide_approval")
+    if where == "engine":
+        approve(card.pk, decider)
+    monkeypatch.setattr(Fails, "is_broken", True)
+    if where == "engine":
+        sweep()
+    else:
+        edited = {"arguments": {"pin": PIN}} if where == "edit" else {}
+        Api(decider).post(f"/approvals/{card.pk}/approve", {"digest": card.digest, **edited})
+    assert "AGENTRUNS_POLICY failed" in logged(caplog)
+    assert PIN not in logged(caplog)
+
+
+@tool(sensitive=["pin"])
+def open_late(pin: str) -> str:
+    """Open a door, and do not know whether it opened."""
+    raise ToolDurabilityError("no answer of the door")
+
+
+def test_what_staff_wrote_of_a_run_is_masked_in_its_history() -> None:
+    client = Api(make_user("staff", is_superuser=True, is_staff=True)).client
+    reads = reading().client
+    waits = unlocking().run_id
+    form = {"action": "cancel_selected", "_selected_action": [waits], "reason": f"not with {PIN}"}
+    seen = str(Message.objects.filter(run_id=waits).latest("seq").seq)
+    page = client.post("/admin/agentruns/run/", {**form, "confirmed": "1", f"seen-{waits}": seen})
+    assert b"1 was done" in page.content
+    agent = shop_agent("late", {"tools": [call("open_late", pin=PIN)]}, tools=[open_late])
+    doubt = run_agent(agent, "open it", "s2")
+    about = {"verdict": "unknown", "evidence": f"nobody knows {PIN}"}
+    about["seq"] = str(Message.objects.filter(run_id=doubt.run_id).latest("seq").seq)
+    answer = client.post(f"/admin/agentruns/run/{doubt.run_id}/calls/{doubt.orphans[0]}/resolve/", about)
+    assert answer.status_code == 302
+    for run_id, said in ((waits, "not with"), (doubt.run_id, "nobody knows")):
+        history = reads.get(f"/admin/agentruns/run/{run_id}/history/").content.decode()
+        assert f"{said} ***" in history
+        assert PIN not in history
+
+
+MAY = ("view_run", "fork_run", "start_run", "adopt_definition")
+
+
+@tool(sensitive=["pin"], requires_approval=True)
+def check(pin: str) -> str:
+    """Check."""
+    return "ok"
+
+
+def serves(run: RunContext) -> str:
+    """Tell what is said of the run."""
+    return f"Serve {run.context.get('note', 'nobody')}."
+
+
+def fails(run: RunContext) -> str:
+    """Fail, and say why."""
+    raise ValueError(f"cannot serve {run.context}")
+
+
+def misfits(run: RunContext) -> str:
+    """Fail by an exception of ours that doors show elsewhere."""
+    raise InvalidArguments(f"cannot serve {run.context}")
+
+
+@pytest.mark.parametrize("instructions", [fails, misfits])
+@pytest.mark.parametrize("door", ["again", "fork", "adopt", "api", "api messages", "api runs"])
+def test_what_a_function_of_an_agent_raises_is_masked(
+    caplog: pytest.LogCaptureFixture, door: str, instructions: Any
+) -> None:
+    turn = {"tools": [{"name": "check", "input": {"pin": PIN}}]}
+    model = ScriptedModel([turn, turn] if door == "adopt" else [turn, {"text": "done"}])
+    options: dict[str, Any] = {"tools": [check], "model": model, "starters": "anyone"}
+    user = make_user("vv", *MAY, is_staff=True)
+    plain = "Serve." if door == "adopt" else serves
+    Agent("pins", instructions=plain, **options)
+    run = run_agent("pins", "check it", "s1", actor=user, context={"note": PIN}).run_id
+    approve(Approval.objects.get().pk, make_user("boss", is_superuser=True))
+    sweep()
+    client: Any = Client(raise_request_exception=False)
+    client.force_login(user)
+    page = f"/admin/agentruns/run/{run}/"
+    assert PIN not in client.get(f"{page}change/").getvalue().decode()
+    caplog.clear()
+    with isolated_registry():
+        agent = Agent("pins", instructions=instructions, **options)
+        body: dict[str, Any] = {"at": 2, "text": "x"}
+        api = {
+            "api": (f"runs/{run}/fork", body), "api messages": ("sessions/s1/messages", {"content": "x"}),
+            "api runs": ("runs", {"agent": "pins", "input": "x", "session": "s1"}),
+        }  # fmt: skip
+        if door in api:
+            path, body = api[door]
+            shown = client.post(f"/api/{path}", json.dumps(body), content_type="application/json")
+            assert (shown.status_code, shown.json()["type"]) == (500, "urn:agentruns:rendering")
+        else:
+            if door == "adopt":
+                seq = Message.objects.filter(run_id=run).latest("seq").seq
+                body = {"hash": agent.definition_hash, "seq": seq, "reason": "newer"}
+            started = Message.objects.filter(run_id=run, kind="tool_started")
+            body["knows"] = list(started.values_list("call_id", flat=True))
+            shown = client.post(f"{page}{door}/", {"key": "k", **body})
+            assert shown.status_code == 409
+    assert "its function instructions failed with" in shown.getvalue().decode()
+    assert PIN not in shown.getvalue().decode()
+    logged = "".join(map(logging.Formatter().format, caplog.records))
+    assert PIN not in logged
+    assert logged.count("Traceback") == 1
+    assert Run.objects.count() == 1

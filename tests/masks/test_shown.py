@@ -22,7 +22,6 @@ from agentruns.testing import ScriptedModel
 from agentruns.utils.bounds import TEXT_LENGTH
 from tests.api.http import Api, make_user
 from tests.cost import grows_at_most, least
-from tests.registry import isolated_registry
 from tests.shop.agents import call, shop_agent
 from tests.waiting import LIMIT
 
@@ -49,63 +48,49 @@ def waiting(text: str) -> Approval:
 
 @pytest.mark.skipif(which("node") is None, reason="Node.js is not installed here")
 def test_what_javascript_reads_has_the_digits_that_are_approved() -> None:
-    with isolated_registry():
-        approval = waiting("1\u200b00")
-        client = Api(make_user("decider", "decide_approval"))
-        client.get(f"/approvals/{approval.pk}")
-        told = subprocess.run(
-            ["node", "-e", READ],
-            input=client.response.content,
-            capture_output=True,
-            check=True,
-            timeout=LIMIT,
-        ).stdout
-        rounded, shown = json.loads(told)
-        assert rounded == 2**53  # which is why people are shown the texts
-        texts = {one["name"]: one["text"] for one in shown}
-        assert texts["account"] == str(LARGE) == str(approval.arguments["account"])
-        assert texts["text"] == r"1\u200b00"
-        assert str(LARGE) in texts["deep"]
-        assert r"a\u3164" in texts["deep"]
-        assert "\u202e" not in json.dumps(shown, ensure_ascii=False)
+    approval = waiting("1\u200b00")
+    client = Api(make_user("decider", "decide_approval"))
+    client.get(f"/approvals/{approval.pk}")
+    how: dict[str, Any] = {"capture_output": True, "check": True, "timeout": LIMIT}
+    told = subprocess.run(["node", "-e", READ], input=client.response.content, **how).stdout
+    rounded, shown = json.loads(told)
+    assert rounded == 2**53  # which is why people are shown the texts
+    texts = {one["name"]: one["text"] for one in shown}
+    assert texts["account"] == str(LARGE) == str(approval.arguments["account"])
+    assert texts["text"] == r"1\u200b00"
+    assert str(LARGE) in texts["deep"]
+    assert r"a\u3164" in texts["deep"]
+    assert "\u202e" not in json.dumps(shown, ensure_ascii=False)
 
 
-def test_a_megabyte_of_hidden_characters_makes_small_pages() -> None:
-    client = Client()
-    client.force_login(make_user("reader", "view_run", "view_approval", "decide_approval", is_staff=True))
-    with isolated_registry():
-        for text in ("\u202e" * 2**20, "\u202e\u202d" * 2**19):
-            Run.objects.all().update(status="completed")
-            turns = [{"tools": [call("pay", account=1, text=text, deep={})]}]
-            name = f"payer-{ord(text[1])}"
-            agent = Agent(name, instructions="Pay.", tools=[pay], model=ScriptedModel(turns))
-            approval = run_agent(agent, text, f"payments {ord(text[1])}").pending[0]
-            for name, key in (("approval", approval.pk), ("run", approval.run_id)):
-                page: Any = client.get(reverse(f"admin:agentruns_{name}_change", args=[key]))
-                assert page.status_code == 200
-                assert len(page.content) < 300_000, name
+def test_very_many_hidden_characters_make_small_pages() -> None:
+    client = Api(make_user("reader", "view_run", "view_approval", "decide_approval", is_staff=True)).client
+    for text in ("\u202e" * 2**18, "\u202e\u202d" * 2**17):
+        Run.objects.all().update(status="completed")
+        turns = [{"tools": [call("pay", account=1, text=text, deep={})]}]
+        name = f"payer-{ord(text[1])}"
+        agent = Agent(name, instructions="Pay.", tools=[pay], model=ScriptedModel(turns))
+        approval = run_agent(agent, text, f"payments {ord(text[1])}").pending[0]
+        for name, key in (("approval", approval.pk), ("run", approval.run_id)):
+            page: Any = client.get(reverse(f"admin:agentruns_{name}_change", args=[key]))
+            assert page.status_code == 200
+            assert len(page.content) < 300_000, name
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "member"),
-    [
-        ("approve", {"reason": "x" * 2_001}, "reason"),
-        ("deny", {"reason": "x" * 2_001}, "reason"),
-        ("answer", {"text": "x" * 100_001}, "text"),
-    ],
-)
-def test_texts_are_bounded_as_in_the_console(path: str, body: dict[str, str], member: str) -> None:
-    with isolated_registry():
-        approval = waiting("now")
-        client = Api(make_user("decider", "decide_approval", "start_run"))
-        status, problem = client.post(f"/approvals/{approval.pk}/{path}", {"digest": approval.digest, **body})
-        assert (status, problem["errors"][0]["loc"]) == (422, ["body", member])
-        assert "at most" in problem["detail"]
-        assert Approval.objects.get(pk=approval.pk).status == "pending"
+LENGTHS = {"approve": ("reason", 2_001), "deny": ("reason", 2_001), "answer": ("text", 100_001)}
 
 
-def test_an_answer_may_be_as_long_in_the_console_as_over_the_api() -> None:
+@pytest.mark.parametrize("path", LENGTHS)
+def test_texts_are_bounded_as_in_the_console(path: str) -> None:
+    member, length = LENGTHS[path]
     assert AnswerForm.base_fields["text"].max_length == TEXT_LENGTH
+    approval = waiting("now")
+    client = Api(make_user("decider", "decide_approval", "start_run"))
+    body = {"digest": approval.digest, member: "x" * length}
+    status, problem = client.post(f"/approvals/{approval.pk}/{path}", body)
+    assert (status, problem["errors"][0]["loc"]) == (422, ["body", member])
+    assert "at most" in problem["detail"]
+    assert Approval.objects.get(pk=approval.pk).status == "pending"
 
 
 def opener(client: Client, calls: int) -> Callable[[], list[int]]:
@@ -129,13 +114,11 @@ def opener(client: Client, calls: int) -> Callable[[], list[int]]:
 
 
 def test_pages_ask_no_more_for_more_calls_of_a_reply() -> None:
-    client = Client()
-    client.force_login(make_user("reader", "view_run", "view_approval", "decide_approval", is_staff=True))
-    with isolated_registry():
-        run, card, turn = opener(client, 1)()
-        few, many = opener(client, 6), opener(client, 60)
-        assert grows_at_most(20, few, many), "more than twice as much for each of ten times as many calls"
-        queries_of_few, queries_of_many = few(), many()
+    client = Api(make_user("reader", "view_run", "view_approval", "decide_approval", is_staff=True)).client
+    run, card, turn = opener(client, 1)()
+    few, many = opener(client, 6), opener(client, 60)
+    assert grows_at_most(20, few, many), "more than twice as much for each of ten times as many calls"
+    queries_of_few, queries_of_many = few(), many()
     # A card with others on its reply reads those as well: their rows, and their cards.
     assert queries_of_many == queries_of_few == [run, card + 2, turn]
     assert turn <= 15  # one for the equal calls that wait

@@ -718,12 +718,12 @@ MADE = [
     Mutant(
         "rendering: what a function says is no error's text",
         (Edit("services/rendering.py", "failed with {type(failed).__name__}.", "failed with {failed}."),),
-        ("masks/test_functions.py::test_what_a_function_of_an_agent_raises_is_masked",),
+        ("masks/test_masks.py::test_what_a_function_of_an_agent_raises_is_masked",),
     ),
     Mutant(
         "rendering: what a function says is masked in the log",
         (Edit("services/rendering.py", "veiling(*(past or ()))", "veiling()"),),
-        ("masks/test_functions.py::test_what_a_function_of_an_agent_raises_is_masked",),
+        ("masks/test_masks.py::test_what_a_function_of_an_agent_raises_is_masked",),
     ),
     Mutant(
         "rendering: a transaction that a function leaves open is rolled back",

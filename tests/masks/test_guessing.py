@@ -1,4 +1,4 @@
-"""Nobody finds a hidden value by trying all of them: an attacker with everything that is shown to them."""
+"""Nobody finds a hidden value by trying all of them, nor by asking the mask with texts of their own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from django.core import mail
-from django.test import Client
 
 from agentruns import Agent, approve, export_run, run_agent, tool
+from agentruns.journal import masking
 from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
@@ -83,18 +83,15 @@ def story(settings: Any) -> Run:
 
 def shown(run: Run, settings: Any, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     """Return every text that somebody without `reveal_arguments` gets to see of a run."""
-    user = make_user("reader", "view_run", "view_approval", "view_message", is_staff=True)
-    api, client = Api(user), Client()
-    client.force_login(user)
-    texts = {}
+    api, texts = Api(make_user("reader", "view_run", "view_approval", "view_message", is_staff=True)), {}
     paths = [f"/runs/{run.pk}", f"/runs/{run.pk}/messages?limit=100", "/runs", "/approvals?status=consumed"]
     for path in [*paths, *(f"/approvals/{one.pk}" for one in Approval.objects.all())]:
         api.get(path)
         texts[path] = api.response.content.decode() + str(dict(api.response.headers))
-    stream = api.client.get(f"/api/runs/{run.pk}/events")
-    texts["stream"] = b"".join(stream.streaming_content).decode()  # type: ignore[attr-defined]
+    stream: Any = api.client.get(f"/api/runs/{run.pk}/events")
+    texts["stream"] = stream.getvalue().decode()
     for path in [f"agentruns/run/{run.pk}/change/", "agentruns/run/", "agentruns/approval/"]:
-        texts[path] = client.get(f"/admin/{path}").content.decode()
+        texts[path] = api.client.get(f"/admin/{path}").content.decode()
     texts["export"] = "".join(json.dumps(line) + "\n" for line in export_run(run.pk))
     texts["show_run"] = command("show_run", str(run.pk), "--json").out + command("show_run", str(run.pk)).out
     texts["notifications"] = "\n".join(told)
@@ -169,19 +166,14 @@ def texts(settings: Any, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     return shown(story(settings), settings, caplog)
 
 
-@pytest.mark.parametrize(("secret", "values"), [(PIN, PINS), (CARD, CARDS)])
-def test_no_hidden_value_is_found_by_trying(texts: dict[str, str], secret: str, values: list[str]) -> None:
+def test_no_hidden_value_is_found_by_trying(texts: dict[str, str]) -> None:
     said = {place: RANDOM.sub("", text) for place, text in texts.items()}
-    assert {place for place, text in said.items() if secret in text} == set()
-    keys = {one for one in HEX.findall(texts["export"]) if len(one) in (32, 64)}
-    assert guessed(texts, values, keys) == set()
-
-
-def test_the_attack_finds_them_with_what_is_hidden(texts: dict[str, str]) -> None:
-    """The attacker of the test above is no fool: with the session's key they succeed."""
-    key = Run.objects.get().session.secret
-    assert guessed(texts, PINS, [key]) == {PIN}
-    assert guessed(texts, CARDS, [key]) == {CARD}
+    assert {place for place, text in said.items() if PIN in text or CARD in text} == set()
+    shown = {one for one in HEX.findall(texts["export"]) if len(one) in (32, 64)}
+    secret = Run.objects.get().session.secret
+    for value, values in ((PIN, PINS), (CARD, CARDS)):
+        assert guessed(texts, values, shown) == set()
+        assert guessed(texts, values, [secret]) == {value}, "the attacker is no fool: with the session's key"
 
 
 def test_no_salt_of_a_hidden_part_and_no_key_is_shown(texts: dict[str, str]) -> None:
@@ -192,3 +184,47 @@ def test_no_salt_of_a_hidden_part_and_no_key_is_shown(texts: dict[str, str]) -> 
     assert len(hiding) >= 4
     assert not [row.kind for row in hiding if row.content_salt in everything]
     assert not [one.pk for one in Approval.objects.all() if one.same_call in everything]
+
+
+@tool(requires_approval=True, sensitive=["pin"])
+def unlock(pin: str, door: str) -> str:
+    """Open a door."""
+    return "open"
+
+
+def doors() -> Agent:
+    turns = [{"tools": [call("unlock", pin=PIN, door="front")]}, {"text": "Done."}, {"text": "Done again."}]
+    return Agent("doors", instructions="Open.", tools=[unlock], starters="anyone", model=ScriptedModel(turns))
+
+
+EVERY = [f"{number:04}" for number in range(10_000)]
+
+
+def test_a_text_of_ones_own_tells_which_of_all_pins_it_is() -> None:
+    (card,) = run_agent(doors(), "open it", "s1").pending
+    api = Api(make_user("decider", "decide_approval", "view_run"))
+    told = {"digest": card.digest, "text": " ".join(EVERY)}
+    assert api.post(f"/approvals/{card.pk}/answer", told)[0] == 200
+    shown = str(api.get(f"/runs/{card.run_id}/messages")[1])
+    assert [pin for pin in EVERY if pin not in shown] != [PIN], "the mask points at the one PIN of all"
+
+
+def test_the_owner_asks_the_mask() -> None:
+    owner = make_user("owner")
+    (card,) = run_agent(doors(), "open it", "s1", actor=owner).pending
+    approve(card.pk, None)
+    sweep()
+    status, run = Api(owner).post("/runs", {"agent": "doors", "input": " ".join(EVERY), "session": "s1"})
+    assert status == 201, run
+    assert [pin for pin in EVERY if pin not in run["input"]] != [PIN], "one's own text tells the PIN"
+
+
+def test_what_differs_only_in_its_digits_is_masked_in_a_text_by_a_person() -> None:
+    mask = masking.Mask([{"tools": {"unlock": unlock.policy()}}])
+    mask.know("unlock", {"pin": "12-34", "door": "front"})
+    assert mask.said("of 12-12-34 or 99-99, not 123-45; 12") == "of *** or ***, not 123-45; 12"
+    assert mask.said({"n": [1234, "50-60 %"]}) == {"n": [1234, "*** %"]}
+    assert mask.value("12-34, 99-99") == "***, 99-99"  # the model's words and a card's values stay readable
+    mask.know("unlock", {"pin": 880077003311, "door": "front"})
+    assert mask.said("1880077003311 and 5") == "*** and 5"  # at any place of a longer number
+    assert mask.said([990011223344, 12]) == ["***", 12]
