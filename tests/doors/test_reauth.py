@@ -53,12 +53,6 @@ def cards(*calls: Any) -> list[Approval]:
     return list(run_agent(agent, "pay", "s1").pending)
 
 
-def browser(user: Any, **headers: str) -> Client:
-    client = Client(headers=headers)
-    client.force_login(user)
-    return client
-
-
 def decided() -> int:
     return Message.objects.filter(kind="approval_decided").count()
 
@@ -73,7 +67,7 @@ def age(client: Client, seconds: float) -> None:
 @pytest.mark.parametrize("verb", ["approve", "edit"])
 def test_the_card_asks_and_keeps_what_was_typed(verb: str, ann: Any) -> None:
     (card,) = cards(call("pay", cents=5))
-    client = browser(ann)
+    client = Api(ann).client
     assert "Your password" in read(client.get(url(card))).text
     given = {"digest": card.digest, "reason": "a long story", "argument-cents": "4"}
     for password in ("", "wrong"):
@@ -90,7 +84,7 @@ def test_the_card_asks_and_keeps_what_was_typed(verb: str, ann: Any) -> None:
 
 def test_it_is_asked_again_when_it_was_given_too_long_ago(ann: Any) -> None:
     first, second, third = cards(call("pay", cents=1), call("pay", cents=2), call("pay", cents=3))
-    client = browser(ann)
+    client = Api(ann).client
     client.post(url(first, "approve"), {"digest": first.digest, "password": PASSWORD})
     assert client.post(url(second, "approve"), {"digest": second.digest}).status_code == 302
     age(client, 301)
@@ -99,9 +93,10 @@ def test_it_is_asked_again_when_it_was_given_too_long_ago(ann: Any) -> None:
     assert decided() == 3
 
 
-def test_without_the_setting_and_for_other_risks_nobody_is_asked(ann: Any, settings: Any) -> None:
-    risky, plain = cards(call("pay", cents=5), call("note", text="x"))
-    client = browser(ann)
+def test_without_the_setting_for_other_risks_and_in_a_shell_nobody_is_asked(ann: Any, settings: Any) -> None:
+    risky, plain, by_service = cards(call("pay", cents=5), call("note", text="x"), call("pay", cents=6))
+    client = Api(ann).client
+    assert approve(by_service.pk, ann).status == "approved", "as from a shell"
     assert "Your password" not in read(client.get(url(plain))).text
     assert client.post(url(plain, "approve"), {"digest": plain.digest}).status_code == 302
     settings.AGENTRUNS_REAUTH_SECONDS = None
@@ -111,14 +106,14 @@ def test_without_the_setting_and_for_other_risks_nobody_is_asked(ann: Any, setti
 def test_the_password_of_another_person_is_none(ann: Any) -> None:
     (card,) = cards(call("pay", cents=5))
     make_user("bob", password="another one")
-    answer = browser(ann).post(url(card, "approve"), {"digest": card.digest, "password": "another one"})
+    answer = Api(ann).client.post(url(card, "approve"), {"digest": card.digest, "password": "another one"})
     assert (answer.status_code, decided()) == (403, 0)
 
 
 @pytest.mark.parametrize("where", ["list", "turn"])
 def test_several_at_once_ask_likewise(where: str, ann: Any) -> None:
     risky, plain = cards(call("pay", cents=5), call("note", text="x"))
-    client, both = browser(ann), (risky, plain)
+    client, both = Api(ann).client, (risky, plain)
     given: dict[str, Any] = {f"digest-{one.pk}": one.digest for one in both}
     given |= {"_selected_action": [str(one.pk) for one in both], "reason": "my note"}
     to, how = LIST, {"action": "approve_selected", "confirmed": "1"}
@@ -135,27 +130,17 @@ def test_several_at_once_ask_likewise(where: str, ann: Any) -> None:
 
 
 def test_the_api_says_what_is_missing(ann: Any, settings: Any) -> None:
-    (card,) = cards(call("pay", cents=5))
+    card, other = cards(call("pay", cents=5), call("pay", cents=6))
     path, body = f"/approvals/{card.pk}/approve", {"digest": card.digest}
     api = Api(ann)
     status, problem = api.post(path, body)
     assert (status, problem["type"]) == (403, "urn:agentruns:reauthentication-needed")
     _token, text = create_token(ann, ["approvals:decide"])
-    age(api.client, 1)  # of the cookie's session, which does not count beside a token
+    age(api.client, 10)  # of the cookie's session, which does not count beside a token
     assert api.post(path, body, Authorization=f"Bearer {text}")[0] == 403
     assert decided() == 0
     settings.AGENTRUNS_POLICY = f"{__name__}.WithKey"
     assert api.post(path, body, Authorization=f"Bearer {text}", X_Key="1")[0] == 200
-    assert decided() == 1
-
-
-def test_a_session_that_gave_it_lately_decides_through_the_api(ann: Any) -> None:
-    (card,) = cards(call("pay", cents=5))
-    api = Api(ann)
-    age(api.client, 10)
-    assert api.post(f"/approvals/{card.pk}/approve", {"digest": card.digest})[0] == 200
-
-
-def test_a_shell_and_the_program_are_not_asked(ann: Any) -> None:
-    (card,) = cards(call("pay", cents=5))
-    assert approve(card.pk, ann).status == "approved"
+    settings.AGENTRUNS_POLICY = "agentruns.Policy"
+    assert api.post(f"/approvals/{other.pk}/approve", {"digest": other.digest})[0] == 200
+    assert decided() == 2

@@ -596,7 +596,7 @@ SENT = [
     Mutant(
         "messages: none is put into a hidden run",
         (Edit(SENDING, "if self.seen is not None and run.pk not in self.seen:", "if False:"),),
-        ("doors/test_split.py::test_refusals_do_not_name_a_hidden_open_run",),
+        ("doors/test_hidden.py::test_refusals_do_not_name_a_hidden_open_run",),
     ),
     Mutant(
         "messages: whose words an ended run has not read is a requester of the next one",
@@ -647,24 +647,24 @@ SENT = [
         "sessions: what is read as a whole may be seen as a whole",
         (Edit(PERMISSIONS, "    if rows.exclude(run__in=visible_runs(actor)).exists():", "    if False:"),),
         (
-            "doors/test_split.py::test_the_console_reads_no_rows_of_a_hidden_run",
-            "doors/test_split.py::test_a_fork_copies_no_rows_of_a_hidden_run",
+            "doors/test_hidden.py::test_the_console_reads_no_rows_of_a_hidden_run",
+            "doors/test_hidden.py::test_a_fork_copies_no_rows_of_a_hidden_run",
         ),
     ),
     Mutant(
         "sessions: up to the row that is read",
         (Edit(PERMISSIONS, "rows if until is None else rows.filter(seq__lte=until)", "rows"),),
-        ("doors/test_split.py::test_rows_before_the_hidden_ones_may_be_read",),
+        ("doors/test_hidden.py::test_rows_before_the_hidden_ones_may_be_read",),
     ),
     Mutant(
         "sessions: a title is the first run's",
         (Edit(PERMISSIONS, "first.filter(run__in=visible_runs(actor)).values_list", "first.values_list"),),
-        ("doors/test_split.py::test_the_title_is_not_that_of_a_hidden_run",),
+        ("doors/test_hidden.py::test_the_title_is_not_that_of_a_hidden_run",),
     ),
     Mutant(
         "sessions: a run's page lists no doubt of a hidden one",
         (Edit("services/waiting.py", "found and among is not None and", "False and"),),
-        ("doors/test_split.py::test_the_page_of_a_run_lists_no_doubt_of_a_hidden_one",),
+        ("doors/test_hidden.py::test_the_page_of_a_run_lists_no_doubt_of_a_hidden_one",),
     ),
     Mutant(
         "sessions: errors name no hidden run",
@@ -673,7 +673,7 @@ SENT = [
                 PERMISSIONS, "        if error.run_id is None or is_program", "        if True or is_program"
             ),
         ),
-        ("doors/test_split.py::test_a_key_does_not_tell_of_a_hidden_run_in_another_session",),
+        ("doors/test_hidden.py::test_a_key_does_not_tell_of_a_hidden_run_in_another_session",),
     ),
     Mutant(
         "starting: a run found for another owner tells who may not see it of no result",

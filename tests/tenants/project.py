@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
-from django.http import HttpResponse
-from django.test import Client
 
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
+from tests.api.http import Api
 from tests.shop.agents import call, shop_agent
 
 TENANTS = ("north", "south")
@@ -25,7 +23,7 @@ def waiting_runs() -> dict[str, Run]:
         post = call("refund", cents=cents(tenant))
         agent = shop_agent(f"shop-{tenant}", {"text": f"secret-{tenant}", "tools": [post]})
         body = {"agent": agent.name, "input": f"secret-{tenant}", "session": KEY, "idempotency_key": "k"}
-        status, run = api(user(tenant), "post", "/runs", body)
+        status, run = Api(user(tenant)).post("/runs", body)
         assert status == 201, run
         runs[tenant] = Run.objects.get(pk=run["id"])
         sweep()
@@ -48,16 +46,3 @@ def user(tenant: str, role: str = "plain") -> Any:
     if role == "staff":
         made.user_permissions.set(Permission.objects.filter(content_type__app_label="agentruns"))
     return made
-
-
-def api(who: Any, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    response = browse(who, method, f"/api{path}", body)
-    return response.status_code, json.loads(response.content) if response.content else None
-
-
-def browse(who: Any, method: str, path: str, body: Any = None) -> HttpResponse:
-    client = Client()
-    client.force_login(who)
-    if method == "get":
-        return client.get(path)
-    return client.post(path, json.dumps(body or {}), content_type="application/json")
