@@ -1,4 +1,4 @@
-"""The API of somebody else, which mounts the router."""
+"""The API of somebody else, which mounts the router; and a policy of theirs that fails."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError
 from ninja.security import HttpBearer
 
+from agentruns import Policy
 from agentruns.api import register_errors, router
 from agentruns.exceptions import SessionBusyError
 
@@ -48,3 +49,14 @@ def host(*, auth: Any = None, errors: bool = True) -> NinjaAPI:
     if errors:
         register_errors(api)
     return api
+
+
+class Broken(Policy):
+    """A policy that fails at one question."""
+
+    question = ""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == Broken.question:
+            raise RuntimeError("card 4000 0000")
+        return super().__getattribute__(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -29,6 +30,24 @@ class Api:
         return self._answer(
             self.client.post(self.root + path, text, content_type="application/json", headers=headers)
         )
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        return self.get(path) if method == "GET" else self.post(path, body, **headers)
+
+    def pages(self, path: str, by: str = "cursor", **query: Any) -> Iterator[list[Any]]:
+        """Follow `next` to the end, and yield the items of each page."""
+        while True:
+            status, body = self.get(path, **query)
+            assert status == 200, body
+            page = body.get("runs", body)  # a session has pages of runs
+            yield page["items"]
+            if page["next"] is None:
+                return
+            query[by] = page["next"]
+
+    def every(self, path: str, by: str = "cursor", **query: Any) -> list[Any]:
+        """List the items of all pages."""
+        return [item for page in self.pages(path, by, **query) for item in page]
 
     def request(self, method: str, path: str) -> tuple[int, Any]:
         return self._answer(self.client.generic(method, self.root + path))

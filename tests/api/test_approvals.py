@@ -6,15 +6,15 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
-from agentruns import approve, cancel_run, deny
-from agentruns.agents.agent import Agent
+from agentruns import ToolContext, approve, cancel_run, deny, run_agent, tool
 from agentruns.engine.gate import call_digest
 from agentruns.models import Approval
-from agentruns.services.runs import run_agent
 from agentruns.services.sweep import sweep
+from agentruns.utils.clock import utc
 from tests.api.http import Api, make_user
 from tests.db.helpers import run_out
 from tests.effects import Effects
+from tests.registry import isolated_registry
 from tests.shop.agents import call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -82,33 +82,23 @@ def test_an_edit_that_does_not_fit_changes_nothing(staff: Api, pending: Pending,
 def test_bad_bodies(staff: Api, pending: Pending) -> None:
     approval = pending()
     nested = "[" * 400 + "]" * 400
-    for verb, body in {
-        ("approve", "{}"),
-        ("approve", '{"digest": null}'),
-        ("approve", '{"digest": "' + "0" * 65 + '"}'),
-        ("approve", '{"digest": "x", "argument": {}}'),
-        ("approve", '{"digest": "x", "arguments": {"cents": NaN}}'),
-        ("approve", '{"digest": "x", "arguments": {"cents": -Infinity}}'),
-        ("approve", '{"digest": "x", "arguments": []}'),
-        ("approve", '{"digest": "x", "reason": 5}'),
-        ("approve", '{"digest": "x", "actor": "root"}'),
-        ("approve", '{"digest": "x", "tool_name": "search", "arguments": {"query": "y"}}'),
-        ("approve", '{"digest": "x", "arguments": ' + nested + "}"),
-        ("deny", '{"digest": "x"}'),
-        ("deny", '{"digest": "x", "reason": " "}'),
-        ("deny", '{"reason": "no"}'),
-        ("deny", ""),
-        ("deny", "null"),
-        ("deny", "[]"),
-    }:
-        status, problem = staff.post(f"/approvals/{approval.pk}/{verb}", body)
-        assert (status, problem["type"]) == (422, "urn:agentruns:validation"), body
+    bad: dict[str, list[Any]] = {
+        "approve": [
+            {}, {"digest": None}, {"digest": "0" * 65}, {"digest": "x", "argument": {}},
+            {"digest": "x", "arguments": {"cents": float("nan")}}, {"digest": "x", "arguments": []},
+            {"digest": "x", "arguments": {"cents": -float("inf")}}, {"digest": "x", "reason": 5},
+            {"digest": "x", "actor": "root"}, '{"digest": "x", "arguments": ' + nested + "}",
+            {"digest": "x", "tool_name": "search", "arguments": {"query": "y"}},
+        ],
+        "deny": [{"digest": "x"}, {"digest": "x", "reason": " "}, {"reason": "no"}, "", "null", "[]"],
+    }  # fmt: skip
+    for verb, bodies in bad.items():
+        for body in bodies:
+            status, problem = staff.post(f"/approvals/{approval.pk}/{verb}", body)
+            assert (status, problem["type"]) == (422, "urn:agentruns:validation"), body
     for body in ("{", b"\xff", "[" * 100_000, "{'digest': 1}"):
         status, problem = staff.post(f"/approvals/{approval.pk}/approve", body)
         assert (status, problem["type"]) == (400, "urn:agentruns:malformed"), body
-    for depth in (200, 600, 900, 5000):
-        deep = '{"digest": "x", "arguments": {"cents": ' + "[" * depth + "]" * depth + "}}"
-        assert staff.post(f"/approvals/{approval.pk}/approve", deep)[0] in (400, 409, 422)
     assert staff.get(f"/approvals/{approval.pk}")[1]["status"] == "pending"
 
 
@@ -124,29 +114,27 @@ def test_deny_tells_the_model(staff: Api, pending: Pending, effects: Effects) ->
 
 
 def test_a_decided_approval_says_who_and_when(staff: Api, pending: Pending) -> None:
-    approval = pending()
-    other = make_user("quicker", "decide_approval")
-    decided = deny(approval.pk, other, "no")
-    for verb, more in (("approve", {}), ("deny", {"reason": "no"})):
+    denied, cancelled, expired = pending("s1"), pending("s2"), pending("s3")
+    other = make_user("quicker", "decide_approval", "cancel_run")
+    decided = deny(denied.pk, other, "no")
+    cancel_run(cancelled.run_id, other)
+    run_out(expired)
+    for approval, verb, more in (
+        (denied, "approve", {}), (denied, "deny", {"reason": "no"}), (cancelled, "approve", {}),
+    ):  # fmt: skip
         status, problem = staff.post(f"/approvals/{approval.pk}/{verb}", {"digest": approval.digest, **more})
         assert (status, problem["type"]) == (409, "urn:agentruns:approval-state")
-        assert (problem["approval_status"], problem["run_id"]) == ("denied", str(approval.run_id))
+        state = "denied" if approval is denied else "cancelled"
+        assert (problem["approval_status"], problem["run_id"]) == (state, str(approval.run_id))
         assert (problem["decided_by"], problem["decided_by_name"]) == (str(other.pk), "quicker")
-        assert decided.decided_at is not None
-        assert problem["decided_at"] == decided.decided_at.isoformat(timespec="microseconds")[:-6] + "Z"
-
-
-def test_a_cancelled_approval_says_who_and_when(staff: Api, pending: Pending) -> None:
-    approval = pending()
-    cancel_run(approval.run_id, make_user("boss", "cancel_run"))
-    status, problem = staff.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})
-    assert (status, problem["approval_status"]) == (409, "cancelled")
-    assert (problem["decided_by_name"], problem["decided_at"][-1]) == ("boss", "Z")
+        assert problem["decided_at"][-1] == "Z"
+        assert approval is cancelled or problem["decided_at"] == utc(decided.decided_at)
+    status, problem = staff.post(f"/approvals/{expired.pk}/approve", {"digest": expired.digest})
+    assert (status, problem["type"]) == (409, "urn:agentruns:approval-state")
+    assert "expired" in problem["detail"]
 
 
 def test_a_stale_digest_says_who_edited(staff: Api) -> None:
-    from agentruns import ToolContext, tool
-
     @tool(requires_approval=True, approvals=2)
     def ship(ctx: ToolContext, number: int) -> str:
         """Ship."""
@@ -175,20 +163,15 @@ def test_a_wrong_digest_is_a_conflict(staff: Api, pending: Pending) -> None:
 
 
 def test_an_edit_of_an_agent_that_is_not_served_here(staff: Api, pending: Pending) -> None:
-    from tests.registry import isolated_registry
-
     approval = pending()
+    path, body = f"/approvals/{approval.pk}/approve", {"digest": approval.digest}
     with isolated_registry():
-        body = {"digest": approval.digest, "arguments": {"cents": 1}}
-        status, problem = staff.post(f"/approvals/{approval.pk}/approve", body)
+        status, problem = staff.post(path, {**body, "arguments": {"cents": 1}})
         assert (status, problem["type"]) == (422, "urn:agentruns:unknown-agent")
-        # Without an edit nothing of the agent is needed.
-        assert staff.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})[0] == 200
+        assert staff.post(path, body)[0] == 200, "without an edit nothing of the agent is needed"
 
 
 def test_odd_arguments_are_legal_json(staff: Api) -> None:
-    from agentruns import ToolContext, tool
-
     @tool(requires_approval=True)
     def say(ctx: ToolContext, text: str, weight: Annotated[float, Field(allow_inf_nan=True)]) -> str:
         """Say."""
@@ -201,11 +184,3 @@ def test_odd_arguments_are_legal_json(staff: Api) -> None:
     assert card["arguments"] == {"text": "<img src=x onerror=alert(1)>\ufffd\ufffd", "weight": "NaN"}
     assert card["digest"] == approval.digest
     assert staff.post(f"/approvals/{approval.pk}/approve", {"digest": card["digest"]})[0] == 200
-
-
-def test_an_expired_approval_is_a_conflict(staff: Api, pending: Pending, shop: Agent) -> None:
-    approval = pending()
-    run_out(approval)
-    status, problem = staff.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})
-    assert (status, problem["type"]) == (409, "urn:agentruns:approval-state")
-    assert "expired" in problem["detail"]

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -227,14 +227,9 @@ class Count:
         return Counter("heads" if is_head(sql) else sql for sql in found)
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
-    yield Count(monkeypatch)
-
-
 @pytest.mark.parametrize("runs", [20] if BRIEF else [1, 20])
 def test_two_hundred_listeners_cost_one_query_a_look(
-    runs: int, owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, counted: Count
+    runs: int, owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AGENTRUNS_POLICY = "tests.api.streaming.Unlimited"  # all listeners are one user
     settings.AGENTRUNS_API_PING_SECONDS = 600  # a look costs this; a ping asks again who may see the run
@@ -244,7 +239,7 @@ def test_two_hundred_listeners_cost_one_query_a_look(
     cookie = cookies(owner)
     connections.close_all()
     threads = threading.active_count()
-    asyncio.run(listened(found, cookie, counted))
+    asyncio.run(listened(found, cookie, Count(monkeypatch)))
     wait_for(lambda: threading.active_count() <= threads + 2, "the threads to end")
     wait_for(lambda: connected() == 0, "the server to see the connections closed")
 
@@ -297,7 +292,7 @@ async def listened(runs: list[Run], cookie: str, counted: Count) -> None:
 
 
 def test_two_hundred_listeners_share_a_pool_of_four(
-    owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, counted: Count
+    owner: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for a connection while it holds what the others wait for."""
     if connection.vendor != "postgresql":
@@ -309,7 +304,7 @@ def test_two_hundred_listeners_share_a_pool_of_four(
     with monkeypatch.context() as patch:
         patch.setitem(aliases, "OPTIONS", {**aliases["OPTIONS"], **pool})
         try:
-            asyncio.run(pooled(run, cookie, counted))
+            asyncio.run(pooled(run, cookie, Count(monkeypatch)))
         finally:
             connections.close_all()
             connection.close_pool()  # type: ignore[attr-defined]

@@ -1,19 +1,23 @@
-"""Clients that act at the same moment, with and without a transaction around each request."""
+"""Clients that act at the same moment, or again with the same key; in and without a transaction."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection
+from django.contrib.auth.models import Permission, User
+from django.db import connections
 
+from agentruns import Policy
 from agentruns.agents.agent import Agent
 from agentruns.journal.verify import problems
-from agentruns.models import Run
-from agentruns.services import runs as services
+from agentruns.models import Approval, IdempotencyRecord, Message, Run
 from agentruns.services.sweep import sweep
+from tests.admin.people import user
+from tests.admin.world import World
 from tests.api.http import Api, make_user
 from tests.db.racing import CLIENTS, together
 from tests.effects import Effects
@@ -68,11 +72,8 @@ def test_one_key_is_one_run(shop: Agent, owner: Any, atomic_requests: bool, sess
 
 def test_one_session_takes_one_of_many_tasks(shop: Agent, owner: Any, atomic_requests: bool) -> None:
     clients = [Api(owner) for _ in range(CLIENTS)]
-    answers = together(
-        lambda number: clients[number].post(
-            "/runs", {"agent": "shop", "input": f"task {number}", "session": "s1"}
-        )
-    )
+    body = {"agent": "shop", "session": "s1"}
+    answers = together(lambda number: clients[number].post("/runs", {**body, "input": f"task {number}"}))
     assert Counter(status for status, _ in answers) == {201: 1, 409: CLIENTS - 1}
     run = str(Run.objects.get().pk)
     assert {body["run_id"] for status, body in answers if status == 409} == {run}
@@ -84,13 +85,6 @@ def test_one_run_is_cancelled_once(shop: Agent, owner: Any, atomic_requests: boo
     answers = together(lambda number: clients[number].post(f"/runs/{run['id']}/cancel"))
     assert Counter(status for status, _ in answers) == {200: 1, 409: CLIENTS - 1}
     assert problems(Run.objects.get().session_id) == []
-
-
-class Bell:
-    rung: ClassVar[list[tuple[str, bool]]] = []
-
-    def notify(self, run_id: UUID) -> None:
-        self.rung.append((str(run_id), connection.in_atomic_block))
 
 
 class BrokenBell:
@@ -105,29 +99,6 @@ def test_a_broker_that_is_away_is_no_error(
     assert api.post("/runs", {"agent": "shop", "input": "refund it"})[0] == 201
 
 
-def test_workers_are_rung_after_the_commit(
-    shop: Agent, pending: Any, atomic_requests: bool, settings: Any, owner: Any, monkeypatch: Any
-) -> None:
-    approval = pending()
-    inside: list[bool] = []
-    get_or_start = services.get_or_start
-
-    def watched(*given: Any, **options: Any) -> Any:
-        inside.append(connection.in_atomic_block)
-        return get_or_start(*given, **options)
-
-    monkeypatch.setattr(services, "get_or_start", watched)
-    settings.AGENTRUNS_DISPATCHER = f"{__name__}.Bell"
-    monkeypatch.setattr(Bell, "rung", [])
-    boss = Api(make_user("boss", "decide_approval", "view_run", "resume_run"))
-    status, run = boss.post("/runs", {"agent": "shop", "input": "refund it"})
-    assert status == 201
-    assert inside == [atomic_requests]
-    assert boss.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})[0] == 200
-    assert boss.post(f"/runs/{run['id']}/resume")[0] == 200
-    assert Bell.rung == [(run["id"], False), (str(approval.run_id), False), (run["id"], False)]
-
-
 def test_a_refusal_in_a_transaction_leaves_nothing(
     shop: Agent, pending: Any, owner: Any, atomic_requests: bool
 ) -> None:
@@ -140,3 +111,146 @@ def test_a_refusal_in_a_transaction_leaves_nothing(
     assert api.post("/runs", {"agent": "shop", "input": "more", "session": "s2"})[0] == 201
     assert approval.run.messages.count() == before
     assert Run.objects.count() == 2
+
+
+Post = tuple[str, dict[str, Any]]
+
+
+def control(run: Run, verb: str, **body: Any) -> Post:
+    return f"/runs/{run.pk}/{verb}", body
+
+
+def decision(approval: Approval, verb: str, **body: Any) -> Post:
+    return f"/approvals/{approval.pk}/{verb}", {"digest": approval.digest, **body}
+
+
+def verdict(run: Run) -> Post:
+    call_id = run.messages.get(kind="orphan_found").call_id
+    return control(run, f"orphans/{call_id}/resolve", verdict="occurred", result=[1.5, {"x": None}])
+
+
+POSTS: dict[str, Callable[[World], Post]] = {
+    "cancel": lambda world: control(world.queued(), "cancel", reason="\x00 no"),
+    "pause": lambda world: control(world.queued(), "pause"),
+    "resume": lambda world: control(world.paused(), "resume"),
+    "resolve": lambda world: verdict(world.orphaned()),
+    "approve": lambda world: decision(world.waiting(), "approve", arguments={"cents": 4000}),
+    "deny": lambda world: decision(world.waiting(), "deny", reason="no"),
+    "answer": lambda world: decision(world.waiting(), "answer", text="not this time"),
+}
+
+
+@pytest.fixture
+def boss(db: None) -> Api:
+    return Api(user("superuser"))
+
+
+@pytest.mark.parametrize("name", POSTS)
+def test_the_same_key_tells_what_came_of_it(
+    name: str, world: World, boss: Api, atomic_requests: bool
+) -> None:
+    path, body = POSTS[name](world)
+    first = boss.post(path, body, Idempotency_Key="k1")
+    assert (first[0], boss.response.headers.get("Idempotency-Replayed")) == (200, None)
+    content, rows = boss.response.content, Message.objects.count()
+    assert boss.post(path, {**body, "idempotency_key": "k1"}) == first
+    assert (boss.response["Idempotency-Replayed"], boss.response.content) == ("true", content)
+    Run.objects.update(error="changed meanwhile")  # nothing of it was kept
+    again = boss.post(path, {**body, "idempotency_key": "k1"})
+    assert again[1].get("error") == (None if path.startswith("/approvals") else "changed meanwhile")
+    assert (Message.objects.count(), IdempotencyRecord.objects.count()) == (rows, 1)
+
+
+@pytest.mark.parametrize("name", ["cancel", "approve"])
+def test_many_at_once_act_once(name: str, world: World, boss: Api, atomic_requests: bool) -> None:
+    path, body = POSTS[name](world)
+    clients = [Api(user("superuser")) for _ in range(CLIENTS)]
+    answers = together(lambda number: clients[number].post(path, body, Idempotency_Key="k1"))
+    assert all(answer == answers[0] and answer[0] == 200 for answer in answers)
+    replayed = [client.response.headers.get("Idempotency-Replayed") for client in clients]
+    assert (replayed.count("true"), replayed.count(None)) == (CLIENTS - 1, 1)
+    kind = {"cancel": "run_cancel_requested", "approve": "approval_decided"}[name]
+    assert (Message.objects.filter(kind=kind).count(), IdempotencyRecord.objects.count()) == (1, 1)
+
+
+@pytest.mark.parametrize("name", POSTS)
+@pytest.mark.parametrize("lost", ["the permission", "the sight of it", "their account"])
+def test_a_repeated_request_is_judged_anew(name: str, lost: str, world: World, settings: Any) -> None:
+    path, body = POSTS[name](world)
+    needs = ("decide_approval", "view_run", "cancel_run", "pause_run", "resume_run", "resolve_orphan")
+    ann = make_user("ann", *needs)
+    assert Api(ann).post(path, body, Idempotency_Key="k1")[0] == 200
+    if lost == "the permission":
+        ann.user_permissions.set(Permission.objects.filter(codename__in=["view_run", "view_approval"]))
+    elif lost == "the sight of it":
+        settings.AGENTRUNS_POLICY = f"{__name__}.Blind"
+    else:
+        User.objects.filter(pk=ann.pk).update(is_active=False)
+    status, problem = Api(User.objects.get(pk=ann.pk)).post(path, body, Idempotency_Key="k1")
+    assert status == {"the permission": 403, "the sight of it": 404, "their account": 401}[lost]
+    assert not {"arguments", "input"} & set(problem or {})
+
+
+class Blind(Policy):
+    def visible(self, user: Any, runs: Any) -> Any:
+        """Let nobody see anything."""
+        return runs.none()
+
+
+def test_a_key_belongs_to_one_request_of_one_owner(world: World, boss: Api) -> None:
+    path, body = POSTS["deny"](world)
+    other = Api(make_user("other", "decide_approval"))
+    assert boss.post(path, body, Idempotency_Key="k1")[0] == 200
+    elsewhere = control(world.queued(), "cancel")
+    for another in ((path, {**body, "reason": "because"}), elsewhere):
+        status, problem = boss.post(*another, Idempotency_Key="k1")
+        assert (status, problem["type"]) == (409, "urn:agentruns:idempotency-key")
+        assert problem["answered_at"].endswith("Z")
+    assert other.post(path, body, Idempotency_Key="k1")[1]["type"] == "urn:agentruns:approval-state"
+    assert boss.post(*elsewhere, Idempotency_Key="k2")[0] == 200
+
+
+def test_an_error_is_not_kept(world: World, boss: Api, atomic_requests: bool) -> None:
+    path, body = POSTS["answer"](world)
+    stale = {**body, "digest": "0" * 64}
+    assert boss.post(path, stale, Idempotency_Key="k1")[0] == 409
+    assert Api(make_user("viewer", "view_run")).post(path, body, Idempotency_Key="k1")[0] == 403
+    assert not IdempotencyRecord.objects.exists()
+    assert boss.post(path, body, Idempotency_Key="k1")[0] == 200
+
+
+def test_the_key_of_a_run_may_be_in_the_header(api: Api, shop: Agent) -> None:
+    body = {"agent": "shop", "input": "refund it"}
+    status, run = api.post("/runs", body, Idempotency_Key="k1")
+    assert (status, run["idempotency_key"]) == (201, "k1")
+    assert api.post("/runs", {**body, "idempotency_key": "k1"}, Idempotency_Key="k1") == (200, run)
+    fork = {"at": 2, "idempotency_key": "k2"}
+    assert api.post(f"/runs/{run['id']}/fork", fork)[1]["idempotency_key"] == "k2"
+    assert api.post(f"/runs/{run['id']}/fork", {"at": 2}, Idempotency_Key="k2")[0] == 200
+    assert (Run.objects.count(), IdempotencyRecord.objects.count()) == (2, 0)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "a\x7fb"])
+def test_keys_that_are_none(api: Api, shop: Agent, key: str) -> None:
+    status, problem = api.post("/runs", {"agent": "shop", "input": "hi"}, Idempotency_Key=key)
+    assert (status, problem["errors"][0]["loc"]) == (422, ["header", "Idempotency-Key"])
+
+
+def test_header_and_field_have_to_agree(api: Api, world: World, boss: Api) -> None:
+    start: Post = ("/runs", {"agent": "a", "input": "b"})
+    for path, body in (POSTS["pause"](world), POSTS["approve"](world), start):
+        status, problem = boss.post(path, {**body, "idempotency_key": "k1"}, Idempotency_Key="k2")
+        assert (status, problem["type"]) == (422, "urn:agentruns:validation")
+        assert problem["errors"][0]["loc"] == ["header", "Idempotency-Key"]
+    assert not IdempotencyRecord.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_records_are_with_the_runs(pending: Any, decider: Any, settings: Any) -> None:
+    settings.AGENTRUNS_DATABASE = "other"
+    path, body = decision(pending(), "approve")
+    staff = Api(decider)
+    assert staff.post(path, body, Idempotency_Key="k1") == staff.post(path, body, Idempotency_Key="k1")
+    assert IdempotencyRecord.objects.using("other").get().owner_id == decider.pk
+    assert not IdempotencyRecord.objects.using("default").exists()
+    assert not connections["other"].in_atomic_block

@@ -1,26 +1,26 @@
-"""Who may start what, for whom and how often, over HTTP."""
+"""Who may start what, for whom, how often and with which context, which nobody borrows or keeps."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
 
-from agentruns import Agent, Policy, run_agent, start_run
+from agentruns import Agent, Policy, run_agent, session_token, start_run
 from agentruns.exceptions import PermissionDeniedError, SessionAccessDeniedError
 from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
 from agentruns.models import Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
-from tests.api.http import Api, make_user
+from tests.api.hosting import Broken
+from tests.api.http import Api, Program, make_user
 from tests.db.helpers import payloads
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-HERE = __name__
 
 
 class Tenants(Policy):
@@ -48,20 +48,9 @@ class Tenants(Policy):
         return Quota(runs=2) if user.get_username() == "north-busy" else Quota()
 
 
-class Broken(Policy):
-    """Fails at one question of who may start what."""
-
-    question = ""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == Broken.question:
-            raise RuntimeError("card 4000 0000")
-        return super().__getattribute__(name)
-
-
 @pytest.fixture
 def tenants(settings: Any) -> None:
-    settings.AGENTRUNS_POLICY = f"{HERE}.Tenants"
+    settings.AGENTRUNS_POLICY = f"{__name__}.Tenants"
 
 
 def runs() -> int:
@@ -84,13 +73,10 @@ def test_the_squatter_gets_nothing_and_the_program_is_told() -> None:
     assert result.status == "completed"
     sent = [str(message["content"]) for message in result.messages]
     assert not any("obey me" in text for text in sent)
+    path = f"/runs/{result.run_id}"
     for api in (squatter, other):
-        for path in (
-            f"/runs/{result.run_id}",
-            f"/runs/{result.run_id}/messages",
-            "/sessions/order-4711?scope=orders",
-        ):
-            assert api.get(path)[0] == 404
+        for hidden in (path, f"{path}/messages", "/sessions/order-4711?scope=orders"):
+            assert api.get(hidden)[0] == 404
     assert squatter.get("/runs", session="order-4711")[1]["items"][0]["id"] == made["id"]
     assert squatter.get("/runs", scope="orders")[1]["items"] == []
     assert squatter.get("/sessions/order-4711")[1]["runs"]["items"][0]["id"] == made["id"]
@@ -102,12 +88,14 @@ def test_the_squatter_gets_nothing_and_the_program_is_told() -> None:
 
 def test_starting_takes_the_permission() -> None:
     shop_agent("shop", starters=None)
-    outsider, starter = Api(make_user("outsider")), Api(make_user("starter", "start_run"))
-    status, problem = outsider.post("/runs", body())
+    user = make_user("starter", "start_run")
+    status, problem = Api(make_user("outsider")).post("/runs", body())
     assert (status, problem["type"]) == (403, "urn:agentruns:permission-denied")
     assert "agent shop: permission agentruns.start_run is missing" in problem["detail"]
     assert runs() == 0
-    assert starter.post("/runs", body())[0] == 201
+    assert Api(user).post("/runs", body(idempotency_key="k"))[0] == 201
+    user.user_permissions.clear()
+    assert Api(user).post("/runs", body(idempotency_key="k"))[0] == 403
 
 
 def test_an_agent_names_its_starters() -> None:
@@ -127,14 +115,6 @@ def test_an_agent_names_its_starters() -> None:
             status, answer = api.post("/runs", body(agent))
             assert (status, runs() - before) == ((201, 1) if agent in may else (403, 0)), answer
     assert "only clerks may" in Api(starter).post("/runs", body("clerks-only"))[1]["detail"]
-
-
-def test_a_known_key_does_not_let_start_who_may_not_any_more() -> None:
-    shop_agent("shop", starters=None)
-    user = make_user("starter", "start_run")
-    assert Api(user).post("/runs", body(idempotency_key="k"))[0] == 201
-    user.user_permissions.clear()
-    assert Api(user).post("/runs", body(idempotency_key="k"))[0] == 403
 
 
 def test_a_fork_starts_an_agent() -> None:
@@ -158,7 +138,7 @@ def test_a_rule_that_fails_lets_nobody_start(
     question: str, settings: Any, caplog: Any, monkeypatch: Any
 ) -> None:
     shop_agent("shop")
-    settings.AGENTRUNS_POLICY = f"{HERE}.Broken"
+    settings.AGENTRUNS_POLICY = "tests.api.hosting.Broken"
     monkeypatch.setattr(Broken, "question", question)
     api = Api(make_user("ann"))
     status, problem = api.post("/runs", body())
@@ -168,19 +148,16 @@ def test_a_rule_that_fails_lets_nobody_start(
     assert f"AGENTRUNS_POLICY failed in {question}()" in caplog.text
 
 
-def test_a_context_is_refused_unless_the_project_takes_it() -> None:
+@pytest.mark.parametrize(
+    ("member", "wrong"),
+    [
+        *(("context", wrong) for wrong in ({"a": "x" * 9000}, ["a"], "text", 7)),
+        *(("not_before", wrong) for wrong in (-1, 1_800_000_000, 1.5, True, "1800000000", "-1")),
+    ],
+)
+def test_a_context_is_a_small_object_and_a_time_no_number(member: str, wrong: Any) -> None:
     shop_agent("shop")
-    api = Api(make_user("ann", "act_for", "start_run"))
-    status, problem = api.post("/runs", body(context={"tenant": 8}))
-    assert (status, runs()) == (403, 0)
-    assert "AGENTRUNS_POLICY" in problem["detail"]
-    assert api.post("/runs", body())[1]["context"] == {}
-
-
-@pytest.mark.parametrize("wrong", [{"a": "x" * 9000}, ["a"], "text", 7])
-def test_a_context_is_a_small_object(wrong: Any) -> None:
-    shop_agent("shop")
-    assert Api(make_user("ann")).post("/runs", body(context=wrong))[0] == 422
+    assert Api(make_user("ann")).post("/runs", body(**{member: wrong}))[0] == 422
     assert runs() == 0
 
 
@@ -226,27 +203,28 @@ def test_acting_for_another(tenants: None) -> None:
 
 def test_without_a_policy_acting_for_another_takes_the_permission() -> None:
     shop_agent("shop")
-    ann = make_user("ann")
-    clerk, helper = Api(make_user("clerk")), Api(make_user("helper", "act_for"))
-    for members in ({"owner": str(ann.pk)}, {"scope": "north"}):
+    clerk, helper = Api(make_user("clerk")), Api(make_user("helper", "act_for", "start_run"))
+    for members in ({"owner": str(make_user("ann").pk)}, {"scope": "north"}):
         assert clerk.post("/runs", body(**members))[0] == 403
         assert helper.post("/runs", body(**members))[0] == 201
     assert sorted(Run.objects.values_list("owner_name", "scope")) == [("ann", ""), ("helper", "north")]
+    status, problem = helper.post("/runs", body(context={"tenant": 8}))
+    assert (status, "AGENTRUNS_POLICY" in problem["detail"], runs()) == (403, True, 2)
+    assert helper.post("/runs", body())[1]["context"] == {}
 
 
 def test_a_key_in_several_visible_scopes_is_a_conflict() -> None:
-    agent, viewer = shop_agent("shop"), make_user("viewer", "view_run")
-    owner = make_user("owner")
+    agent, viewer, owner = shop_agent("shop"), Api(make_user("viewer", "view_run")), make_user("owner")
     for scope, actor in (("north", owner), ("south", None)):
         start_run(agent, "x", "s1", scope=scope, actor=actor)
-    status, problem = Api(viewer).get("/sessions/s1")
+    status, problem = viewer.get("/sessions/s1")
     assert (status, problem["type"]) == (409, "urn:agentruns:ambiguous-session")
     assert problem["scopes"] == ["north", "south"]
-    assert Api(viewer).get("/sessions/s1", scope="south")[1]["scope"] == "south"
+    assert viewer.get("/sessions/s1", scope="south")[1]["scope"] == "south"
     assert Api(owner).get("/sessions/s1")[1]["scope"] == "north"  # what they may not see does not count
     assert Api(owner).get("/sessions/s1", scope="south")[0] == 404
-    assert len(Api(viewer).get("/runs", session="s1")[1]["items"]) == 2
-    assert len(Api(viewer).get("/runs", session="s1", scope="north")[1]["items"]) == 1
+    assert len(viewer.get("/runs", session="s1")[1]["items"]) == 2
+    assert len(viewer.get("/runs", session="s1", scope="north")[1]["items"]) == 1
 
 
 def test_a_quota_that_is_used_up_is_429(tenants: None) -> None:
@@ -265,7 +243,8 @@ def test_a_quota_that_is_used_up_is_429(tenants: None) -> None:
 
 
 def test_the_console_starts_what_the_policy_lets() -> None:
-    agent = shop_agent("shop", {"tools": [call("lookup", number="A1")]}, starters=None)
+    turn = {"tools": [call("lookup", number="A1")]}
+    agent = shop_agent("shop", turn, starters=None)
     staff = make_user("staff", "view_run", "fork_run", is_staff=True)
     result = run_agent(agent, "x", "s1", scope="north", context={"tenant": 7})
     browser = Api(staff).client
@@ -278,7 +257,7 @@ def test_the_console_starts_what_the_policy_lets() -> None:
         assert "agentruns.start_run" in answer.content.decode()
     assert runs() == 1
     assert "north" in browser.get(f"{page}/change/").content.decode()
-    shop_agent("shop", {"tools": [call("lookup", number="A1")]})
+    shop_agent("shop", turn)
     assert browser.post(f"{page}/fork/", fork).status_code == 302
     assert browser.post(f"{page}/again/", {"key": key[:-1] + "c"}).status_code == 302
     made = Run.objects.exclude(pk=result.run_id)
@@ -292,37 +271,28 @@ class Regions(Policy):
         return super().visible(user, runs).filter(session__key__startswith=f"{user.username}-")
 
 
-def test_a_hidden_run_is_not_shown_by_its_idempotency_key(settings: Any) -> None:
+def test_a_hidden_run_or_fork_is_not_shown_by_its_idempotency_key(settings: Any) -> None:
     ann = make_user("ann")
-    agent = shop_agent("shop", {"text": "ok"})
+    agent, api = shop_agent("shop", {"text": "ok"}, {"text": "ok"}), Api(ann)
     hidden = start_run(agent, "hello", "north-1", actor=ann, idempotency_key="k1")
+    seen = run_agent(agent, "hello", "ann-1", actor=ann)
     settings.AGENTRUNS_POLICY = f"{__name__}.Regions"
-    api = Api(ann)
-    assert api.get(f"/runs/{hidden.pk}")[0] == 404
     asked = {"agent": "shop", "input": "hello", "idempotency_key": "k1"}
-    assert api.post("/runs", asked)[0] == 404
-    assert api.post("/runs", {**asked, "owner": str(ann.pk)})[0] == 404
-
-
-def test_a_hidden_fork_is_not_shown_by_its_idempotency_key(settings: Any) -> None:
-    ann = make_user("ann")
-    result = run_agent(shop_agent("shop", {"text": "ok"}), "hello", "ann-1", actor=ann)
-    settings.AGENTRUNS_POLICY = f"{__name__}.Regions"
-    api = Api(ann)
+    for body in (asked, {**asked, "owner": str(ann.pk)}):
+        assert api.post("/runs", body)[0] == api.get(f"/runs/{hidden.pk}")[0] == 404
     asked = {"at": 2, "session": "north-2", "idempotency_key": "f1"}
-    status, made = api.post(f"/runs/{result.run_id}/fork", asked)
-    assert status == 201
-    assert api.get(f"/runs/{made['id']}")[0] == 404
-    assert api.post(f"/runs/{result.run_id}/fork", asked)[0] == 404
+    status, made = api.post(f"/runs/{seen.run_id}/fork", asked)
+    assert (status, api.get(f"/runs/{made['id']}")[0]) == (201, 404)
+    assert api.post(f"/runs/{seen.run_id}/fork", asked)[0] == 404
 
 
 def test_an_unknown_agent_lists_those_that_one_may_start() -> None:
     for name, starters in (("payroll-secret", "staff.only"), ("helpdesk", "anyone")):
-        Agent(name, instructions="x", starters=starters, model=ScriptedModel([{"text": "x"}]))
-    status, problem = Api(make_user("nobody")).post("/runs", {"agent": "zzz", "input": "hello"})
-    assert status == 422
-    assert "helpdesk" in str(problem)
-    assert "payroll-secret" not in str(problem)
+        shop_agent(name, starters=starters)
+    status, problem = Api(make_user("nobody")).post("/runs", body("zzz"))
+    assert (status, problem["type"]) == (422, "urn:agentruns:unknown-agent")
+    assert ("helpdesk" in str(problem), "payroll-secret" in str(problem)) == (True, False)
+    assert not Session.objects.exists()
 
 
 def test_a_key_of_another_owner_tells_who_acts_for_them_of_no_result() -> None:
@@ -349,8 +319,107 @@ def test_a_time_at_an_end_of_the_calendar_is_refused_or_shown() -> None:
     assert ann.get(f"/runs/{made['id']}")[1]["not_before"].startswith("9999-12-31T23:59:59")
 
 
-@pytest.mark.parametrize("when", [-1, 1_800_000_000, 1.5, True, "1800000000", "-1"])
-def test_a_time_is_no_number(when: Any) -> None:
-    shop_agent("shop")
-    assert Api(make_user("ann")).post("/runs", body(not_before=when))[0] == 422
-    assert runs() == 0
+HOUR = timedelta(hours=1)
+MANY, FEW = {"limit": 10_000}, {"limit": 10}
+
+
+class Ranks(Policy):
+    """The context says what the user may spend: made by us, nobody sends it."""
+
+    def context(self, user: Any, agent: Any, requested: Any) -> Any:
+        return MANY if user.groups.filter(name="managers").exists() else FEW
+
+
+class Careful(Ranks):
+    """Refuses what it gave itself, but an order."""
+
+    def context(self, user: Any, agent: Any, requested: Any) -> Any:
+        if requested.keys() - {"order"}:
+            raise PermissionDeniedError("Only an order may be sent.")
+        return {**requested, **super().context(user, agent, requested)}
+
+
+@pytest.fixture
+def ranks(settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.Ranks"
+    Agent("chat", instructions="Serve.", model=ScriptedModel([{"text": "one"}] * 5), starters="anyone")
+
+
+def manager(name: str) -> Any:
+    user = make_user(name, "start_run", "fork_run", "view_run", is_staff=True)
+    user.groups.add(Group.objects.get_or_create(name="managers")[0])
+    return user
+
+
+def begun(user: Any) -> str:
+    run = Api(user).post("/runs", {"agent": "chat", "input": "hi", "session": "s1"})[1]
+    assert run["context"] == MANY
+    sweep()
+    return str(run["id"])
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("policy", ["Ranks", "Careful"])
+@pytest.mark.parametrize("door", ["message", "fork", "again"])
+def test_a_rank_that_was_lost_starts_nothing_any_more(settings: Any, policy: str, door: str) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.{policy}"
+    ann = manager("ann")
+    page, api = f"/admin/agentruns/run/{begun(ann)}", Api(ann)
+    ann.groups.clear()
+    if door == "message":
+        assert api.post("/sessions/s1/messages", {"content": "go on"})[0] == 201
+    else:
+        assert api.client.post(f"{page}/{door}/", {"key": "k", "at": 2, "text": "x"}).status_code == 302
+    assert Run.objects.latest("created_at").context == FEW
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("door", ["fork", "again"])
+def test_nobody_borrows_a_rank(door: str) -> None:
+    path = f"/admin/agentruns/run/{begun(manager('boss'))}/{door}/"
+    bob = make_user("bob", "view_run", "fork_run", "start_run", is_staff=True)
+    form = {"key": "k", "at": 2, "text": "refund 9999"}
+    assert Api(bob).client.post(path, form).status_code == 302
+    assert Run.objects.latest("created_at").context == FEW
+
+
+@pytest.mark.usefixtures("ranks")
+def test_without_a_rule_the_context_of_one_user_is_no_others(settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = "agentruns.Policy"
+    ann, bob = make_user("ann"), make_user("bob", "view_run", "fork_run")
+    run = run_agent("chat", "hi", "s1", owner=ann, context={"tenant": 7}).run_id
+    for user, context in ((ann, {"tenant": 7}), (bob, {})):
+        fork = Api(user).post(f"/runs/{run}/fork", {"at": 2, "text": "x"})[1]
+        assert (fork["owner_name"], fork["context"]) == (user.username, context)
+    assert Api(ann).post("/sessions/s1/messages", {"content": "and"})[1]["context"] == {"tenant": 7}
+
+
+ASKS = {"/runs": {"agent": "chat", "input": "x"}, "/sessions/s1/messages": {"content": "x"}}
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("path", ASKS)
+def test_a_visitor_borrows_no_rank(path: str) -> None:
+    visitor = Program(session_token("s1", HOUR))
+    start_run("chat", "hello", "s1", context={"order": 7})
+    sweep()
+    boss = manager("boss")
+    boss.user_permissions.set(make_user("clerk", "act_for", "start_run", "view_run").user_permissions.all())
+    assert Api(boss).post("/sessions/s1/messages", {"content": "x"})[1]["context"] == MANY
+    sweep()
+    assert visitor.post(path, ASKS[path])[0] == 201
+    assert Run.objects.latest("created_at").context == {"order": 7}
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("path", ASKS)
+def test_a_visitor_of_a_users_session_has_what_the_user_has(path: str) -> None:
+    ann = manager("ann")
+    begun(ann)
+    ann.groups.clear()
+    visitor = Program(session_token(Session.objects.get(), HOUR))
+    assert visitor.post(path, ASKS[path])[0] == 201
+    assert Run.objects.latest("created_at").context == FEW
+    sweep()
+    type(ann).objects.update(is_active=False)
+    assert visitor.post(path, ASKS[path])[0] == 403

@@ -15,7 +15,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from django.contrib.auth.models import Permission
 from django.db import connection, connections, transaction
 from django.http import HttpRequest
 from django.test import Client, override_settings
@@ -34,7 +33,7 @@ from agentruns.models import ApiToken, Message, Run, SessionBearer
 from agentruns.services import api_tokens
 from agentruns.services.sweep import sweep
 from agentruns.utils.ids import uuid7
-from tests.api.hosting import Bearer, host
+from tests.api.hosting import Bearer, Broken, host
 from tests.api.http import Api, make_user
 from tests.api.streaming import (
     Listener,
@@ -116,21 +115,6 @@ def test_it_goes_on_right_after_the_row_that_the_client_had(shop: Agent, owner: 
     assert api.get(f"/runs/{run.pk}/events", after="x")[0] == 422
 
 
-def test_who_may_not_see_the_run_gets_a_problem(shop: Agent, owner: Any) -> None:
-    run = start_run(shop, "hi", "s1", actor=owner)
-    assert Api().get(f"/runs/{run.pk}/events")[0] == 401
-    assert Api(make_user("stranger")).get(f"/runs/{run.pk}/events")[0] == 404
-    assert Api(owner).get("/runs/x/events")[0] == 404
-    assert Api(owner).request("POST", f"/runs/{run.pk}/events")[0] == 405
-
-
-def test_an_operation_like_every_other(api: Api) -> None:
-    operation = api.client.get("/api/openapi.json").json()["paths"]["/api/runs/{run_id}/events"]["get"]
-    assert {"200", "401", "404", "422"} <= set(operation["responses"])
-    assert set(operation["responses"]["200"]["content"]) == {"text/event-stream"}
-    assert {each["name"] for each in operation["parameters"]} == {"run_id", "after", "Last-Event-ID"}
-
-
 def test_nothing_compresses_it(settings: Any, shop: Agent, owner: Any) -> None:
     settings.MIDDLEWARE = ["django.middleware.gzip.GZipMiddleware", *settings.MIDDLEWARE]
     stream = Stream(owner, start_run(shop, "hi", "s1", actor=owner), **{"Accept-Encoding": "gzip"})
@@ -178,31 +162,16 @@ def test_a_long_journal_comes_in_pages_without_a_wait(owner: Any, monkeypatch: p
     assert rows(read(Stream(owner, run)._chunks).events) == journal(run)
 
 
-# Who may go on listening
+LOSES: dict[str, Callable[[Any, Client], Any]] = {
+    "the permission": lambda user, client: user.user_permissions.clear(),
+    "the account": lambda user, client: type(user).objects.filter(pk=user.pk).update(is_active=False),
+    "the session": lambda user, client: client.logout(),
+    "the password": lambda user, client: type(user).objects.filter(pk=user.pk).update(password="another"),
+}
 
 
-def lose_permission(user: Any, client: Client) -> None:
-    user.user_permissions.remove(Permission.objects.get(codename="view_run"))
-
-
-def become_inactive(user: Any, client: Client) -> None:
-    user.is_active = False
-    user.save()
-
-
-def sign_out(user: Any, client: Client) -> None:
-    client.logout()
-
-
-def change_password(user: Any, client: Client) -> None:
-    user.set_password("another")
-    user.save()
-
-
-@pytest.mark.parametrize("lose", [lose_permission, become_inactive, sign_out, change_password])
-def test_who_may_no_longer_see_the_run_hears_no_more(
-    lose: Callable[[Any, Client], None], pending: Any, settings: Any
-) -> None:
+@pytest.mark.parametrize("lost", LOSES)
+def test_who_may_no_longer_see_the_run_hears_no_more(lost: str, pending: Any, settings: Any) -> None:
     settings.AGENTRUNS_API_PING_SECONDS = 0
     watcher = make_user("watcher", "view_run")
     approval = pending()
@@ -210,7 +179,7 @@ def test_who_may_no_longer_see_the_run_hears_no_more(
     assert stream.poll() == journal(approval.run)
     assert stream.poll() == []
     assert set(stream.comments) == {"ping"}
-    lose(watcher, stream.client)
+    LOSES[lost](watcher, stream.client)
     deny(approval.pk, make_user("decider", "decide_approval"), "no")
     heard = len(stream.events)
     stream.poll()
@@ -300,12 +269,7 @@ def test_a_run_that_waits_for_people_goes_on_with_heartbeats(
 @override_settings(AGENTRUNS_POLICY="tests.api.streaming.Unlimited")  # all listeners are one user
 @pytest.mark.parametrize("pooled", [False, True], ids=["persistent", "pooled"])
 def test_idle_listeners_hold_no_connection_and_leave_nothing(
-    pooled: bool,
-    server: str,
-    pending: Any,
-    owner: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    nobody_left: None,
+    pooled: bool, server: str, pending: Any, owner: Any, monkeypatch: pytest.MonkeyPatch, nobody_left: None
 ) -> None:
     if pooled and connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL has a connection pool")
@@ -356,6 +320,11 @@ class Endless:
         self.enough = threading.Event()
         self.numbers = count()
 
+    def runs(self, owner: Any) -> list[Run]:
+        """Start two runs of it in two sessions."""
+        agent = Agent("endless", instructions="go", tools=[search], model=self, max_steps=10_000)
+        return [start_run(agent, "go", session, actor=owner) for session in ("s1", "s2")]
+
     def propose(self, request: Any) -> ModelReply:
         pause()
         if self.enough.is_set():
@@ -369,9 +338,7 @@ def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
     server: str, owner: Any, nobody_left: None
 ) -> None:
     chance, model = random.Random(7), Endless()
-    agent = Agent("endless", instructions="go", tools=[search], model=model, max_steps=10_000)
-    run = start_run(agent, "go", "s1", actor=owner)
-    other = start_run(agent, "go", "s2", actor=owner)
+    run, other = model.runs(owner)
     workers = [threading.Thread(target=work, args=(each.pk,)) for each in (run, other)]
     cookie, got, cuts, last = cookies(owner), [], 0, ""
     for worker in workers:
@@ -401,8 +368,7 @@ def test_listeners_who_share_a_look_and_come_at_any_time_get_every_row(
     server: str, owner: Any, nobody_left: None
 ) -> None:
     model, cookie, heard, came = Endless(), cookies(owner), dict[int, list[Any]](), list[int]()
-    agent = Agent("endless", instructions="go", tools=[search], model=model, max_steps=10_000)
-    runs = [start_run(agent, "go", session, actor=owner) for session in ("s1", "s2")]
+    runs = model.runs(owner)
 
     def rows_of(number: int) -> int:
         try:
@@ -503,7 +469,7 @@ def test_a_place_is_given_back_once_however_a_stream_ends(owner: Any) -> None:
 
 def test_each_session_has_streams_of_its_own_for_its_visitors(pending: Any, nobody_left: None) -> None:
     assert SessionBearer.pk is None  # all visitors would be counted together
-    with override_settings(AGENTRUNS_POLICY="tests.api.test_stream.OneEach"):
+    with override_settings(AGENTRUNS_POLICY=f"{__name__}.OneEach"):
         runs = [pending(name).run for name in ("a", "b")]
         taken = [_place(HttpRequest(), SessionBearer(run.session_id), run.pk) for run in runs]
         assert [len(places._open[run.session_id]) for run in runs] == [1, 1]
@@ -521,18 +487,12 @@ class OneEach(agentruns.Policy):
         return replace(super().quota(user, agent), streams=1)
 
 
-class Broken(agentruns.Policy):
-    """Its quota fails."""
-
-    def quota(self, user: Any, agent: Any) -> Any:
-        raise RuntimeError("no quota today")
-
-
 def test_a_quota_that_raises_lets_nobody_through(
-    server: str, pending: Any, owner: Any, nobody_left: None
+    server: str, pending: Any, owner: Any, monkeypatch: pytest.MonkeyPatch, nobody_left: None
 ) -> None:
     path, cookie = url(pending("a").run), cookies(owner)
-    with override_settings(AGENTRUNS_POLICY="tests.api.test_stream.Broken"):
+    monkeypatch.setattr(Broken, "question", "quota")
+    with override_settings(AGENTRUNS_POLICY="tests.api.hosting.Broken"):
         with pytest.raises(HTTPError) as refused:
             urlopen(Request(f"{server}{path}", headers={"Cookie": cookie}), timeout=LIMIT)
         with refused.value:  # its socket

@@ -1,27 +1,31 @@
-"""Pictures and documents through the API: as blocks in the JSON, as files beside it, and back."""
+"""Pictures, documents and large contents through the API: as blocks in the JSON, as files beside it."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.test import Client
+from django.core.handlers.asgi import ASGIRequest
 
 from agentruns import run_agent, session_token
 from agentruns.agents.agent import Agent
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
+from agentruns.services.transfer import download, find_content, read_content
 from agentruns.tools.card import MASK
-from tests.api.http import ROOT, Api, make_user
+from tests.api.http import ROOT, Api, Program, make_user
 from tests.db.helpers import the_run
-from tests.files import row_of, stored_in
+from tests.files import MEGABYTE, fetch_secretly, fetched, report_of, row_of, stored_in
 from tests.pictures import BIG, HOSTILE, NOTE, PDF, PNG, files_of, photograph, png, scan_passport
 from tests.shop.agents import call, shop_agent
 
@@ -83,17 +87,12 @@ def test_files_beside_it(api: Api, path: str, folder: Path) -> None:
     assert row.payload["content"][0] == SEEN
     assert [each["name"] for each in files_of(row)] == ["mug.png", "big.png", "note.txt"]
     assert [path.read_bytes() for path in stored_in(folder)] == [BIG]
-    assert (
-        upload(api, path, body, photo(), photo(BIG, "big.png"), photo(NOTE, "note.txt", "text/plain"))[0]
-        == 200
-    )
+    for file in files:
+        file.seek(0)
+    assert upload(api, path, body, *files)[0] == 200
     assert upload(api, path, body, photo())[0] == 409
-    again = [
-        SEEN,
-        block(PNG, name="mug.png"),
-        block(BIG, name="big.png"),
-        block(NOTE, "text/plain", name="note.txt"),
-    ]
+    again = [SEEN, block(PNG, name="mug.png"), block(BIG, name="big.png")]
+    again.append(block(NOTE, "text/plain", name="note.txt"))
     assert start(api, path, again, idempotency_key="k")[0] == 200, "the form makes no difference"
 
 
@@ -155,18 +154,12 @@ def test_what_is_too_large(api: Api, path: str, settings: Any, folder: Path) -> 
     assert len(stored_in(folder)) == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "problem"),
-    [
-        (None, 400, "malformed"),
-        ("", 422, "validation"),
-        ("{", 400, "malformed"),
-        ("[]", 422, "validation"),
-        ({"agent": "shop"}, 422, "validation"),
-        ({"agent": "shop", "input": "x", "owner_": 1}, 422, "validation"),
-    ],
-)
-def test_a_malformed_upload(body: Any, status: int, problem: str, api: Api, shop: Agent) -> None:
+UNREAD = [None, "", "{", "[]", {"agent": "shop"}, {"agent": "shop", "input": "x", "owner_": 1}]
+
+
+@pytest.mark.parametrize("body", UNREAD, ids=str)
+def test_a_malformed_upload(body: Any, api: Api, shop: Agent) -> None:
+    status, problem = (400, "malformed") if body in (None, "{") else (422, "validation")
     answer = upload(api, "/runs", body, photo())
     assert (answer[0], answer[1]["type"]) == (status, f"urn:agentruns:{problem}"), answer
     assert not Run.objects.exists()
@@ -198,9 +191,7 @@ def test_only_who_may_start_is_read(api: Api, shop: Agent) -> None:
 
 def test_a_visitor_sends_a_picture(shop: Agent) -> None:
     run = run_agent(shop_agent("chat"), "hello", "s1")
-    token = session_token(Run.objects.get(pk=run.run_id).session, timedelta(minutes=5))
-    visitor = Api()
-    visitor.client = Client(headers={"Authorization": f"Bearer {token}"})
+    visitor = Program(session_token(Run.objects.get(pk=run.run_id).session, timedelta(minutes=5)))
     status, sent = upload(visitor, "/sessions/s1/messages", {"content": "look"}, photo())
     assert status == 201, sent
     assert files_of(Message.objects.get(run=sent["id"], kind="user"))
@@ -228,17 +219,11 @@ def test_files_are_served(api: Api, shop: Agent, folder: Path) -> None:
     assert "\n" not in served(api, run["id"], PNG)["Content-Disposition"]
 
 
-def test_whose_files_they_are(api: Api, shop: Agent, folder: Path) -> None:
+def test_files_that_are_not_there_or_were_altered(api: Api, shop: Agent, folder: Path) -> None:
     _, run = upload(api, "/runs", {"agent": "shop", "input": "see"}, photo(BIG))
-    assert served(Api(make_user("other")), run["id"], BIG).status_code == 404
-    assert served(Api(), run["id"], BIG).status_code == 401
-    assert served(Api(make_user("viewer", "view_run")), run["id"], BIG).status_code == 200
     _, other = upload(api, "/runs", {"agent": "shop", "input": "see"}, photo())
-    for path in (
-        f"{other['id']}/files/{hashlib.sha256(BIG).hexdigest()}",
-        f"{run['id']}/files/x",
-        "x/files/y",
-    ):
+    big = hashlib.sha256(BIG).hexdigest()
+    for path in (f"{other['id']}/files/{big}", f"{run['id']}/files/x", "x/files/y"):
         assert api.get(f"/runs/{path}")[0] == 404
     (stored,) = stored_in(folder)
     stored.write_bytes(BIG[:-1] + b"?")
@@ -277,3 +262,52 @@ def test_rows_and_conversations_name_files(api: Api, shop: Agent, folder: Path) 
     assert "data" not in row["payload"]["stored"][0]
     sweep()
     assert row_of(Run.objects.get(pk=run["id"]), "user")
+
+
+def test_content_in_a_file(folder: Path, api: Api, owner: Any) -> None:
+    run = fetched(actor=owner)
+    seq = row_of(run).seq
+    (item,) = (one for one in api.get(f"/runs/{run.pk}/messages")[1]["items"] if one["seq"] == seq)
+    assert item["payload"]["stored"]["size"] == MEGABYTE
+    assert item["payload"]["content"].startswith(report_of(500) + "\n[only the beginning")
+    path = f"/runs/{run.pk}/messages/{seq}/content"
+    response: Any = api.client.get(api.root + path)
+    assert response.getvalue().decode() == report_of(MEGABYTE)
+    assert response["Content-Type"] == "text/plain; charset=utf-8"
+    assert response["Content-Length"] == str(MEGABYTE)
+    assert response["Content-Disposition"] == f'attachment; filename="{run.pk}-{seq}.txt"'
+    assert response["X-Content-Type-Options"] == "nosniff"
+    assert api.get(f"/runs/{run.pk}/messages/1/content")[0] == 404
+    (file,) = stored_in(folder)
+    file.write_bytes(b"X" + file.read_bytes()[1:])
+    status, problem = api.get(path)
+    assert (status, problem["type"]) == (500, "urn:agentruns:payload")
+    assert "was altered" in problem["detail"]
+    file.unlink()
+    status, problem = api.get(path)
+    assert (status, "is missing" in problem["detail"]) == (500, True)
+    assert f"seq {seq}: file" in problem["detail"]
+
+
+def test_under_asgi_content_is_streamed_too(folder: Path, owner: Any) -> None:
+    run = fetched(actor=owner)
+    content = find_content(run, row_of(run).seq)
+    request = ASGIRequest({"type": "http", "method": "GET", "path": "/", "headers": []}, BytesIO())
+    response = download(request, read_content(content, owner), content.headers)
+
+    async def receive() -> list[bytes]:
+        return [chunk async for chunk in response]
+
+    with ThreadPoolExecutor() as thread:  # this one may have the loop of a browser
+        chunks = thread.submit(lambda: asyncio.run(receive())).result()
+    assert (response.is_async, len(chunks) > 1) == (True, True)
+    assert b"".join(chunks).decode() == report_of(MEGABYTE)
+
+
+def test_content_that_is_guarded(folder: Path, api: Api, owner: Any) -> None:
+    run = fetched(tools=[fetch_secretly], actor=owner)
+    path = f"/runs/{run.pk}/messages/{row_of(run).seq}/content"
+    assert (api.get(path)[0], api.get(path)[1]["type"]) == (403, "urn:agentruns:permission-denied")
+    revealer = Api(make_user("revealer", "view_run", "reveal_arguments"))
+    response: Any = revealer.client.get(revealer.root + path)
+    assert response.getvalue().decode() == report_of(MEGABYTE)

@@ -290,7 +290,7 @@ POLICY = [
     Mutant(
         "policy: a repeated request is judged anew",
         (Edit("api/approvals.py", "        permissions.require_decide(user, approval)\n", ""),),
-        ("api/test_idempotency.py::test_a_repeated_request_is_judged_anew",),
+        ("api/test_races.py::test_a_repeated_request_is_judged_anew",),
     ),
     Mutant(
         "policy: who may cancel, pause and resume",
@@ -616,22 +616,22 @@ SENT = [
     Mutant(
         "starting: the context is asked for again",
         (Edit(PERMISSIONS, 'if not narrows("context") and (named', "if (named"),),
-        ("api/test_contexts.py::test_a_rank_that_was_lost_starts_nothing_any_more",),
+        ("api/test_starting.py::test_a_rank_that_was_lost_starts_nothing_any_more",),
     ),
     Mutant(
         "starting: without a rule a user's context is no other's",
         (Edit(PERMISSIONS, "and (named is None or is_theirs):", "and True:"),),
-        ("api/test_contexts.py::test_without_a_rule_the_context_of_one_user_is_no_others",),
+        ("api/test_starting.py::test_without_a_rule_the_context_of_one_user_is_no_others",),
     ),
     Mutant(
         "visitors: they have no user's context",
         (Edit(STARTING, "if not starter or starter.startswith(VISITOR):", "if True:"),),
-        ("api/test_contexts.py::test_a_visitor_borrows_no_rank",),
+        ("api/test_starting.py::test_a_visitor_borrows_no_rank",),
     ),
     Mutant(
         "visitors: they write for no owner who is gone",
         (Edit(STARTING, "if owner is None and own.owner_id is not None:", "if False:"),),
-        ("api/test_contexts.py::test_a_visitor_of_a_users_session_has_what_the_user_has",),
+        ("api/test_starting.py::test_a_visitor_of_a_users_session_has_what_the_user_has",),
     ),
     Mutant(
         "visitors: they read no context of a run",
@@ -733,7 +733,7 @@ MADE = [
     Mutant(
         "visitors: they do not read what the agent was told",
         (Edit("api/auth.py", 'if "instructions" in row.payload else set()', "if False else set()"),),
-        ("api/test_sessions.py::test_a_visitor_reads_the_conversation_but_not_what_the_agent_was_told",),
+        ("api/test_messages.py::test_a_visitor_reads_the_conversation_but_not_what_the_agent_was_told",),
     ),
     Mutant(
         "not_before: the time before does not count for a deadline",
