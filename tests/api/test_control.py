@@ -196,7 +196,8 @@ def test_a_tag_opens_nothing_and_nothing_else_is_kept(api: Api, run: Run) -> Non
     _, tag = tagged(api, run)
     stranger = Api(make_user("other")).client
     assert stranger.get(f"/api/runs/{run.pk}", headers={"If-None-Match": tag}).status_code == 404
-    for path in (*["runs", "approvals", "agents", "sessions/s1", "health", "runs/x"], f"runs/{run.pk}/state"):
+    paths = ["runs", "approvals", "agents", "sessions/s1", "health", "runs/x", f"runs/{run.pk}/state"]
+    for path in paths:
         api.get(f"/{path}")
         assert (api.response["Cache-Control"], "ETag" in api.response) == ("private, no-store", False)
     api.post(f"/runs/{run.pk}/cancel")
@@ -229,27 +230,22 @@ def test_a_fork_is_the_callers_is_queued_and_repeats_nothing(done: Run, effects:
     assert (origin["origin"], origin["origin_seq"], origin["owner_name"]) == (None, None, "owner")
 
 
-def test_all_that_can_be_said_of_a_fork(done: Run, api: Api) -> None:
-    shop_agent("another")
-    body = {"at": END, "text": "And the invoice?", "agent": "another", "session": "mine"}
-    status, run = api.post(f"/runs/{done.pk}/fork", {**body, "idempotency_key": "k2"})
-    assert (status, run["agent"], run["input"]) == (201, "another", "And the invoice?")
-    assert (run["session"], run["idempotency_key"]) == ("mine", "k2")
-    assert problems(Session.objects.get(key="mine").pk) == []
-
-
-def test_the_same_key_is_the_same_fork_for_ever(done: Run, api: Api) -> None:
-    body = {"at": RESULT, "idempotency_key": "k2"}
-    status, first = api.post(f"/runs/{done.pk}/fork", body)
-    assert status == 201
-    assert api.post(f"/runs/{done.pk}/fork", body) == (200, first)
+def test_all_that_can_be_said_of_a_fork_and_a_key_is_one_for_ever(done: Run, api: Api) -> None:
+    shop_agent("another", *[{"text": "the invoice"}] * 3)
+    path, body = f"/runs/{done.pk}/fork", {"at": END, "text": "And the invoice?", "agent": "another"}
+    body |= {"session": "mine", "idempotency_key": "k2"}
+    status, first = api.post(path, body)
+    assert (status, first["agent"], first["input"]) == (201, "another", "And the invoice?")
+    assert (first["session"], first["idempotency_key"]) == ("mine", "k2")
+    assert api.post(path, body) == (200, first)
     sweep()
-    status, again = api.post(f"/runs/{done.pk}/fork", body)
+    status, again = api.post(path, body)
     assert (status, again["id"], again["status"]) == (200, first["id"], "completed")
     # Keys are each user's own.
     other = Api(make_user("other", "view_run", "fork_run"))
-    assert other.post(f"/runs/{done.pk}/fork", body)[0] == 201
+    assert other.post(path, {**body, "session": "theirs"})[0] == 201
     assert Run.objects.filter(origin=done.pk).count() == 2
+    assert problems(Session.objects.get(key="mine").pk) == []
 
 
 def test_conflicts_of_a_fork_say_what_to_do_and_leave_nothing(done: Run, api: Api, owner: Any) -> None:

@@ -203,14 +203,15 @@ def test_acting_for_another(tenants: None) -> None:
 
 def test_without_a_policy_acting_for_another_takes_the_permission() -> None:
     shop_agent("shop")
-    clerk, helper = Api(make_user("clerk")), Api(make_user("helper", "act_for", "start_run"))
+    clerk, helper = Api(make_user("clerk")), Api(make_user("helper", "act_for"))
     for members in ({"owner": str(make_user("ann").pk)}, {"scope": "north"}):
         assert clerk.post("/runs", body(**members))[0] == 403
         assert helper.post("/runs", body(**members))[0] == 201
     assert sorted(Run.objects.values_list("owner_name", "scope")) == [("ann", ""), ("helper", "north")]
-    status, problem = helper.post("/runs", body(context={"tenant": 8}))
+    starter = Api(make_user("starter", "act_for", "start_run"))
+    status, problem = starter.post("/runs", body(context={"tenant": 8}))
     assert (status, "AGENTRUNS_POLICY" in problem["detail"], runs()) == (403, True, 2)
-    assert helper.post("/runs", body())[1]["context"] == {}
+    assert starter.post("/runs", body())[1]["context"] == {}
 
 
 def test_a_key_in_several_visible_scopes_is_a_conflict() -> None:

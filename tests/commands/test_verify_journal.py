@@ -56,8 +56,11 @@ def test_a_healthy_database() -> None:
 
 
 @pytest.mark.django_db
-def test_an_empty_database() -> None:
+def test_an_empty_database_and_a_session_that_does_not_exist() -> None:
     assert run("verify_journal").out == "Sessions checked: 0. Nothing is wrong.\n"
+    outcome = run("verify_journal", "--session=\x1b[2J")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert ("There is no session" in outcome.err, "\x1b" in outcome.err) == (True, False)
 
 
 @pytest.mark.usefixtures("journal")
@@ -139,14 +142,6 @@ def test_what_was_written_into_the_database_does_not_reach_the_terminal() -> Non
     assert "Session s3\\x1b[2J: run " in outcome.out
     assert "\x1b" not in outcome.out + run("verify_journal", "--json", "--repair").out
     assert "\u202e" not in outcome.out
-
-
-@pytest.mark.usefixtures("journal")
-def test_a_session_that_does_not_exist_is_a_wrong_use() -> None:
-    outcome = run("verify_journal", "--session=\x1b[2J")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "There is no session" in outcome.err
-    assert "\x1b" not in outcome.err
 
 
 def test_a_session_costs_as_many_queries_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,11 +58,26 @@ def answers(client: Api, paths: list[str]) -> dict[str, str]:
     return found
 
 
-def test_nothing_that_is_read_holds_a_secret(owned: Story, client: Api) -> None:
+def test_nothing_that_is_read_holds_a_secret(owned: Story, client: Api, settings: Any) -> None:
+    run, card = f"/runs/{owned.done.pk}", f"/approvals/{owned.waiting.pk}"
+    messages = f"{run}/messages"
     found = answers(client, reads(owned))
     assert {path: leaks(text) for path, text in found.items() if leaks(text)} == {}
     assert [path for path, text in found.items() if PIN in text] == []
-    assert '"pin": "***"' in found[f"/runs/{owned.done.pk}/messages"]
+    assert '"pin": "***"' in found[messages]
+    # A function that fails hides the texts, and leaves the rest.
+    settings.AGENTRUNS_REDACT = FAIL
+    assert leaks("".join(answers(client, reads(owned)).values())) == []
+    shown, rows = client.get(run)[1], owned.done.messages.order_by("seq")
+    assert (shown["input"], shown["output"], shown["id"]) == (FAILED, FAILED, str(owned.done.pk))
+    assert [row["kind"] for row in client.get(messages)[1]["items"]] == [row.kind for row in rows]
+    # Without one, texts are as they are, but for what is sensitive.
+    settings.AGENTRUNS_REDACT = None
+    shown, rows = client.get(run)[1], owned.failed.messages.order_by("seq")
+    assert (shown["input"], shown["output"]) == (owned.done.input, owned.done.output)
+    shown = client.get(f"/runs/{owned.failed.pk}/messages")[1]["items"]
+    assert [row["payload"] for row in shown] == [row.payload for row in rows]
+    assert client.get(card)[1]["arguments"] == {**owned.waiting.arguments, "pin": "***"}
 
 
 def test_ids_digests_hashes_and_statuses_are_the_true_ones(owned: Story, client: Api) -> None:
@@ -82,6 +97,9 @@ def test_ids_digests_hashes_and_statuses_are_the_true_ones(owned: Story, client:
     assert (run["output"], run["session"]) == ("done with [card]\nand [key]", "talk [card]")
     assert (run["definition"], run["usage"]) == (owned.done.definition_id, owned.done.usage)
     assert [one["id"] for one in client.get(f"/runs?session=talk {CARD}")[1]["items"]] == [run["id"]]
+    code, shown = client.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})
+    assert (code, shown["status"], shown["arguments"]["card"]) == (200, "approved", "[card]")
+    assert Approval.objects.get(pk=approval.pk).arguments["card"] == CARD
 
 
 def test_errors_and_changes_hold_no_secret(owned: Story, client: Api) -> None:
@@ -109,36 +127,6 @@ def test_errors_and_changes_hold_no_secret(owned: Story, client: Api) -> None:
             assert "The edited card holds the mask" in answer["detail"]
     assert Approval.objects.get(pk=owned.waiting.pk).reason == f"no {KEY}"
     assert leaks("".join(answers(client, reads(owned)).values())) == []
-
-
-def test_an_approval_of_redacted_arguments_is_of_the_true_ones(owned: Story, client: Api) -> None:
-    code, shown = client.post(f"/approvals/{owned.waiting.pk}/approve", {"digest": owned.waiting.digest})
-    assert (code, shown["status"], shown["arguments"]["card"]) == (200, "approved", "[card]")
-    assert Approval.objects.get(pk=owned.waiting.pk).arguments["card"] == CARD
-
-
-def test_a_function_that_fails_hides_the_texts_and_leaves_the_rest(
-    owned: Story, client: Api, settings: Any
-) -> None:
-    settings.AGENTRUNS_REDACT = FAIL
-    found = answers(client, reads(owned))
-    assert leaks("".join(found.values())) == []
-    _, run = client.get(f"/runs/{owned.done.pk}")
-    assert (run["input"], run["output"], run["id"]) == (FAILED, FAILED, str(owned.done.pk))
-    _, page = client.get(f"/runs/{owned.done.pk}/messages")
-    assert [row["kind"] for row in page["items"]] == [row.kind for row in owned.done.messages.order_by("seq")]
-
-
-def test_without_the_setting_texts_are_as_they_are(owned: Story, client: Api, settings: Any) -> None:
-    settings.AGENTRUNS_REDACT = None
-    _, run = client.get(f"/runs/{owned.done.pk}")
-    assert (run["input"], run["output"]) == (owned.done.input, owned.done.output)
-    _, page = client.get(f"/runs/{owned.failed.pk}/messages")
-    assert [row["payload"] for row in page["items"]] == [
-        row.payload for row in Run.objects.get(pk=owned.failed.pk).messages.order_by("seq")
-    ]
-    _, approval = client.get(f"/approvals/{owned.waiting.pk}")
-    assert approval["arguments"] == {**owned.waiting.arguments, "pin": "***"}
 
 
 @pytest.fixture
@@ -181,18 +169,15 @@ def test_no_command_prints_a_secret(case: Story) -> None:
         assert text in shown
     failed = command("show_run", str(case.failed.pk)).out
     assert "[key] is not valid for [card]" in failed
-
-
-def test_what_json_names_is_true_and_what_it_says_is_redacted(case: Story) -> None:
-    shown = command("show_run", str(case.done.pk), "--json").lines[0]
+    # What JSON names is true, and what it says is redacted.
+    told = command("show_run", str(case.done.pk), "--json").lines[0]
     rows = list(Message.objects.filter(run=case.done).order_by("seq"))
-    assert (shown["id"], shown["definition"]) == (str(case.done.pk), case.done.definition_id)
-    assert [row["hash"] for row in shown["messages"]] == [row.hash for row in rows]
-    assert (shown["session"], shown["output"]) == ("talk [card]", "done with [card]\nand [key]")
-    replies = [row for row in shown["messages"] if row["kind"] == "assistant"]
-    asked = next(row for row in replies if row["payload"]["calls"][0]["tool"] == "charge")
-    assert asked["payload"]["calls"][0]["arguments"]["pin"] == "***"
-    assert asked["payload"]["content"][1]["input"]["pin"] == "***"
+    assert (told["id"], told["definition"]) == (str(case.done.pk), case.done.definition_id)
+    assert [row["hash"] for row in told["messages"]] == [row.hash for row in rows]
+    assert (told["session"], told["output"]) == ("talk [card]", "done with [card]\nand [key]")
+    replies = [row["payload"] for row in told["messages"] if row["kind"] == "assistant"]
+    asked = next(each for each in replies if each["calls"][0]["tool"] == "charge")
+    assert asked["calls"][0]["arguments"]["pin"] == asked["content"][1]["input"]["pin"] == "***"
 
 
 def test_sensitive_arguments_are_masked_without_the_setting_too(case: Story, settings: Any) -> None:
