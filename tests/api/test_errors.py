@@ -32,6 +32,7 @@ from agentruns.services.sweep import sweep
 from tests.admin.people import user
 from tests.admin.world import World
 from tests.api.http import Api, make_user, strict_json
+from tests.settings import BRIEF
 from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -252,7 +253,11 @@ def possible(headers: dict[str, str], body: bytes) -> dict[str, str]:
 
 @given(data=st.data(), signed_in=st.sampled_from([True, True, True, False]))
 @hypothesis_settings(
-    max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=100 if BRIEF else 300,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )
 def check(clients: dict[bool, Client], ids: dict[str, str], data: Any, signed_in: bool) -> None:
     method, path = data.draw(st.sampled_from(paths()))

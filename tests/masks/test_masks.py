@@ -75,19 +75,19 @@ def unsure(pin: str) -> str:
     return "done"
 
 
-def told(pin: str = PIN, number: int = NUMBER, last: str = "") -> Run:
-    """Tell a story in which everybody repeats the values; returns the run, which has ended."""
-    writes = call("letter", pin=pin, number=number, note=f"it is {pin}")
+def told() -> Run:
+    """Tell a story in which everybody repeats the values; return the run, which has ended."""
+    writes = call("letter", pin=PIN, number=NUMBER, note=f"it is {PIN}")
     turns: list[Any] = [
-        {"text": f"I take {pin} and {number}", "tools": [writes]},
-        {"text": f"The account is {IBAN}", "tools": [call("explode", pin=pin)]},
-        {"tools": [call("unsure", pin=pin)]},
-        {"text": last or f"Sent {pin} and {number} to {IBAN}."},
+        {"text": f"I take {PIN} and {NUMBER}", "tools": [writes]},
+        {"text": f"The account is {IBAN}", "tools": [call("explode", pin=PIN)]},
+        {"tools": [call("unsure", pin=PIN)]},
+        {"text": f"Sent {PIN} and {NUMBER} to {IBAN}."},
     ]
     agent = Agent("clerk", instructions="Write.", tools=[letter, explode, unsure], model=ScriptedModel(turns))
-    run = Run.objects.get(pk=run_agent(agent, f"Send {pin}", "letters").run_id)
+    run = Run.objects.get(pk=run_agent(agent, f"Send {PIN}", "letters").run_id)
     while run.status == "awaiting-approval":
-        approve(run.approvals.get(status="pending").pk, None, reason=f"yes, {pin}")
+        approve(run.approvals.get(status="pending").pk, None, reason=f"yes, {PIN}")
         sweep(run_id=run.pk)
         run.refresh_from_db()
     assert run.status == "completed", run.error
