@@ -19,6 +19,7 @@ from agentruns.services.sweep import sweep
 from tests.admin.people import user
 from tests.admin.world import World
 from tests.api.http import Api, make_user
+from tests.bells import WitnessBell
 from tests.db.racing import CLIENTS, together
 from tests.effects import Effects
 
@@ -85,6 +86,17 @@ def test_one_run_is_cancelled_once(shop: Agent, owner: Any, atomic_requests: boo
     answers = together(lambda number: clients[number].post(f"/runs/{run['id']}/cancel"))
     assert Counter(status for status, _ in answers) == {200: 1, 409: CLIENTS - 1}
     assert problems(Run.objects.get().session_id) == []
+
+
+def test_workers_are_rung_after_the_commit(shop: Agent, pending: Any, bell: type[WitnessBell]) -> None:
+    """Without a transaction around the request; tests/hosts has each request in one."""
+    approval, boss = pending(), Api(make_user("boss", "decide_approval", "view_run", "resume_run"))
+    bell.rung.clear()
+    run = boss.post("/runs", {"agent": "shop", "input": "refund it"})[1]
+    assert boss.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})[0] == 200
+    assert boss.post(f"/runs/{run['id']}/resume")[0] == 200
+    rung = [(str(run_id), was_seen) for run_id, was_seen in bell.rung]
+    assert rung == [(run["id"], True), (str(approval.run_id), True), (run["id"], True)]
 
 
 class BrokenBell:
