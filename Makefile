@@ -18,7 +18,7 @@ ENGINE = tests/db tests/crash tests/properties
 # same on either database, and `make test` has it on SQLite.
 POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
 	$(patsubst %,tests/db/test_%.py,claims clock databases draining expiry_races forged_rows fork_races hard_cases isolation \
-	locks notifications pgbouncer races retention routers storage_away sweep transactional zombies) \
+	notifications pgbouncer races retention routers storage_away sweep transactional zombies) \
 	$(patsubst %,tests/api/test_%.py,drafts pagination races runs stream uploads) \
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue run_list runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
@@ -26,10 +26,12 @@ BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
 	$(patsubst %,tests/db/test_%.py,cost engine hostile journal payloads) tests/commands/test_watch.py
 # Long, and about many runs, every combination, or what is built of the whole: only in `make test-full`.
 BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py tests/packaging/test_plugin.py \
-	tests/packaging/test_docs.py::test_the_site_builds_without_a_warning tests/db/test_host_project.py
+	tests/packaging/test_docs.py::test_the_site_builds_without_a_warning \
+	$(addprefix tests/db/test_host_project.py::test_a_project_,lives_the_whole_story \
+	without_pytest_empties_its_databases without_time_zones_is_told_before_anything_runs)
 LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py tests/crash/test_soak.py \
-	$(patsubst %,tests/db/test_%.py,closing export_mutations import_fuzz mixed_replies odd_results) \
-	tests/api/test_schemathesis.py \
+	$(patsubst %,tests/db/test_%.py,closing export_mutations mixed_replies odd_results) \
+	tests/api/test_schemathesis.py tests/db/test_imports.py::test_any_change_is_refused_or_imported_whole \
 	tests/mcp/test_hostile.py::test_a_result_of_many_megabytes_is_kept \
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
 	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk \

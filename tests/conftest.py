@@ -180,7 +180,7 @@ LONG = (
     "test_machine", "test_copies", "test_soak", "test_at_each_statement", "test_plugin",
     "test_readme", "test_claims", "test_races", "test_mixed_replies", "tests/e2e", "test_history",
     "test_docs_tutorial", "test_wheel", "test_typing", "test_deploys", "test_celery", "test_closing",
-    "test_host_project",
+    "test_a_project_lives",
 )  # fmt: skip
 # By one process: what they share takes long to make, or to import (the Anthropic SDK: two seconds).
 TOGETHER = {

@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from agentruns import RunResult, run_agent
+from agentruns import RunResult, ToolContext, run_agent, tool
 from agentruns.engine import tool_calls
 from agentruns.journal import events
 from agentruns.journal.store import Batch
@@ -23,7 +23,7 @@ from agentruns.models import Approval, Message, Run
 from agentruns.services.write import write
 from agentruns.testing import ScriptedModel, check_messages
 from tests.effects import Effects
-from tests.shop.agents import shop_agent
+from tests.shop.agents import act, call, shop_agent
 from tests.waiting import wait_for
 
 # What a user says next, so that a conversation can be sent to a provider.
@@ -130,3 +130,15 @@ def everywhere() -> str:
             cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
             texts += [str(value) for row in cursor.fetchall() for value in row]
     return "\n".join(texts)
+
+
+@tool(requires_approval=True, approvals=2)
+def transfer(ctx: ToolContext, cents: int) -> str:
+    """Transfer money once two people have approved it."""
+    return act("transfer", ctx, cents=cents)
+
+
+def transferring(**options: Any) -> tuple[RunResult, Approval]:
+    """Run an agent until its transfer waits for two people; return the result and the card."""
+    result = run_turns({"tools": [call("transfer", cents=5)]}, tools=[transfer], **options)
+    return result, result.pending[0]

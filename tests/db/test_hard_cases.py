@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.db import IntegrityError, OperationalError, connection, transaction
+from django.db.models.functions import Now
 
 from agentruns import (
-    Agent,
     NotOccurred,
     Occurred,
     ToolContext,
@@ -28,17 +28,18 @@ from agentruns.exceptions import ApprovalStateError, PermissionDeniedError, RunS
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
-from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
-from agentruns.testing import ScriptedModel, check_messages
+from agentruns.testing import check_messages
+from tests.db.doubts import wire
+from tests.db.dying import die_at
 from tests.db.helpers import (
-    forget_backoff,
     kill,
     only_the_first_is_late,
     outcomes,
     payloads,
     run_turns,
     the_run,
+    transferring,
     user,
 )
 from tests.effects import Effects
@@ -61,24 +62,8 @@ def patient(ctx: ToolContext) -> str:
     return "paid"
 
 
-def die_before_the_handler(monkeypatch: pytest.MonkeyPatch, agent: Agent) -> Run:
-    with monkeypatch.context() as patch:
-        patch.setattr("agentruns.engine.leases.Lease.release", lambda self, **how: None)
-        patch.setattr(
-            "agentruns.engine.tool_calls.reached", lambda point: 1 / 0 if point == "before_tool" else None
-        )
-        with pytest.raises(ZeroDivisionError):
-            run_agent(agent, "do it", "s1", idempotency_key="k")
-    run = Run.objects.get()
-    kill(run)
-    return run
-
-
-def test_nobody_reconciles_while_the_first_attempt_may_be_at_work(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent = shop_agent("patient", {"tools": [call("patient")]}, tools=[patient])
-    run = die_before_the_handler(monkeypatch, agent)
+def test_nobody_reconciles_while_the_first_attempt_may_be_at_work(effects: Effects) -> None:
+    run = die_at("before_tool", shop_agent("patient", {"tools": [call("patient")]}, tools=[patient]))
     sweep()
     run = Run.objects.get(pk=run.pk)
     assert (run.status, effects.count(), run.attempts) == ("queued", 0, 1)
@@ -94,14 +79,12 @@ def test_a_handler_that_is_still_at_work_here_is_not_run_beside_itself(
 
     @tool(reconcile=known_by_key, timeout=0.2)
     def overdue(ctx: ToolContext) -> str:
-        """Pay, later than allowed."""
         entered.set()
         assert let_go.wait(120)
         effects.record(ctx.idempotency_key)
         return "paid"
 
-    agent = shop_agent("overdue", {"tools": [call("overdue")]}, tools=[overdue])
-    result = run_agent(agent, "do it", "s1", idempotency_key="k")
+    result = run_turns({"tools": [call("overdue")]}, tools=[overdue])
     assert (result.status, effects.count()) == ("orphaned", 0)
     let_go.set()
     wait_for(Message.objects.filter(kind="late_result").exists, "what came late")
@@ -112,7 +95,6 @@ def test_a_handler_that_is_still_at_work_here_is_not_run_beside_itself(
 
 @tool(reconcile=known_by_key)
 def flaky_payment(ctx: ToolContext) -> str:
-    """Pay, and lose the answer."""
     Effects.from_environment().record(ctx.idempotency_key)
     raise ConnectionError("read timed out")
 
@@ -141,7 +123,6 @@ def test_a_known_result_waits_for_the_database(effects: Effects, monkeypatch: py
 def test_a_hook_that_raises_after_the_commit_undoes_nothing(durable: bool) -> None:
     @tool(transactional=True)
     def write() -> str:
-        """Write an order."""
         Order.objects.create(number="A1", customer="Ada", total_cents=1)
         transaction.on_commit(lambda: 1 / 0)
         return "written"
@@ -166,8 +147,6 @@ def test_nobody_is_not_the_owner_of_what_belongs_to_nobody() -> None:
 
 
 def test_a_caller_without_the_permission_does_not_surface() -> None:
-    from tests.db.doubts import wire
-
     ann = user("ann")
     agent = shop_agent("wired", {"tools": [call("wire", text="x")]}, tools=[wire])
     for _ in range(2):
@@ -189,12 +168,7 @@ def test_the_programs_key_is_its_own_unless_it_names_an_owner() -> None:
 
 
 def test_the_program_alone_is_no_quorum() -> None:
-    @tool(requires_approval=True, approvals=2)
-    def launch() -> str:
-        """Launch."""
-        return "launched"
-
-    card = run_turns({"tools": [call("launch")]}, tools=[launch]).pending[0]
+    _result, card = transferring()
     approve(card.pk, None)
     with pytest.raises(ApprovalStateError, match="the program approved"):
         approve(card.pk, None)
@@ -205,7 +179,6 @@ def test_an_edit_changes_what_the_next_person_reads() -> None:
         requires_approval=True, approvals=2, describe=lambda args: f"Pay {args['cents']}", sensitive=["iban"]
     )
     def pay(cents: int, iban: str) -> str:
-        """Pay."""
         return "paid"
 
     result = run_turns({"tools": [call("pay", cents=5, iban="DE1")]}, tools=[pay])
@@ -234,46 +207,12 @@ def test_sqlite_cannot_replace_a_row() -> None:
         )
 
 
-@pytest.mark.parametrize("retry_after", [1e12, 1e308, float("inf"), float("nan"), 1.7e9])
-def test_no_retry_after_puts_a_run_out_of_reach(retry_after: float) -> None:
-    def busy(request: Any) -> None:
-        raise ProviderError("busy", disposition="retry", type="busy", retry_after=retry_after)
-
-    agent = Agent("busy", instructions="Try.", model=ScriptedModel([busy]))
-    result = run_agent(agent, "do it", "s1", idempotency_key="k")
-    run = the_run(result)
-    assert run.not_before is not None
-    assert run.not_before - run.updated_at < timedelta(hours=1, minutes=1)
-    cancel_run(run.pk)
+UNUSABLE: list[dict[str, Any]] = [
+    {"type": "text", "text": None}, {"type": "text", "text": 5}, {"type": "tool_result", "tool_use_id": "x"},
+]  # fmt: skip
 
 
-def test_a_backoff_ends_at_the_deadline() -> None:
-    def busy(request: Any) -> None:
-        raise ProviderError(
-            "busy", disposition="retry", type="busy", retry_after=600.0, usage={"input_tokens": 7}
-        )
-
-    model = ScriptedModel([busy])
-    agent = Agent("busy", instructions="Try.", model=model, deadline=timedelta(seconds=30))
-    run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
-    assert run.not_before - run.updated_at < timedelta(minutes=2)
-    assert run.usage == {"input_tokens": 7}
-
-
-def test_cached_tokens_count() -> None:
-    turn = {"tools": [call("post", text="x")], "usage": {"cache_read_input_tokens": 400, "output_tokens": 1}}
-    run = the_run(run_turns(turn, turn, token_budget=400))
-    assert (run.status, "401 of 400" in run.error) == ("failed", True)
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        {"type": "text", "text": None},
-        {"type": "text", "text": 5},
-        {"type": "tool_result", "tool_use_id": "x"},
-    ],
-)
+@pytest.mark.parametrize("block", UNUSABLE)
 def test_a_reply_no_provider_takes_back_fails_the_run(block: dict[str, Any]) -> None:
     result = run_turns({"content": [block], "stop_reason": "end_turn"})
     assert result.status == "failed"
@@ -291,47 +230,13 @@ def test_text_after_a_call_is_sent_back_before_it() -> None:
     assert payloads(the_run(result), "assistant")[0]["content"] == blocks
 
 
-def test_a_pause_that_was_only_requested_is_lifted_by_resume(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = shop_agent("patient", {"tools": [call("charge", cents=1)]})
-    run = die_before_the_handler(monkeypatch, agent)
-    Run.objects.update(lease_expires_at=None)  # the worker is live while the pause is requested
-    with monkeypatch.context() as patch:
-        patch.setattr("agentruns.services.write.take", lambda alias, run_id, **how: 0)
-        pause_run(run.pk, reason="wait for Bob")
+def test_a_pause_that_was_only_requested_is_lifted_by_resume() -> None:
+    run = die_at("before_tool", shop_agent("patient", {"tools": [call("charge", cents=1)]}))
+    Run.objects.update(lease_expires_at=Now() + timedelta(hours=1))  # as if its worker were live
+    assert pause_run(run.pk, reason="wait for Bob").status == "running"
     kill(run)
     assert resume_run(run.pk).status == "completed"
     assert Run.objects.get().blocked_reason == ""
-
-
-def test_one_tool_that_leaves_the_process_does_not_end_the_sweep() -> None:
-    @tool
-    def leave() -> str:
-        """Leave."""
-        raise SystemExit(3)
-
-    start_run(shop_agent("leaver", {"tools": [call("leave")]}, tools=[leave]), "do it", "s1")
-    start_run(shop_agent("stayer"), "do it", "s2")
-    swept = sweep()
-    assert (swept.waiting, swept.completed) == (1, 1)
-
-
-def test_a_handler_that_leaves_a_transaction_open_cannot_hide_the_next_row() -> None:
-    @tool
-    def careless() -> str:
-        """Forget to leave a block."""
-        transaction.atomic().__enter__()
-        return "careless"
-
-    @tool
-    def worse() -> str:
-        """Turn autocommit off."""
-        transaction.set_autocommit(False)
-        return "worse"
-
-    turn = {"tools": [call("careless"), call("worse"), call("careless")]}
-    run = the_run(run_turns(turn, tools=[careless, worse]))
-    assert (run.status, outcomes(run)) == ("completed", ["ok"] * 3)
-    assert connection.get_autocommit()
 
 
 def test_an_exception_without_a_text_is_still_an_error() -> None:
@@ -341,12 +246,11 @@ def test_an_exception_without_a_text_is_still_an_error() -> None:
 
     @tool
     def mute() -> str:
-        """Fail without a word."""
         raise Mute
 
     run = the_run(run_turns({"tools": [call("mute")]}, tools=[mute]))
-    assert outcomes(run) == ["error"]
-    assert "Mute" in payloads(run, "tool_result")[0]["content"]
+    (row,) = payloads(run, "tool_result")
+    assert (row["outcome"], "Mute" in row["content"]) == ("error", True)
 
 
 def test_many_parallel_calls_share_few_threads_and_keep_their_own_time(settings: Any) -> None:
@@ -355,14 +259,12 @@ def test_many_parallel_calls_share_few_threads_and_keep_their_own_time(settings:
 
     @tool(safe_to_retry=True, parallel=True)
     def read(number: int) -> int:
-        """Read."""
         most[0] = max(most[0], sum(one.name == "agentruns-read" for one in threading.enumerate()))
         pause()
         return number
 
     @tool(safe_to_retry=True, parallel=True, timeout=0.2)
     def stuck(ctx: ToolContext) -> str:
-        """Be stuck the first time."""
         if ctx.attempt == 1:
             hanging.hang()
         return "free"
@@ -381,7 +283,6 @@ def test_a_cancel_reaches_a_long_handler() -> None:
 
     @tool
     def long(ctx: ToolContext) -> str:
-        """Work until somebody cancels."""
         cancel_run(ctx.run_id)
         ctx.heartbeat()
         wait_for(ctx.is_cancelled, "is_cancelled() to be true")
@@ -393,8 +294,6 @@ def test_a_cancel_reaches_a_long_handler() -> None:
 
 
 def test_a_verdict_is_recorded_where_the_call_is() -> None:
-    from tests.db.doubts import wire
-
     first = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
     resume_run(first.run_id)
     second = run_agent(shop_agent("next"), "and now?", "s1", idempotency_key="k2")
@@ -402,19 +301,3 @@ def test_a_verdict_is_recorded_where_the_call_is() -> None:
         resolve_orphan(second.run_id, first.orphans[0], "occurred", None)
     resolve_orphan(first.run_id, first.orphans[0], "occurred", None, result={"at": timedelta(seconds=5)})
     the_run(first)
-
-
-def test_backoff_of_a_fresh_process_can_be_ended_by_resume() -> None:
-    attempts = []
-
-    def busy(request: Any) -> dict[str, str]:
-        attempts.append(1)
-        if len(attempts) == 1:
-            raise ProviderError("busy", disposition="retry", type="busy", retry_after=600.0)
-        return {"text": "there"}
-
-    agent = Agent("busy", instructions="Try.", model=ScriptedModel([busy]))
-    result = run_agent(agent, "do it", "s1", idempotency_key="k")
-    assert result.status == "queued"
-    assert resume_run(result.run_id).status == "completed"
-    forget_backoff(Run.objects.get())

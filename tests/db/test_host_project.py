@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,19 +18,22 @@ from django.db import connection, connections, transaction
 from django.db.backends.signals import connection_created
 from django.test import TransactionTestCase
 
-from agentruns import approve, cancel_run, pause_run, resume_run, run_agent, start_run
+from agentruns import approve, cancel_run, pause_run, resume_run, run_agent, start_run, tool
 from agentruns.checks.database import check_database
 from agentruns.exceptions import NotDurableError
+from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Run, Session, triggers
 from agentruns.services.sweep import sweep
-from tests.bells import WitnessBell
+from agentruns.testing.database import JournalFlushMixin
+from tests.bells import Bell, WitnessBell
 from tests.db.dying import elsewhere
-from tests.db.helpers import run_turns, the_run
+from tests.db.helpers import names, run_turns, the_run
 from tests.effects import Effects
 from tests.programs import run_program
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import call
 from tests.shop.models import Order
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,30 +43,18 @@ TABLES = (Definition, Session, Run, Message, Approval)
 # Projects of their own
 
 
-def live(host: str) -> subprocess.CompletedProcess[str]:
-    """Let a process live the story of tests.hosts.story in a project."""
-    return run_program(
-        sys.executable, "-m", "tests.hosts", code=None, DJANGO_SETTINGS_MODULE=f"tests.hosts.{host}"
-    )
-
-
 @pytest.mark.parametrize("host", ["uuid_users", "routed", "pooled"])
 def test_a_project_lives_the_whole_story(host: str, effects: Effects) -> None:
     if host == "pooled" and connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL has a connection pool")
-    lived = live(host)
-    assert lived.returncode == 0, lived.stderr
+    lived = run_program(sys.executable, "-m", "tests.hosts", DJANGO_SETTINGS_MODULE=f"tests.hosts.{host}")
     facts = json.loads(lived.stdout.splitlines()[-1])
     assert (facts["waiting"], facts["completed"], facts["status"]) == (1, 1, "completed")
     assert set(facts["pages"].values()) == {200}
     assert (facts["clicked"], facts["api"], facts["runs"]) == (302, [201, 200, "cancelled"], [facts["run"]])
     assert {facts["owner"], facts["decided_by"], *facts["actors"]} == {facts["boss"]}
     assert facts["note"] == "seen"
-    assert (
-        facts["effects"]
-        == ["post", "refund", "search", "search"]
-        == sorted(line["tool"] for line in effects.lines())
-    )
+    assert facts["effects"] == sorted(names(effects)) == ["post", "refund", "search", "search"]
     if host == "uuid_users":
         assert str(UUID(facts["boss"])) == facts["boss"]
 
@@ -87,24 +78,22 @@ def order(number: str) -> Order:
 
 
 def test_a_start_that_is_rolled_back_leaves_nothing_at_all(effects: Effects, bell: type[WitnessBell]) -> None:
-    agent = shop_agent("joined", {"tools": [call("post", text="x")]})
     for _ in range(2):
-        with pytest.raises(RuntimeError), transaction.atomic():
+        with transaction.atomic():
             order("A1")
-            start_run(agent, "do it", "s1", idempotency_key="k")
-            raise RuntimeError("the order was refused")
+            start_run("calls-post", "do it", "s1", idempotency_key="k")
+            transaction.set_rollback(True)
         assert (everything(), Order.objects.count(), bell.rung) == ([0] * len(TABLES), 0, [])
         assert sweep().found == 0
-    run = start_run(agent, "do it", "s1", idempotency_key="k")
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k")
     assert bell.rung == [(run.pk, True)]
     assert (sweep().completed, effects.count(), problems(run.session_id)) == (1, 1, [])
 
 
 def test_a_start_beside_an_order_is_seen_when_the_order_is(bell: type[WitnessBell]) -> None:
-    agent = shop_agent("beside", {"tools": [call("annotate", number="A1", note="seen")]})
     with transaction.atomic():
         order("A1")
-        run = start_run(agent, "do it", "s1", idempotency_key="k")
+        run = start_run("calls-annotate", "do it", "s1")
         assert elsewhere(lambda: (everything(), Order.objects.count())) == ([0] * len(TABLES), 0)
         assert bell.rung == []
     assert bell.rung == [(run.pk, True)]
@@ -112,16 +101,15 @@ def test_a_start_beside_an_order_is_seen_when_the_order_is(bell: type[WitnessBel
 
 
 def test_a_savepoint_takes_back_its_start_and_nothing_else(effects: Effects, bell: type[WitnessBell]) -> None:
-    agent = shop_agent("saved", {"tools": [call("post", text="x")]})
     with transaction.atomic():
-        kept = start_run(agent, "the first task", "s1", idempotency_key="k1")
-        with suppress(RuntimeError), transaction.atomic():
-            start_run(agent, "the second task", "s2", idempotency_key="k2")
-            raise RuntimeError("not this one")
+        kept = start_run("calls-post", "the first task", "s1", idempotency_key="k1")
+        with transaction.atomic():
+            start_run("calls-post", "the second task", "s2", idempotency_key="k2")
+            transaction.set_rollback(True)
         order("A1")
     assert (Run.objects.get(), Session.objects.get().key, Message.objects.count()) == (kept, "s1", 2)
     assert (Order.objects.count(), bell.rung) == (1, [(kept.pk, True)])
-    again = start_run(agent, "the second task", "s2", idempotency_key="k2")
+    again = start_run("calls-post", "the second task", "s2", idempotency_key="k2")
     assert sweep().completed == 2
     assert (effects.count(), problems(kept.session_id), problems(again.session_id)) == (2, [], [])
 
@@ -133,14 +121,10 @@ def test_clicks_in_a_transaction_that_rolls_back_did_not_happen(
     result = run_turns({"tools": [call("refund", cents=5000)]})
     run = the_run(result)
     before = list(Run.objects.values()), Message.objects.count()
-    for click in (
-        lambda: approve(result.pending[0].pk, None),
-        lambda: cancel_run(run.pk),
-        lambda: pause_run(run.pk),
-    ):
-        with pytest.raises(RuntimeError), transaction.atomic():
-            click()
-            raise RuntimeError("something else failed")
+    for click, pk in ((approve, result.pending[0].pk), (cancel_run, run.pk), (pause_run, run.pk)):
+        with transaction.atomic():
+            click(pk, None)
+            transaction.set_rollback(True)
         assert (list(Run.objects.values()), Message.objects.count()) == before
     assert (bell.rung, sweep().found) == ([], 0)
     with transaction.atomic():
@@ -170,11 +154,10 @@ def manual(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_without_autocommit_nothing_is_driven(effects: Effects, manual: None) -> None:
-    agent = shop_agent("manual", {"tools": [call("post", text="x")]})
     for drive in (
-        lambda: run_agent(agent, "do it", "s1", idempotency_key="k"),
+        lambda: run_agent("calls-post", "do it", "s1", idempotency_key="k"),
         sweep,
-        lambda: call_command("run_agent", "manual", "do it", session="s1"),
+        lambda: call_command("run_agent", "calls-post", "do it", session="s1"),
     ):
         with pytest.raises((NotDurableError, CommandError), match="Turn AUTOCOMMIT on"):
             drive()
@@ -184,13 +167,12 @@ def test_without_autocommit_nothing_is_driven(effects: Effects, manual: None) ->
 
 
 def test_without_autocommit_a_start_is_the_callers_to_commit(effects: Effects, manual: None) -> None:
-    agent = shop_agent("manual", {"tools": [call("post", text="x")]})
     order("A1")  # SQLite's transaction begins with the first change, not with a savepoint
-    start_run(agent, "do it", "s1", idempotency_key="k")
+    start_run("calls-post", "do it", "s1", idempotency_key="k")
     transaction.rollback()
     assert (everything(), Order.objects.count()) == ([0] * len(TABLES), 0)
     order("A1")
-    run = start_run(agent, "do it", "s1", idempotency_key="k")
+    run = start_run("calls-post", "do it", "s1", idempotency_key="k")
     transaction.commit()
     with pytest.raises(NotDurableError, match="Turn AUTOCOMMIT on"):
         resume_run(run.pk)
@@ -226,7 +208,114 @@ def test_a_run_connects_once_however_long_connections_live(
     assert len(opened) == 2, "the thread's, and the journal's own"
 
 
-# Emptying the database
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Connections live for a minute, as in production."""
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 60)
+    yield
+    monkeypatch.undo()
+    connections.close_all()
+
+
+def used() -> Any:
+    """Find the driver's connection that a drive would commit on."""
+    with own_connection("default"):
+        own = connections[own_alias("default")]
+        own.ensure_connection()
+        return own.connection
+
+
+def is_closed(raw: Any) -> bool:
+    with pytest.raises(Exception, match="closed"):
+        raw.cursor().execute("SELECT 1")
+    return True
+
+
+def test_the_next_drive_has_the_same_until_that_of_the_thread_is_closed(kept: None) -> None:
+    run_turns()
+    first = used()
+    run_turns(session="s2")
+    assert used() is first
+    connections.close_all()
+    assert is_closed(first)
+    assert used() is not first
+
+
+def test_each_drive_has_its_own_where_connections_are_not_kept() -> None:
+    assert used() is not used()
+
+
+def test_a_heartbeat_leaves_none_behind(kept: None, settings: Any) -> None:
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.05
+    made = []
+
+    def note(connection: Any, **_signal: Any) -> None:
+        if threading.current_thread().name == "agentruns-heartbeat":
+            made.append((connection, connection.connection))
+
+    @tool
+    def dawdle() -> str:
+        wait_for(lambda: made, "a heartbeat")
+        return "done"
+
+    connection_created.connect(note)
+    try:
+        run_turns({"tools": [call("dawdle")]}, tools=[dawdle])
+    finally:
+        connection_created.disconnect(note)
+    assert made
+    assert all(is_closed(raw) for _wrapper, raw in made)
+
+
+def test_a_forked_process_leaves_it_to_its_parent(kept: None) -> None:
+    first = used()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(used() is first)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert used() is first
+    assert first.cursor().execute("SELECT 1") is not None
+
+
+# Test cases, and what empties the database after them
+
+
+EVERYTHING = [
+    call("post", text="x"), call("annotate", number="A1", note="seen"), call("search", query="x"),
+    call("search", query="y"), call("charge", cents=5), call("refund", cents=5000), call("broken"),
+]  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_a_run_inside_a_testcase_has_no_threads(effects: Effects) -> None:
+    """Neither heartbeat nor parallel calls: another thread would see nothing of the transaction."""
+    order("A1")
+    before = {*threading.enumerate()}  # what an earlier test of this process left may be among them
+    result = run_turns({"tools": EVERYTHING})
+    new = {*threading.enumerate()} - before
+    assert not [thread for thread in new if thread.name.startswith("agentruns-")]
+    approve(result.pending[0].pk, None)
+    assert sweep().completed == 1
+    the_run(result)
+    assert effects.count() == 6
+    with transaction.atomic(), pytest.raises(NotDurableError):
+        run_turns(session="inside another block")
+
+
+@pytest.mark.django_db
+def test_inside_a_testcase_the_doorbell_rings_on_commit(
+    settings: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    settings.AGENTRUNS_DISPATCHER = "tests.bells.Bell"
+    Bell.rung.clear()
+    with django_capture_on_commit_callbacks(execute=True):
+        run = start_run("calls-post", "do it", "s1")
+        assert Bell.rung == []
+    assert Bell.rung == [run.pk]
 
 
 def test_a_dump_of_the_journal_is_the_journal(effects: Effects, tmp_path: Path) -> None:
@@ -269,6 +358,15 @@ class WithTwoDatabases(TransactionTestCase):
                 run = start_run("calls-post", "do it", "in-both", idempotency_key="k")
                 self.assertEqual(problems(run.session_id, alias), [])
                 self.assertEqual(triggers.differences(connections[alias]), [])
+
+    def test_second(self) -> None:
+        self.test_first()
+
+
+class WithFlush(JournalFlushMixin, TransactionTestCase):
+    def test_first(self) -> None:
+        self.assertEqual(Message.objects.count(), 0)
+        start_run("calls-post", "do it", "flushed", idempotency_key="k")
 
     def test_second(self) -> None:
         self.test_first()

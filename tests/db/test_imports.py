@@ -1,36 +1,106 @@
-"""An export read back into a database that has nothing of it: the same rows, the same hashes."""
+"""An export read into a database that has nothing of it: imported whole, or refused and nothing is stored.
+
+The imported run is a record: read, verified, replayed and forked; nothing of it allows an effect.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
-from django.core.files.storage import storages
+from django.test import Client
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from agentruns import ToolContext, approve, export_run, fork_run, run_again, run_agent, tool
-from agentruns.exceptions import PayloadError, RunStateError
+from agentruns import (
+    adopt_definition,
+    answer,
+    approve,
+    cancel_run,
+    deny,
+    export_run,
+    fork_run,
+    pause_run,
+    replay_run,
+    resolve_orphan,
+    resume_run,
+    run_again,
+    run_agent,
+    start_run,
+    state_at,
+)
+from agentruns.admin.approvals.card import precedents
+from agentruns.exceptions import AgentRunsError, PayloadError, RunStateError
+from agentruns.journal.events import Row, timestamp
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Definition, Message, Run, Session
+from agentruns.models import Approval, Definition, Message, Notification, Run, Session
 from agentruns.models.parts import commitment
+from agentruns.services.control import hold_run
+from agentruns.services.runs import surface_orphans
 from agentruns.services.sweep import Swept, hold_all, sweep
 from agentruns.services.transfer import import_run
+from agentruns.services.waiting import uncleared
+from agentruns.services.write import write
 from agentruns.utils import json as canonical
+from tests.admin.people import user as person
+from tests.api.http import Api
 from tests.commands.running import run as command
 from tests.db.doubts import wire
-from tests.db.exports import Line, forget_everything, sealed
-from tests.db.helpers import outcomes, payloads, run_turns, the_run, user
+from tests.db.exports import Line, forget_everything, report, sealed
+from tests.db.helpers import names, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
-from tests.shop.agents import call, shop_agent
+from tests.files import stored_in
+from tests.rows import sealed as seal
+from tests.settings import BRIEF
+from tests.shop.agents import TOOLS, call, shop_agent
 from tests.statements import broken_commit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
+GATED = {"tools": [call("refund", cents=5000)]}
+FOLDED = ("id", "status", "step", "input", "output", "idempotency_key")
+OUTSIDE = {"prev_hash", "hash", "facts", "facts_salt", "content", "content_salt"}
+
+
+def lines_of(run: Run | str | None) -> list[Line]:
+    return list(export_run(str(getattr(run, "pk", run)), true_values=True))
+
+
+def moved(run: Run | str | None) -> list[Line]:
+    """Export a run, and let the database forget it."""
+    lines = lines_of(run)
+    forget_everything()
+    return lines
+
+
+def chained(lines: list[Line]) -> list[Line]:
+    """Compute all commitments and hashes anew, as a forger would."""
+    head = ""
+    for line in lines:
+        if "seq" not in line:
+            continue
+        for part in ("facts", "content"):
+            if isinstance(line.get(part), str) and isinstance(line.get(f"{part}_salt"), str):
+                line[f"{part}_hash"] = commitment(line[f"{part}_salt"], line[part])
+        line["prev_hash"] = head or line["prev_hash"]
+        row = {name: value for name, value in line.items() if name not in OUTSIDE}
+        row["session"] = lines[0]["session"]["id"]
+        line["hash"] = head = canonical.sha256(line["prev_hash"] + canonical.dumps(row))
+    lines[0]["head"]["hash"] = head
+    return sealed(lines)
+
+
+# The same rows, the same hashes
+
 
 def story() -> Run:
-    """A session of two runs, the first with a gated call, both ended."""
+    """Run two tasks in a session, the first with a gated call, both ended."""
     first = run_turns({"tools": [call("lookup", number="A1"), call("refund", cents=5000)]})
     approve(first.pending[0].pk, None, reason="fine")
     assert sweep().completed == 1
@@ -40,35 +110,18 @@ def story() -> Run:
 
 def contents(*models: Any) -> list[Any]:
     left_out = {"id", "owner_id", "created_at", "imported_at", "decided_by_name"}
-    return [
-        {
-            name: value
-            for name, value in row.items()
-            if name not in left_out or (model is Run and name == "id")
-        }
-        for model in models
-        for row in model.objects.order_by("pk").values()
-    ]
+    rows = [row for model in models for row in model.objects.order_by("pk").values()]
+    return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
 
 
 def test_everything_comes_back_with_the_same_hashes() -> None:
     run = story()
-    run.refresh_from_db()
-    lines = [json.loads(json.dumps(line)) for line in export_run(run.pk, true_values=True)]
-    before = contents(Message, Session, Approval)
-    folded = list(
-        Run.objects.order_by("pk").values("id", "status", "step", "input", "output", "idempotency_key")
-    )
-    forget_everything()
+    before = contents(Message, Session, Approval), [*Run.objects.order_by("pk").values(*FOLDED)]
+    lines = [json.loads(json.dumps(line)) for line in moved(run)]
     imported = import_run(lines)
-    assert contents(Message, Session, Approval) == before
-    assert (
-        list(Run.objects.order_by("pk").values("id", "status", "step", "input", "output", "idempotency_key"))
-        == folded
-    )
+    assert (contents(Message, Session, Approval), [*Run.objects.order_by("pk").values(*FOLDED)]) == before
     assert problems(imported.session_id) == []
-    again = list(export_run(imported.pk, true_values=True))
-    assert again[1:-1] == lines[1:-1]
+    assert lines_of(imported)[1:-1] == lines[1:-1]
     assert sweep() == Swept(), "nothing of it is at work here"
     assert Approval.objects.get().decided_by_name == "(imported)"
     assert Session.objects.get().imported_at is not None
@@ -77,15 +130,11 @@ def test_everything_comes_back_with_the_same_hashes() -> None:
 
 
 def test_a_run_at_work_is_closed_here(effects: Effects) -> None:
-    waiting = run_turns({"tools": [call("refund", cents=5000)]})
-    lines = list(export_run(str(waiting.run_id), true_values=True))
-    forget_everything()
-    run = import_run(lines)
-    assert (run.status, outcomes(run), Approval.objects.get().status) == (
-        "cancelled", ["unknown"], "cancelled",
-    )  # fmt: skip
+    run = import_run(moved(run_turns(GATED).run_id))
+    assert {run.status, Approval.objects.get().status} == {"cancelled"}
+    assert outcomes(run) == ["unknown"]
     (closed,) = payloads(run, "run_cancelled")
-    assert closed["reason"] == ("imported, waiting then: it may go on in the database it came from")
+    assert closed["reason"] == "imported, waiting then: it may go on in the database it came from"
     with pytest.raises(RunStateError, match="it is a record"):
         approve(Approval.objects.get().pk, None)
     assert sweep() == Swept()
@@ -95,11 +144,10 @@ def test_a_run_at_work_is_closed_here(effects: Effects) -> None:
 def test_a_run_that_is_held_with_a_call_in_doubt() -> None:
     doubtful = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
     assert hold_all() == 1
-    lines = list(export_run(str(doubtful.run_id), true_values=True))
-    forget_everything()
+    lines = moved(doubtful.run_id)
     run = import_run(lines)
     assert (run.status, outcomes(run), problems(run.session_id)) == ("cancelled", ["unknown"], [])
-    again = list(export_run(run.pk, true_values=True))
+    again = lines_of(run)
     assert again[1 : len(lines) - 1] == lines[1:-1]
     assert [line["kind"] for line in again[len(lines) - 1 : -1]] == ["tool_result", "run_cancelled"]
 
@@ -107,58 +155,53 @@ def test_a_run_that_is_held_with_a_call_in_doubt() -> None:
 def test_whose_it_was_and_an_acknowledgement_that_is_lost() -> None:
     ann, staff = user("ann"), user("staff", "fork_run")
     run = the_run(run_agent(shop_agent("hers"), "do it", "hers", actor=ann))
-    lines = list(export_run(run_again(run.pk, staff).pk, true_values=True))
-    forget_everything()
+    lines = moved(run_again(run.pk, staff))
     with broken_commit(1, went_through=True):
         import_run(lines)
     assert {*Run.objects.values_list("owner_name", "session__owner_name")} == {("ann", "ann")}
+
+
+def without(word: str) -> Callable[[list[Line]], None]:
+    return lambda lines: lines.__setitem__(slice(1, None), [one for one in lines[1:] if word not in one])
 
 
 def alter(number: int, **changes: Any) -> Callable[[list[Line]], None]:
     return lambda lines: lines[number].update(changes)
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda lines: lines.pop(), "last line, with the hash of all others, is missing"),
-        (lambda lines: lines.pop(-2), "the journal ends at"),
-        (lambda lines: lines.append(lines[-1]), "goes on after its last line"),
-        (lambda lines: lines.insert(1, lines[1]), "is there twice"),
-        (alter(0, exported_at="2026-01-01T00:00:00+00:00"), "last line, with the hash of all others"),
-        (alter(0, version=2), "no export of version 3"),
-        (alter(-1, end="0" * 64), "last line, with the hash of all others"),
-        (lambda lines: lines.pop(5), "is missing"),
-        (lambda lines: lines.insert(6, lines[5]), "is missing"),
-        (alter(5, facts='{"v":1}'), "was altered"),
-        (alter(5, kind="user"), "was altered"),
-        (alter(5, content_redacted="x"), "redacted"),
-        (alter(5, created_at="yesterday"), "no export of a run"),
-        (alter(1, body='{"agent":"other"}'), "was altered"),
-        (
-            lambda lines: [lines.remove(one) for one in lines[1:] if "definition" in one],
-            "lacks the definitions",
-        ),
-        (alter(0, version=4), "no export of version 3"),
-        (alter(0, run="01a20189-67e9-70a1-9b0c-1b07670a3b0b"), "has no row of run"),
-        (lambda lines: lines.clear(), "no export of version 3"),
-    ],
-)
-def test_nothing_is_stored_of_an_export_that_is_not_whole(
-    damage: Callable[[list[Line]], None], said: str
-) -> None:
-    lines = list(export_run(story().pk, true_values=True))
-    forget_everything()
-    damage(lines)
-    with pytest.raises(RunStateError, match=said):
-        import_run(lines)
-    assert not Session.objects.exists()
-    assert not Definition.objects.exists()
+DAMAGES: list[tuple[Callable[[list[Line]], Any], str]] = [
+    (lambda lines: lines.pop(), "last line, with the hash of all others, is missing"),
+    (lambda lines: lines.pop(-2), "the journal ends at"),
+    (lambda lines: lines.append(lines[-1]), "goes on after its last line"),
+    (lambda lines: lines.insert(1, lines[1]), "is there twice"),
+    (alter(0, exported_at="2026-01-01T00:00:00+00:00"), "last line, with the hash of all others"),
+    (alter(0, version=2), "no export of version 3"),
+    (alter(-1, end="0" * 64), "last line, with the hash of all others"),
+    (lambda lines: lines.pop(5), "is missing"),
+    (lambda lines: lines.insert(6, lines[5]), "is missing"),
+    (alter(5, facts='{"v":1}'), "was altered"),
+    (alter(5, kind="user"), "was altered"),
+    (alter(5, content_redacted="x"), "redacted"),
+    (alter(5, created_at="yesterday"), "no export of a run"),
+    (alter(1, body='{"agent":"other"}'), "was altered"),
+    (without("definition"), "lacks the definitions"),
+    (alter(0, version=4), "no export of version 3"),
+    (alter(0, run="01a20189-67e9-70a1-9b0c-1b07670a3b0b"), "has no row of run"),
+    (lambda lines: lines.clear(), "no export of version 3"),
+]
+
+
+def test_nothing_is_stored_of_an_export_that_is_not_whole(folder: Path) -> None:
+    lines = moved(story())
+    for number, (damage, said) in enumerate(DAMAGES):
+        damage(changed := copy.deepcopy(lines))
+        with pytest.raises(RunStateError, match=said):
+            import_run(changed)
+        assert nothing_is_stored(folder), number
 
 
 def test_a_key_that_stands_for_a_run_here() -> None:
-    lines = list(export_run(story().pk, true_values=True))
-    forget_everything()
+    lines = moved(story())
     run_agent(shop_agent("mine"), "other", "other", idempotency_key="k2")
     with pytest.raises(RunStateError, match="Idempotency key 'k2' stands for run"):
         import_run(lines)
@@ -169,60 +212,305 @@ def test_a_fork_without_its_origin(tmp_path: Path) -> None:
     run = story()
     fork = fork_run(run.pk, run.messages.filter(kind="tool_result").latest("seq").seq)
     sweep()
-    exported = tmp_path / "run.jsonl"
-    exported.write_text(command("export_run", str(fork.pk), "--true-values").out, encoding="utf-8")
+    path = tmp_path / "run.jsonl"
+    path.write_text(command("export_run", str(fork.pk), "--true-values").out, encoding="utf-8")
     forget_everything()
-    outcome = command("import_run", str(exported))
+    outcome = command("import_run", str(path))
     assert (outcome.code, "intact" in outcome.out) == (0, True)
     fork = Run.objects.get()
     assert (fork.origin_id, fork.input, problems(fork.session_id)) == (run.pk, "more", [])
-    refused = command("import_run", str(exported))
+    refused = command("import_run", str(path))
     assert (refused.code, "already" in refused.err) == (1, True)
     assert command("import_run", str(tmp_path / "none")).code == 2
 
 
-@tool(name="report", safe_to_retry=True)
-def report(ctx: ToolContext) -> str:
-    """Return far more than a row should hold."""
-    return "all of it " * 20_000
+# Changed and forged
+
+
+def with_a_file(folder: Path) -> list[Line]:
+    """Export a run with a file and an approval, and forget the run and the file."""
+    turn = {"tools": [call("report"), call("refund", cents=5000)]}
+    run = the_run(run_turns(turn, tools=[report, *TOOLS], text="long " * 20_000))
+    approve(Approval.objects.get().pk, None)
+    assert sweep().completed == 1
+    lines = [json.loads(json.dumps(line)) for line in moved(run)]
+    empty(folder)
+    return lines
+
+
+def empty(folder: Path) -> None:
+    for path in stored_in(folder):
+        path.unlink()
+
+
+def nothing_is_stored(folder: Path) -> bool:
+    rows = any(model.objects.exists() for model in (Session, Run, Message, Approval, Definition))
+    return not rows and not stored_in(folder)
 
 
 def test_files_come_along(folder: Path) -> None:
-    shop_agent("reporting", {"tools": [call("report")]}, tools=[report])
-    run = the_run(run_agent("reporting", "long " * 20_000, "s7", idempotency_key="s7"))
-    lines = list(export_run(run.pk, true_values=True))
+    lines = with_a_file(folder)
     parts = [line for line in lines if "file" in line]
     assert len({part["file"] for part in parts}) == 2
-    forget_everything()
-    for part in parts:
-        storages["agentruns"].delete(part["file"])
-    with pytest.raises(PayloadError, match="altered"):
-        import_run(sealed([line for line in lines if line != parts[-1]]))
+    first, last = (lines.index(parts[place]) for place in (0, -1))
     left_out = {"file": parts[0]["file"], "of": parts[0]["of"], "left_out": "secret"}
-    with pytest.raises(RunStateError, match="is left out: secret"):
-        import_run(sealed([left_out if line == parts[0] else line for line in lines]))
-    assert not Session.objects.exists()
+    for error, said, changed in (
+        (PayloadError, "altered", [*lines[:last], *lines[last + 1 :]]),
+        (PayloadError, "altered", [*lines[:last], {**parts[-1], "data": "AAAA"}, *lines[last + 1 :]]),
+        (RunStateError, "is left out: secret", [*lines[:first], left_out, *lines[first + 1 :]]),
+    ):
+        with pytest.raises(error, match=said):
+            import_run(sealed(changed))
+        assert nothing_is_stored(folder), "nor the file before that one"
     imported = import_run(lines)
-    assert (imported.input, problems(run.session_id)) == ("long " * 20_000, [])
-    assert list(export_run(run.pk, true_values=True))[1:-1] == lines[1:-1]
+    assert (imported.input, problems(imported.session_id)) == ("long " * 20_000, [])
+    assert lines_of(imported)[1:-1] == lines[1:-1]
 
 
 @pytest.mark.parametrize("depth", [150, 488, 600, 5_000])
-def test_a_row_that_nobody_could_read_is_not_imported(depth: int, effects: Effects) -> None:
-    run = the_run(run_turns({"tools": [call("post", text="hi")]}))
-    lines = list(export_run(run.pk, true_values=True))
-    forget_everything()
-    deep, head = "[" * depth + "]" * depth, ""
-    for line in (line for line in lines if "seq" in line):
-        if line["kind"] == "tool_result":
-            line["content"] = line["content"].replace('"post done"', deep)
-            line["content_hash"] = commitment(line["content_salt"], line["content"])
-        line["prev_hash"] = head or line["prev_hash"]
-        outside = {"prev_hash", "hash", "facts", "facts_salt", "content", "content_salt"}
-        row = {name: value for name, value in line.items() if name not in outside}
-        text = canonical.dumps({**row, "session": lines[0]["session"]["id"]})
-        line["hash"] = head = canonical.sha256(line["prev_hash"] + text)
-    lines[0]["head"]["hash"] = head
+def test_a_row_that_nobody_could_read_is_not_imported(depth: int) -> None:
+    lines = moved(the_run(run_turns({"tools": [call("post", text="hi")]})))
+    for line in lines:
+        if line.get("kind") == "tool_result":
+            line["content"] = line["content"].replace('"post done"', "[" * depth + "]" * depth)
     with pytest.raises(RunStateError, match=r"nested more than 128 levels|cannot be folded|no export"):
-        import_run(lines)
+        import_run(chained(lines))
     assert not Session.objects.exists()
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path] if path else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        found += places(inner, (*path, name))
+    return found
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> None:
+    for name in path[:-1]:
+        value = value[name]
+    value[path[-1]] = new
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+VALUES = [
+    None, True, -1, 0, 1.0, 2**31, 2**63, 10**400, "", "\x00", "\ud800", "x" * 300, "../../etc/passwd", {},
+    [], "2026-01-01", "9999-12-31T23:59:59-23:59", "01a20189-67e9-70a1-9b0c-1b07670a3b0b",
+]  # fmt: skip
+ODD = st.one_of(
+    st.sampled_from(VALUES), st.text(max_size=5), st.integers(), st.sampled_from([150, 900]).map(nested)
+)
+
+
+def mutated(lines: list[Line], data: st.DataObject) -> None:
+    """Change one place of the lines, or inside the text of one part of a row."""
+    number = data.draw(st.integers(0, len(lines) - 2))
+    line, odd = lines[number], data.draw(ODD)
+    if "seq" in line and data.draw(st.booleans()):
+        part = data.draw(st.sampled_from(["facts", "content"]))
+        payload = json.loads(line[part])
+        paths = places(payload)
+        if paths:
+            put(payload, data.draw(st.sampled_from(paths)), odd)
+        try:
+            line[part] = canonical.dumps(payload)
+        except (ValueError, TypeError):
+            line[part] = json.dumps(payload)
+        return
+    put(line, data.draw(st.sampled_from(places(line))), odd)
+
+
+def resealed(lines: list[Line]) -> list[Line]:
+    try:
+        return chained(copy.deepcopy(lines))
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return lines
+
+
+def test_any_change_is_refused_or_imported_whole(folder: Path) -> None:
+    lines = with_a_file(folder)
+
+    @settings(max_examples=40 if BRIEF else 400, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        made = copy.deepcopy(lines)
+        mutated(made, data)
+        if data.draw(st.booleans()):
+            made = resealed(made)
+        try:
+            run = import_run(made)
+        except (RunStateError, PayloadError):
+            assert nothing_is_stored(folder)
+            return
+        assert problems(run.session_id) == []
+        forget_everything()
+        empty(folder)
+
+    check()
+    assert import_run(lines).status == "completed"
+
+
+NAMES = [
+    "/etc/passwd", "../secret", "{session}/../x", "{session}/a/b", "{session}/", "{session}/..", "{session}",
+    "{session}/.hidden", "{session}/a\\b", "{session}/a\x00b", "other", "", "{session}/a\u202eb",
+    "01a20189-67e9-70a1-9b0c-1b07670a3b0b/input-00", "{session}/" + "a" * 300,
+]  # fmt: skip
+
+
+def test_a_file_has_the_name_of_one_of_its_session(folder: Path) -> None:
+    lines = with_a_file(folder)
+    for name in NAMES:
+        changed = copy.deepcopy(lines)
+        for line in changed:
+            if '"stored"' in (line.get("content") or ""):
+                content = json.loads(line["content"])
+                content["stored"]["name"] = name.format(session=lines[0]["session"]["id"])
+                line["content"] = canonical.dumps(content)
+        with pytest.raises(PayloadError, match=r"^Line \d+: .* is not named as the files of its session are"):
+            import_run(chained(changed))
+        assert nothing_is_stored(folder), name
+
+
+def test_a_line_that_is_none_is_named(tmp_path: Path, folder: Path) -> None:
+    lines, path = with_a_file(folder), tmp_path / "export.jsonl"
+    for text in ('{"format": ' + "[" * 100_000, "[]", "7", "nonsense", '{"format": 1e999}'):
+        path.write_text("\n".join([json.dumps(lines[0]), text, *map(json.dumps, lines[2:])]))
+        outcome = command("import_run", str(path))
+        assert (outcome.code, outcome.out) == (1, "")
+        assert "Line " in outcome.err
+        assert "Traceback" not in outcome.err
+        assert nothing_is_stored(folder), text[:20]
+
+
+# A record allows nothing
+
+
+def with_approval(lines: list[Line], card: Approval) -> list[Line]:
+    """Forge an export: add an approval after its last row, with a hash that fits."""
+    head, last = lines[0], lines[-2]
+    who = {"id": str(user("somebody").pk), "name": "the boss"}  # an id that is somebody else here
+    yes = {"v": 1, "verb": "approve", "digest": card.digest, "actor": who}
+    row = Row(
+        seq=last["seq"] + 1, run_id=UUID(last["run"]), kind="approval_decided", call_id=card.call_id,
+        tool_name="refund", attempt=0, epoch=0, payload={**yes, "reason": "fine", "channel": "console"},
+        created_at=datetime.fromisoformat(last["created_at"]), prev_hash=last["hash"], hash="", consumes=None,
+    )  # fmt: skip
+    row, parts = seal(UUID(head["session"]["id"]), row)
+    added = {
+        **row._asdict(), **parts._asdict(), "run": last["run"], "created_at": timestamp(row.created_at),
+    }  # fmt: skip
+    del added["run_id"], added["payload"]
+    return sealed([{**head, "head": {"seq": row.seq, "hash": row.hash}}, *lines[1:-1], added])
+
+
+def forged() -> Run:
+    """Import an export of a run that waits for a person, to which somebody added that person's approval."""
+    waiting = run_turns(GATED)
+    lines = with_approval(lines_of(waiting.run_id), waiting.pending[0])
+    forget_everything()
+    return import_run(lines)
+
+
+def test_an_added_approval_starts_nothing(effects: Effects) -> None:
+    run = forged()
+    assert problems(run.session_id) == []
+    assert sweep() == Swept()
+    with pytest.raises(RunStateError, match=r"was imported .*: it is a record"):
+        resume_run(run.pk)
+    assert (sweep(tell_model=True), effects.count()) == (Swept(), 0)
+    approval = Approval.objects.get()
+    assert (approval.status, approval.decided_by_id, approval.decided_by_name) == (
+        "cancelled", None, "the boss (imported)",
+    )  # fmt: skip
+    assert state_at(run.pk, run.messages.latest("seq").seq).status == "cancelled"
+    fork = fork_run(run.pk, run.messages.get(kind="approval_decided").seq)
+    sweep()
+    assert effects.count() == 0
+    assert [row["outcome"] for row in payloads(fork, "tool_result")] == ["unknown"]
+
+
+ACTS: dict[str, Callable[[Run], object]] = {
+    "resume": lambda run: resume_run(run.pk),
+    "resume later": lambda run: resume_run(run.pk, drive=False),
+    "surface": lambda run: surface_orphans(run.pk, None),
+    "cancel": lambda run: cancel_run(run.pk),
+    "pause": lambda run: pause_run(run.pk),
+    "hold": lambda run: hold_run(run.pk),
+    "adopt": lambda run: adopt_definition(run.pk),
+    "verdict": lambda run: resolve_orphan(
+        run.pk, Approval.objects.get().call_id, "occurred", None, result="yes"
+    ),
+    "approve": lambda run: approve(Approval.objects.get().pk, None),
+    "deny": lambda run: deny(Approval.objects.get().pk, None, "no"),
+    "answer": lambda run: answer(Approval.objects.get().pk, None, "no"),
+    "again": lambda run: run_again(run.pk),
+    "start": lambda run: start_run("agent-s1", "something else", "s1"),
+    "the same": lambda run: run_agent("agent-s1", "do it", "s1", idempotency_key="s1"),
+    "its key": lambda run: start_run("agent-s1", "do it", "s1", idempotency_key="s1"),
+    "a row": lambda run: write(run.pk, lambda run, batch: None, closed=True),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_nothing_is_added_to_a_record(act: str, effects: Effects) -> None:
+    run = forged()
+    head = run.session.next_seq
+    with pytest.raises(AgentRunsError):
+        ACTS[act](run)
+    run = Run.objects.select_related("session").get()
+    assert (run.status, run.session.next_seq, effects.count()) == ("cancelled", head, 0)
+    assert problems(run.session_id) == []
+
+
+def test_it_is_read_verified_replayed_and_forked(effects: Effects, settings: Any) -> None:
+    settings.AGENTRUNS_NOTIFIERS = ["tests.bells.ignore"]
+    first = run_turns(GATED, {"tools": [call("post", text="hello")]}, {"text": "done"}, {"text": "once"})
+    approve(first.pending[0].pk, None, reason="fine")
+    sweep()
+    before, run = names(effects), import_run(moved(first.run_id))
+    assert (run.status, outcomes(run), hold_all()) == ("completed", ["ok", "ok"], 0)
+    assert replay_run(run.pk).is_equal
+    assert command("verify_journal").code == 0
+    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="and now?")
+    assert names(effects) == before == ["refund", "post"]
+    assert sweep().completed == 1
+    fork.refresh_from_db()
+    assert (fork.status, problems(fork.session_id), names(effects)) == ("completed", [], before)
+    assert {*Notification.objects.values_list("run_id", flat=True)} == {fork.pk}, "nobody is told of a record"
+
+
+def test_everything_that_shows_it_says_that_it_was_imported(effects: Effects) -> None:
+    run = forged()
+    superuser = person("superuser")
+    api, console = Api(superuser), Client()
+    console.force_login(superuser)
+    status, shown = api.get(f"/runs/{run.pk}")
+    assert (status, shown["imported_at"] is not None) == (200, True)
+    (approval,) = api.get("/approvals")[1]["items"]
+    assert (approval["decided_by"], approval["decided_by_name"]) == (None, "the boss (imported)")
+    assert api.post(f"/runs/{run.pk}/resume", {})[0] == 409
+    assert api.post(f"/approvals/{approval['id']}/approve", {"digest": approval["digest"]})[0] == 409
+    page = console.get(f"/admin/agentruns/run/{run.pk}/change/").content.decode()
+    assert "a record; its decisions were made in another database" in page
+    assert "the boss (imported)" in page
+    assert "imported" in command("show_run", str(run.pk)).out
+    resumed = command("resume_runs", "--run", str(run.pk))
+    assert (effects.count(), resumed.code) == (0, 0)
+    mine = start_run(shop_agent("mine"), "do it", "mine")
+    assert api.get(f"/runs/{mine.pk}")[1]["imported_at"] is None
+    assert uncleared("default", run) == []
+
+
+def test_its_decisions_are_no_precedents(effects: Effects) -> None:
+    first = run_turns(GATED)
+    approve(first.pending[0].pk, None)
+    sweep()
+    import_run(moved(first.run_id))
+    card = run_turns(GATED, session="s2").pending[0]
+    assert precedents(Approval.objects.all(), card) == ("", [])

@@ -1,56 +1,81 @@
-"""A project on PostgreSQL may set a stricter isolation_level: a refused transaction is only tried again."""
+"""Locks and isolation on PostgreSQL: what waits keeps nobody else, what is refused is only tried again."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
 
-from agentruns import ModelRequest, ToolContext, approve, cancel_run, pause_run, resume_run, run_agent, tool
+from agentruns import (
+    ModelRequest,
+    ToolContext,
+    approve,
+    cancel_run,
+    deny,
+    pause_run,
+    resume_run,
+    run_agent,
+    start_run,
+    tool,
+)
+from agentruns.exceptions import JournalLockedError
 from agentruns.journal.verify import problems
-from agentruns.models import Message, Run
+from agentruns.models import Control, Message, Run, Session
+from agentruns.services import write as service_write
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from agentruns.utils import db
 from tests.crash.processes import expire_lease, run_and_die
 from tests.db import races
 from tests.db.dying import elsewhere
-from tests.db.helpers import outcomes, run_turns, the_run
+from tests.db.helpers import outcomes, run_out, run_turns, the_run
+from tests.db.racing import Click, deadlocks
 from tests.effects import Effects
-from tests.shop.agents import TOOLS, call, shop_agent
+from tests.shop.agents import TOOLS, call, post, shop_agent
 from tests.shop.models import Order
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import LIMIT, Hanging, wait_for
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has one level, and one writer"),
+]
 
 LEVELS = {"repeatable read": 3, "serializable": 4}  # as psycopg.IsolationLevel numbers them
+SERIALIZABLE = pytest.mark.parametrize("isolation", ["serializable"], indirect=True)
+
+
+def show(setting: str) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SHOW {setting}")
+        return str(cursor.fetchone()[0])
 
 
 def level() -> str:
-    with transaction.atomic(), connection.cursor() as cursor:  # outside of a block Django leaves it as it is
-        cursor.execute("SHOW transaction_isolation")
-        return str(cursor.fetchone()[0])
+    with transaction.atomic():  # outside of a block Django leaves it as it is
+        return show("transaction_isolation")
 
 
 @pytest.fixture(params=LEVELS)
 def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Let every connection of this process, those of threads too, have a level of the project's choice."""
-    if connection.vendor != "postgresql":
-        pytest.skip("SQLite has one isolation level")
     options = {**connection.settings_dict["OPTIONS"], "isolation_level": LEVELS[request.param]}
     monkeypatch.setitem(connections.settings["default"], "OPTIONS", options)
     connection.close()
     assert level() == request.param
+    Order.objects.create(number="A1", customer="Ada", total_cents=1)
     yield request.param
     connection.close()
 
 
 @tool
 def look(ctx: ToolContext) -> str:
-    """Look at the level a tool runs at."""
     return level()
 
 
@@ -73,12 +98,7 @@ def wait_for_heartbeats(times: int) -> None:
     wait_for(are_enough, "heartbeats")
 
 
-def an_order() -> None:
-    Order.objects.create(number="A1", customer="Ada", total_cents=1)
-
-
 def test_a_whole_run(isolation: str, effects: Effects) -> None:
-    an_order()
     turns = [
         {"tools": [call("look"), call("post", text="x"), call("annotate", number="A1", note="seen")]},
         {"tools": [call("search", query=str(number)) for number in range(4)]},
@@ -94,52 +114,35 @@ def test_a_whole_run(isolation: str, effects: Effects) -> None:
     assert outcomes(run) == ["ok"] * 9 + ["error"]
     assert run.messages.filter(kind="tool_result").earliest("seq").payload["content"] == isolation
     assert (effects.count(), Order.objects.get().note) == (8, "seen")
-    check_messages(conversation(run))
-
-
-def conversation(run: Run) -> list[dict[str, Any]]:
-    """Return what the session's next run sends to its model."""
     sent: list[list[dict[str, Any]]] = []
 
     def answer(request: ModelRequest) -> dict[str, str]:
         sent.append(request.messages)
         return {"text": "thanks"}
 
-    run_agent(shop_agent("next", answer), "and now?", run.session.key, idempotency_key="next")
-    return sent[0]
+    run_agent(shop_agent("next", answer), "and now?", "s1")
+    check_messages(sent[0])
 
 
 def test_heartbeats_do_not_undo_a_transactional_tool(isolation: str, settings: Any) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.05
-    an_order()
-    turn = {"tools": [call("slow_note", note="seen")]}
-    run = the_run(run_turns(turn, tools=[slow_note]))
+    run = the_run(run_turns({"tools": [call("slow_note", note="seen")]}, tools=[slow_note]))
     assert (run.status, outcomes(run), Order.objects.get().note) == ("completed", ["ok"], "seen")
     assert Message.objects.get(kind="tool_result").payload["content"] == "read committed"
     assert Message.objects.filter(kind="tool_started").count() == 1
 
 
-@pytest.mark.parametrize(("click", "ends"), [(cancel_run, "cancelled"), (pause_run, "paused")])
+@pytest.mark.parametrize(("word", "ends"), [("cancel", "cancelled"), ("pause", "paused")])
 def test_a_click_from_elsewhere_while_the_heartbeat_beats(
-    click: Callable[[Any], Run], ends: str, isolation: str, effects: Effects, settings: Any
+    word: str, ends: str, isolation: str, effects: Effects, settings: Any
 ) -> None:
     """The worker's appends, its heartbeat and the click all change the same row."""
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.25  # so that a beat spoils some tries of the click, and not all
-    errors: list[BaseException] = []
-
-    def click_once(run_id: Any) -> None:
-        try:
-            click(run_id)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            connections.close_all()
+    click = Click(word)
 
     @tool
     def clicked(ctx: ToolContext) -> str:
-        """Work on while somebody clicks."""
-        person = threading.Thread(target=click_once, args=[ctx.run_id])
-        person.start()
+        person = click.start(ctx.run_id)
         wait_for_heartbeats(2)
         person.join(LIMIT)
         effects.record("clicked")
@@ -148,7 +151,7 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
     turn = {"tools": [call("clicked"), call("post", text="not any more")]}
     result = run_turns(turn, tools=[*TOOLS, clicked])
     run = the_run(result)
-    assert (errors, run.status, run.attempts) == ([], ends, 0)
+    assert (click.made, click.refused, run.status, run.attempts) == (True, None, ends, 0)
     assert effects.count() == 1
     if ends == "paused":
         assert resume_run(run.pk).status == "completed"
@@ -156,34 +159,130 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
     assert outcomes(the_run(result)) == ["ok", "cancelled" if ends == "cancelled" else "ok"]
 
 
-@pytest.mark.parametrize("isolation", ["serializable"], indirect=True)
-@pytest.mark.parametrize(
-    "race",
-    [
-        races.one_of_many_deciders_wins,
-        races.many_starts_with_one_key_are_one_run,
-        races.many_sweeps_at_once_act_once,
-    ],
-    ids=lambda race: race.__name__,
-)
+RACES: list[Callable[..., None]] = [
+    races.one_of_many_deciders_wins,
+    races.many_starts_with_one_key_are_one_run,
+    races.many_sweeps_at_once_act_once,
+]
+
+
+@SERIALIZABLE
+@pytest.mark.parametrize("race", RACES, ids=lambda race: race.__name__)
 def test_races_end_as_at_the_default_level(
     race: Callable[..., None], isolation: str, effects: Effects
 ) -> None:
     race(*[effects] * len(inspect.signature(race).parameters))
 
 
-@pytest.mark.parametrize("isolation", ["serializable"], indirect=True)
-@pytest.mark.parametrize(
-    ("tool_name", "at"),
-    [("charge", "charge:after"), ("annotate", "annotate:after")],
-)
+@SERIALIZABLE
+@pytest.mark.parametrize(("name", "times"), [("charge", 1), ("annotate", 0)])
 def test_a_killed_process_of_such_a_project_is_taken_over(
-    tool_name: str, at: str, isolation: str, effects: Effects
+    name: str, times: int, isolation: str, effects: Effects
 ) -> None:
-    an_order()
-    run_and_die("run", f"calls-{tool_name}", "s1", SHOP_KILL=at)
+    run_and_die("run", f"calls-{name}", "s1", SHOP_KILL=f"{name}:after")
     run = Run.objects.get()
     expire_lease(run)
     assert sweep().completed == 1
-    assert effects.count() == {"charge": 1, "annotate": 0}[tool_name]
-    assert problems(run.session_id) == []
+    assert (effects.count(), problems(run.session_id)) == (times, [])
+
+
+# A transaction that never ends, as that of a frozen process, keeps its own session and no other
+
+
+@contextmanager
+def frozen(run: Run) -> Iterator[None]:
+    """Hold, in another backend, the locks of an append between its statement and its COMMIT."""
+    locked, thaw = threading.Event(), Hanging()
+
+    def hold() -> None:
+        with transaction.atomic():
+            list(Session.objects.filter(pk=run.session_id).select_for_update())
+            list(Run.objects.filter(pk=run.pk).select_for_update())
+            Control.objects.stamp("resume_runs")
+            locked.set()
+            thaw.hang()
+
+    thread = threading.Thread(target=elsewhere, args=(hold,))
+    thread.start()
+    assert locked.wait(LIMIT)
+    try:
+        yield
+    finally:
+        thaw.let_go()
+        thread.join()
+    assert not thaw.was_waited_for
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run that waits for a person; who waits for a lock waits 300 ms."""
+    monkeypatch.setattr(db, "LOCK_TIMEOUT", db.LOCK_TIMEOUT.replace(f"'{db.LOCK_SECONDS}s'", "'300ms'"))
+    return the_run(run_turns({"tools": [call("refund", cents=5000)]}))
+
+
+def test_a_frozen_session_keeps_no_other_run_and_no_service_waiting(
+    waiting: Run, effects: Effects, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = waiting.approvals.get()
+    run_out(card)
+    other = start_run(shop_agent("other", {"tools": [call("post", text="x")]}), "do it", "free")
+    with frozen(waiting), caplog.at_level(logging.WARNING, "agentruns"):
+        swept = sweep()
+        assert (swept.completed, swept.expired) == (1, 0)
+        assert Run.objects.get(pk=other.pk).status == "completed"
+        for service in (cancel_run, pause_run):
+            with pytest.raises(JournalLockedError, match=str(waiting.pk)):
+                service(waiting.pk)
+        with pytest.raises(JournalLockedError, match="locked"):
+            deny(card.pk, None, reason="no")
+    assert "put off" in caplog.text
+    assert sweep().expired == 1
+    assert effects.count() == 1
+
+
+def test_the_callers_transaction_goes_on_and_keeps_its_lock_timeout(waiting: Run) -> None:
+    free = start_run(shop_agent("other"), "do it", "free")
+    with transaction.atomic():
+        before = show("lock_timeout")
+        with frozen(waiting), pytest.raises(JournalLockedError):
+            cancel_run(waiting.pk)
+        assert show("lock_timeout") == before
+        pause_run(free.pk)
+        assert show("lock_timeout") == before
+    assert Run.objects.get(pk=free.pk).status == "paused"
+
+
+def somebody_waits() -> bool:
+    """Tell whether a backend waits for a lock."""
+    waiters = "wait_event_type = 'Lock' AND datname = current_database()"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE {waiters})")
+        return bool(cursor.fetchone()[0])
+
+
+def test_a_service_and_a_worker_take_their_locks_in_the_same_order(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other way round each would wait for the other, until PostgreSQL ends one of them."""
+    lock, locked, clicks = service_write.lock_session, threading.Event(), list[threading.Thread]()
+
+    def lock_and_meet_the_worker(alias: str, session_id: Any) -> None:
+        lock(alias, session_id)
+        locked.set()
+        wait_for(lambda: bool(elsewhere(somebody_waits)), "the worker to wait for the service")
+
+    @tool
+    def be_paused(ctx: ToolContext) -> str:
+        """Return once a service has its first lock."""
+        clicks.append(threading.Thread(target=elsewhere, args=(partial(pause_run, ctx.run_id),)))
+        clicks[0].start()
+        assert locked.wait(LIMIT)
+        return "done"
+
+    before = deadlocks()
+    monkeypatch.setattr(service_write, "lock_session", lock_and_meet_the_worker)
+    turn = {"tools": [call("be_paused"), call("post", text="x")]}
+    result = run_turns(turn, tools=[be_paused, post])
+    clicks[0].join(LIMIT)
+    assert deadlocks() == before
+    assert (result.status, effects.count()) == ("paused", 0)

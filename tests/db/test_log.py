@@ -1,15 +1,21 @@
-"""The journal is the truth: state is what it adds up to, and nothing is asked or done twice."""
+"""The journal is the truth: state is what it adds up to, and nothing is asked or done twice.
+
+Interrupted calls are repeated where their tool allows it, else in doubt, and the model is told.
+"""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import connection
 
-from agentruns import Agent, approve, erase_payload, run_agent
+from agentruns import Agent, ToolContext, approve, erase_payload, resume_run, run_agent, tool
+from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.fold import fold
 from agentruns.journal.read import COLUMNS, _quickly, rows_with_secret, run_rows, session_rows
 from agentruns.journal.store import DatabaseStore, load
@@ -19,9 +25,10 @@ from agentruns.providers.base import ModelReply
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.dying import die_at
-from tests.db.helpers import run_turns, the_run
+from tests.db.helpers import names, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,21 +41,19 @@ def test_the_pending_set_at_every_prefix_of_the_log() -> None:
         state = fold(run.pk, rows[:end])
         seen.append((rows[end - 1].kind, [one.tool for one in state.open_calls()], state.status))
     assert seen == [
-        ("run_started", [], "active"),
-        ("user", [], "active"),
-        ("assistant", ["post", "lookup"], "active"),
-        ("tool_started", ["post", "lookup"], "active"),
-        ("tool_result", ["lookup"], "active"),
-        ("tool_started", ["lookup"], "active"),
-        ("tool_result", [], "active"),
-        ("assistant", [], "active"),
+        ("run_started", [], "active"), ("user", [], "active"), ("assistant", ["post", "lookup"], "active"),
+        ("tool_started", ["post", "lookup"], "active"), ("tool_result", ["lookup"], "active"),
+        ("tool_started", ["lookup"], "active"), ("tool_result", [], "active"), ("assistant", [], "active"),
         ("run_completed", [], "completed"),
-    ]
+    ]  # fmt: skip
+
+
+TWO_STEPS = ({"tools": [call("lookup", number="A1")]}, {"tools": [call("refund", cents=5000)]})
 
 
 def test_the_folded_columns_may_be_lost(effects: Effects) -> None:
     """The driver reads the log and not them, and the next rows bring them back."""
-    result = run_turns({"tools": [call("lookup", number="A1")]}, {"tools": [call("refund", cents=5000)]})
+    result = run_turns(*TWO_STEPS)
     Run.objects.update(step=0, usage={"lost": 1}, pending_calls=["none"], output="lost", error="lost")
     assert problems(Run.objects.get().session_id) != []
     approve(result.pending[0].pk, None)
@@ -58,7 +63,7 @@ def test_the_folded_columns_may_be_lost(effects: Effects) -> None:
 
 
 def test_a_session_is_read_as_djangos_own_converters_read_it() -> None:
-    result = run_turns({"tools": [call("lookup", number="A1")]}, {"tools": [call("refund", cents=5000)]})
+    result = run_turns(*TWO_STEPS)
     approve(result.pending[0].pk, None)
     assert sweep().completed == 1
     run = the_run(result)
@@ -111,30 +116,26 @@ def test_models_and_stores_are_two_small_interfaces(effects: Effects) -> None:
 
 
 def counting(effects: Effects, steps: int) -> list[Any]:
-    """Return turns that charge, and leave a line outside for each time the model is asked."""
+    """Build turns that charge, and leave a line outside for each time the model is asked."""
 
-    def turn(number: int) -> Any:
-        def ask(request: Any) -> dict[str, Any]:
-            effects.record("asked", tool=f"model {number}")
-            return {"tools": [call("charge", cents=number)]}
+    def ask(number: int, request: Any) -> dict[str, Any]:
+        effects.record("asked", tool=f"model {number}")
+        return {"tools": [call("charge", cents=number)]}
 
-        return ask
-
-    return [turn(number) for number in range(steps)]
+    return [partial(ask, number) for number in range(steps)]
 
 
 @pytest.mark.parametrize("point", ["after_reply", "before_tool", "after_tool", "after_result"])
 def test_a_stored_decision_is_not_asked_for_again(point: str, effects: Effects) -> None:
     die_at(point, shop_agent("asked", *counting(effects, 2)))
     assert sweep().completed == 1
-    assert [line["tool"] for line in effects.lines()] == ["model 0", "charge", "model 1", "charge"]
+    assert names(effects) == ["model 0", "charge", "model 1", "charge"]
 
 
 def test_a_crash_at_a_late_step_neither_restarts_nor_loses_the_run(effects: Effects) -> None:
     run = die_at("after_result", shop_agent("long", *counting(effects, 12)), nth=10)
     assert sweep().completed == 1
-    expected = [name for number in range(12) for name in (f"model {number}", "charge")]
-    assert [line["tool"] for line in effects.lines()] == expected
+    assert names(effects) == [name for number in range(12) for name in (f"model {number}", "charge")]
     assert Run.objects.get(pk=run.pk).step == 13
 
 
@@ -151,3 +152,73 @@ def test_what_is_a_function_of_the_log_is_not_stored() -> None:
     assert load("default", run.session_id, run.pk).conversation.settled_messages() == result.messages
     rows = str([row.payload for row in Message.objects.all()])
     assert ("Be brief." in rows, "role" in rows) == (False, False)
+
+
+@tool(safe_to_retry=True)
+def ping(ctx: ToolContext) -> str:
+    Effects.from_environment().record(ctx.idempotency_key, attempt=ctx.attempt)
+    raise ConnectionError("reset by peer")
+
+
+def test_an_error_is_the_stored_result_and_never_tried_again(effects: Effects) -> None:
+    """Whatever the tool declares: `safe_to_retry` speaks of a lost result only, and the model decides."""
+    run = the_run(run_turns({"tools": [call("ping"), call("broken")]}, tools=[*TOOLS, ping]))
+    first, second = payloads(run, "tool_result")
+    assert (first["is_error"], second["is_error"], effects.count()) == (True, True, 2)
+    assert "ConnectionError: reset by peer" in first["content"]
+    assert "ValueError: the printer is on fire" in second["content"]
+
+
+def test_the_result_of_an_interrupted_call_has_one_json_form(effects: Effects) -> None:
+    run = die_at("after_tool", shop_agent("poster", {"tools": [call("post", text="hi")]}))
+    result = resume_run(run.pk)
+    asked, answered = result.messages[1]["content"][0], result.messages[2]["content"][0]
+    told = json.loads(answered["content"])
+    assert set(told) == {"error", "kind", "toolName", "toolCallId"}
+    assert (told["kind"], told["toolName"]) == (ToolDurabilityError.kind, "post")
+    assert told["toolCallId"] == answered["tool_use_id"] == asked["id"]
+    assert answered["is_error"] is True
+    assert effects.count() == 1
+
+
+@tool(safe_to_retry=True)
+def count_down(ctx: ToolContext) -> str:
+    Effects.from_environment().record(ctx.idempotency_key, attempt=ctx.attempt, call=ctx.call_id)
+    if ctx.attempt > 1:
+        raise ValueError("gone meanwhile")
+    return "there"
+
+
+def test_a_second_attempt_takes_the_normal_path(effects: Effects) -> None:
+    """It gets a real context, and its error becomes its result as any other's."""
+    run = die_at("after_tool", shop_agent("counter", {"tools": [call("count_down")]}, tools=[count_down]))
+    assert sweep().completed == 1
+    first, second = effects.lines()
+    assert (first["attempt"], second["attempt"], first["call"] == second["call"]) == (1, 2, True)
+    (row,) = payloads(run, "tool_result")
+    assert (row["outcome"], "gone meanwhile" in row["content"]) == ("error", True)
+
+
+@pytest.mark.parametrize("caller", ["sweep", "person"])
+def test_everything_in_doubt_is_settled_before_the_model_is_asked(caller: str, effects: Effects) -> None:
+    searches = [call("search", query=str(number)) for number in range(3)]
+    run = die_at("before_result_commit", shop_agent("searcher", {"tools": searches}))
+    wait_for(lambda: effects.count() == 3, "the other threads, which a real death would end")
+    status = sweep().completed if caller == "sweep" else resume_run(run.pk).status
+    assert status in (1, "completed")
+    kinds = list(Message.objects.filter(run=run).order_by("seq").values_list("kind", flat=True))
+    rest = [kind for kind in kinds[kinds.index("run_resumed") :] if kind != "run_resumed"]
+    repaired = ["orphan_found"] * 3 + ["tool_started"] * 3 + ["tool_result"] * 3
+    assert rest == [*repaired, "assistant", "run_completed"]
+    assert (effects.count(), len({line["key"] for line in effects.lines()})) == (6, 3)
+
+
+def test_of_safe_and_unsafe_calls_the_one_in_flight_is_judged_by_what_it_declares(effects: Effects) -> None:
+    """Safe ones in flight: they run again, and the unsafe one after them runs as if nothing had been."""
+    safe = [call("search", query=query) for query in "xy"]
+    turn = {"tools": [*safe, call("post", text="hi"), call("lookup", number="A1")]}
+    run = die_at("before_result_commit", shop_agent("mixed", turn))
+    assert sweep().completed == 1
+    assert outcomes(run) == ["ok"] * 4
+    assert names(effects)[-2:] == ["post", "lookup"]
+    assert len({line["key"] for line in effects.lines()}) == 4

@@ -1,23 +1,29 @@
-"""Runs that start later: nobody takes them before their time by the database's clock."""
+"""Runs that start later or back off: nobody takes them before their time by the database's clock.
+
+A model attempt that fails is a row of its own, never a turn, and never the end of the session.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 
-from agentruns import adopt_definition, cancel_run, pause_run, resume_run, run_agent, start_run
+from agentruns import Agent, adopt_definition, cancel_run, pause_run, resume_run, run_agent, start_run
 from agentruns.models import Run
+from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.services.waiting import waits
-from agentruns.testing import run_until_blocked
+from agentruns.testing import ScriptedModel, run_until_blocked
 from tests.api.http import Api
-from tests.db.failures import Flaky, failing
-from tests.db.helpers import forget_backoff, payloads, user
-from tests.shop.agents import shop_agent
+from tests.db.failures import Flaky, failing, start
+from tests.db.helpers import forget_backoff, outcomes, payloads, run_turns, the_run, user
+from tests.effects import Effects
+from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,13 +35,16 @@ def later(delay: timedelta = SOON) -> datetime:
 
 
 def said(run: Run) -> list[str]:
-    """Return the kinds of what a run waits for."""
+    """List the kinds of events that a run waits for."""
     return [wait.kind for wait in waits("default", [Run.objects.get(pk=run.pk)]).get(run.pk, [])]
 
 
 def test_it_is_driven_when_it_is_due() -> None:
     agent, due = shop_agent("later"), later()
     run = start_run(agent, "do it", "s1", not_before=due)
+    assert start_run(agent, "do it", "s1").pk == run.pk, "the same task, whatever its time"
+    keyed = [start_run(agent, "do it", "k", not_before=later(n * SOON), idempotency_key="k") for n in (1, 2)]
+    assert keyed[0] == keyed[1]
     assert (run.status, run.not_before, said(run)) == ("queued", due, ["scheduled"])
     assert payloads(run, "run_started")[0]["not_before"] == due.isoformat(timespec="microseconds")
     assert (sweep().found, run_agent(agent, "do it", "s1").status) == (0, "queued")
@@ -57,19 +66,13 @@ def test_the_time_before_does_not_count_for_its_deadline() -> None:
     assert (state, sweep().completed) == ({}, 1)
 
 
-def test_a_cancel_ends_it_at_once_and_a_resume_starts_it() -> None:
-    agent = shop_agent("later")
-    run = start_run(agent, "do it", "s1", not_before=later())
-    assert cancel_run(run.pk).status == "cancelled"
-    run = start_run(agent, "do it", "s1", not_before=later())
-    assert resume_run(run.pk).status == "completed"
-
-
-def test_an_adopted_definition_leaves_the_time_alone() -> None:
-    run = start_run(shop_agent("later"), "do it", "s1", not_before=later())
+def test_adoption_leaves_the_time_alone_and_resume_or_cancel_end_the_wait() -> None:
+    run, other = (start_run(shop_agent("later"), "do it", key, not_before=later()) for key in ("s1", "s2"))
     shop_agent("later", max_steps=3)
     adopted = adopt_definition(run.pk)
     assert (adopted.not_before, said(run), sweep().found) == (run.not_before, ["scheduled"], 0)
+    assert resume_run(run.pk).status == "completed"
+    assert cancel_run(other.pk).status == "cancelled"
 
 
 def test_a_back_off_is_none_of_it() -> None:
@@ -78,14 +81,6 @@ def test_a_back_off_is_none_of_it() -> None:
     run = start_run(agent, "do it", "s1", not_before=later(-SOON))
     sweep()
     assert said(run) == ["back-off"]
-
-
-def test_the_same_task_is_the_same_run_whatever_its_time() -> None:
-    agent = shop_agent("later")
-    run = start_run(agent, "do it", "s1", not_before=later())
-    assert start_run(agent, "do it", "s1").pk == run.pk
-    keyed = start_run(agent, "do it", "s2", not_before=later(), idempotency_key="k")
-    assert start_run(agent, "do it", "s2", not_before=later(2 * SOON), idempotency_key="k").pk == keyed.pk
 
 
 @pytest.mark.parametrize(
@@ -105,9 +100,9 @@ def test_what_is_no_time_is_refused(moment: Any, error: type[Exception], words: 
 
 def test_who_drives_here_takes_none() -> None:
     agent: Any = shop_agent("later")
-    for start in (agent.run, lambda *given, **options: run_agent(agent, *given, **options)):
+    for run in (agent.run, partial(run_agent, agent)):
         with pytest.raises(TypeError, match="not_before"):
-            start("do it", "s1", not_before=later())
+            run("do it", "s1", not_before=later())
 
 
 def test_the_doors_show_it(client: Client) -> None:
@@ -126,3 +121,115 @@ def test_the_doors_show_it(client: Client) -> None:
     assert "It starts at once, before its time." in page
     assert "Starts at 2129-12-31 18:00:00 CST" in listed
     assert api.get("/health")[1]["oldest_queued_at"] is None
+
+
+def test_a_retryable_error_backs_off_without_holding_anything(effects: Effects) -> None:
+    run = start([failing("retry", retry_after=1000.0), failing("retry")], {"tools": [call("post", text="x")]})
+    assert (run.status, run.lease_expires_at, run.attempts) == ("queued", None, 0)
+    assert run.not_before is not None
+    assert run.not_before - run.updated_at > timedelta(seconds=900), "the provider said when"
+    assert sweep().found == 0
+    again = run_agent("flaky", "do it", "s1", idempotency_key="k")
+    assert (again.status, again.run_id) == ("queued", str(run.pk))
+    for _ in range(2):
+        forget_backoff(run)
+        sweep()
+    run = Run.objects.get()
+    assert (run.status, run.step, effects.count()) == ("completed", 2, 1)
+    assert [one["attempt"] for one in payloads(run, "model_failed")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("disposition", "end"), [("fail", "failed"), ("pause", "paused"), ("retry", "queued")]
+)
+def test_no_failure_of_the_model_repeats_what_was_done_before_it(
+    disposition: str, end: str, effects: Effects
+) -> None:
+    errors = [failing(disposition)]
+
+    def fail_once(request: Any) -> dict[str, str]:
+        if errors:
+            raise errors.pop()
+        return {"text": "at last"}
+
+    run = the_run(run_turns({"tools": [call("post", text="x")]}, fail_once))
+    assert (run.status, effects.count()) == (end, 1)
+    why = "some_error: no luck"  # as on a request that is refused, and on a wrong key
+    assert (run.error, run.blocked_reason) == (why * (end == "failed"), why * (end == "paused"))
+    again = run_agent("agent-s1", "do it", "s1", idempotency_key="s1")
+    assert (again.status, sweep().found) == (end, 0), "nobody goes on with it unasked"
+    forget_backoff(run)
+    sweep()
+    if end == "paused":
+        resume_run(run.pk)
+    run = Run.objects.get()
+    assert (run.status, outcomes(run)) == ("failed" if end == "failed" else "completed", ["ok"])
+    assert (effects.count(), run.blocked_reason) == (1, "")
+
+
+def test_a_model_that_raises_counts_as_an_attempt_and_ends_paused(settings: Any) -> None:
+    settings.AGENTRUNS_MAX_ATTEMPTS = 3
+    model = Flaky([KeyError("oops") for _ in range(3)], [])
+    agent = Agent("flaky", instructions="Try.", tools=TOOLS, model=model)
+    with pytest.raises(KeyError):
+        run_agent(agent, "do it", "s1", idempotency_key="k")
+    run = Run.objects.get()
+    assert (run.status, run.attempts) == ("queued", 1)
+    for _ in range(3):
+        forget_backoff(run)
+        sweep()
+    run = the_run(result_of(run.pk))
+    assert (run.status, run.blocked_reason, run.attempts) == ("paused", "attempts_exhausted", 3)
+    assert resume_run(run.pk).status == "completed"
+    assert Run.objects.get().attempts == 0
+
+
+def test_pause_turn_is_sent_back_unchanged_and_capped() -> None:
+    block = {"type": "server_tool_use", "id": "srv1", "name": "web_search", "input": {"q": "x"}}
+    paused = {"content": [block], "stop_reason": "pause_turn"}
+    run = start([], paused, paused)
+    assert (run.status, run.step) == ("completed", 3)
+    agent = Agent("endless", instructions="Go on.", model=ScriptedModel([paused] * 99))
+    result = run_agent(agent, "do it", "s2", idempotency_key="k2")
+    assert (result.status, "pause" in result.error) == ("failed", True)
+
+
+SPENT = {"input_tokens": 10, "output_tokens": 5, "service_tier": "standard"}
+CACHED = {"cache_read_input_tokens": 400, "output_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "usage", "said", "total"),
+    [
+        (
+            {"max_steps": 2},
+            SPENT,
+            "max_steps: 2 of 2 replies used",
+            {"input_tokens": 20, "output_tokens": 10},
+        ),
+        ({"token_budget": 25}, SPENT, "token_budget: 30 of 25", {"input_tokens": 20, "output_tokens": 10}),
+        ({"token_budget": 400}, CACHED, "token_budget: 401 of 400", CACHED),
+        ({"deadline": timedelta(microseconds=1)}, SPENT, "deadline", {}),
+    ],
+)
+def test_an_exceeded_budget_fails_the_run_with_the_figure(
+    options: dict[str, Any], usage: dict[str, Any], said: str, total: dict[str, int]
+) -> None:
+    run = start([], *[{"tools": [call("post", text="x")], "usage": usage}] * 3, **options)
+    assert (run.status, run.usage) == ("failed", total)
+    assert run.error.startswith(f"BudgetExceededError: {said}")
+
+
+@pytest.mark.parametrize("retry_after", [1e12, 1e308, float("inf"), float("nan"), 1.7e9])
+def test_no_retry_after_puts_a_run_out_of_reach(retry_after: float) -> None:
+    run = start([failing("retry", retry_after=retry_after)])
+    assert run.not_before is not None
+    assert run.not_before - run.updated_at < timedelta(hours=1, minutes=1)
+    assert resume_run(run.pk).status == "completed"
+
+
+def test_a_backoff_ends_at_the_deadline() -> None:
+    busy = failing("retry", retry_after=600.0, usage={"input_tokens": 7})
+    run = start([busy], deadline=timedelta(seconds=30))
+    assert run.not_before - run.updated_at < timedelta(minutes=2)
+    assert run.usage == {"input_tokens": 7}

@@ -172,17 +172,21 @@ EXECUTOR = [
                 "                    pass\n        time",
             ),
         ),
-        ("db/test_late_evidence.py::test_evidence_is_stored_on_a_new_connection_after_its_own_has_broken",),
+        (
+            "db/test_leases.py::test_evidence_is_stored_once_although_the_connection_breaks_before_or_after[before]",
+        ),
     ),
     Mutant(
         "executor: what comes late is tried again as long as its process lives",
         (Edit(HANDLER, 'if passes and in_thread(lease.alias, "late", again) else', "if passes else"),),
-        ("db/test_late_evidence.py::test_what_cannot_be_stored_within_a_lease_is_stored_when_it_can_be",),
+        ("db/test_leases.py::test_what_cannot_be_stored_within_a_lease_is_stored_when_it_can_be",),
     ),
     Mutant(
         "executor: what comes late is stored once",
         (Edit(HANDLER, "if rows.filter(hash__in=tried).exists():", "if False:"),),
-        ("db/test_late_evidence.py::test_evidence_whose_acknowledgement_was_lost_is_stored_once",),
+        (
+            "db/test_leases.py::test_evidence_is_stored_once_although_the_connection_breaks_before_or_after[after]",
+        ),
     ),
     Mutant(
         "executor: the last thing before a handler is a look at the lease",

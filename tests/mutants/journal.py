@@ -108,7 +108,7 @@ APPEND = [
                 'Run.objects.using(alias).filter(session_id=session_id).update(step=F("step"))',
             ),
         ),
-        ("db/test_locks.py::test_a_service_and_a_worker_take_their_locks_in_the_same_order",),
+        ("db/test_isolation.py::test_a_service_and_a_worker_take_their_locks_in_the_same_order",),
         POSTGRESQL,
     ),
     Mutant(
@@ -144,7 +144,7 @@ DURABLE = [
     Mutant(
         "commit: not over the socket of the process that this one was forked from",
         (Edit(CONNECTION, "return connection if pid == os.getpid() else None", "return connection"),),
-        ("db/test_kept_connection.py::test_a_forked_process_leaves_it_to_its_parent",),
+        ("db/test_host_project.py::test_a_forked_process_leaves_it_to_its_parent",),
     ),
     Mutant(
         "commit: on the journal's own connection",

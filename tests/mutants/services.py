@@ -151,7 +151,7 @@ DECISIONS = [
     Mutant(
         "runs: an imported run is a record",
         (Edit(WRITE, "    if session.imported_at is not None:", "    if False:"),),
-        ("db/test_imported_records.py::test_an_added_approval_starts_nothing",),
+        ("db/test_imports.py::test_an_added_approval_starts_nothing",),
     ),
     Mutant(
         "runs: a key of another session",
@@ -743,7 +743,7 @@ MADE = [
     Mutant(
         "not_before: an adoption leaves it alone",
         (Edit("journal/statements.py", " and batch.rows[-1].kind != events.RUN_ADOPTED:", ":"),),
-        ("db/test_not_before.py::test_an_adopted_definition_leaves_the_time_alone",),
+        ("db/test_not_before.py::test_adoption_leaves_the_time_alone_and_resume_or_cancel_end_the_wait",),
     ),
     Mutant(
         "versions: the highest is taken, not the last registered",

@@ -180,8 +180,6 @@ def test_make_test_runs_each_file_of_tests_or_leaves_it_to_make_test_full() -> N
         "tests/crash/test_soak.py",
         "tests/db/test_closing.py",
         "tests/db/test_export_mutations.py",
-        "tests/db/test_host_project.py",
-        "tests/db/test_import_fuzz.py",
         "tests/db/test_mixed_replies.py",
         "tests/db/test_odd_results.py",
         "tests/packaging/test_docs_tutorial.py",
