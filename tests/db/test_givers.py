@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from django.contrib.auth.models import Permission, User
 
-from agentruns import Policy, RunResult, ToolContext, approve, deny, fork_run, run_agent, tool
+from agentruns import Policy, ToolContext, approve, deny, fork_run, run_agent, tool
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal.deciders import requested, requester_ids
 from agentruns.journal.fold import RunState
@@ -20,7 +20,7 @@ from agentruns.services import permissions
 from agentruns.services.forks import run_again
 from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
-from tests.db.helpers import payloads, run_turns, the_run, user
+from tests.db.helpers import payloads, run_turns, the_run, transferring, user
 from tests.db.racing import together
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
@@ -28,23 +28,10 @@ from tests.shop.agents import act, call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@tool(requires_approval=True, approvals=2)
-def transfer(ctx: ToolContext, cents: int) -> str:
-    """Transfer money."""
-    return act("transfer", ctx, cents=cents)
-
-
-class Moody(Policy):
-    """Lets people decide unless they are out."""
-
-    out: frozenset[str] = frozenset()
-
+class AnnIsOut(Policy):
     def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
-        return user.get_username() not in self.out
-
-
-class AnnIsOut(Moody):
-    out = frozenset({"ann"})
+        """Let everybody but ann decide."""
+        return user.get_username() != "ann"
 
 
 class Blind(Policy):
@@ -59,40 +46,25 @@ class Fails(Policy):
         raise LookupError("no such department")
 
 
-def ann_is_gone(ann: User, settings: Any) -> None:
-    User.objects.filter(pk=ann.pk).delete()
+MAY_SEE = Permission.objects.filter(codename="view_run")  # asked when it is used
+Loss = Callable[[User, Any], object]
+LOSSES: dict[str, Loss] = {
+    "gone": lambda ann, settings: User.objects.filter(pk=ann.pk).delete(),
+    "inactive": lambda ann, settings: User.objects.filter(pk=ann.pk).update(is_active=False),
+    "without the permission": lambda ann, settings: ann.user_permissions.set(MAY_SEE),
+    "refused by the rule": lambda ann, settings: setattr(
+        settings, "AGENTRUNS_POLICY", f"{__name__}.AnnIsOut"
+    ),
+    "it is hidden": lambda ann, settings: setattr(settings, "AGENTRUNS_POLICY", f"{__name__}.Blind"),
+}
+losses = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
-def ann_is_inactive(ann: User, settings: Any) -> None:
-    User.objects.filter(pk=ann.pk).update(is_active=False)
-
-
-def ann_lost_the_permission(ann: User, settings: Any) -> None:
-    ann.user_permissions.clear()
-
-
-def the_rule_says_no(ann: User, settings: Any) -> None:
-    settings.AGENTRUNS_POLICY = f"{__name__}.AnnIsOut"
-
-
-def ann_may_not_see_it(ann: User, settings: Any) -> None:
-    settings.AGENTRUNS_POLICY = f"{__name__}.Blind"
-
-
-LOSSES = [ann_is_gone, ann_is_inactive, ann_lost_the_permission, the_rule_says_no, ann_may_not_see_it]
-Loss = Callable[[User, Any], None]
-
-
-def waiting() -> tuple[RunResult, Approval]:
-    result = run_turns({"tools": [call("transfer", cents=5)]}, tools=[transfer])
-    return result, result.pending[0]
-
-
-@pytest.mark.parametrize("loss", LOSSES)
+@losses
 def test_the_first_counts_no_more_when_the_second_approves(
     loss: Loss, effects: Effects, settings: Any
 ) -> None:
-    result, card = waiting()
+    result, card = transferring()
     ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
     approve(card.pk, ann)
     loss(ann, settings)
@@ -103,6 +75,8 @@ def test_the_first_counts_no_more_when_the_second_approves(
     assert (run.status, effects.count()) == ("awaiting-approval", 0)
     (voided,) = payloads(run, "approval_voided")
     assert (voided["approval"], voided["voided"]) == (str(card.pk), [str(ann.pk)])
+    if loss is LOSSES["without the permission"]:
+        assert "ann lacks the permission" in voided["why"]
     settings.AGENTRUNS_POLICY = "agentruns.Policy"
     approve(card.pk, user("cyd", "decide_approval"))
     assert (sweep().completed, effects.count()) == (1, 1)
@@ -110,9 +84,9 @@ def test_the_first_counts_no_more_when_the_second_approves(
     assert problems(run.session_id) == []
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@losses
 def test_it_counts_no_more_when_the_call_is_to_run(loss: Loss, effects: Effects, settings: Any) -> None:
-    result, card = waiting()
+    result, card = transferring()
     ann, bob, cyd = (user(name, "decide_approval") for name in ("ann", "bob", "cyd"))
     approve(card.pk, bob)
     assert approve(card.pk, ann).status == "approved"
@@ -121,12 +95,8 @@ def test_it_counts_no_more_when_the_call_is_to_run(loss: Loss, effects: Effects,
     run = the_run(result)
     assert (run.status, effects.count(), payloads(run, "tool_started")) == ("awaiting-approval", 0, [])
     card.refresh_from_db()
-    assert (card.status, card.approved_count, card.decided_at, card.decided_by_id) == (
-        "pending",
-        1,
-        None,
-        None,
-    )
+    assert (card.status, card.approved_count) == ("pending", 1)
+    assert (card.decided_at, card.decided_by_id) == (None, None)
     assert permissions.givers([card]) == {card.pk: [str(bob.pk)]}
     assert [row["voided"] for row in payloads(run, "approval_voided")] == [[str(ann.pk)]]
     sweep()
@@ -137,30 +107,25 @@ def test_it_counts_no_more_when_the_call_is_to_run(loss: Loss, effects: Effects,
     assert the_run(result).status == "completed"
 
 
-def test_the_programs_own_approval_always_counts(effects: Effects, settings: Any) -> None:
+def test_a_rule_that_fails_lets_nothing_run_but_what_the_program_approved(
+    effects: Effects, settings: Any
+) -> None:
+    asked = [run_turns({"tools": [call("refund", cents=5000)]}, session=name) for name in ("s1", "s2")]
+    approve(asked[0].pending[0].pk, user("ann", "decide_approval"))
+    approve(asked[1].pending[0].pk, None)
     settings.AGENTRUNS_POLICY = f"{__name__}.Fails"
-    result = run_turns({"tools": [call("refund", cents=5000)]})
-    approve(result.pending[0].pk, None)
     assert (sweep().completed, effects.count()) == (1, 1)
-
-
-def test_a_rule_that_fails_when_the_call_is_to_run_lets_nothing_run(effects: Effects, settings: Any) -> None:
-    result = run_turns({"tools": [call("refund", cents=5000)]})
-    approve(result.pending[0].pk, user("ann", "decide_approval"))
-    settings.AGENTRUNS_POLICY = f"{__name__}.Fails"
-    sweep()
-    assert (the_run(result).status, effects.count()) == ("awaiting-approval", 0)
+    assert [the_run(result).status for result in asked] == ["awaiting-approval", "completed"]
 
 
 def test_a_doubt_that_an_approval_settled_is_back_when_it_is_void(effects: Effects) -> None:
-    def breaks(ctx: ToolContext, cents: int) -> str:
-        """Send money."""
+    @tool
+    def send(ctx: ToolContext, cents: int) -> str:
         act("send", ctx, cents=cents)
         if cents == 1:
             raise RuntimeError("the line broke")
         return "sent"
 
-    send = tool(breaks, name="send")
     turns = [{"tools": [call("send", cents=1)]}, {"tools": [call("send", cents=2)]}]
     result = run_turns(*turns, tools=[send])
     (card,) = result.pending
@@ -177,7 +142,7 @@ def test_a_doubt_that_an_approval_settled_is_back_when_it_is_void(effects: Effec
 
 
 def test_a_decision_races_with_the_voiding(effects: Effects) -> None:
-    result, card = waiting()
+    result, card = transferring()
     ann, bob, cyd = (user(name, "decide_approval") for name in ("ann", "bob", "cyd"))
     approve(card.pk, ann)
     ann.user_permissions.clear()
@@ -233,13 +198,3 @@ def test_who_asked_for_a_run_is_the_owner_and_everybody_after(settings: Any, eff
     assert problems(fork.session_id) == []
     fork.refresh_from_db()
     assert fork.requesters == f" {cyd.pk} {ann.pk} {bob.pk} "
-
-
-def test_who_lost_a_permission_is_named_in_the_journal(effects: Effects) -> None:
-    result = run_turns({"tools": [call("refund", cents=5000)]})
-    ann = user("ann", "decide_approval")
-    approve(result.pending[0].pk, ann)
-    ann.user_permissions.set(Permission.objects.filter(codename="view_run"))
-    sweep()
-    (row,) = payloads(the_run(result), "approval_voided")
-    assert "ann lacks the permission" in row["why"]

@@ -30,12 +30,9 @@ def test_after_a_restore_every_unfinished_run_is_held(effects: Effects) -> None:
     assert hold_all() == 0
     statuses = dict(Run.objects.values_list("session__key", "status"))
     assert statuses == {
-        "done": "completed",
-        "queued": "paused",
-        "leased": "paused",
-        "waiting": "paused",
+        "done": "completed", "queued": "paused", "leased": "paused", "waiting": "paused",
         "doubtful": "orphaned",
-    }
+    }  # fmt: skip
     approve(Approval.objects.get().pk, None)
     assert sweep().found == 0
     assert effects.count() == 1, "the wire that went out before"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ from django.db import DatabaseError, connection, connections
 from agentruns import ModelReply, ModelRequest, ToolContext, run_agent, tool
 from agentruns.journal import connection as journal_connection
 from agentruns.journal import store
-from agentruns.journal.verify import problems
-from agentruns.models import CommitFence, Message, Run
+from agentruns.models import CommitFence, Message
 from agentruns.providers.scripted import ScriptedModel
+from tests.db.dying import elsewhere
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.hostile import HOSTILITIES, clean
@@ -32,29 +31,8 @@ def _clean() -> Iterator[None]:
     clean()
 
 
-@pytest.fixture(params=HOSTILITIES)
-def hostility(request: pytest.FixtureRequest) -> Callable[[], None]:
-    """Each thing that user code can do to its connection."""
-    return HOSTILITIES[request.param]
-
-
-def committed(ctx: ToolContext) -> int:
-    """Return how many starts of a call another connection sees."""
-    seen: list[int] = []
-
-    def look() -> None:
-        rows = Message.objects.filter(run_id=ctx.run_id, kind="tool_started", call_id=ctx.call_id)
-        seen.append(rows.count())
-        connections.close_all()
-
-    thread = Thread(target=look)
-    thread.start()
-    thread.join()
-    return seen[0]
-
-
 def tools_with(hostility: Callable[[], None], place: str) -> list[Any]:
-    """Return a tool that acts, and does or suffers the hostility at a place."""
+    """Build a tool that acts, and does or suffers the hostility at a place."""
 
     def at(here: str, value: Any) -> Any:
         if here == place:
@@ -67,8 +45,8 @@ def tools_with(hostility: Callable[[], None], place: str) -> list[Any]:
         preview=lambda arguments: at("preview", {}),
     )
     def pay(cents: int, ctx: ToolContext) -> str:
-        """Pay."""
-        assert committed(ctx) == 1, "the start is committed before the handler is entered"
+        rows = Message.objects.filter(run_id=ctx.run_id, kind="tool_started", call_id=ctx.call_id)
+        assert elsewhere(rows.count) == 1, "the start is committed before the handler is entered"
         return str(at("handler", act("pay", ctx)))
 
     return [pay]
@@ -85,6 +63,7 @@ class HostileModel(ScriptedModel):
 
 
 @pytest.mark.parametrize("place", ["predicate", "model", "handler"])
+@pytest.mark.parametrize("hostility", HOSTILITIES.values(), ids=HOSTILITIES)
 def test_each_payment_is_journaled_before_it_and_happens_once(
     place: str, hostility: Callable[[], None], effects: Effects
 ) -> None:
@@ -97,26 +76,21 @@ def test_each_payment_is_journaled_before_it_and_happens_once(
         run_agent(agent, "pay three times", "s1", idempotency_key="k")
     clean()
     run = the_run(run_agent(agent, "pay three times", "s1", idempotency_key="k"))
-    assert run.status == "completed"
-    assert outcomes(run) == ["ok", "ok", "ok"]
-    assert effects.count() == 3
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["ok"] * 3, 3)
     assert not Message.objects.filter(run=run, kind="late_result").exists()
 
 
 def test_a_transactional_call_runs_after_one_that_left_its_connection_read_only() -> None:
     @tool
     def look() -> str:
-        """Look, carelessly."""
         HOSTILITIES["read_only"]()
         return "seen"
 
     @tool(transactional=True)
     def book() -> str:
-        """Book an order."""
         return str(Order.objects.create(number="booked", customer="Ada", total_cents=1).number)
 
-    agent = shop_agent("careless", {"tools": [call("look"), call("book")]}, tools=[look, book])
-    run = the_run(run_agent(agent, "look and book", "s1"))
+    run = the_run(run_turns({"tools": [call("look"), call("book")]}, tools=[look, book]))
     assert outcomes(run) == ["ok", "ok"]
     assert Order.objects.filter(number="booked").count() == 1
 
@@ -126,13 +100,11 @@ def test_the_connections_that_django_lists_are_not_the_journals() -> None:
 
     @tool
     def look(ctx: ToolContext) -> str:
-        """List the connections."""
         seen.append([one.alias for one in connections.all(initialized_only=True)])
         return act("look", ctx)
 
-    agent = shop_agent("looks", {"tools": [call("look")]}, tools=[look])
     with captured_statements() as statements:
-        assert run_agent(agent, "look", "s1").status == "completed"
+        assert run_turns({"tools": [call("look")]}, tools=[look]).status == "completed"
     assert len(statements) > 3
     assert set(seen[0]) <= set(connections)
     assert not journal_connection._opened.__dict__, "closed with the drive"
@@ -155,8 +127,7 @@ def test_each_append_is_on_the_disk_whatever_a_pooler_passes_on(effects: Effects
 
     with statement_wrapper(spoilt):
         run_turns({"tools": [call("post", text="x")]})
-    assert len(in_force) == 3
-    assert set(in_force) == {"on"}
+    assert in_force == ["on"] * 3
 
 
 def another_transaction() -> None:
@@ -194,7 +165,6 @@ def test_a_transactional_handler_cannot_end_its_transaction(way: str, swallows: 
 
     @tool(transactional=True)
     def write(ctx: ToolContext) -> str:
-        """Write an order, and end the transaction behind it."""
         entered.append(ctx.call_id)
         Order.objects.create(number="written", customer="Eve", total_cents=1)
         try:
@@ -204,11 +174,9 @@ def test_a_transactional_handler_cannot_end_its_transaction(way: str, swallows: 
                 raise
         return "written"
 
-    agent = shop_agent("ends", {"tools": [call("write")]}, tools=[write])
-    result = run_agent(agent, "write", "s1", idempotency_key="k")
+    result = run_turns({"tools": [call("write")]}, tools=[write])
     clean()
-    run = Run.objects.get(pk=result.run_id)
-    assert problems(run.session_id) == []
+    run = the_run(result)
     assert len(entered) == 1, "not five times"
     assert not CommitFence.objects.exists()
     written = Order.objects.filter(number="written").count()
@@ -224,7 +192,6 @@ def test_what_a_handler_committed_behind_the_journal_is_in_doubt(effects: Effect
 
     @tool(transactional=True)
     def write(ctx: ToolContext) -> str:
-        """Undo the transaction, and write and commit in another, behind Django's back."""
         raw = connection.connection
         raw.rollback()
         raw.cursor().execute(
@@ -234,8 +201,7 @@ def test_what_a_handler_committed_behind_the_journal_is_in_doubt(effects: Effect
         raw.commit()
         return "written"
 
-    agent = shop_agent("ends", {"tools": [call("write")]}, tools=[write])
-    result = run_agent(agent, "write", "s1", idempotency_key="k")
+    result = run_turns({"tools": [call("write")]}, tools=[write])
     clean()
     run = the_run(result)
     assert (run.status, outcomes(run), Order.objects.count()) == ("orphaned", [], 1)
@@ -249,7 +215,6 @@ def test_the_time_that_a_transactional_handler_gives_statements_is_not_the_journ
 
     @tool(transactional=True)
     def write(ctx: ToolContext) -> str:
-        """Write an order, and give every statement after it 20 ms."""
         entered.append(ctx.call_id)
         Order.objects.create(number="written", customer="Eve", total_cents=1)
         with connection.cursor() as cursor:
@@ -262,8 +227,7 @@ def test_the_time_that_a_transactional_handler_gives_statements_is_not_the_journ
 
     write_rows = store.write_rows
     monkeypatch.setattr(store, "write_rows", slowly)
-    agent = shop_agent("hurries", {"tools": [call("write")]}, tools=[write])
-    run = the_run(run_agent(agent, "write", "s1"))
+    run = the_run(run_turns({"tools": [call("write")]}, tools=[write]))
     assert (len(entered), outcomes(run), Order.objects.count()) == (1, ["ok"], 1)
 
 
@@ -271,12 +235,10 @@ def test_the_time_that_a_transactional_handler_gives_statements_is_not_the_journ
 def test_executescript_cannot_commit_what_a_transactional_handler_wrote() -> None:
     @tool(transactional=True)
     def write(ctx: ToolContext) -> str:
-        """Write an order, and run a script, which commits first."""
         Order.objects.create(number="written", customer="Eve", total_cents=1)
         connection.connection.executescript("SELECT 1;")
         return "written"
 
-    agent = shop_agent("scripts", {"tools": [call("write")]}, tools=[write])
-    run = the_run(run_agent(agent, "write", "s1"))
+    run = the_run(run_turns({"tools": [call("write")]}, tools=[write]))
     [settled] = payloads(run, "tool_result")
     assert (settled["outcome"], Order.objects.filter(number="written").count()) == ("error", 0)

@@ -1,3 +1,5 @@
+"""The journal: append-only, fenced, chained, and the same on every database."""
+
 from __future__ import annotations
 
 from contextlib import nullcontext
@@ -6,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from agentruns import ToolContext, cancel_run, run_agent, start_run, tool
+from agentruns import ToolContext, cancel_run, start_run, tool
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.store import Batch, DatabaseStore, load
@@ -42,12 +44,8 @@ def test_the_database_refuses_to_change_the_journal(run: Run, change: object) ->
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has no TRUNCATE")
 def test_postgresql_refuses_to_truncate_the_journal(run: Run) -> None:
-    with (
-        pytest.raises(DatabaseError, match="append-only"),
-        transaction.atomic(),
-        connection.cursor() as cursor,
-    ):
-        cursor.execute("TRUNCATE agentruns_message")
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        connection.cursor().execute("TRUNCATE agentruns_message")
 
 
 def test_a_tombstone_lets_one_session_be_deleted(run: Run) -> None:
@@ -87,7 +85,14 @@ def test_a_changed_column_is_found(run: Run) -> None:
     assert "output is 'something else', the journal says 'all done'" in problems(run.session_id)[0]
 
 
-def append(batch: Batch, *, own: bool) -> None:
+def pausing(run: Run, reason: str = "stop", **options: Any) -> Batch:
+    """Build a batch that asks a run to pause, on what is stored by now."""
+    batch = Batch(load("default", run.session_id, run.pk), **options)
+    batch.add("run_pause_requested", {"reason": reason})
+    return batch
+
+
+def append(batch: Batch, *, own: bool = False) -> None:
     """Store a batch in a transaction of Django's, or by the driver on the journal's own connection."""
     with own_connection("default") if own else nullcontext():
         DatabaseStore().append(batch, durable=own)
@@ -100,16 +105,11 @@ own_commit = pytest.mark.parametrize("own", [False, True])
 
 @own_commit
 def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing(own: bool) -> None:
-    run = start_run(shop_agent("stale"), "do it", "s1", idempotency_key="k")
-    stale = load("default", run.session_id, run.pk)
-    for note in ("first", "second"):
-        batch = Batch(load("default", run.session_id, run.pk) if note == "first" else stale)
-        batch.add("run_pause_requested", {"reason": note})
-        if note == "first":
-            append(batch, own=own)
-            continue
-        with pytest.raises(JournalConflictError):
-            append(batch, own=own)
+    run = start_run(shop_agent("stale"), "do it", "s1")
+    first, stale = pausing(run), pausing(run)
+    append(first, own=own)
+    with pytest.raises(JournalConflictError):
+        append(stale, own=own)
     session = Session.objects.get()
     assert (session.next_seq, Message.objects.count()) == (4, 3)
     assert problems(session.pk) == []
@@ -132,18 +132,14 @@ def test_a_refused_append_leaves_a_connection_for_the_next_one() -> None:
     run = start_run(shop_agent("fenced"), "do it", "s1", idempotency_key="k")
     with own_connection("default"):
         for epoch in (6, 0):
-            batch = Batch(load("default", run.session_id, run.pk), epoch=epoch)
-            batch.add("run_pause_requested", {"reason": "stop"})
             with pytest.raises(JournalConflictError) if epoch else nullcontext():
-                DatabaseStore().append(batch, durable=True)
+                DatabaseStore().append(pausing(run, epoch=epoch), durable=True)
     assert Message.objects.count() == 3
     assert problems(run.session_id) == []
 
 
 def test_a_wrapper_of_the_host_hears_of_what_is_written_on_the_shared_connection() -> None:
-    run = start_run(shop_agent("heard"), "do it", "s1", idempotency_key="k")
-    batch = Batch(load("default", run.session_id, run.pk))
-    batch.add("run_pause_requested", {"reason": "stop"})
+    batch = pausing(start_run(shop_agent("heard"), "do it", "s1"))
     heard: list[str] = []
 
     def hear(execute: Any, sql: str, *about: Any) -> Any:
@@ -157,34 +153,24 @@ def test_a_wrapper_of_the_host_hears_of_what_is_written_on_the_shared_connection
 
 def test_a_writer_that_has_seen_another_history_of_the_same_length_is_refused(effects: Effects) -> None:
     """As after a backup is restored, where what was lost has been written again, otherwise."""
-    run = start_run(shop_agent("restored"), "do it", "s1", idempotency_key="k")
-    store = DatabaseStore()
+    run = start_run(shop_agent("restored"), "do it", "s1")
     backup = Session.objects.values("next_seq", "head").get()
-
-    def write(reason: str) -> None:
-        batch = Batch(load("default", run.session_id, run.pk))
-        batch.add("run_pause_requested", {"reason": reason})
-        store.append(batch)
-
-    write("lost")
-    stale = Batch(load("default", run.session_id, run.pk))
+    append(pausing(run, "lost"))
+    stale = pausing(run, "knows of the lost row")
     with triggers.lifted(connection):
         Message.objects.filter(seq__gte=backup["next_seq"]).delete()
         Session.objects.update(**backup)
-    write("written again")
-    stale.add("run_pause_requested", {"reason": "knows of the lost row"})
+    append(pausing(run, "written again"))
     with pytest.raises(JournalConflictError):
-        store.append(stale)
+        append(stale)
     assert (Message.objects.count(), problems(run.session_id)) == (3, [])
 
 
 @own_commit
 def test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended(run: Run, own: bool) -> None:
     rows = Message.objects.count()
-    batch = Batch(load("default", run.session_id, run.pk))
-    batch.add("run_pause_requested", {"reason": "it has ended"})
     with pytest.raises(JournalConflictError):
-        append(batch, own=own)
+        append(pausing(run, "it has ended"), own=own)
     assert (Message.objects.count(), problems(run.session_id)) == (rows, [])
 
 
@@ -205,14 +191,6 @@ def test_odd_text_survives_on_every_database(odd: str) -> None:
         assert all("\x00" not in text for (text,) in cursor.fetchall())
 
 
-def test_start_joins_the_callers_transaction() -> None:
-    agent = shop_agent("joined")
-    with pytest.raises(RuntimeError), transaction.atomic():
-        start_run(agent, "do it", "s1", idempotency_key="k")
-        raise RuntimeError("the order was refused")
-    assert (Run.objects.count(), Session.objects.count(), Message.objects.count()) == (0, 0, 0)
-
-
 @tool
 def look_at_the_journal(ctx: ToolContext) -> str:
     """Tell what another process would read while this handler is at work."""
@@ -223,8 +201,7 @@ def look_at_the_journal(ctx: ToolContext) -> str:
 
 
 def test_the_intent_and_the_start_are_committed_before_the_handler(effects: Effects) -> None:
-    agent = shop_agent("looker", {"tools": [call("look_at_the_journal")]}, tools=[look_at_the_journal])
-    run_agent(agent, "look", "s1", idempotency_key="k")
+    run_turns({"tools": [call("look_at_the_journal")]}, tools=[look_at_the_journal])
     (seen,) = effects.lines()
     assert seen["kinds"] == ["run_started", "user", "assistant", "tool_started"]
     assert seen["keys"] == [seen["key"]]
@@ -242,9 +219,8 @@ def test_a_write_that_fails_for_good_stops_the_run_aloud(
         append(store, batch, **options)
 
     monkeypatch.setattr(DatabaseStore, "append", refuse)
-    agent = shop_agent("stopped", {"tools": [call("post", text="hi")]})
     with pytest.raises(RuntimeError, match="the database says no"):
-        run_agent(agent, "do it", "s1", idempotency_key="k")
+        run_turns({"tools": [call("post", text="hi")]})
     assert effects.count() == acted
     monkeypatch.undo()
     assert Run.objects.get().status not in Run.ENDED
@@ -257,8 +233,6 @@ def test_a_started_run_is_returned_as_it_is_stored(django_user_model: Any) -> No
         run = start_run(agent, f"Task {number}\x00", session="s1", actor=owner, idempotency_key=f"k{number}")
         stored = Run.objects.select_related("session").get(pk=run.pk)
         for mine, other in ((run, stored), (run.session, stored.session)):
-            names = [field.attname for field in other._meta.concrete_fields]
-            assert {name: repr(getattr(mine, name)) for name in names} == {
-                name: repr(getattr(other, name)) for name in names
-            }
+            for field in other._meta.concrete_fields:
+                assert repr(getattr(mine, field.attname)) == repr(getattr(other, field.attname))
         cancel_run(run.pk, owner)

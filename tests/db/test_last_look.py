@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, run_agent, tool
+from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, tool
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import telemetry
-from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from tests.crash.processes import expire_lease
 from tests.db.dying import die_at, elsewhere
-from tests.db.helpers import only_the_first_is_late, outcomes, payloads
+from tests.db.helpers import only_the_first_is_late, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 from tests.waiting import LIMIT, wait_for
@@ -89,12 +88,8 @@ def lose_the_run() -> None:
 
 def run_with(*tools: Any) -> Run:
     """Run an agent that calls each of the tools in one reply; whatever becomes of this worker."""
-    names = [one.name for one in tools]
-    agent = shop_agent("looks", {"tools": [call(name) for name in names]}, tools=list(dict.fromkeys(tools)))
-    run_agent(agent, "do it", "s1", idempotency_key="k")
-    run = Run.objects.get()
-    assert problems(run.session_id) == []
-    return run
+    turn = {"tools": [call(one.name) for one in tools]}
+    return the_run(run_turns(turn, tools=list(dict.fromkeys(tools))))
 
 
 def attempts(effects: Effects) -> list[int]:
@@ -102,12 +97,10 @@ def attempts(effects: Effects) -> list[int]:
 
 
 def plain(ctx: ToolContext) -> str:
-    """Act."""
     return act(ctx)
 
 
 async def in_a_loop(ctx: ToolContext) -> str:
-    """Act in an event loop."""
     return act(ctx)
 
 
@@ -206,11 +199,7 @@ def test_a_handler_that_prepares_for_long_looks_before_it_acts(
         return act(ctx)
 
     async def work_async(ctx: ToolContext) -> str:
-        """Do it in an event loop."""
-        if ctx.attempt == 1:
-            (lose_the_run if taken else wait_out_the_lease)()
-        ctx.require_lease()
-        return act(ctx)
+        return work(ctx)
 
     options: dict[str, Any] = {"timeout": LIMIT, "safe_to_retry": True} if kind == "timeout" else {}
     run = run_with(tool(work_async if kind == "async" else work, **options))

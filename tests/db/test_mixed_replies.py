@@ -13,13 +13,14 @@ import pytest
 from django.db.models.functions import Now
 
 from agentruns import Agent, RunResult, ToolContext, answer, approve, deny, resume_run, run_agent, tool
-from agentruns.exceptions import ApprovalStateError, ToolDurabilityError
+from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.approvals import expire_due
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from tests.db.doubts import wire
 from tests.db.helpers import Checked, payloads
 from tests.effects import Effects
 from tests.settings import BRIEF
@@ -29,37 +30,22 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@tool
-def wire(ctx: ToolContext) -> str:
-    """Send a wire that nobody knows the fate of."""
-    act("wire", ctx)
-    raise ToolDurabilityError("the bank's answer was lost")
-
-
 @tool(requires_approval=True)
 def ask(ctx: ToolContext, what: str) -> str:
-    """Act when a person agrees."""
     return act("ask", ctx, what=what)
 
 
 @tool(requires_approval=True, expires_in=timedelta(milliseconds=1))
 def ask_briefly(ctx: ToolContext) -> str:
-    """Act when a person agrees at once."""
     return act("ask_briefly", ctx)
 
 
 CALLS: dict[str, dict[str, Any]] = {
-    "ok": call("post", text="hello"),
-    "denied": call("ask", what="denied"),
-    "parallel": call("search", query="x"),
-    "answered": call("ask", what="answered"),
-    "expired": call("ask_briefly"),
-    "unknown": call("wire"),
-    "edited": call("ask", what="edited"),
-    "invalid": call("post", wrong=1),
-    "asked": call("ask", what="asked"),
-    "missing": call("no_such_tool"),
-}
+    "ok": call("post", text="hello"), "denied": call("ask", what="denied"),
+    "parallel": call("search", query="x"), "answered": call("ask", what="answered"),
+    "expired": call("ask_briefly"), "unknown": call("wire", text="x"), "edited": call("ask", what="edited"),
+    "invalid": call("post", wrong=1), "asked": call("ask", what="asked"), "missing": call("no_such_tool"),
+}  # fmt: skip
 GATED = ("denied", "answered", "edited", "expired", "asked")
 DECIDE: dict[str, Callable[[Approval], object]] = {
     "denied": lambda card: deny(card.pk, None, "no, thank you", digest=card.digest),
@@ -121,7 +107,7 @@ def finish(result: RunResult) -> RunResult:
 
 
 def expected(order: tuple[str, ...], *, decided: bool) -> dict[str, str]:
-    """Return how each call ends; `decided` says that people decided before the doubt was surfaced."""
+    """Tell how each call ends; `decided` says that people decided before the doubt was surfaced."""
     doubt = order.index("unknown") if "unknown" in order else len(order)
     ends = {}
     for position, kind in enumerate(order):
@@ -133,16 +119,13 @@ def expected(order: tuple[str, ...], *, decided: bool) -> dict[str, str]:
 
 OUTCOMES = {"edited": "ok", "parallel": "ok", "asked": "ok", "invalid": "error", "missing": "error"}
 ACTS = {
-    "ok": ("post", None),
-    "edited": ("ask", "by hand"),
-    "unknown": ("wire", None),
-    "parallel": ("search", None),
-    "asked": ("ask", "asked"),
-}
+    "ok": ("post", None), "edited": ("ask", "by hand"), "unknown": ("wire", None),
+    "parallel": ("search", None), "asked": ("ask", "asked"),
+}  # fmt: skip
 
 
 def check(result: RunResult, order: tuple[str, ...], ends: dict[str, str], effects: Effects) -> None:
-    """One message of results, one for each call, in the order of the calls, each as it must be."""
+    """Check the one message of results: one for each call, in the order of the calls, each as it must be."""
     where = f"{result.session_key}: {ends}"
     check_messages(result.messages)
     user, said, told, last = result.messages
@@ -160,7 +143,7 @@ def check(result: RunResult, order: tuple[str, ...], ends: dict[str, str], effec
     rows = {row.call_id: row.payload for row in Message.objects.filter(run=run, kind="tool_result")}
     kept = [rows[one["id"]]["outcome"] for one in made]
     assert kept == [OUTCOMES.get(end, end) for end in ends.values()], where
-    acted = [(line["tool"], line.get("what")) for line in effects.lines()]
+    acted = [(line.get("tool", "wire"), line.get("what")) for line in effects.lines()]
     assert sorted(map(str, acted)) == sorted(str(ACTS[end]) for end in ends.values() if end in ACTS), where
     assert problems(run.session_id) == [], where
     effects.path.unlink(missing_ok=True)

@@ -25,18 +25,17 @@ import pytest
 from django.core import mail
 from django.db import connection, transaction
 from django.db.models.functions import Now
-from django.dispatch import Signal
 from django.utils import timezone
 
 from agentruns import approve, cancel_run, deny, pause_run, run_agent, signals, start_run, tool
 from agentruns.contrib.mail import MailNotifier
-from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.outbox import MAX_ATTEMPTS, Notice, UndeliverableError, deliver_due, resting
 from agentruns.models import Notification, Run
 from agentruns.services.sweep import sweep
 from agentruns.utils.ids import uuid7
 from tests.crash.processes import interpret_and_die
-from tests.db.helpers import run_turns, the_run, user
+from tests.db.doubts import wire
+from tests.db.helpers import run_turns, the_run, transferring, user
 from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -89,11 +88,7 @@ def _afresh() -> Iterator[None]:
 def recorder(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Switch the recorder on; it may be told what to do before it remembers."""
     settings.AGENTRUNS_NOTIFIERS = [RECORDER]
-
-    def first(action: Callable[[Notice], object]) -> None:
-        monkeypatch.setattr(Recorder, "first", staticmethod(action))
-
-    return first
+    return lambda action: monkeypatch.setattr(Recorder, "first", staticmethod(action))
 
 
 @pytest.fixture
@@ -108,7 +103,7 @@ def listening() -> Iterator[list[tuple[str, Any]]]:
         heard.append((event, about.get("approval_id")))
 
     names = ("approval_requested", "approval_decided", "run_orphaned", "run_paused", "run_ended")
-    every: list[Signal] = [getattr(signals, name) for name in names]
+    every = [getattr(signals, name) for name in names]
     for one in every:
         one.connect(listen)
     yield heard
@@ -153,14 +148,9 @@ def test_an_approval_and_its_run(recorder: Any, listening: Any) -> None:
 
 
 def test_what_a_person_is_needed_for_and_each_end(recorder: Any, listening: Any) -> None:
-    @tool
-    def launch() -> str:
-        """Launch."""
-        raise ToolDurabilityError("the line broke")
-
-    held = run_turns({"tools": [call("launch")]}, session="held", tools=[launch])
+    held = run_turns({"tools": [call("wire", text="x")]}, session="held", tools=[wire])
     assert (held.status, Recorder.types()) == ("orphaned", ["run.orphaned"])
-    assert (Recorder.told[0].tool, Recorder.told[0].status) == ("launch", "orphaned")
+    assert (Recorder.told[0].tool, Recorder.told[0].status) == ("wire", "orphaned")
     paused = start_run(shop_agent("paused"), "do it", "paused")
     pause_run(paused.pk)
     cancel_run(paused.pk)
@@ -174,16 +164,10 @@ def test_what_a_person_is_needed_for_and_each_end(recorder: Any, listening: Any)
 
 
 def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any) -> None:
-    @tool(requires_approval=True, approvals=2)
-    def launch() -> str:
-        """Launch."""
-        return "launched"
-
-    result = run_turns({"tools": [call("launch")]}, tools=[launch])
-    people = [user(name, "decide_approval", is_staff=True) for name in ("ada", "bob")]
-    approve(result.pending[0].pk, people[0])
+    _result, card = transferring()
+    approve(card.pk, user("ada", "decide_approval"))
     assert Recorder.types() == ["approval.requested"]
-    approve(result.pending[0].pk, people[1])
+    approve(card.pk, user("bob", "decide_approval"))
     assert Recorder.types() == ["approval.requested", "approval.decided"]
 
 
@@ -192,11 +176,8 @@ def test_a_notifier_gets_the_events_it_names(settings: Any) -> None:
     result = run_turns(ASK)
     cancel_run(result.run_id or "")
     rows = Notification.objects.order_by("notifier", "pk").values_list("notifier", "event")
-    assert list(rows) == [
-        (f"{__name__}.Endings", "run.cancelled"),
-        (RECORDER, "approval.requested"),
-        (RECORDER, "run.cancelled"),
-    ]
+    both = [(RECORDER, "approval.requested"), (RECORDER, "run.cancelled")]
+    assert list(rows) == [(f"{__name__}.Endings", "run.cancelled"), *both]
 
 
 def test_the_payload_is_thin_and_carries_no_arguments(recorder: Any, settings: Any) -> None:
@@ -205,23 +186,13 @@ def test_the_payload_is_thin_and_carries_no_arguments(recorder: Any, settings: A
     payload = Recorder.told[0].payload()
     card = result.pending[0]
     moment = payload.pop("timestamp")
-    assert moment.endswith("Z")
-    assert datetime.fromisoformat(moment) == card.requested_at
-    assert payload == {
-        "type": "approval.requested",
-        "data": {
-            "run_id": result.run_id,
-            "session": "s1",
-            "agent": "agent-s1",
-            "status": "pending",
-            "approval_id": str(card.pk),
-            "title": "refund",
-            "tool": "refund",
-            "risk": "high",
-            "expires_at": None,
-            "url": f"https://shop.example/admin/agentruns/approval/{card.pk}/change/",
-        },
-    }
+    assert (moment[-1], datetime.fromisoformat(moment)) == ("Z", card.requested_at)
+    data = {
+        "run_id": result.run_id, "session": "s1", "agent": "agent-s1", "status": "pending",
+        "approval_id": str(card.pk), "title": "refund", "tool": "refund", "risk": "high", "expires_at": None,
+        "url": f"https://shop.example/admin/agentruns/approval/{card.pk}/change/",
+    }  # fmt: skip
+    assert payload == {"type": "approval.requested", "data": data}
     cancel_run(result.run_id or "")
     ended = Recorder.told[1].payload()["data"]
     assert ended["url"] == f"https://shop.example/admin/agentruns/run/{result.run_id}/change/"
@@ -235,7 +206,6 @@ def test_a_title_is_redacted_and_without_an_admin_there_is_no_link(recorder: Any
 
     @tool(requires_approval=True, describe=lambda args: "Pay 4111-1111 back")
     def pay() -> str:
-        """Pay."""
         return "paid"
 
     run_turns({"tools": [call("pay")]}, tools=[pay])
@@ -349,28 +319,26 @@ def test_what_fails_is_tried_again_later_with_the_same_id(
     assert len(Recorder.told) == 1
 
 
-def test_after_ten_attempts_it_is_given_up_and_stays(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
-    recorder(fail)
-    cancelled("s1")
-    for _ in range(MAX_ATTEMPTS + 2):
-        sweep_later()
-    row = Notification.objects.get()
-    assert (row.attempts, row.sent_at) == (MAX_ATTEMPTS, None)
-    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "given up" in error.getMessage()
-
-
-def test_a_notifier_may_give_up_itself(recorder: Any) -> None:
+@pytest.mark.parametrize(
+    ("error", "times"), [(OSError("nobody answers"), MAX_ATTEMPTS), (UndeliverableError("unsubscribed"), 1)]
+)
+def test_after_ten_attempts_or_when_its_notifier_gives_up_it_stays(
+    error: Exception, times: int, recorder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[Notice] = []
 
     def refuse(notice: Notice) -> None:
         calls.append(notice)
-        raise UndeliverableError("unsubscribed")
+        raise error
 
     recorder(refuse)
     cancelled("s1")
-    sweep_later()
-    assert (len(calls), Notification.objects.get().attempts) == (1, MAX_ATTEMPTS)
+    for _ in range(times + 2):
+        sweep_later()
+    row = Notification.objects.get()
+    assert (len(calls), row.attempts, row.sent_at) == (times, MAX_ATTEMPTS, None)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert times == 1 or "given up" in record.getMessage()
 
 
 def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(recorder: Any) -> None:
@@ -552,7 +520,6 @@ class Drip(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Drip."""
         with suppress(OSError):
             peer, _ = self.listener.accept()
             with peer:
@@ -569,12 +536,16 @@ class Drip(threading.Thread):
         return not self.is_alive() and not self.was_waited_for
 
 
-HEAD = b"HTTP/1.1 200 OK\r\n"
+OK, HEAD = b"HTTP/1.1 200 OK\r\n", b"\r\nLocation: /again\r\n\r\n"
+# The seconds that a delivery has, what comes first, what drips after it, and whether that counts as sent.
 DRIPS = {
-    "status": (b"", b"H"),
-    "headers": (HEAD, b"x"),
-    "many headers": (HEAD, b"x: y\r\n"),
-    "not yet": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "status": (0.4, b"", b"H", False),
+    "headers": (0.4, OK, b"x", False),
+    "many headers": (0.4, OK, b"x: y\r\n", False),
+    "not yet": (0.4, b"", b"HTTP/1.1 100 Continue\r\n\r\n", False),
+    "the body is not read": (2 * LIMIT, b"HTTP/1.1 200 OK" + HEAD, b"x" * 65_536, True),
+    "that of an error": (2 * LIMIT, b"HTTP/1.1 500 Oh" + HEAD, b"x" * 65_536, False),
+    "that of a redirect": (2 * LIMIT, b"HTTP/1.1 302 Found" + HEAD, b"x" * 65_536, False),
 }
 
 
@@ -582,12 +553,14 @@ DRIPS = {
 def test_a_delivery_ends_in_time_however_slowly_the_answer_drips(
     drip: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.4)
+    seconds, first, each, is_sent = DRIPS[drip]
+    monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", seconds)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        dripping = Drip(listener, *DRIPS[drip])
+        dripping = Drip(listener, first, each)
         deliver(settings, listener)
         assert dripping.was_left(), "no thread waits for the end of the answer"
-    assert Notification.objects.values_list("attempts", "sent_at").get() == (1, None)
+    row = Notification.objects.get()
+    assert (row.attempts, row.sent_at is not None) == (1, is_sent)
 
 
 def test_a_receiver_that_takes_no_connection(
@@ -602,19 +575,6 @@ def test_a_receiver_that_takes_no_connection(
         deliver(settings, listener)
     assert "[Errno" not in caplog.text, "the system itself gives up after two minutes"
     assert Notification.objects.values_list("attempts", "sent_at").get() == (1, None)
-
-
-@pytest.mark.parametrize(("status", "sent"), [(b"200 OK", True), (b"500 Oh", False), (b"302 Found", False)])
-def test_a_body_without_end_is_not_read(
-    status: bytes, sent: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 2 * LIMIT)
-    first = b"HTTP/1.1 " + status + b"\r\nLocation: /again\r\n\r\n"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        dripping = Drip(listener, first, b"x" * 65_536)
-        deliver(settings, listener)
-        assert dripping.was_left()
-    assert (Notification.objects.get().sent_at is not None) is sent
 
 
 def deliver(settings: Any, listener: socket.socket) -> None:
@@ -662,22 +622,20 @@ def test_a_mail_server_that_drips_holds_no_run_for_long(
     settings: Any, letters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentruns.contrib.mail.TIMEOUT", 1)
-    server = socket.create_server(("127.0.0.1", 0))
-    dripping = Drip(server, b"220-", b"x")
-    host, port = server.getsockname()
-    smtp = "django.core.mail.backends.smtp.EmailBackend"
-    if django.VERSION >= (6, 1):
-        settings.MAILERS = {
-            "default": {"BACKEND": smtp, "OPTIONS": {"host": host, "port": port, "timeout": 2 * LIMIT}}
-        }
-    else:
-        settings.EMAIL_BACKEND, settings.EMAIL_TIMEOUT = smtp, 2 * LIMIT
-        settings.EMAIL_HOST, settings.EMAIL_PORT = host, port
-    run_agent("calls-refund", "do it", "s1", idempotency_key="k")
-    assert dripping.is_alive(), "its end was not waited for"
-    dripping.over.set()
-    dripping.join()
-    server.close()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dripping = Drip(server, b"220-", b"x")
+        host, port = server.getsockname()
+        smtp = "django.core.mail.backends.smtp.EmailBackend"
+        if django.VERSION >= (6, 1):
+            options = {"host": host, "port": port, "timeout": 2 * LIMIT}
+            settings.MAILERS = {"default": {"BACKEND": smtp, "OPTIONS": options}}
+        else:
+            settings.EMAIL_BACKEND, settings.EMAIL_TIMEOUT = smtp, 2 * LIMIT
+            settings.EMAIL_HOST, settings.EMAIL_PORT = host, port
+        run_agent("calls-refund", "do it", "s1", idempotency_key="k")
+        assert dripping.is_alive(), "its end was not waited for"
+        dripping.over.set()
+        dripping.join()
     assert Notification.objects.get().sent_at is None, "it is tried again"
 
 

@@ -70,25 +70,12 @@ def circular(kind: type) -> Any:
     return loop
 
 
-def nested(levels: int) -> Any:
-    deep: Any = "bottom"
+def nested(levels: int, around: Callable[[Any], Any]) -> Any:
+    """Build a value that has so many others around it."""
+    deep: Any = Node("bottom")
     for _ in range(levels):
-        deep = [deep]
+        deep = around(deep)
     return deep
-
-
-def nested_dicts(levels: int) -> Any:
-    deep: Any = "bottom"
-    for _ in range(levels):
-        deep = {"down": deep}
-    return deep
-
-
-def chained(levels: int) -> Node:
-    node = Node("bottom")
-    for _ in range(levels):
-        node = Node("above", node)
-    return node
 
 
 def generated() -> Iterator[Any]:
@@ -97,83 +84,48 @@ def generated() -> Iterator[Any]:
 
 # name -> a function that makes what the handler returns
 ODD: dict[str, Callable[[], Any]] = {
-    "nul": lambda: "a\x00b",
-    "escape_character": lambda: "\x10NaN\x100000",
-    "lone_surrogate": lambda: "a\ud800b\udfff",
-    "surrogate_pair": lambda: "\ud83d\ude00",
-    "emoji": lambda: "\U0001f600 e\u0301 \u202e\ufeff",
-    "nan": lambda: math.nan,
-    "infinity": lambda: [math.inf, -math.inf, {"x": math.nan}],
-    "large_float": lambda: 1e16,
-    "tiny_float": lambda: [5e-324, 1.7976931348623157e308, 0.1 + 0.2],
-    "minus_zero": lambda: -0.0,
-    "huge_int": lambda: 10**5000,
-    "long_int": lambda: [2**63, -(2**64), 10**4000],
-    "bytes": lambda: b"\x00\xff\xfe",
-    "text_bytes": lambda: bytearray(b"plain"),
+    "nul": lambda: "a\x00b", "escape_character": lambda: "\x10NaN\x100000",
+    "lone_surrogate": lambda: "a\ud800b\udfff", "surrogate_pair": lambda: "\ud83d\ude00",
+    "emoji": lambda: "\U0001f600 e\u0301 \u202e\ufeff", "nan": lambda: math.nan,
+    "infinity": lambda: [math.inf, -math.inf, {"x": math.nan}], "large_float": lambda: 1e16,
+    "tiny_float": lambda: [5e-324, 1.7976931348623157e308, 0.1 + 0.2], "minus_zero": lambda: -0.0,
+    "huge_int": lambda: 10**5000, "long_int": lambda: [2**63, -(2**64), 10**4000],
+    "bytes": lambda: b"\x00\xff\xfe", "text_bytes": lambda: bytearray(b"plain"),
     "decimal": lambda: [Decimal("1.10"), Decimal("NaN"), Decimal("1E+99")],
     "datetime": lambda: [datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC), date(1, 1, 1)],
-    "timedelta": lambda: timedelta.max,
-    "uuid": lambda: UUID(int=0),
-    "enum": lambda: Size.BIG,
-    "set": lambda: {1, "a", None, Decimal(1)},
-    "tuple": lambda: (1, (2, frozenset([3]))),
-    "none": lambda: None,
-    "empty": lambda: ["", {}, []],
-    "blank": lambda: "",
-    "spaces": lambda: " \n\t ",
-    "circular_list": lambda: circular(list),
-    "circular_dict": lambda: circular(dict),
-    "circular_object": lambda: circular(Node),
-    "mute": Mute,
-    "endless": Endless,
-    "mute_inside": lambda: {"fine": 1, "mute": [Mute()]},
-    "slippery": lambda: Slippery(a=1),
-    "lock": threading.Lock,
-    "lambda": lambda: lambda: 1,
-    "type": lambda: int,
-    "exception": lambda: ValueError("\x00\ud800"),
-    "mock": MagicMock,
-    "mapping": lambda: MappingProxyType({"a": 1}),
-    "range": lambda: range(3),
+    "timedelta": lambda: timedelta.max, "uuid": lambda: UUID(int=0), "enum": lambda: Size.BIG,
+    "set": lambda: {1, "a", None, Decimal(1)}, "tuple": lambda: (1, (2, frozenset([3]))),
+    "none": lambda: None, "empty": lambda: ["", {}, []], "blank": lambda: "", "spaces": lambda: " \n\t ",
+    "circular_list": lambda: circular(list), "circular_dict": lambda: circular(dict),
+    "circular_object": lambda: circular(Node), "mute": Mute, "endless": Endless,
+    "mute_inside": lambda: {"fine": 1, "mute": [Mute()]}, "slippery": lambda: Slippery(a=1),
+    "lock": threading.Lock, "lambda": lambda: lambda: 1, "type": lambda: int,
+    "exception": lambda: ValueError("\x00\ud800"), "mock": MagicMock,
+    "mapping": lambda: MappingProxyType({"a": 1}), "range": lambda: range(3),
     "odd_keys": lambda: {1: "a", "1": "b", None: 1, (1, 2): 2, b"\xff": 3, math.nan: 4, False: 5},
-    "odd_key_texts": lambda: {"\x00": 1, "b\ud800": 2, "\x10": 3, "": 4},
-    "generator": generated,
+    "odd_key_texts": lambda: {"\x00": 1, "b\ud800": 2, "\x10": 3, "": 4}, "generator": generated,
     "five_megabytes": lambda: "\x00\ud800" + "x\u20ac" * (5 * 2**20 // 4),
-    "deep_list": lambda: nested(10_000),
-    "deep_dict": lambda: nested_dicts(10_000),
-    "deep_objects": lambda: chained(1_000),
+    "deep_list": lambda: nested(10_000, lambda deep: [deep]),
+    "deep_dict": lambda: nested(10_000, lambda deep: {"down": deep}),
+    "deep_objects": lambda: nested(1_000, lambda deep: Node("above", deep)),
     "broken_query": lambda: Order.objects.extra(where=["nonsense"]),
     "lazy": lambda: SimpleLazyObject(lambda: {"a": "\x00"}),
     "broken_lazy": lambda: SimpleLazyObject(lambda: 1 / 0),
-}
+}  # fmt: skip
 
 # What Claude is told of some of them, and what the journal keeps.
 TOLD = {
-    "nul": "a\ufffdb",
-    "escape_character": "\x10NaN\x100000",
-    "lone_surrogate": "a\ufffdb\ufffd",
-    "nan": '"NaN"',
-    "infinity": '["Infinity","-Infinity",{"x":"NaN"}]',
-    "large_float": "1e+16",
-    "minus_zero": "-0.0",
-    "bytes": "AP/+",
-    "none": "null",
-    "blank": "(no output)",
-    "circular_list": '["<circular reference>"]',
-    "mute": "<unprintable Mute>",
-    "odd_key_texts": '{"":4,"\\u0010":3,"b\ufffd":2,"\ufffd":1}',
-    "generator": '["\ufffd","NaN","/w=="]',
+    "nul": "a\ufffdb", "escape_character": "\x10NaN\x100000", "lone_surrogate": "a\ufffdb\ufffd",
+    "nan": '"NaN"', "infinity": '["Infinity","-Infinity",{"x":"NaN"}]', "large_float": "1e+16",
+    "minus_zero": "-0.0", "bytes": "AP/+", "none": "null", "blank": "(no output)",
+    "circular_list": '["<circular reference>"]', "mute": "<unprintable Mute>",
+    "odd_key_texts": '{"":4,"\\u0010":3,"b\ufffd":2,"\ufffd":1}', "generator": '["\ufffd","NaN","/w=="]',
     "five_megabytes": "\ufffd\ufffd" + "x\u20ac" * (5 * 2**20 // 4),
-}
+}  # fmt: skip
 KEPT = {
-    "nul": "a\x00b",
-    "lone_surrogate": "a\ud800b\udfff",
-    "large_float": 1e16,
-    "minus_zero": -0.0,
-    "infinity": [math.inf, -math.inf, {"x": math.nan}],
-    "long_int": [2**63, -(2**64), 10**4000],
-}
+    "nul": "a\x00b", "lone_surrogate": "a\ud800b\udfff", "large_float": 1e16, "minus_zero": -0.0,
+    "infinity": [math.inf, -math.inf, {"x": math.nan}], "long_int": [2**63, -(2**64), 10**4000],
+}  # fmt: skip
 
 
 @tool(refuses=ZeroDivisionError)  # of the broken lazy object, so that the rest is tried as well
@@ -222,21 +174,18 @@ TURNS: list[dict[str, Any]] = [
 
 def results(run: Run) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield tool, kind and result of each call, which has exactly one."""
-    rows = Message.objects.filter(run=run, kind="tool_result")
-    found = Counter(row.call_id for row in rows)
+    rows = list(Message.objects.filter(run=run, kind="tool_result"))
     kept = {row.call_id: row.payload for row in rows}
     made = [call for reply in payloads(run, "assistant") for call in reply["calls"]]
-    assert found == Counter(call["id"] for call in made)
+    assert sorted(row.call_id for row in rows) == sorted(call["id"] for call in made)
     for call in made:
         yield call["tool"], call["arguments"]["kind"], kept[call["id"]]
 
 
 def acted(effects: Effects) -> Counter[tuple[str, str]]:
     """Count what really happened, outside and in the database, by tool and kind."""
-    booked = Order.objects.values_list("customer", flat=True)
-    return Counter(
-        [*((line["tool"], line["kind"]) for line in effects.lines()), *(("booked", kind) for kind in booked)]
-    )
+    outside = Counter((line["tool"], line["kind"]) for line in effects.lines())
+    return outside + Counter(("booked", order.customer) for order in Order.objects.all())
 
 
 def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects) -> None:
@@ -244,10 +193,8 @@ def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects)
         model = AnthropicModel("claude-sonnet-5-5", fake.client(), context_window=100_000_000)
         agent = Agent("odd", instructions="Be odd.", tools=[odd, typed, read, booked], model=model)
         first = run_agent(agent, "do it", "s1", idempotency_key="k")
-        assert (first.status, first.error) == (
-            "queued",
-            "overloaded_error: Anthropic answered 529: Overloaded",
-        )
+        assert first.status == "queued"
+        assert first.error == "overloaded_error: Anthropic answered 529: Overloaded"
         run = the_run(first)
         forget_backoff(run)
         result = resume_run(run.pk)
@@ -277,7 +224,6 @@ def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects)
 def test_what_a_handler_says_as_it_raises_is_kept_too(options: dict[str, Any], effects: Effects) -> None:
     @tool(**options)
     def raising(ctx: ToolContext, kind: str) -> str:
-        """Act, and raise."""
         act("raising", ctx, kind=kind)
         raise ValueError(ODD[kind]())
 

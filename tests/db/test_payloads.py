@@ -12,24 +12,24 @@ from django.db import OperationalError, transaction
 from django.db.models import TextField
 from django.db.models.functions import Cast
 
-from agentruns import ToolContext, resolve_orphan, resume_run, run_agent, start_run, tool
+from agentruns import resolve_orphan, resume_run, run_agent, start_run, tool
 from agentruns.agents.agent import Agent
 from agentruns.checks.settings import check_payload_storage, check_values
 from agentruns.journal import payloads
 from agentruns.journal.payloads import Stored
 from agentruns.journal.store import DatabaseStore, load
 from agentruns.journal.verify import check, problems
-from agentruns.models import Message, Run
+from agentruns.models import Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.admin.doubts import timed_out
 from tests.commands.running import run as command
 from tests.db.exports import exported, verified
-from tests.db.helpers import the_run
+from tests.db.helpers import run_turns, the_run
 from tests.effects import Effects
 from tests.files import MEGABYTE, alias, fetch, fetched, report_of, row_of, said, sha256, stored_in
-from tests.shop.agents import act, call, shop_agent
+from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,17 +37,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LIMIT = 65_536
 
 
-def texts_of(run: Run) -> list[str]:
-    """Return the payloads of a run's rows as they are in the database."""
-    rows = Message.objects.filter(run=run).annotate(text=Cast("content", TextField()))
-    return list(rows.order_by("seq").values_list("text", flat=True))
-
-
 def test_a_result_of_forty_megabytes(folder: Path) -> None:
     asked: list[str] = []
     run = fetched(40 * MEGABYTE, lambda request: asked.append(sha256(said(request))) or {"text": "read"})
     assert (run.status, run.output) == ("completed", "read")
-    assert sum(map(len, texts_of(run))) < 4_000
+    texts = run.messages.annotate(text=Cast("content", TextField())).values_list("text", flat=True)
+    assert sum(map(len, texts)) < 4_000
     row = row_of(run)
     assert len(json.dumps(row.payload)) < 2_000
     (path,) = stored_in(folder)
@@ -67,13 +62,9 @@ def test_a_result_of_forty_megabytes(folder: Path) -> None:
 
 
 def said_by(messages: Any) -> str:
-    """Return the one tool result in a conversation."""
-    (text,) = (
-        block["content"]
-        for message in messages
-        for block in message["content"]
-        if block["type"] == "tool_result"
-    )
+    """Find the one tool result in a conversation."""
+    blocks = [block for message in messages for block in message["content"]]
+    (text,) = (block["content"] for block in blocks if block["type"] == "tool_result")
     return str(text)
 
 
@@ -97,24 +88,22 @@ def test_what_is_read_back_is_what_was_stored(kind: str, folder: Path) -> None:
 def test_the_limit_is_in_bytes_and_no_file_is_ever_overwritten(folder: Path) -> None:
     assert payloads.put("s/c", "x" * LIMIT) == {}
     assert payloads.put("s/c", "\u20ac" * (LIMIT // 3)) == {}
-    assert not folder.exists()
+    assert fetched(1000).status == "completed"
+    assert not folder.exists(), "small results never come near the storage"
     names = {payloads.put("s/c", text)["stored"]["name"] for text in ("x" * (LIMIT + 1), "\u20ac" * LIMIT)}
     assert len(names) == len(stored_in(folder)) == 2
 
 
-def test_small_results_never_come_near_the_storage(folder: Path) -> None:
-    assert fetched(1000).status == "completed"
-    assert not folder.exists()
+@tool
+def stop() -> str:
+    raise MemoryError
 
 
 @pytest.mark.parametrize("fault", ["missing", "altered", "longer", "unreadable"])
 def test_a_file_that_is_not_what_it_was(fault: str, folder: Path) -> None:
     asked: list[Any] = []
-    turns = [{"tools": [call("post", text="one")]}, lambda request: asked.append(request) or {"text": "end"}]
-    agent = shop_agent(
-        "reader", {"tools": [call("fetch", size=MEGABYTE)]}, *turns, tools=[fetch, post_and_stop]
-    )
-    run = Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
+    turns = [{"tools": [call("stop")]}, lambda request: asked.append(request) or {"text": "end"}]
+    run = fetched(MEGABYTE, *turns, tools=[fetch, stop])
     assert run.status == "orphaned", "a worker that comes later has to read the file"
     (path,) = stored_in(folder)
     whole, seq = path.read_bytes(), row_of(run).seq
@@ -145,13 +134,6 @@ def test_a_file_that_is_not_what_it_was(fault: str, folder: Path) -> None:
     assert request.messages[2]["content"][0]["content"] == whole.decode()
     check_messages(request.messages)
     assert problems(run.session_id) == []
-
-
-@tool(name="post")
-def post_and_stop(ctx: ToolContext, text: str) -> str:
-    """Post, and never say whether it did."""
-    act("post", ctx)
-    raise MemoryError
 
 
 def test_a_storage_that_fails_loses_nothing(
@@ -186,7 +168,6 @@ def test_a_stateless_run_has_no_files(folder: Path) -> None:
 
 @tool(transactional=True)
 def annotate_at_length(fails: bool) -> str:
-    """Write a note and say a lot about it."""
     Order.objects.create(number="A1", customer="x", total_cents=1)
     if fails:
         raise ValueError("x" * MEGABYTE)
@@ -195,9 +176,8 @@ def annotate_at_length(fails: bool) -> str:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_transactional_tool(fails: bool, folder: Path) -> None:
-    calls = {"tools": [call("annotate_at_length", fails=fails)]}
-    agent = shop_agent("writer", calls, tools=[annotate_at_length])
-    run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+    turn = {"tools": [call("annotate_at_length", fails=fails)]}
+    run = the_run(run_turns(turn, tools=[annotate_at_length]))
     (path,) = stored_in(folder)
     stored = row_of(run).payload["stored"]
     assert (stored["name"], Order.objects.count()) == (f"{run.session_id}/{path.name}", not fails)
@@ -219,7 +199,7 @@ class FlakyStore(DatabaseStore):
 
 def test_a_result_is_put_away_once_however_often_it_is_appended(folder: Path, effects: Effects) -> None:
     agent = shop_agent("flaky", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch])
-    result = run_agent(agent, "do it", "s1", idempotency_key="k", store=FlakyStore())
+    result = run_agent(agent, "do it", "s1", store=FlakyStore())
     assert (the_run(result).status, len(stored_in(folder)), effects.count()) == ("completed", 1, 1)
 
 
@@ -240,8 +220,8 @@ def test_a_long_task(folder: Path) -> None:
     text, asked = report_of(MEGABYTE), []
     model = ScriptedModel([lambda request: asked.append(request.messages) or {"text": "read"}] * 2)
     agent = Agent("listener", instructions="Listen.", model=model)
-    run = start_run(agent, text, "s1", idempotency_key="k")
-    assert start_run(agent, text, "s1", idempotency_key="k").pk == run.pk
+    run = start_run(agent, text, "s1")
+    assert start_run(agent, text, "s1").pk == run.pk
     (path,) = stored_in(folder)
     stored = row_of(run, "user").payload["stored"]
     assert (path.parent.name, stored["form"], run.input) == (str(run.session_id), "text", text)
@@ -250,9 +230,8 @@ def test_a_long_task(folder: Path) -> None:
         again = start_run(agent, text + "!", "s1", idempotency_key="k2")
     assert "stored" not in row_of(again, "user").payload
     assert sweep().completed == 1
-    whole = [{"role": "user", "content": [{"type": "text", "text": text}]}]
-    assert asked[0] == whole
-    assert asked[1][0] == whole[0]
+    whole = {"role": "user", "content": [{"type": "text", "text": text}]}
+    assert (asked[0], asked[1][0]) == ([whole], whole)
     assert problems(run.session_id) == []
     assert stored_in(folder) == [path]
 
@@ -292,11 +271,8 @@ def test_a_redacted_export_leaves_the_files_out(folder: Path, settings: Any, tmp
     run, path = fetched(), tmp_path / "run.jsonl"
     settings.AGENTRUNS_REDACT = "tests.files.without_cards"
     (line,) = (line for line in exported(run, path) if "file" in line)
-    assert (line["of"], "data" in line, "not to be shown" in line["left_out"]) == (
-        row_of(run).seq,
-        False,
-        True,
-    )
+    assert (line["of"], "data" in line) == (row_of(run).seq, False)
+    assert "not to be shown" in line["left_out"]
     code, out = verified(path)
     assert (code, "0 files (1 left out)" in out) == (0, True), out
     assert any("data" in line for line in exported(run, path, true_values=True))
