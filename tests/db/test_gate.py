@@ -173,10 +173,10 @@ def test_no_way_to_drive_a_run_goes_around_the_gate(way: str, effects: Effects) 
         assert (Run.objects.get().status, Approval.objects.get().status) == ("awaiting-approval", "pending")
 
 
-@pytest.mark.parametrize("name", ["Refund", "REFUND", "re_fund", "refund2", "refun", "refund-"])
-def test_a_name_that_is_nearly_a_tools_is_no_tools(name: str, effects: Effects) -> None:
-    run = the_run(run_turns({"tools": [call(name, cents=5000)]}))
-    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
+def test_a_name_that_is_nearly_a_tools_is_no_tools(effects: Effects) -> None:
+    nearly = ["Refund", "REFUND", "re_fund", "refund2", "refun", "refund-"]
+    run = the_run(run_turns({"tools": [call(name, cents=5000) for name in nearly]}))
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"] * 6, 0)
     assert not Approval.objects.exists()
 
 

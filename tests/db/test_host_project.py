@@ -284,18 +284,14 @@ def test_a_forked_process_leaves_it_to_its_parent(kept: None) -> None:
 # Test cases, and what empties the database after them
 
 
-EVERYTHING = [
-    call("post", text="x"), call("annotate", number="A1", note="seen"), call("search", query="x"),
-    call("search", query="y"), call("charge", cents=5), call("refund", cents=5000), call("broken"),
-]  # fmt: skip
-
-
 @pytest.mark.django_db
 def test_a_run_inside_a_testcase_has_no_threads(effects: Effects) -> None:
     """Neither heartbeat nor parallel calls: another thread would see nothing of the transaction."""
+    searches = [call("search", query=query) for query in "xy"]
+    writes = [call("post", text="x"), call("annotate", number="A1", note="seen"), call("charge", cents=5)]
     order("A1")
     before = {*threading.enumerate()}  # what an earlier test of this process left may be among them
-    result = run_turns({"tools": EVERYTHING})
+    result = run_turns({"tools": [*writes, *searches, call("refund", cents=5000), call("broken")]})
     new = {*threading.enumerate()} - before
     assert not [thread for thread in new if thread.name.startswith("agentruns-")]
     approve(result.pending[0].pk, None)

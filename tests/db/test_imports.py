@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -326,13 +327,6 @@ def mutated(lines: list[Line], data: st.DataObject) -> None:
     put(line, data.draw(st.sampled_from(places(line))), odd)
 
 
-def resealed(lines: list[Line]) -> list[Line]:
-    try:
-        return chained(copy.deepcopy(lines))
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return lines
-
-
 def test_any_change_is_refused_or_imported_whole(folder: Path) -> None:
     lines = with_a_file(folder)
 
@@ -342,7 +336,8 @@ def test_any_change_is_refused_or_imported_whole(folder: Path) -> None:
         made = copy.deepcopy(lines)
         mutated(made, data)
         if data.draw(st.booleans()):
-            made = resealed(made)
+            with suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
+                made = chained(copy.deepcopy(made))
         try:
             run = import_run(made)
         except (RunStateError, PayloadError):
@@ -457,14 +452,14 @@ ACTS: dict[str, Callable[[Run], object]] = {
 }
 
 
-@pytest.mark.parametrize("act", ACTS)
-def test_nothing_is_added_to_a_record(act: str, effects: Effects) -> None:
+def test_nothing_is_added_to_a_record(effects: Effects) -> None:
     run = forged()
     head = run.session.next_seq
-    with pytest.raises(AgentRunsError):
-        ACTS[act](run)
-    run = Run.objects.select_related("session").get()
-    assert (run.status, run.session.next_seq, effects.count()) == ("cancelled", head, 0)
+    for name, act in ACTS.items():
+        with pytest.raises(AgentRunsError):
+            act(run)
+        now = Run.objects.select_related("session").get()
+        assert (now.status, now.session.next_seq, effects.count()) == ("cancelled", head, 0), name
     assert problems(run.session_id) == []
 
 

@@ -174,18 +174,23 @@ def test_a_service_that_does_not_look_adds_nothing_to_a_run_that_has_ended(run: 
     assert (Message.objects.count(), problems(run.session_id)) == (rows, [])
 
 
-@pytest.mark.parametrize(
-    "odd", ["\x00", "\ud800", "\x10", "\x100000", "a\u202eb", "𝄞", "\\u0010", "'; DROP TABLE", "\x10NaN"]
-)
-def test_odd_text_survives_on_every_database(odd: str) -> None:
-    result = run_turns({"text": odd, "tools": [call("post", text=odd)]}, {"text": odd}, text=f"say {odd}")
-    run = the_run(result)
-    row = Message.objects.get(run=run, kind="tool_started")
-    reply = Message.objects.filter(run=run, kind="assistant").first()
-    assert reply is not None
-    assert reply.payload["calls"][0]["arguments"] == {"text": odd}
-    assert reply.payload["calls"][0]["id"] == row.call_id
-    assert run.input == f"say {odd}"
+ODD = ["\x00", "\ud800", "\x10", "\x100000", "a\u202eb", "𝄞", "\\u0010", "'; DROP TABLE", "\x10NaN"]
+
+
+def test_odd_text_survives_on_every_database() -> None:
+    texts = [{"type": "text", "text": odd} for odd in ODD]
+    uses = [
+        {"type": "tool_use", "id": f"t{number}", "name": "post", "input": {"text": odd}}
+        for number, odd in enumerate(ODD)
+    ]
+    turn = {"content": [*texts, *uses], "stop_reason": "tool_use"}
+    run = the_run(run_turns(turn, {"text": ODD[0]}, text=f"say {' '.join(ODD)}"))
+    started = Message.objects.filter(run=run, kind="tool_started").order_by("seq")
+    reply = payloads(run, "assistant")[0]
+    assert reply["content"] == turn["content"]
+    assert [one["arguments"]["text"] for one in reply["calls"]] == ODD
+    assert [one["id"] for one in reply["calls"]] == [row.call_id for row in started]
+    assert (run.input, run.output) == (f"say {' '.join(ODD)}", ODD[0])
     with connection.cursor() as cursor:
         cursor.execute("SELECT facts || content FROM agentruns_message")
         assert all("\x00" not in text for (text,) in cursor.fetchall())

@@ -157,18 +157,14 @@ def _impatient(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     connections.close_all()
 
 
-def lose_the_run() -> None:
-    kill(Run.objects.get())
-    elsewhere(sweep)
-
-
 def post_late(effects: Effects, then: Callable[[], object] = lambda: None, **options: Any) -> None:
     """Run an agent whose tool acts, and loses the run meanwhile."""
 
     @tool(**options)
     def post(ctx: ToolContext) -> str:
         effects.record(ctx.idempotency_key)
-        lose_the_run()
+        kill(Run.objects.get())
+        elsewhere(sweep)
         then()
         return "posted"
 

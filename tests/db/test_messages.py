@@ -54,6 +54,7 @@ from tests.db.failures import Flaky, failing
 from tests.db.helpers import GO_ON, Checked, forget_backoff, outcomes, payloads, user
 from tests.db.racing import at_once
 from tests.files import stored_in
+from tests.settings import BRIEF
 from tests.shop.agents import TOOLS, call
 from tests.shop.models import Order
 from tests.statements import broken_commit
@@ -474,7 +475,7 @@ def test_senders_race_for_the_last_place() -> None:
 
 @pytest.mark.parametrize("rival", ["worker", "cancel", "prune"])
 def test_a_sender_races_a_worker_a_cancel_and_a_prune(rival: str) -> None:
-    for number in range(8):
+    for number in range(4 if BRIEF else 8):
         key = f"s{number}"
         run = start_run(chat(f"c{number}"), "do it", key)
         if rival == "prune":

@@ -75,14 +75,6 @@ def test_adoption_leaves_the_time_alone_and_resume_or_cancel_end_the_wait() -> N
     assert cancel_run(other.pk).status == "cancelled"
 
 
-def test_a_back_off_is_none_of_it() -> None:
-    agent = shop_agent("fails")
-    agent.model = Flaky([failing("retry")], [])
-    run = start_run(agent, "do it", "s1", not_before=later(-SOON))
-    sweep()
-    assert said(run) == ["back-off"]
-
-
 @pytest.mark.parametrize(
     ("moment", "error", "words"),
     [
@@ -128,7 +120,7 @@ def test_a_retryable_error_backs_off_without_holding_anything(effects: Effects) 
     assert (run.status, run.lease_expires_at, run.attempts) == ("queued", None, 0)
     assert run.not_before is not None
     assert run.not_before - run.updated_at > timedelta(seconds=900), "the provider said when"
-    assert sweep().found == 0
+    assert (said(run), sweep().found) == (["back-off"], 0)
     again = run_agent("flaky", "do it", "s1", idempotency_key="k")
     assert (again.status, again.run_id) == ("queued", str(run.pk))
     for _ in range(2):
@@ -211,6 +203,7 @@ CACHED = {"cache_read_input_tokens": 400, "output_tokens": 1}
         ({"token_budget": 400}, CACHED, "token_budget: 401 of 400", CACHED),
         ({"deadline": timedelta(microseconds=1)}, SPENT, "deadline", {}),
     ],
+    ids=["steps", "tokens", "cached tokens", "time"],
 )
 def test_an_exceeded_budget_fails_the_run_with_the_figure(
     options: dict[str, Any], usage: dict[str, Any], said: str, total: dict[str, int]

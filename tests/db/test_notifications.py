@@ -47,7 +47,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # Ids, hashes and times hold any four digits by chance.
 AMOUNT = re.compile(r"(?<![-.0-9a-f])5000(?![-0-9a-f])")
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
-WEBHOOK = "agentruns.contrib.webhook.WebhookNotifier"
 MAIL = "agentruns.contrib.mail.MailNotifier"
 RECORDER = f"{__name__}.Recorder"
 ASK = {"tools": [call("refund", cents=5000)]}
@@ -417,6 +416,21 @@ def die_at(where: str) -> None:
 # --- webhooks, over real HTTP ---
 
 
+def tell(settings: Any, port: int) -> None:
+    """Have every event told to a port of this machine."""
+    settings.AGENTRUNS_NOTIFIERS = ["agentruns.contrib.webhook.WebhookNotifier"]
+    settings.AGENTRUNS_WEBHOOK_URL = f"http://127.0.0.1:{port}/hooks"
+    settings.AGENTRUNS_WEBHOOK_SECRET = SECRET
+
+
+@pytest.fixture
+def listener(settings: Any) -> Iterator[socket.socket]:
+    """A server that takes a connection, once, and does nothing by itself."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        tell(settings, listener.getsockname()[1])
+        yield listener
+
+
 class Receiver(ThreadingHTTPServer):
     """Answers as told, then 204; keeps what came."""
 
@@ -427,10 +441,6 @@ class Receiver(ThreadingHTTPServer):
         self.answers: list[int] = []
         self.came: list[tuple[dict[str, str], bytes]] = []
         self.hangs, self.hanging = False, Hanging()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/hooks"
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -445,7 +455,7 @@ class _Answer(BaseHTTPRequestHandler):
         status = self.server.answers.pop(0) if self.server.answers else 204
         self.send_response(status)
         if 300 <= status < 400:
-            self.send_header("Location", f"{self.server.url}?again")
+            self.send_header("Location", "/hooks?again")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -462,9 +472,7 @@ def receiver(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receive
     thread.start()
     monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 120)
     monkeypatch.setattr("agentruns.journal.outbox.REST_SECONDS", 3600)
-    settings.AGENTRUNS_NOTIFIERS = [WEBHOOK]
-    settings.AGENTRUNS_WEBHOOK_URL = server.url
-    settings.AGENTRUNS_WEBHOOK_SECRET = SECRET
+    tell(settings, server.server_port)
     yield server
     server.hanging.let_go()
     server.shutdown()
@@ -551,38 +559,29 @@ DRIPS = {
 
 @pytest.mark.parametrize("drip", DRIPS)
 def test_a_delivery_ends_in_time_however_slowly_the_answer_drips(
-    drip: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    drip: str, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds, first, each, is_sent = DRIPS[drip]
     monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", seconds)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        dripping = Drip(listener, first, each)
-        deliver(settings, listener)
-        assert dripping.was_left(), "no thread waits for the end of the answer"
+    dripping = Drip(listener, first, each)
+    cancelled("s1")
+    assert dripping.was_left(), "no thread waits for the end of the answer"
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at is not None) == (1, is_sent)
 
 
 def test_a_receiver_that_takes_no_connection(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.4)
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as stack:
+    with ExitStack() as stack:
         for _ in range(3):  # fill what the system takes on its behalf
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(listener.getsockname())
-        deliver(settings, listener)
+        cancelled("s1")
     assert "[Errno" not in caplog.text, "the system itself gives up after two minutes"
     assert Notification.objects.values_list("attempts", "sent_at").get() == (1, None)
-
-
-def deliver(settings: Any, listener: socket.socket) -> None:
-    """Let a worker deliver one notification to a server."""
-    settings.AGENTRUNS_NOTIFIERS = [WEBHOOK]
-    settings.AGENTRUNS_WEBHOOK_URL = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    settings.AGENTRUNS_WEBHOOK_SECRET = SECRET
-    cancelled("s1")
 
 
 # --- e-mail ---
@@ -619,23 +618,22 @@ def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any]) -> None
 
 
 def test_a_mail_server_that_drips_holds_no_run_for_long(
-    settings: Any, letters: list[Any], monkeypatch: pytest.MonkeyPatch
+    settings: Any, listener: socket.socket, letters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentruns.contrib.mail.TIMEOUT", 1)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        dripping = Drip(server, b"220-", b"x")
-        host, port = server.getsockname()
-        smtp = "django.core.mail.backends.smtp.EmailBackend"
-        if django.VERSION >= (6, 1):
-            options = {"host": host, "port": port, "timeout": 2 * LIMIT}
-            settings.MAILERS = {"default": {"BACKEND": smtp, "OPTIONS": options}}
-        else:
-            settings.EMAIL_BACKEND, settings.EMAIL_TIMEOUT = smtp, 2 * LIMIT
-            settings.EMAIL_HOST, settings.EMAIL_PORT = host, port
-        run_agent("calls-refund", "do it", "s1", idempotency_key="k")
-        assert dripping.is_alive(), "its end was not waited for"
-        dripping.over.set()
-        dripping.join()
+    dripping = Drip(listener, b"220-", b"x")
+    host, port = listener.getsockname()
+    smtp = "django.core.mail.backends.smtp.EmailBackend"
+    if django.VERSION >= (6, 1):
+        options = {"host": host, "port": port, "timeout": 2 * LIMIT}
+        settings.MAILERS = {"default": {"BACKEND": smtp, "OPTIONS": options}}
+    else:
+        settings.EMAIL_BACKEND, settings.EMAIL_TIMEOUT = smtp, 2 * LIMIT
+        settings.EMAIL_HOST, settings.EMAIL_PORT = host, port
+    run_agent("calls-refund", "do it", "s1", idempotency_key="k")
+    assert dripping.is_alive(), "its end was not waited for"
+    dripping.over.set()
+    dripping.join()
     assert Notification.objects.get().sent_at is None, "it is tried again"
 
 
