@@ -26,6 +26,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
+from agentruns.utils import failpoints
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
@@ -101,15 +102,14 @@ def test_who_was_overtaken_extends_nothing_and_enters_nothing(
             let_go.wait(LIMIT)
         return "done"
 
-    def sleep(point: str) -> None:
-        if point == "before_tool" and not successor:
-            kill(Run.objects.get())
-            successor.append(threading.Thread(target=elsewhere, args=(sweep,), daemon=True))
-            successor[0].start()
-            assert entered.wait(LIMIT)
-            monkeypatch.setattr("agentruns.engine.driver.uptime", lambda: tool_calls.uptime() + 3600)
+    def sleep() -> None:
+        kill(Run.objects.get())
+        successor.append(threading.Thread(target=elsewhere, args=(sweep,), daemon=True))
+        successor[0].start()
+        assert entered.wait(LIMIT)
+        monkeypatch.setattr("agentruns.engine.driver.uptime", lambda: tool_calls.uptime() + 3600)
 
-    monkeypatch.setattr(tool_calls, "reached", sleep)
+    failpoints.arm("before_tool", sleep)
     assert run_turns({"tools": [call("work")]}, tools=[work]).status == "running"
     assert effects.count() == 1, "by the successor alone"
     monkeypatch.undo()

@@ -49,6 +49,7 @@ from agentruns.services.retention import erase_session
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from agentruns.utils import failpoints
 from tests.db.dying import die_at
 from tests.db.failures import Flaky, failing
 from tests.db.helpers import GO_ON, Checked, forget_backoff, outcomes, payloads, user
@@ -102,8 +103,11 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Callable
         if act := waiting.pop(point, None):
             act()
 
-    for module in ("engine.loop", "engine.tool_calls", "services.submit", "services.approvals"):
-        monkeypatch.setattr(f"agentruns.{module}.reached", reached, raising=False)
+    def wait(place: str, act: Callable[[], Any]) -> None:
+        waiting[place] = act
+        if place in failpoints.POINTS:
+            failpoints.arm(place, partial(reached, place))
+
     append = DatabaseStore.append
 
     def appending(store: DatabaseStore, batch: Batch, **options: Any) -> None:
@@ -114,7 +118,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Callable
             reached(f"after {row.kind}")
 
     monkeypatch.setattr(DatabaseStore, "append", appending)
-    yield waiting.__setitem__
+    yield wait
     assert not waiting, f"{[*waiting]} was never reached"
 
 

@@ -470,7 +470,6 @@ def receiver(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receive
     server = Receiver()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 120)
     monkeypatch.setattr("agentruns.journal.outbox.REST_SECONDS", 3600)
     tell(settings, server.server_port)
     yield server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -183,22 +184,25 @@ def test_a_transactional_tool(fails: bool, folder: Path) -> None:
     assert (stored["name"], Order.objects.count()) == (f"{run.session_id}/{path.name}", not fails)
 
 
-class FlakyStore(DatabaseStore):
-    """Refuses each append once, as a database does that is restarted."""
+class FullDisk(DatabaseStore):
+    """Refuses each append once, and one with a result six times."""
 
-    seen = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries = Counter[int]()
 
     def append(self, batch: Any, **options: Any) -> None:
-        if batch.first_seq > self.seen:
-            self.seen = batch.first_seq
-            raise OperationalError("the server is starting")
+        self.tries[batch.first_seq] += 1
+        if self.tries[batch.first_seq] <= (6 if batch.rows[0].kind == "tool_result" else 1):
+            raise OperationalError("No space left on device")
         super().append(batch, **options)
 
 
-def test_a_result_is_put_away_once_however_often_it_is_appended(folder: Path, effects: Effects) -> None:
-    agent = shop_agent("flaky", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch])
-    result = run_agent(agent, "do it", "s1", store=FlakyStore())
-    assert (the_run(result).status, len(stored_in(folder)), effects.count()) == ("completed", 1, 1)
+def test_a_known_result_waits_for_the_database_and_is_put_away_once(folder: Path, effects: Effects) -> None:
+    agent, store = shop_agent("flaky", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch]), FullDisk()
+    run = the_run(run_agent(agent, "do it", "s1", store=store))
+    assert (run.status, len(stored_in(folder)), effects.count()) == ("completed", 1, 1)
+    assert max(store.tries.values()) == 7
 
 
 def test_what_came_too_late_can_be_told_as_it_was(folder: Path) -> None:
