@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
-from django.db import IntegrityError, connection, transaction
+from django.db import transaction
 from django.db.models.functions import Now
 
 from agentruns import (
@@ -178,20 +178,6 @@ def test_an_edit_changes_what_the_next_person_reads() -> None:
     the_run(result)
 
 
-@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQLite has INSERT OR REPLACE")
-def test_sqlite_cannot_replace_a_row() -> None:
-    run_turns()
-    columns = (
-        "id, session_id, seq, run_id, kind, call_id, tool_name, attempt, epoch, prev_hash, hash, created_at,"
-        " facts_salt, content_hash"
-    )
-    with pytest.raises(IntegrityError, match="append-only"), connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT OR REPLACE INTO agentruns_message ({columns}, facts)"
-            f" SELECT {columns}, '{{}}' FROM agentruns_message WHERE seq = 2"
-        )
-
-
 UNUSABLE: list[dict[str, Any]] = [
     {"type": "text", "text": None}, {"type": "text", "text": 5}, {"type": "tool_result", "tool_use_id": "x"},
 ]  # fmt: skip
@@ -264,18 +250,15 @@ def test_many_parallel_calls_share_few_threads_and_keep_their_own_time(settings:
 
 
 def test_a_cancel_reaches_a_long_handler() -> None:
-    seen = []
-
     @tool
     def long(ctx: ToolContext) -> str:
         cancel_run(ctx.run_id)
         ctx.heartbeat()
         wait_for(ctx.is_cancelled, "is_cancelled() to be true")
-        seen.append(ctx.is_cancelled())
         return "stopped early"
 
     run = the_run(run_turns({"tools": [call("long")]}, tools=[long]))
-    assert (seen, run.status, outcomes(run)) == ([True], "cancelled", ["ok"])
+    assert (run.status, outcomes(run)) == ("cancelled", ["ok"])
 
 
 def test_a_verdict_is_recorded_where_the_call_is() -> None:

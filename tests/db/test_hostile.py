@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, connections
 
-from agentruns import ModelReply, ModelRequest, ToolContext, run_agent, tool
+from agentruns import ToolContext, run_agent, tool
 from agentruns.journal import connection as journal_connection
 from agentruns.journal import store
 from agentruns.models import CommitFence, Message
-from agentruns.providers.scripted import ScriptedModel
 from tests.db.dying import elsewhere
 from tests.db.helpers import outcomes, payloads, run_turns, the_run
 from tests.effects import Effects
@@ -31,47 +31,24 @@ def _clean() -> Iterator[None]:
     clean()
 
 
-def tools_with(hostility: Callable[[], None], place: str) -> list[Any]:
-    """Build a tool that acts, and does or suffers the hostility at a place."""
-
-    def at(here: str, value: Any) -> Any:
-        if here == place:
-            hostility()
-        return value
-
-    @tool(
-        requires_approval=lambda arguments, ctx: at("predicate", False),
-        describe=lambda arguments: at("describe", "a payment"),
-        preview=lambda arguments: at("preview", {}),
-    )
-    def pay(cents: int, ctx: ToolContext) -> str:
-        rows = Message.objects.filter(run_id=ctx.run_id, kind="tool_started", call_id=ctx.call_id)
-        assert elsewhere(rows.count) == 1, "the start is committed before the handler is entered"
-        return str(at("handler", act("pay", ctx)))
-
-    return [pay]
-
-
-class HostileModel(ScriptedModel):
-    """A model object that does something to the connection before it answers."""
-
-    hostility: Callable[[], None] = staticmethod(lambda: None)
-
-    def propose(self, request: ModelRequest) -> ModelReply:
-        self.hostility()
-        return super().propose(request)
-
-
 @pytest.mark.parametrize("place", ["predicate", "model", "handler"])
 @pytest.mark.parametrize("hostility", HOSTILITIES.values(), ids=HOSTILITIES)
 def test_each_payment_is_journaled_before_it_and_happens_once(
     place: str, hostility: Callable[[], None], effects: Effects
 ) -> None:
-    turns = [{"tools": [call("pay", cents=number)]} for number in (1, 2, 3)]
-    agent = shop_agent("hostile", *turns, tools=tools_with(hostility, place))
-    if place == "model":
-        agent.model.__class__ = HostileModel
-        agent.model.hostility = hostility
+    def at(here: str, value: Any, *_asked: Any) -> Any:
+        if here == place:
+            hostility()
+        return value
+
+    @tool(requires_approval=lambda arguments, ctx: at("predicate", False))
+    def pay(cents: int, ctx: ToolContext) -> str:
+        rows = Message.objects.filter(run_id=ctx.run_id, kind="tool_started", call_id=ctx.call_id)
+        assert elsewhere(rows.count) == 1, "the start is committed before the handler is entered"
+        return str(at("handler", act("pay", ctx)))
+
+    turns = [*({"tools": [call("pay", cents=number)]} for number in (1, 2, 3)), {"text": "paid"}]
+    agent = shop_agent("hostile", *(partial(at, "model", turn) for turn in turns), tools=[pay])
     with suppress(RuntimeError, DatabaseError):  # the caller's own look at the result meets it, too
         run_agent(agent, "pay three times", "s1", idempotency_key="k")
     clean()

@@ -47,6 +47,16 @@ def test_postgresql_refuses_to_truncate_the_journal(run: Run) -> None:
         connection.cursor().execute("TRUNCATE agentruns_message")
 
 
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQLite has INSERT OR REPLACE")
+def test_sqlite_cannot_replace_a_row(run: Run) -> None:
+    columns = ", ".join(field.column for field in Message._meta.concrete_fields if field.column != "facts")
+    with pytest.raises(DatabaseError, match="append-only"):
+        connection.cursor().execute(
+            f"INSERT OR REPLACE INTO agentruns_message ({columns}, facts)"
+            f" SELECT {columns}, '{{}}' FROM agentruns_message WHERE seq = 2"
+        )
+
+
 def test_a_tombstone_lets_one_session_be_deleted(run: Run) -> None:
     other = the_run(run_turns(session="s2"))
     Tombstone.objects.create(session_id=run.session_id, key="s1", head="")

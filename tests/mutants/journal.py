@@ -351,7 +351,7 @@ LOCKED = [
             Edit(TRIGGERS, "AND seq = NEW.seq)", "AND seq = NEW.seq AND 0)"),
             Edit(TRIGGERS, "WHERE id = NEW.id)", "WHERE id = NEW.id AND 0)"),
         ),
-        ("db/test_hard_cases.py::test_sqlite_cannot_replace_a_row",),
+        ("db/test_journal.py::test_sqlite_cannot_replace_a_row",),
     ),
     Mutant(
         "triggers: a tombstone is not deleted (SQLite)",
