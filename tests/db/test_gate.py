@@ -118,7 +118,7 @@ def test_a_start_that_is_refused_takes_no_result_with_it(
     assert (names(effects), outcomes(run)) == (["work"], ["ok"])
 
 
-@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["in order", "the last first"])
 def test_no_call_of_a_batch_vanishes(order: list[int], effects: Effects) -> None:
     turn = {"tools": [call("search", query="x"), call("refund", cents=5000), call("refund", cents=6000)]}
     cards = sorted(run_turns(turn).pending, key=lambda card: card.arguments["cents"])

@@ -46,16 +46,24 @@ class Fails(Policy):
         raise LookupError("no such department")
 
 
-MAY_SEE = Permission.objects.filter(codename="view_run")  # asked when it is used
 Loss = Callable[[User, Any], object]
+
+
+def governed_by(policy: type[Policy]) -> Loss:
+    """Build a loss: the project's policy is another one from now on."""
+    return lambda ann, settings: setattr(settings, "AGENTRUNS_POLICY", f"{__name__}.{policy.__name__}")
+
+
+def may_only_look(ann: User, settings: Any) -> None:
+    ann.user_permissions.set(Permission.objects.filter(codename="view_run"))
+
+
 LOSSES: dict[str, Loss] = {
     "gone": lambda ann, settings: User.objects.filter(pk=ann.pk).delete(),
     "inactive": lambda ann, settings: User.objects.filter(pk=ann.pk).update(is_active=False),
-    "without the permission": lambda ann, settings: ann.user_permissions.set(MAY_SEE),
-    "refused by the rule": lambda ann, settings: setattr(
-        settings, "AGENTRUNS_POLICY", f"{__name__}.AnnIsOut"
-    ),
-    "it is hidden": lambda ann, settings: setattr(settings, "AGENTRUNS_POLICY", f"{__name__}.Blind"),
+    "without the permission": may_only_look,
+    "refused by the rule": governed_by(AnnIsOut),
+    "it is hidden": governed_by(Blind),
 }
 losses = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
@@ -75,7 +83,7 @@ def test_the_first_counts_no_more_when_the_second_approves(
     assert (run.status, effects.count()) == ("awaiting-approval", 0)
     (voided,) = payloads(run, "approval_voided")
     assert (voided["approval"], voided["voided"]) == (str(card.pk), [str(ann.pk)])
-    if loss is LOSSES["without the permission"]:
+    if loss is may_only_look:
         assert "ann lacks the permission" in voided["why"]
     settings.AGENTRUNS_POLICY = "agentruns.Policy"
     approve(card.pk, user("cyd", "decide_approval"))

@@ -183,7 +183,7 @@ UNUSABLE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("block", UNUSABLE)
+@pytest.mark.parametrize("block", UNUSABLE, ids=["no text", "a number", "a result"])
 def test_a_reply_no_provider_takes_back_fails_the_run(block: dict[str, Any]) -> None:
     result = run_turns({"content": [block], "stop_reason": "end_turn"})
     assert result.status == "failed"
