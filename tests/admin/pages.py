@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urlsplit
 
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from agentruns.models import Approval, Message, Run
@@ -104,14 +108,42 @@ def read(response: Any) -> Page:
     return page
 
 
+def says(response: Any, *texts: str, status: int = 200) -> Page:
+    """Read a page that was answered, after checking its status and that it says these texts."""
+    page = read(response)
+    assert response.status_code == status
+    assert [text for text in texts if text not in page.text] == []
+    return page
+
+
+def look(obj: Run | Approval, *texts: str, role: str = "superuser", query: str = "") -> Page:
+    """Read the page of a run or an approval as somebody of a role, and check that it says these texts."""
+    return says(browser(role).get(url(obj) + query), *texts)
+
+
 def page(run: Run, role: str = "superuser", query: str = "") -> Page:
     """Read the page of a run as somebody of a role."""
     return read(browser(role).get(url(run) + query))
 
 
+def listed(model: str, role: str = "superuser", **query: str) -> Page:
+    """Read a list as somebody of a role."""
+    return says(browser(role).get(reverse(f"admin:agentruns_{model}_changelist"), query))
+
+
+def words(page: Page) -> str:
+    """Return the text of a page with single spaces."""
+    return " ".join(page.text.split())
+
+
 def text(run: Run, query: str = "") -> str:
     """Read what the page of a run says, with single spaces."""
-    return " ".join(page(run, query=query).text.split())
+    return words(look(run, query=query))
+
+
+def leads_to(page: Page) -> list[str]:
+    """Return the pages of runs and approvals that a page links to, each once."""
+    return list(dict.fromkeys(link.split("?")[0] for link in page.links if "/change/" in link))
 
 
 def url(obj: Run | Approval, action: str = "change", *args: Any) -> str:
@@ -119,6 +151,26 @@ def url(obj: Run | Approval, action: str = "change", *args: Any) -> str:
     return reverse(f"admin:agentruns_{obj._meta.model_name}_{action}", args=[obj.pk, *args])
 
 
+def send(approval: Approval, verb: str, role: str = "superuser", follow: bool = False, **data: Any) -> Any:
+    """Press a button of a card as it is now."""
+    return browser(role).post(url(approval, verb), {"digest": approval.digest, **data}, follow=follow)
+
+
 def snapshot() -> Any:
     """Return everything that a page could have changed."""
     return [list(model._default_manager.order_by("pk").values()) for model in (Run, Approval, Message)]
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Require that what is done inside changes no run, approval or row of a journal."""
+    before = snapshot()
+    yield
+    assert snapshot() == before
+
+
+def queries(ask: Callable[[], Any]) -> list[str]:
+    """List what a call asks the database on the connection of this thread."""
+    with CaptureQueriesContext(connection) as captured:
+        ask()
+    return [one["sql"] for one in captured]

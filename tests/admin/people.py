@@ -18,6 +18,13 @@ PERMISSIONS: dict[str, list[str]] = {
 }
 ROLES = ["anonymous", "outsider", *PERMISSIONS, "superuser"]
 PERMISSIONS["revealer"] = ["decide_approval", "reveal_arguments"]
+OTHERS = {
+    "reader": ["view_run"],
+    "pauser": ["view_run", "pause_run"],
+    "adopter": ["view_run", "adopt_definition"],
+    "blind": ["pause_run", "adopt_definition"],
+    "customer": ["view_run", "pause_run", "adopt_definition", "resume_run", "cancel_run"],  # not staff
+}
 
 
 def user(role: str) -> Any:
@@ -28,9 +35,9 @@ def user(role: str) -> Any:
         return found
     if role == "superuser":
         return users.create_superuser(role)
-    made = users.create_user(role, is_staff=role != "outsider")
+    made = users.create_user(role, is_staff=role not in ("outsider", "customer"))
     every = [name for names in PERMISSIONS.values() for name in names]
-    names = every if role == "outsider" else PERMISSIONS[role]
+    names = every if role == "outsider" else {**PERMISSIONS, **OTHERS}[role]
     made.user_permissions.set(
         Permission.objects.filter(content_type__app_label="agentruns", codename__in=names)
     )

@@ -12,7 +12,7 @@ from agentruns.agents.agent import get_agent
 from agentruns.models import Approval, Run
 from agentruns.services.control import pause_run
 from tests.admin.people import user
-from tests.shop.agents import act, call, shop_agent
+from tests.shop.agents import TOOLS, act, call, shop_agent
 
 # Pages only read, and refusals of the form: a transaction around the request makes no difference.
 ONCE = pytest.mark.parametrize("requests_commit", ["autocommit"], indirect=True)
@@ -51,23 +51,37 @@ class World:
 
     def paused(self, session: str = "paused") -> Run:
         """A run that somebody paused."""
-        agent = shop_agent(f"paused-{session}", {"tools": [call("post", text="hi")]})
+        agent = shop_agent(f"paused-{session}", TURN)
         run = start_run(agent, "post it", session, actor=user("superuser"))
         return pause_run(run.pk, None, reason="the bank is down")
 
     def queued(self, session: str = "queued") -> Run:
         """A run that waits for a worker."""
-        agent = shop_agent(f"queued-{session}", {"tools": [call("post", text="hi")]})
+        agent = shop_agent(f"queued-{session}", TURN)
         return start_run(agent, "post it", session)
 
     def completed(self, session: str = "completed") -> Run:
         """A run that did one thing and ended."""
-        agent = shop_agent(f"completed-{session}", {"tools": [call("post", text="hi")]})
+        agent = shop_agent(f"completed-{session}", TURN)
         return self._run(run_agent(agent, "post it", session), "completed")
 
     def _run(self, result: Any, status: str) -> Run:
         assert result.status == status, result
         return Run.objects.get(pk=result.run_id)
+
+
+def ran(
+    name: str, *turns: Any, text: str = "do it", session: str = "s1", actor: Any = None, **options: Any
+) -> Run:
+    """Run an agent whose model says these turns."""
+    agent = shop_agent(name, *turns, **options)
+    return Run.objects.get(pk=run_agent(agent, text, session, actor=actor).run_id)
+
+
+def asked(*calls: Any, name: str = "asking", tools: Any = TOOLS, actor: Any = None) -> list[Approval]:
+    """Run an agent that makes these calls in one reply, and list what waits for a decision."""
+    agent = shop_agent(name, {"tools": [*calls]}, tools=tools)
+    return run_agent(agent, "go", name, actor=actor).pending
 
 
 def dying() -> Any:
