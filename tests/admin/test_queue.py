@@ -6,39 +6,35 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from agentruns import Policy, approve, run_agent, tool
 from agentruns.models import Approval
-from tests.admin.pages import read, url
+from tests.admin import pages
+from tests.admin.pages import leads_to, look, queries, says, send, url
 from tests.admin.people import browser, user
-from tests.admin.world import World
+from tests.admin.world import World, asked
 from tests.db.helpers import run_out
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db
-QUEUE = "admin:agentruns_approval_changelist"
+QUEUE = reverse("admin:agentruns_approval_changelist")
 
 
-def waiting(name: str, risk: Any = "normal", hours: int = 0, **options: Any) -> Approval:
+def waiting(name: str, agent: str = "", risk: Any = "normal", hours: int = 0, **options: Any) -> Approval:
     def act(number: int = 1) -> str:
         """Act."""
         return "acted"
 
     lifetime = timedelta(hours=hours) if hours else None
     made = tool(name=name, requires_approval=True, risk=risk, expires_in=lifetime, **options)(act)
-    agent = shop_agent(f"agent-{name}", {"tools": [call(name)]}, tools=[made])
-    return run_agent(agent, "go", name).pending[0]
+    return asked(call(name), name=f"agent-{agent or name}", tools=[made])[0]
 
 
 def listed(role: str = "superuser", **query: str) -> list[str]:
     """Return the tools of the cards in a list, in its order."""
-    page = read(browser(role).get(reverse(QUEUE), query))
     shown = {url(approval): approval.tool_name for approval in Approval.objects.all()}
-    links = [link.partition("?")[0] for link in page.links]
-    return list(dict.fromkeys(shown[link] for link in links if link in shown))
+    return [shown[link] for link in leads_to(pages.listed("approval", role, **query)) if link in shown]
 
 
 def test_the_riskiest_is_first_then_what_expires_then_what_waits_longest() -> None:
@@ -49,14 +45,13 @@ def test_the_riskiest_is_first_then_what_expires_then_what_waits_longest() -> No
     waiting("harmless", risk="low", hours=1)
     waiting("dangerous", risk="high")
     waiting("pressing", risk="high", hours=9)
-    order = ["pressing", "dangerous", "soon", "later", "old", "young", "harmless"]
-    assert listed() == order
+    assert listed() == ["pressing", "dangerous", "soon", "later", "old", "young", "harmless"]
     assert listed(status="all") == ["pressing", "dangerous", "harmless", "young", "later", "soon", "old"]
 
 
 def test_an_empty_queue_says_that_calls_are_in_doubt(world: World) -> None:
     def said(role: str = "superuser") -> str:
-        page = read(browser(role).get(reverse(QUEUE)))
+        page = pages.listed("approval", role)
         target = "in-doubt/" if role == "superuser" else "?status=orphaned"
         assert (f"/admin/agentruns/run/{target}" in page.links) == ("in doubt" in page.text)
         return " ".join(page.text.partition("Nothing here waits")[2].partition("0 approvals")[0].split())
@@ -100,73 +95,38 @@ def test_after_a_decision_the_next_card_that_i_can_decide_opens() -> None:
     first, second = waiting("first", risk="high"), waiting("second")
     waiting("foreign", approvers="treasurers")
     third = waiting("third")
-    client = browser("decider")
-
-    def decide(approval: Approval, filters: str = "") -> str:
-        data = {"digest": approval.digest, "reason": "no"}
-        return str(client.post(url(approval, "deny") + filters, data).url)
-
-    assert decide(second) == url(third), "the one after it, not the first"
-    assert decide(third) == url(first), "then from the start"
-    answer = client.post(url(first, "deny"), {"digest": first.digest, "reason": "no"}, follow=True)
-    assert answer.redirect_chain[-1][0] == reverse(QUEUE)
-    assert "Nothing else waits for you." in read(answer).text
+    assert send(second, "deny", "decider", reason="no").url == url(third), "the one after it, not the first"
+    assert send(third, "deny", "decider", reason="no").url == url(first), "then from the start"
+    answer = send(first, "deny", "decider", reason="no", follow=True)
+    assert answer.redirect_chain[-1][0] == QUEUE
+    says(answer, "Nothing else waits for you.")
 
 
 def test_the_filtered_list_is_kept_on_the_way() -> None:
-    for name in ("one", "two"):
-        waiting(name)
-    kept = "?_changelist_filters=tool%3Done"
-    again = run_agent(
-        shop_agent("same", {"tools": [call("one")]}, tools=_tools("one")), "go", "same"
-    ).pending[0]
-    approval = Approval.objects.get(tool_name="one", run__agent="agent-one")
+    approval, kept = waiting("one"), "?_changelist_filters=tool%3Done"
+    waiting("two")
+    again = waiting("one", agent="same")
     client = browser("superuser")
-    page = read(client.get(url(approval) + kept))
-    assert url(again) + kept in page.links, "J goes to the next of the same list"
+    links = look(approval, query=kept).links
+    assert QUEUE + "?tool=one" in links, "back"
+    assert url(again) + kept in links, "J goes to the next of the same list"
     response = client.post(url(approval, "approve") + kept, {"digest": approval.digest})
     assert response.url == url(again) + kept
     response = client.post(url(again, "approve") + kept, {"digest": again.digest})
-    assert response.url == reverse(QUEUE) + "?tool=one", "two is not of this list"
-
-
-def _tools(name: str) -> list[Any]:
-    def act(number: int = 2) -> str:
-        """Act."""
-        return "acted"
-
-    return [tool(name=name, requires_approval=True)(act)]
-
-
-def test_from_the_index_to_a_decided_card_in_three_clicks(world: World) -> None:
-    approval, client = world.waiting(), browser("decider")
-    index = read(client.get(reverse("admin:index")))
-    assert reverse(QUEUE) in index.links
-    queue = read(client.get(reverse(QUEUE)))
-    assert url(approval) in [link.partition("?")[0] for link in queue.links]
-    card = read(client.get(url(approval)))
-    client.post(url(approval, "approve"), card.forms[url(approval, "approve")])
-    approval.refresh_from_db()
-    assert approval.status == "approved"
+    assert response.url == QUEUE + "?tool=one", "two is not of this list"
 
 
 def test_what_is_over_is_not_mine_and_not_next() -> None:
     first, over = waiting("first"), waiting("over", hours=1)
     run_out(over)
     assert listed("decider", mine="yes") == ["first"]
-    data = {"digest": first.digest, "reason": "no"}
-    assert browser("decider").post(url(first, "deny"), data).url == reverse(QUEUE)
+    assert send(first, "deny", "decider", reason="no").url == QUEUE
 
 
 def test_mine_costs_the_same_for_more_cards() -> None:
-    def cost() -> int:
-        with CaptureQueriesContext(connection) as queries:
-            listed("decider", mine="yes")
-        return len(queries)
-
     waiting("t0", approvers="treasurers")
-    cost()  # logs in
-    few = cost()
+    client = browser("decider")
+    few = queries(lambda: client.get(QUEUE, {"mine": "yes"}))
     for number in range(1, 8):
         waiting(f"t{number}", approvers="treasurers")
-    assert cost() == few
+    assert len(queries(lambda: client.get(QUEUE, {"mine": "yes"}))) == len(few)

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from agentruns import Agent, approve, ask_human, deny, run_agent, tool
+from agentruns import approve, ask_human, deny, run_agent, tool
 from agentruns.models import Approval
 from agentruns.services.sweep import sweep
-from agentruns.testing import ScriptedModel
-from tests.admin.pages import read, snapshot
+from tests.admin.pages import Page, listed, queries, read, says, unchanged, words
 from tests.admin.people import browser, user
-from tests.admin.world import World
+from tests.admin.world import World, asked
 from tests.effects import Effects
-from tests.shop.agents import call, refund
+from tests.shop.agents import call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db
-LIST = "admin:agentruns_approval_changelist"
+LIST = reverse("admin:agentruns_approval_changelist")
+CANNOT = "A question is answered, not approved."
 
 
-def three(world: World) -> list[Approval]:
-    agent = Agent(
-        "three",
-        instructions="Ask.",
-        tools=[refund, ask_human],
-        model=ScriptedModel(
-            [
-                {
-                    "text": "Please.",
-                    "tools": [
-                        call("refund", cents=5000),
-                        call("refund", cents=6000),
-                        call("ask_human", question="Which colour?"),
-                    ],
-                }
-            ]
-        ),
-    )
+@pytest.fixture
+def three(db: None) -> list[Approval]:
+    """Two refunds and a question, of one reply."""
+    calls = [
+        call("refund", cents=5000),
+        call("refund", cents=6000),
+        call("ask_human", question="Which colour?"),
+    ]
+    agent = shop_agent("three", {"text": "Please.", "tools": calls}, tools=[refund, ask_human])
     return run_agent(agent, "go", "three").pending
 
 
@@ -50,52 +40,73 @@ def paid(cents: int) -> str:
     return "paid"
 
 
+def refunds(*cents: int, **options: Any) -> list[Approval]:
+    """Ask for refunds in one reply, by a tool with these options."""
+    made = tool(name="refund", requires_approval=True, **options)(paid)
+    return asked(*(call("refund", cents=one) for one in cents), tools=[made])
+
+
 def turn(approval: Approval) -> str:
     return reverse("admin:agentruns_approval_turn", args=[approval.run_id])
 
 
-def ticked(verb: str, *approvals: Approval, reason: str = "") -> dict[str, Any]:
-    """Return what the page of a reply sends."""
+def page_of(approval: Approval, role: str = "decider") -> Page:
+    return says(browser(role).get(turn(approval)))
+
+
+def ticked(verb: str, *approvals: Approval, role: str = "superuser", reason: str = "", **more: Any) -> Any:
+    """Send what the page of a reply sends."""
     sent: dict[str, Any] = {f"digest-{one.pk}": one.digest for one in approvals}
-    return {**sent, "_selected_action": [str(one.pk) for one in approvals], "verb": verb, "reason": reason}
+    sent |= {"_selected_action": [str(one.pk) for one in approvals], "verb": verb, "reason": reason}
+    return browser(role).post(turn(approvals[0]), {**sent, **more}, follow=True)
 
 
-def statuses() -> list[str]:
-    return [one.status for one in Approval.objects.order_by("requested_at", "id")]
+def select(verb: str, *approvals: Approval, role: str = "superuser", **data: Any) -> Any:
+    chosen = {"action": f"{verb}_selected", "_selected_action": [str(one.pk) for one in approvals], **data}
+    return browser(role).post(LIST, chosen)
 
 
-def test_a_whole_reply_is_decided_on_one_page(world: World, effects: Effects) -> None:
-    first, second, question = three(world)
-    client = browser("decider")
-    page = read(client.get(turn(first)))
-    for text in (
-        first.title,
-        second.title,
-        "Which colour?",
-        "Please.",
-        "A question is answered, not approved.",
-    ):
+def confirmed(*approvals: Approval) -> dict[str, str]:
+    return {"confirmed": "1", "reason": "no", **{f"digest-{one.pk}": one.digest for one in approvals}}
+
+
+def statuses(*approvals: Approval) -> list[str]:
+    found = Approval.objects.in_bulk([one.pk for one in approvals])
+    return [found[one.pk].status for one in approvals]
+
+
+def test_a_whole_reply_is_decided_on_one_page(three: list[Approval], effects: Effects) -> None:
+    first, second, question = three
+    page = page_of(first)
+    for text in (first.title, second.title, "Which colour?", "Please.", CANNOT):
         assert text in page.text
-    html = client.get(turn(first)).content.decode()
-    assert html.count(" checked>") == 2, "those that can be approved are ticked"
-    response = client.post(turn(first), ticked("approve", first), follow=True)
-    assert "Approved. A worker runs the call." in read(response).text
-    response = client.post(turn(first), ticked("deny", second, question, reason="too much"), follow=True)
-    assert read(response).text.count("Denied. The call is not run") == 2
-    assert statuses() == ["approved", "denied", "denied"]
+    assert page.html.count(" checked>") == 2, "those that can be approved are ticked"
+    assert "in total" not in page.text, "no sum of several tools"
+    answer = ticked("approve", first, role="decider")
+    says(answer, "Approved. A worker runs the call.")
+    assert answer.redirect_chain[0][0] == turn(first), "what is left for later stays, and the page with it"
+    assert statuses(*three) == ["approved", "pending", "pending"]
+    answer = ticked("deny", second, question, role="decider", reason="too much")
+    assert read(answer).text.count("Denied. The call is not run") == 2
+    assert statuses(*three) == ["approved", "denied", "denied"]
     sweep()
     assert [line["cents"] for line in effects.lines()] == [5000]
     assert LogEntry.objects.count() == 3
+    says(browser("superuser").get(turn(first), follow=True), "Nothing of this run waits for a decision.")
+    nowhere = reverse("admin:agentruns_approval_turn", args=["nonsense"])
+    assert browser("superuser").get(nowhere).status_code == 404
 
 
 def test_all_of_one_tool_are_counted_and_added_up(world: World) -> None:
-    names = tool(name="refund", requires_approval=True, sensitive=["secret"])(pay)
-    reply = {"tools": [call("refund", cents=5000 + n, secret=n) for n in range(3)]}
-    agent = Agent("adder", instructions="Pay.", tools=[names], model=ScriptedModel([reply]))
-    page = read(browser("decider").get(turn(run_agent(agent, "go", "sum").pending[0])))
-    assert "3 calls can be ticked, amount 150.03 in total" in " ".join(page.text.split())
+    @tool(name="refund", requires_approval=True, sensitive=["secret"])
+    def pay(cents: int, secret: int) -> str:
+        """Pay."""
+        return "paid"
+
+    cards = asked(*(call("refund", cents=5000 + n, secret=n) for n in range(3)), tools=[pay])
+    page = page_of(cards[0])
+    assert "3 calls can be ticked, amount 150.03 in total" in words(page)
     assert "secret 3" not in page.text, "no sum of what is masked"
-    assert "in total" not in read(browser("decider").get(turn(three(world)[0]))).text, "of several tools none"
 
 
 @pytest.mark.parametrize(
@@ -112,10 +123,7 @@ def test_a_sum_has_the_currency_of_the_sentences_and_never_two(
     world: World, sentences: list[str], total: str
 ) -> None:
     said = dict(zip((150000, 50), sentences, strict=True))
-    names = tool(name="refund", requires_approval=True, describe=lambda given: said[given["cents"]])(paid)
-    reply = {"tools": [call("refund", cents=cents) for cents in said]}
-    agent = Agent("adder", instructions="Pay.", tools=[names], model=ScriptedModel([reply]))
-    text = " ".join(read(browser("decider").get(turn(run_agent(agent, "go", "sum").pending[0]))).text.split())
+    text = words(page_of(refunds(*said, describe=lambda given: said[given["cents"]])[0]))
     assert f"2 calls can be ticked, {total}" in text if total else "in total" not in text
 
 
@@ -123,10 +131,7 @@ def test_what_is_warned_of_starts_unticked_where_it_is_approved(world: World) ->
     def warned(given: dict[str, Any]) -> dict[str, Any]:
         return {"warnings": ["more than was paid"] if given["cents"] > 5000 else []}
 
-    names = tool(name="refund", requires_approval=True, preview=warned)(paid)
-    reply = {"tools": [call("refund", cents=cents) for cents in (5000, 6000)]}
-    agent = Agent("careful", instructions="Pay.", tools=[names], model=ScriptedModel([reply]))
-    low, high = run_agent(agent, "go", "careful").pending
+    low, high = refunds(5000, 6000, preview=warned)
 
     def ticks(response: Any) -> list[bool]:
         html = response.content.decode()
@@ -145,194 +150,112 @@ def test_the_note_says_only_what_is_true_of_its_page(world: World) -> None:
     assert "Note, kept in the journal:" in approving
     assert "tells it to the model" not in approving
     assert "Note, kept in the journal and told to the model:" in denying
-    assert "Deny tells it to the model" in read(browser("decider").get(turn(approval))).text
+    assert "Deny tells it to the model" in page_of(approval).text
 
 
-def pay(cents: int, secret: int) -> str:
-    """Pay."""
-    return "paid"
+def test_what_misses_something_decides_nothing_and_keeps_what_was_ticked(three: list[Approval]) -> None:
+    first, second, question = three
+    none = "Nothing was decided: tick at least one call."
+    with unchanged():
+        says(ticked("deny", first, reason=" "), "A denial needs a reason", status=400)
+        says(ticked("nonsense", first), none, status=400)
+        for chosen in ([], ["nonsense"]):
+            says(ticked("approve", first, _selected_action=chosen), none, status=400)
+        assert ticked("deny", second).content.decode().count(" checked>") == 1
+        says(ticked("approve", question), "there is nothing to execute")
 
 
-def test_what_is_left_for_later_stays_and_the_page_with_it(world: World) -> None:
-    first, _second, _question = three(world)
-    response = browser("superuser").post(turn(first), ticked("approve", first))
-    assert response.url == turn(first)
-    assert Approval.objects.pending().count() == 2
+def test_a_row_decided_elsewhere_meanwhile_stops_no_other_and_says_who_won(three: list[Approval]) -> None:
+    first, second, question = three
+    approve(first.pk, user("decider"))
+    told = "Your decision was not recorded. Approved by decider on"
+    says(ticked("deny", first, reason="fraud!"), told)
+    second.digest = "0" * 64
+    answer = ticked("deny", second, question, reason="no")
+    says(answer, "Your decision was not recorded.", "were edited since you looked", "Denied.")
+    assert statuses(*three) == ["approved", "pending", "denied"]
 
 
-def test_what_misses_something_decides_nothing_and_keeps_what_was_ticked(world: World) -> None:
-    first, second, question = three(world)
-    before = snapshot()
-    for sent, told in (
-        (ticked("deny", first, reason=" "), "A denial needs a reason"),
-        (ticked("nonsense", first), "Nothing was decided: tick at least one call."),
-        (ticked("approve"), "Nothing was decided: tick at least one call."),
-        (
-            {"verb": "approve", "_selected_action": ["nonsense"]},
-            "Nothing was decided: tick at least one call.",
-        ),
-    ):
-        response = browser("superuser").post(turn(first), sent)
-        assert response.status_code == 400
-        assert told in read(response).text
-        assert snapshot() == before
-    html = browser("superuser").post(turn(first), ticked("deny", second, reason="")).content.decode()
-    assert html.count(" checked>") == 1
-    response = browser("superuser").post(turn(first), ticked("approve", question), follow=True)
-    assert "there is nothing to execute" in read(response).text
-    assert snapshot() == before
-
-
-def test_a_row_decided_elsewhere_meanwhile_stops_no_other(world: World) -> None:
-    first, second, question = three(world)
-    approve(first.pk, None, arguments={"cents": 5500}, digest=first.digest)
-    stale = Approval(pk=second.pk, digest="0" * 64)
-    response = browser("superuser").post(
-        turn(first), ticked("deny", stale, question, reason="no"), follow=True
-    )
-    text = read(response).text
-    assert "Your decision was not recorded." in text
-    assert "were edited since you looked" in text
-    assert "Denied." in text
-    assert statuses() == ["approved", "pending", "denied"]
-
-
-def test_nothing_left_or_no_such_run(world: World) -> None:
-    approval = world.waiting()
-    deny(approval.pk, None, "no")
-    client = browser("superuser")
-    response = client.get(turn(approval), follow=True)
-    assert "Nothing of this run waits for a decision." in read(response).text
-    assert client.get(reverse("admin:agentruns_approval_turn", args=["nonsense"])).status_code == 404
-
-
-def select(verb: str, *approvals: Approval, role: str = "superuser", **data: Any) -> Any:
-    chosen = {"action": f"{verb}_selected", "_selected_action": [str(one.pk) for one in approvals], **data}
-    return browser(role).post(reverse(LIST), chosen)
-
-
-def confirmed(*approvals: Approval) -> dict[str, str]:
-    return {"confirmed": "1", "reason": "no", **{f"digest-{one.pk}": one.digest for one in approvals}}
-
-
-def test_a_selection_is_listed_before_it_is_decided(world: World, effects: Effects) -> None:
+def test_a_selection_is_listed_before_it_is_decided(
+    world: World, three: list[Approval], effects: Effects
+) -> None:
     chosen = [world.waiting(f"s{number}", 5000 + number) for number in range(3)]
-    left_out, before = world.waiting("other"), snapshot()
-    page = read(select("approve", *chosen, select_across="1", index="0"))
-    assert snapshot() == before
+    left_out = world.waiting("other")
+    with unchanged():
+        page = read(select("approve", *chosen, select_across="1", index="0"))
+        assert "2 calls" in read(select("approve", *three)).text, "a question is left out"
     assert "3 calls can be ticked, amount 150.03 in total" in page.text
+    assert "Only what was on the page is decided: 3." in page.text
     assert page.text.count("refund the lamp · requested by") == 3, "each names its task"
-    assert "2 calls" in read(select("approve", *three(world))).text, "a question is left out"
     assert all(str(5000 + number) in page.text for number in range(3))
     assert left_out.run.session.key not in page.text
-    page = read(select("approve", *chosen, **confirmed(*chosen)))
-    assert "3 decisions were recorded." in page.text
+    says(select("approve", *chosen, **confirmed(*chosen)), "3 decisions were recorded.")
+    with unchanged():  # a reload of the outcome decides nothing again
+        again = select("approve", *chosen, **confirmed(*chosen))
+        says(again, "0 decisions were recorded.", "Approved by superuser on")
     assert sweep().completed == 3
     assert sorted(line["cents"] for line in effects.lines()) == [5000, 5001, 5002]
-    left_out.refresh_from_db()
-    assert left_out.status == "pending"
+    assert statuses(left_out) == ["pending"]
 
 
 def test_denying_several_needs_one_reason(world: World) -> None:
-    chosen, before = [world.waiting("a"), world.waiting("b", 6000)], None
-    before = snapshot()
-    response = select("deny", *chosen, **{**confirmed(*chosen), "reason": " "})
-    assert response.status_code == 400
-    assert "A denial needs a reason" in read(response).text
-    assert snapshot() == before
+    chosen = [world.waiting("a"), world.waiting("b", 6000)]
+    with unchanged():
+        response = select("deny", *chosen, **{**confirmed(*chosen), "reason": " "})
+        says(response, "A denial needs a reason", status=400)
     read(select("deny", *chosen, **{**confirmed(*chosen), "reason": "month is over"}))
     assert set(Approval.objects.values_list("status", "reason")) == {("denied", "month is over")}
 
 
-def response_count(page: Any) -> int:
-    """Return how many calls can be ticked."""
-    return page.html.count('type="checkbox" name="_selected_action"')
-
-
-def test_each_row_has_its_own_outcome(world: World, settings: Any) -> None:
+def test_each_row_has_its_own_outcome(world: World, three: list[Approval], settings: Any) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
     fine, gone, edited = world.waiting("fine"), world.waiting("gone", 6000), world.waiting("edited", 7000)
     own = world.waiting("own", 8000, actor=user("decider"))
-    question = three(world)[2]
-    listed = [fine, gone, edited, own, question]
-    page = read(select("approve", *listed, role="decider"))
-    assert response_count(page) == 3
-    assert "requesters may not decide about their own" in page.text
-    assert "A question is answered, not approved." in page.text
+    chosen = [fine, gone, edited, own, three[2]]
+    page = says(
+        select("approve", *chosen, role="decider"), "requesters may not decide about their own", CANNOT
+    )
+    assert page.html.count('type="checkbox" name="_selected_action"') == 3
     deny(gone.pk, user("superuser"), "no")
     approve(edited.pk, user("superuser"), arguments={"cents": 7500}, digest=edited.digest)
-    page = read(select("approve", *listed, role="decider", **confirmed(*listed)))
-    assert "1 decision was recorded." in page.text
-    assert "Denied by superuser on" in page.text
-    assert "Approved by superuser on" in page.text
-    statuses = {one.pk: one.status for one in Approval.objects.all()}
-    assert [statuses[one.pk] for one in listed] == ["approved", "denied", "approved", "pending", "pending"]
-    assert statuses[edited.pk] == "approved"
+    page = read(select("approve", *chosen, role="decider", **confirmed(*chosen)))
+    for text in ("1 decision was recorded.", "Denied by superuser on", "Approved by superuser on"):
+        assert text in page.text
+    assert statuses(*chosen) == ["approved", "denied", "approved", "pending", "pending"]
 
 
 def test_what_was_not_on_the_page_is_not_decided(world: World) -> None:
     shown, sneaked = world.waiting("shown"), world.waiting("sneaked", 6000)
-    page = read(select("approve", shown, sneaked, **confirmed(shown)))
-    assert "It was not on the page." in page.text
-    sneaked.refresh_from_db()
-    assert sneaked.status == "pending"
-
-
-def test_a_reload_of_the_outcome_decides_nothing_again(world: World) -> None:
-    approval = world.waiting()
-    select("approve", approval, **confirmed(approval))
-    before = snapshot()
-    page = read(select("approve", approval, **confirmed(approval)))
-    assert "0 decisions were recorded." in page.text
-    assert "Approved by superuser on" in page.text
-    assert snapshot() == before
-
-
-def test_a_viewer_has_no_actions(world: World) -> None:
-    world.waiting()
-    assert "Approve selected" not in read(browser("viewer").get(reverse(LIST))).text
-
-
-def test_a_decision_that_lost_the_race_is_told_who_won(world: World) -> None:
-    first, _second, _question = three(world)
-    approve(first.pk, user("decider"))
-    sent = ticked("deny", first, reason="fraud!")
-    text = read(browser("superuser").post(turn(first), sent, follow=True)).text
-    assert "Your decision was not recorded. Approved by decider on" in text
+    says(select("approve", shown, sneaked, **confirmed(shown)), "It was not on the page.")
+    assert statuses(shown, sneaked) == ["approved", "pending"]
 
 
 @pytest.mark.parametrize("across", ["0", "1"])
-def test_nonsense_is_no_selection(world: World, across: str) -> None:
+def test_nonsense_is_no_selection_and_a_viewer_has_no_actions(world: World, across: str) -> None:
     world.waiting()
-    before = snapshot()
+    assert "Approve selected" not in listed("approval", "viewer").text
     sent = {"action": "approve_selected", "_selected_action": ["nonsense"], "select_across": across}
-    response = browser("superuser").post(reverse(LIST), sent, follow=True)
-    assert "Nothing was decided: choose from the list." in read(response).text
-    assert snapshot() == before
-
-
-def test_select_all_says_that_only_the_page_is_decided(world: World) -> None:
-    approval = world.waiting()
-    page = read(select("approve", approval, select_across="1", index="0"))
-    assert "Only what was on the page is decided: 1." in page.text
+    with unchanged():
+        response = browser("superuser").post(LIST, sent, follow=True)
+        says(response, "Nothing was decided: choose from the list.")
 
 
 @pytest.mark.parametrize("names", [["refund"], ["refund", "transfer"]])
 def test_more_cards_cost_no_more_queries(world: World, names: list[str]) -> None:
     """One more for each further tool: whether it was called like that before."""
     tools = [tool(name=name, requires_approval=True, approvers="owners")(paid) for name in names]
+    client = browser("decider")
 
     def costs(session: str, count: int) -> tuple[int, int]:
-        reply = {"tools": [call(names[n % len(names)], cents=5000 + n) for n in range(count)]}
-        model = ScriptedModel([reply])
-        agent = Agent(f"payer-{session}", instructions="Pay.", tools=tools, model=model)
-        cards, client = run_agent(agent, "go", session).pending, browser("decider")
-        with CaptureQueriesContext(connection) as page:
-            assert client.get(turn(cards[0])).status_code == 200
+        calls = [call(names[n % len(names)], cents=5000 + n) for n in range(count)]
+        cards = asked(*calls, name=session, tools=tools)
         sent = {"action": "approve_selected", "_selected_action": [str(card.pk) for card in cards]}
-        with CaptureQueriesContext(connection) as selection:
-            assert client.post(reverse(LIST), sent).status_code == 200
-        return len(page), len(selection)
+        looks: tuple[Callable[[], Any], ...] = (
+            lambda: says(client.get(turn(cards[0]))),
+            lambda: says(client.post(LIST, sent)),
+        )
+        page, selection = (len(queries(look)) for look in looks)
+        return page, selection
 
     few, many = costs("few", len(names)), costs("many", 20)
     assert few == many
