@@ -14,7 +14,7 @@ from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
-from tests.admin.pages import Page, read, url
+from tests.admin.pages import Page, says, url
 from tests.admin.people import browser
 from tests.db.helpers import kill, only_the_first_is_late
 from tests.effects import Effects
@@ -61,11 +61,9 @@ def doubtful(run: Run) -> str:
     return str(run.messages.filter(kind="orphan_found").values_list("call_id", flat=True)[0])
 
 
-def card(run: Run, role: str = "superuser", status: int = 200) -> Page:
-    """The card as a role sees it."""
-    response = browser(role).get(url(run, "call", doubtful(run)))
-    assert response.status_code == status
-    return read(response)
+def card(run: Run, *texts: str, role: str = "superuser") -> Page:
+    """Read the card of the call in doubt as a role sees it, and check that it says these texts."""
+    return says(browser(role).get(url(run, "call", doubtful(run))), *texts)
 
 
 def last(run: Run, call_id: str) -> int:

@@ -13,6 +13,7 @@ from django.utils.html import escape
 from agentruns import cancel_run, resume_run
 from tests.admin.doubts import (
     EVIDENCE,
+    card,
     doubtful,
     finish,
     give,
@@ -20,7 +21,7 @@ from tests.admin.doubts import (
     last,
     payload,
 )
-from tests.admin.pages import read, snapshot, url
+from tests.admin.pages import says, unchanged, url
 from tests.admin.people import browser, user
 from tests.admin.world import ONCE, World
 from tests.db.racing import at_once
@@ -47,8 +48,8 @@ def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> N
     assert run.messages.filter(kind="orphan_resolved").count() == 1
     name = {"occurred": "resolver", "not_occurred": "superuser"}[won]
     said = {"occurred": "it happened", "not_occurred": "it did not happen"}[won]
-    assert f"Your verdict was not recorded. {name}: {said}, 20" in read(lost).text
-    assert f"Evidence: {EVIDENCE}" in read(lost).text
+    told = f"Your verdict was not recorded. {name}: {said}, 20"
+    says(lost, told, f"Evidence: {EVIDENCE}", status=409)
     assert finish(run).status == "completed"
     assert effects.count() == {"occurred": 1, "not_occurred": 2}[won]
 
@@ -61,20 +62,19 @@ def test_a_double_click_is_told_that_it_is_done(world: World, verdict: str, driv
     give(run, verdict, seq=seen, result='{"a": 1}')
     if driven:
         finish(run)
-    before = snapshot()
-    response = give(run, verdict, seq=seen, result='{"a": 1}')
-    assert response.status_code == 200
-    assert "Your verdict was recorded already. superuser: " in read(response).text
-    assert snapshot() == before
-    for other in ({"evidence": "another"}, {"verdict": "unknown" if verdict != "unknown" else "occurred"}):
-        changed = {"seq": seen, "result": '{"a": 1}', **other}
-        response = give(run, changed.pop("verdict", verdict), **changed)
-        assert response.status_code == 409
-        assert "Your verdict was not recorded. superuser: " in read(response).text
-    if verdict == "occurred":
-        assert give(run, verdict, seq=seen, result="other").status_code == 409
-    assert give(run, verdict, "resolver", seq=seen, result='{"a": 1}').status_code == 409
-    assert snapshot() == before
+    with unchanged():
+        response = give(run, verdict, seq=seen, result='{"a": 1}')
+        says(response, "Your verdict was recorded already. superuser: ")
+        for other in (
+            {"evidence": "another"},
+            {"verdict": "occurred" if verdict == "unknown" else "unknown"},
+        ):
+            changed = {"seq": seen, "result": '{"a": 1}', **other}
+            response = give(run, changed.pop("verdict", verdict), **changed)
+            says(response, "Your verdict was not recorded. superuser: ", status=409)
+        if verdict == "occurred":
+            assert give(run, verdict, seq=seen, result="other").status_code == 409
+        assert give(run, verdict, "resolver", seq=seen, result='{"a": 1}').status_code == 409
     assert LogEntry.objects.count() == 1
 
 
@@ -84,35 +84,32 @@ def test_somebody_resumed_or_cancelled_meanwhile(world: World) -> None:
     resume_run(first.pk, user("superuser"))
     cancel_run(second.pk, user("superuser"))
     for run in (first, second):
-        before = snapshot()
-        response = give(run, "not_occurred", "resolver", seq=seen[run.pk])
-        assert response.status_code == 409
-        assert "The call moved on since you looked." in read(response).text
-        assert snapshot() == before
+        with unchanged():
+            response = give(run, "not_occurred", "resolver", seq=seen[run.pk])
+            says(response, "The call moved on since you looked.", status=409)
 
 
 @ONCE
 def test_browsers_ask_for_nothing_that_only_one_verdict_needs(world: World) -> None:
-    html = browser("superuser").get(url(run := in_doubt(), "call", doubtful(run))).content.decode()
+    html = card(in_doubt()).html
     areas = [area for area in re.findall(r"<textarea[^>]*>", html) if "cancel" not in area]
     assert [re.findall(r'name="(\w+)"', area)[0] for area in areas] == ["evidence", "result"]
     assert not [area for area in areas if " required" in area], "unknown needs none"
 
 
 @ONCE
-@pytest.mark.parametrize("seen", [0, -1, "", "x", "٣", 10**30])
-def test_a_page_that_is_out_of_date_decides_nothing(world: World, seen: object) -> None:
-    run, before = in_doubt(), snapshot()
-    response = give(run, "occurred", seq=seen, result="sent")
-    assert response.status_code == 409
-    assert "The call moved on since you looked." in read(response).text
-    assert snapshot() == before
+def test_a_page_that_is_out_of_date_decides_nothing(world: World) -> None:
+    run = in_doubt()
+    with unchanged():
+        for seen in (0, -1, "", "x", "٣", 10**30):
+            response = give(run, "occurred", seq=seen, result="sent")
+            says(response, "The call moved on since you looked.", status=409)
 
 
 @ONCE
-@pytest.mark.parametrize(
-    ("verdict", "changed", "said"),
-    [
+def test_what_is_missing_is_said_and_what_was_typed_is_kept(world: World) -> None:
+    run = in_doubt()
+    wrong: list[tuple[str, dict[str, str], str]] = [
         ("occurred", {"evidence": " \n", "result": "sent"}, "Say how you know it"),
         ("not_occurred", {"evidence": ""}, "Say how you know it"),
         ("occurred", {"result": " "}, "Say what the tool should have returned"),
@@ -121,17 +118,12 @@ def test_a_page_that_is_out_of_date_decides_nothing(world: World, seen: object) 
         ("occurred", {"result": "a\x00b"}, "Null characters are not allowed"),
         ("maybe", {}, "Nothing was decided"),
         ("", {}, "Nothing was decided"),
-    ],
-)
-def test_what_is_missing_is_said_and_what_was_typed_is_kept(
-    world: World, verdict: str, changed: dict[str, str], said: str
-) -> None:
-    run, before = in_doubt(), snapshot()
-    typed = {"evidence": "I asked Ann", "result": "sent", **changed}
-    response = give(run, verdict, **typed)
-    assert response.status_code == 400
-    html = response.content.decode()
-    assert said in html
-    kept = [text for text in typed.values() if text.strip() and "\x00" not in text]
-    assert verdict != "occurred" or all(escape(text) in html for text in kept)
-    assert snapshot() == before
+    ]
+    with unchanged():
+        for verdict, changed, said in wrong:
+            typed = {"evidence": "I asked Ann", "result": "sent", **changed}
+            response = give(run, verdict, **typed)
+            html = response.content.decode()
+            assert (response.status_code, said in html) == (400, True), said
+            kept = [text for text in typed.values() if text.strip() and "\x00" not in text]
+            assert verdict != "occurred" or all(escape(text) in html for text in kept)

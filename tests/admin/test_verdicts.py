@@ -1,4 +1,4 @@
-"""Each verdict ends right: in the journal, in the effects and for the session's later calls."""
+"""Each verdict ends right, in the journal, in the effects and for later calls; late reports are evidence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 
+from agentruns import pause_run
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.services.sweep import sweep
 from tests.admin.doubts import (
@@ -17,26 +18,29 @@ from tests.admin.doubts import (
     finish,
     give,
     in_doubt,
+    last,
     payload,
     start,
+    textarea,
+    timed_out,
     uncleared,
+    zombie,
 )
-from tests.admin.pages import read, url
+from tests.admin.pages import look, read, says, unchanged, url
 from tests.admin.people import browser
 from tests.admin.world import ONCE, World
 from tests.effects import Effects
 from tests.shop.agents import call
+from tests.waiting import LIMIT
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
+TIME_OVER = "The tool returned after its time was over."
 
 
 def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, effects: Effects) -> None:
     run = in_doubt()
-    page = read(give(run, "occurred", result='{"wire": 7}'))
-    assert (
-        "Recorded: it happened. The result is stored as a JSON object. A worker picks up the run."
-        in page.text
-    )
+    told = "Recorded: it happened. The result is stored as a JSON object. A worker picks up the run."
+    says(give(run, "occurred", result='{"wire": 7}'), told)
     verdict = payload(run, "orphan_resolved")
     assert (verdict["actor"]["name"], verdict["evidence"]) == ("superuser", EVIDENCE)
     assert finish(run).status == "completed"
@@ -44,10 +48,8 @@ def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, e
     assert (result["outcome"], result["content"], result["is_error"]) == ("ok", {"wire": 7}, False)
     assert effects.count() == 1
     logged = LogEntry.objects.get(object_id=str(run.pk)).change_message
-    assert "wire: occurred." in logged
-    assert EVIDENCE in logged
-    page = card(run)
-    assert "In doubt since 20" in page.text
+    assert "wire: occurred." in logged and EVIDENCE in logged
+    page = card(run, "In doubt since 20")
     assert re.search(rf"superuser: it happened, 20.+\. Evidence: {EVIDENCE}", page.text)
     assert "The model was told the result that superuser entered." in page.text
     assert "Tool finished" not in page.text, "nobody saw it finish"
@@ -55,30 +57,19 @@ def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, e
 
 
 @ONCE
-@pytest.mark.parametrize(
-    ("typed", "stored"),
-    [
-        ("[1, 2]", [1, 2]),
-        ("12.5", 12.5),
-        ("went out at noon\r\nsays Ann", "went out at noon\nsays Ann"),
-        ("true", "true"),
-        ("NaN", "NaN"),
-        ('"quoted"', '"quoted"'),
-        ("[" * 5000, "[" * 5000),
-        ("9" * 5000, "9" * 5000),
-        ("<b>\u202e</b>", "<b>\u202e</b>"),
-    ],
-)
-def test_what_is_typed_is_json_or_text(world: World, typed: str, stored: Any) -> None:
-    run = in_doubt()
-    assert give(run, "occurred", result=typed).status_code == 200
-    assert payload(run, "tool_result")["content"] == stored
+def test_what_is_typed_is_json_or_text(world: World) -> None:
+    for number, (typed, stored) in enumerate((
+        ("[1, 2]", [1, 2]), ("12.5", 12.5), ("went out at noon\r\nsays Ann", "went out at noon\nsays Ann"),
+        *((text, text) for text in ("true", "NaN", '"quoted"', "[" * 5000, "9" * 5000, "<b>\u202e</b>")),
+    )):  # fmt: skip
+        run = in_doubt(session=str(number))
+        assert give(run, "occurred", result=typed).status_code == 200
+        assert payload(run, "tool_result")["content"] == stored
 
 
 def test_it_did_not_happen_runs_it_once_more_with_the_same_key(world: World, effects: Effects) -> None:
     run = in_doubt()
-    page = read(give(run, "not_occurred", "resolver"))
-    assert "Recorded: it did not happen. A worker picks up the run." in page.text
+    says(give(run, "not_occurred", "resolver"), "Recorded: it did not happen. A worker picks up the run.")
     assert "A worker runs it again, with the same key." in card(run).text
     assert effects.count() == 1
     assert finish(run).status == "completed"
@@ -98,10 +89,12 @@ def test_unknown_is_told_to_the_model_and_what_follows_is_not_run(world: World, 
     assert UNKNOWN.format(tool="wire") in first["content"]
     assert (second["outcome"], second["content"]) == ("cancelled", AFTER_UNKNOWN)
     assert effects.count() == 1
-    page = card(run)
-    assert "superuser had its outcome told to the model as unknown" in page.text
-    assert "Nobody has cleared it." in page.text
-    assert "The run has ended and stays ended." in page.text
+    card(
+        run,
+        "superuser had its outcome told to the model as unknown",
+        "Nobody has cleared it.",
+        "The run has ended and stays ended.",
+    )
 
 
 def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -> None:
@@ -110,23 +103,19 @@ def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -
     browser("superuser").post(url(run, "cancel"), {"reason": "enough"})
     run.refresh_from_db()
     assert run.status == "cancelled"
-    page = card(run)
-    assert "Its outcome was recorded as unknown" in page.text
+    page = card(run, "Its outcome was recorded as unknown")
     assert "The model was told so" not in page.text, "nobody asks it any more"
-    assert "told to the model" not in read(browser("superuser").get(url(run))).text
+    assert "told to the model" not in look(run).text
     assert url(run, "cancel") not in page.forms
     assert effects.count() == 1
 
 
 def test_a_paused_run_stays_paused_and_says_so(world: World) -> None:
-    from agentruns import pause_run
-
     run = in_doubt()
     pause_run(run.pk, None, reason="audit")
     assert "The run stays paused until somebody resumes it." in card(run).text
-    page = read(give(run, "occurred", result="sent"))
-    assert "Recorded: it happened. The result is stored as text." in page.text
-    assert "is stored as text. A worker takes" not in page.text
+    told = "Recorded: it happened. The result is stored as text."
+    assert "is stored as text. A worker takes" not in says(give(run, "occurred", result="sent"), told).text
     assert finish(run).status == "paused"
 
 
@@ -136,45 +125,98 @@ def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
 ) -> None:
     run = uncleared()
     assert "nothing runs, and what the model was told stays" in card(run).text
-    shown = read(browser("superuser").get(url(run)))
-    assert "Completed. Somebody still has to say what became of a call:" in shown.text
+    shown = look(
+        run,
+        "Completed. Somebody still has to say what became of a call:",
+        "The outcome of a call of wire is unknown; nobody has cleared it.",
+        "Until then each further call of wire asks a person.",
+    )
     assert "It waits for nobody" not in shown.text
-    assert "The outcome of a call of wire is unknown; nobody has cleared it." in shown.text
-    assert "Until then each further call of wire asks a person." in shown.text
     assert url(run, "call", doubtful(run)) in shown.links
     rows = run.messages.count()
-    page = read(give(run, verdict))
-    assert "The doubt is lifted." in page.text
+    page = says(give(run, verdict), "The doubt is lifted.", "Completed. It waits for nobody.")
     assert "nobody has cleared it" not in page.text
-    assert "Completed. It waits for nobody." in page.text
     assert run.messages.count() == rows + 1
     assert finish(run).status == "completed"
     assert effects.count() == 1
-    page = card(run)
-    assert "The doubt is lifted." in page.text
-    assert url(run, "resolve", doubtful(run)) not in page.forms
+    assert url(run, "resolve", doubtful(run)) not in card(run, "The doubt is lifted.").forms
     again = start({"tools": [call("wire", text="y")]}, key="again")
     assert (again.approvals.count(), effects.count()) == (0, 2)
 
 
-def test_still_unknown_keeps_a_note_and_the_doubt(world: World) -> None:
-    run = uncleared()
-    assert give(run, "unknown", evidence="").status_code == 400
-    page = read(give(run, "unknown", evidence="the bank does not know either"))
-    assert "Recorded: unknown. The doubt stays." in page.text
-    page = card(run)
-    assert "superuser: unknown, 20" in page.text
-    assert "Nobody has cleared it." in page.text
-    assert "the bank does not know either" in page.text
-    assert "lifted" in read(give(run, "occurred")).text
-
-
-def test_a_doubt_of_an_earlier_run_stands_on_the_later_one(world: World) -> None:
+def test_a_doubt_of_an_earlier_run_stands_on_the_later_one_until_it_is_lifted(world: World) -> None:
     first = uncleared()
     second = start({"tools": [call("post", text="hi")]}, key="second")
     assert second.pk != first.pk
-    page = read(browser("superuser").get(url(second)))
-    assert "The outcome of a call of wire is unknown" in page.text
+    page = look(second, "The outcome of a call of wire is unknown")
     assert url(first, "call", doubtful(first)) in page.links
-    give(first, "occurred")
-    assert "The outcome of a call of" not in read(browser("superuser").get(url(second))).text
+    assert give(first, "unknown", evidence="").status_code == 400
+    note = "the bank does not know either"
+    says(give(first, "unknown", evidence=note), "Recorded: unknown. The doubt stays.")
+    page = card(first, "superuser: unknown, 20", "Nobody has cleared it.", note)
+    says(give(first, "occurred"), "lifted")
+    assert "The outcome of a call of" not in look(second).text
+
+
+def test_what_a_zombie_returned_is_evidence(world: World, effects: Effects) -> None:
+    run, late, worker = zombie({"sent": [1, 2]})
+    assert run.status == "orphaned"
+    assert url(run, "resolve", doubtful(run)) in card(run).forms
+    late.report()
+    worker.join(LIMIT)
+    page = card(
+        run,
+        "The tool returned after its worker had lost the run. This is evidence that it happened:",
+        "stored exactly so, as a JSON object",
+        "The tool returned without an error, so it did happen.",
+    )
+    assert page.text.count('{"sent": [1, 2]}') == 2
+    assert page.disabled == ["ar-why-2"]
+    with unchanged():
+        says(give(run, "not_occurred"), "so it did happen", status=409)
+    give(run, "occurred", result='{"sent": [1, 2]}')
+    assert finish(run).status == "completed"
+    assert payload(run, "tool_result")["content"] == {"sent": [1, 2]}
+    assert effects.count() == 1
+
+
+@ONCE
+@pytest.mark.parametrize("returns", ["42", "null", None, True, "a\u202eb\nc", "", [1.5, "x" * 200]])
+def test_what_is_left_as_it_was_filled_in_is_stored_exactly(world: World, returns: Any) -> None:
+    run, late = timed_out(returns)
+    late.report()
+    assert TIME_OVER in card(run).text
+    assert give(run, "occurred", result=textarea(run, "result")).status_code == 200
+    stored = payload(run, "tool_result")["content"]
+    assert (stored, type(stored)) == (returns, type(returns))
+
+
+def test_an_error_that_came_late_is_shown_and_forbids_nothing(world: World) -> None:
+    run, late = timed_out(ValueError("no money"))
+    late.report()
+    page = card(run, "The tool raised an error, too late to count. It may have happened all the same.")
+    assert "no money" in page.text
+    assert page.disabled == []
+    assert give(run, "not_occurred").status_code == 200
+
+
+def test_a_report_that_comes_in_while_one_decides_is_seen_first(world: World) -> None:
+    run, late = timed_out("sent")
+    seen = last(run, doubtful(run))
+    late.report()
+    with unchanged():
+        response = give(run, "not_occurred", seq=seen)
+        says(response, "The call moved on since you looked.", TIME_OVER, status=409)
+        assert textarea(run, "result") == "sent"
+
+
+def test_it_is_not_run_again_before_its_time_is_over(world: World, effects: Effects) -> None:
+    run, late, worker = zombie("sent", timeout=900)
+    page = card(run, "with the same key, not before 20")
+    assert "in 14\xa0minutes), when the time of this attempt is over" in page.text
+    give(run, "not_occurred")
+    finish(run)
+    assert (run.status, effects.count()) == ("queued", 1)
+    assert run.not_before is not None
+    late.go.set()
+    worker.join(LIMIT)
