@@ -20,7 +20,7 @@ POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(
 	$(patsubst %,tests/db/test_%.py,claims clock databases draining expiry_races forged_rows fork_races hard_cases isolation \
 	notifications pgbouncer races retention routers storage_away sweep transactional zombies) \
 	$(patsubst %,tests/api/test_%.py,drafts pagination races runs stream uploads) \
-	$(patsubst %,tests/admin/test_%.py,dashboard lists queue run_list runs verdict_races) \
+	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
 	$(patsubst %,tests/db/test_%.py,cost engine hostile journal payloads) tests/commands/test_watch.py

@@ -1,31 +1,32 @@
-"""The figures on the admin's index: right, linked, bounded, for who may see them, and never in the way."""
+"""The figures on the admin's index, and the costs: right, linked, bounded, and for who may see them."""
 
 from __future__ import annotations
 
+import csv
 import logging
 import re
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from html import unescape
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from django.contrib import admin
-from django.db import DatabaseError, connection, connections
+from django.db import DatabaseError, connection
 from django.db.models import F
-from django.test.utils import CaptureQueriesContext
-from django.urls import path
 from django.utils import timezone
 
-from agentruns import approve, deny
-from agentruns.admin import dashboard, register
+from agentruns import Policy, approve, deny
+from agentruns.admin import costs, dashboard
+from agentruns.admin.costs import safe_cell
 from agentruns.engine.leases import claim
 from agentruns.journal import masking
 from agentruns.journal.outbox import MAX_ATTEMPTS
 from agentruns.models import Approval, Control, Notification, Run
 from agentruns.tools.card import MASK
 from agentruns.utils.ids import uuid7
-from tests.admin.pages import Page, read, url
+from tests.admin.pages import Page, leads_to, listed, queries, read, says, url, words
 from tests.admin.people import browser, user
 from tests.admin.world import World, secretive
 from tests.db.helpers import kill
@@ -33,26 +34,9 @@ from tests.db.helpers import kill
 pytestmark = pytest.mark.django_db
 INDEX = "/admin/"
 
-backoffice = admin.AdminSite(name="backoffice")
-register(backoffice)
-own = admin.AdminSite(name="own")
-own.index_template = "admin/index.html"
-register(own)
-urlpatterns = [
-    path("admin/", admin.site.urls),
-    path("tools/backoffice/", backoffice.urls),
-    path("tools/own/", own.urls),
-]
-
 
 def index(role: str = "superuser", where: str = INDEX) -> Page:
-    response = browser(role).get(where)
-    assert response.status_code == 200
-    return read(response)
-
-
-def text(page: Page) -> str:
-    return " ".join(page.text.split())
+    return says(browser(role).get(where))
 
 
 def busy(world: World, session: str = "") -> None:
@@ -80,56 +64,45 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
         "Waiting longest refund(cents=5000)", "silent worker", "No worker was ever seen.",
         "Queued runs wait until one runs. Start it:", "manage.py resume_runs --watch",
     ):  # fmt: skip
-        assert shown in text(page), shown
-    assert "waiting for a decision" not in text(page), "they are those that wait for you"
-    assert "1 waiting for a decision" in text(index("viewer")), "who may decide none of them sees the other"
+        assert shown in words(page), shown
+    assert "waiting for a decision" not in words(page), "they are those that wait for you"
+    assert "1 waiting for a decision" in words(index("viewer")), "who may decide none of them sees the other"
     lists = [link for link in page.links if "agentruns/" in link and ("status=" in link or "mine=" in link)]
     lists = [link for link in lists if "tool=" not in link and "started_from" not in link]
     assert len(lists) == 5
     for link in lists:
-        listing = read(client.get(unescape(link)))
-        found = {one.split("?")[0] for one in listing.links if "/change/" in one and "calls" not in one}
-        assert len(found) == 1, link
+        assert len(leads_to(read(client.get(unescape(link))))) == 1, link
 
 
-def test_the_worker_is_red_when_silent(world: World) -> None:
+def test_the_worker_is_red_when_silent_and_hidden_by_no_switches(world: World) -> None:
     Control.objects.create(name="resume_runs", seen_at=timezone.now() - timedelta(seconds=20))
+    seen = re.compile(r"ok worker, seen [2-9]\d s")  # a slow page makes it more
     page = index()
-    assert re.search(r"ok worker, seen [2-9]\d s", text(page))  # a slow page makes it more
+    assert seen.search(words(page))
     assert "--watch" not in page.text
-    Control.objects.update(seen_at=timezone.now() - timedelta(minutes=6))
-    assert "The last worker was seen 6 minutes ago. Queued runs wait until one runs. Start it:" in text(
-        index()
-    )
-
-
-def test_many_switches_hide_no_worker(world: World) -> None:
-    Control.objects.create(name="resume_runs", seen_at=timezone.now() - timedelta(seconds=20))
-    Control.objects.bulk_create(
-        Control(name=f"off:tool:t{number}", seen_at=timezone.now())
-        for number in range(dashboard.CONTROLS + 99)
-    )
-    page = index()
-    assert "100+ agents and tools switched off" in text(page)
-    assert re.search(r"ok worker, seen [2-9]\d s", text(page))
+    numbers = range(dashboard.CONTROLS + 99)
+    switches = (Control(name=f"off:tool:t{number}", seen_at=timezone.now()) for number in numbers)
+    Control.objects.bulk_create(switches)
+    text = words(index())
+    assert "100+ agents and tools switched off" in text
+    assert seen.search(text)
+    Control.objects.filter(name="resume_runs").update(seen_at=timezone.now() - timedelta(minutes=6))
+    told = "The last worker was seen 6 minutes ago. Queued runs wait until one runs. Start it:"
+    assert told in words(index())
 
 
 def test_how_the_calls_of_each_tool_were_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, verb in enumerate(["approve", "approve", "approve", "deny"]):
+    for number, verb in enumerate((approve, approve, approve, partial(deny, reason="no"))):
         approval = world.waiting(f"s{number}", 5000 + number)
-        if verb == "approve":
-            approve(approval.pk, user("superuser"))
-        else:
-            deny(approval.pk, user("superuser"), "no")
+        verb(approval.pk, user("superuser"))
         Approval.objects.filter(pk=approval.pk).update(
             requested_at=F("decided_at") - timedelta(minutes=3 + 10 * number)
         )
     old = world.waiting("old", 9000)
     deny(old.pk, user("superuser"), "no")
     Approval.objects.filter(pk=old.pk).update(decided_at=timezone.now() - timedelta(days=31))
-    Approval.objects.filter(pk=world.waiting("program", 9001).pk).update(
-        status="expired", decided_at=timezone.now()
-    )
+    expired = Approval.objects.filter(pk=world.waiting("program", 9001).pk)
+    expired.update(status="expired", decided_at=timezone.now())
     assert index().cells("ar-decisions ar-tools") == [["refund", "4", "75 %", "18\xa0min"]]
     Approval.objects.exclude(pk=old.pk).update(requested_at=F("decided_at") - timedelta(seconds=3.222006))
     assert index().cells("ar-decisions ar-tools")[0][3] == "3.2\xa0s"
@@ -143,47 +116,35 @@ def test_many_are_not_counted_to_the_last(world: World, monkeypatch: pytest.Monk
         world.waiting(f"w{number}", 5000 + number)
         world.paused(f"p{number}")
     monkeypatch.setattr(dashboard, "MOST", 2)
-    shown = text(index())
+    shown = words(index())
     for figure in ("2+ waiting for you", "2+ waiting for a decision", "2+ paused"):
         assert figure in shown
 
 
-@pytest.mark.parametrize(
-    ("role", "seen", "hidden"),
-    [
-        (
-            "viewer",
-            ["waiting for a decision", "stalled", "worker", "ar-tools", "ar-agents"],
-            ["waiting for you"],
-        ),
-        ("decider", ["waiting for you", "Waiting longest"], ["stalled", "paused", "worker", "ar-agents"]),
-        ("operator", ["stalled", "paused"], ["waiting for", "refund", "ar-tools"]),
-    ],
-)
-def test_only_what_a_user_may_see(world: World, role: str, seen: list[str], hidden: list[str]) -> None:
-    busy(world)
-    html = browser(role).get(INDEX).content.decode()
-    section = html[html.index("ar-dashboard") : html.index("</section>")]
-    assert [word for word in seen if word not in section] == []
-    assert [word for word in hidden if word in section] == []
+SHOWN_TO: dict[str, tuple[list[str], list[str]]] = {
+    "viewer": (["waiting for a decision", "stalled", "worker", "ar-tools", "ar-agents"], ["waiting for you"]),
+    "decider": (["waiting for you", "Waiting longest"], ["stalled", "paused", "worker", "ar-agents"]),
+    "operator": (["stalled", "paused"], ["waiting for", "refund", "ar-tools"]),
+}
 
 
-def test_who_may_see_nothing_costs_nothing(world: World) -> None:
+def test_only_what_a_user_may_see(world: World) -> None:
     busy(world)
-    client = browser("staff")
-    with CaptureQueriesContext(connection) as queries:
-        response = client.get(INDEX)
-    assert "at a glance" not in response.content.decode()
-    assert not [query for query in queries if "agentruns_" in query["sql"]]
+    for role, (seen, hidden) in SHOWN_TO.items():
+        html = index(role).html
+        section = html[html.index("ar-dashboard") : html.index("</section>")]
+        assert [word for word in seen if word not in section] == []
+        assert [word for word in hidden if word in section] == []
+    client = browser("staff")  # who may see nothing
+    assert not [sql for sql in queries(lambda: client.get(INDEX)) if "agentruns_" in sql]
+    assert "at a glance" not in index("staff").text
 
 
 def test_more_runs_cost_no_more_queries(world: World) -> None:
     client = browser("superuser")
 
     def cost() -> int:
-        with CaptureQueriesContext(connection) as queries:
-            client.get(INDEX)
-        ours = [query["sql"] for query in queries if '"agentruns_' in query["sql"]]
+        ours = [sql for sql in queries(lambda: client.get(INDEX)) if '"agentruns_' in sql]
         assert all("LIMIT" in sql for sql in ours), ours
         return len(ours)
 
@@ -201,9 +162,9 @@ def test_titles_and_causes_are_masked_where_sessions_are_too_long_to_be_read(
 ) -> None:
     world.waiting()
     failed(world, "a", "ValueError: card 5000")
-    assert "Waiting longest refund(cents=5000)" in text(index())
+    assert "Waiting longest refund(cents=5000)" in words(index())
     monkeypatch.setattr(masking, "MOST_ROWS", 1)
-    shown = text(index())
+    shown = words(index())
     assert f"Waiting longest {MASK}" in shown
     assert "5000" not in shown
     assert index().cells("ar-decisions ar-causes")[0][0].startswith(MASK)
@@ -231,29 +192,23 @@ def test_failures_are_grouped_by_their_cause_and_lead_to_it(world: World) -> Non
     assert len(links) == 2
     client = browser("superuser")
     for link, runs in zip(links, ([one, two], [other]), strict=True):
-        listing = read(client.get(unescape(link)))
-        found = {each.split("?")[0] for each in listing.links if "/change/" in each}
-        assert found == {url(run) for run in runs}
-    assert "/change/" not in "".join(read(client.get("/admin/agentruns/run/?cause=nonsense")).links)
+        assert {*leads_to(read(client.get(unescape(link))))} == {url(run) for run in runs}
+    assert leads_to(listed("run", cause="nonsense")) == []
 
 
 def test_no_cause_tells_what_is_masked(world: World) -> None:
     approval = world.waiting(tools=[secretive])
-    for words in ("DE02-secret", "other"):
-        Run.objects.filter(pk=approval.run_id).update(status="failed", error=f"ValueError: {words}")
+    for said in ("DE02-secret", "other"):
+        Run.objects.filter(pk=approval.run_id).update(status="failed", error=f"ValueError: {said}")
         [cause] = index().cells("ar-decisions ar-causes")
-        assert ("secret" in cause[0], "other" in cause[0]) == (False, words == "other")
+        assert ("secret" in cause[0], "other" in cause[0]) == (False, said == "other")
 
 
 def test_the_week_by_day_and_by_agent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
-        run = world.completed(f"s{number}")
-        Run.objects.filter(pk=run.pk).update(
-            agent="helper",
-            tokens=1500,
-            cost=Decimal("0.25"),
-            updated_at=F("created_at") + timedelta(seconds=10),
-        )
+        figures = {"agent": "helper", "tokens": 1500, "cost": Decimal("0.25")}
+        ended = F("created_at") + timedelta(seconds=10)
+        Run.objects.filter(pk=world.completed(f"s{number}").pk).update(**figures, updated_at=ended)
     bad = failed(world, "bad", "ValueError: no", agent="helper")
     Run.objects.filter(pk=bad.pk).update(updated_at=F("created_at") + timedelta(minutes=2))
     Run.objects.filter(pk=world.completed("old").pk).update(created_at=timezone.now() - timedelta(days=8))
@@ -261,21 +216,22 @@ def test_the_week_by_day_and_by_agent(world: World, monkeypatch: pytest.MonkeyPa
     assert page.cells("ar-decisions ar-agents") == [["helper", "4", "1", "10\xa0s", "4.5k", "0.7500"]]
     days = page.cells("ar-decisions ar-bars")
     assert (len(days), days[0][1:3], days[1][1:3]) == (7, ["4", "1"], ["0", "0"])
-    assert "Cost of these 7 days: 0.7500" in text(page)
-    today, client = timezone.localdate(), browser("superuser")
-    costs = f"/admin/agentruns/run/costs/?by=agent&first={today - timedelta(days=6)}&last={today}"
-    assert "0.7500" in read(client.get(next(link for link in page.links if link == costs))).text
+    assert "Cost of these 7 days: 0.7500" in words(page)
+    today, client, runs = timezone.localdate(), browser("superuser"), "/admin/agentruns/run/"
+    first = today - timedelta(days=6)
+    costs = f"{runs}costs/?by=agent&first={first}&last={today}"
+    assert "0.7500" in read(client.get(costs)).text
     for link, count in (
-        (f"/admin/agentruns/run/?started_from={today}&started_to={today}", 4),
-        (f"/admin/agentruns/run/?status=failed&started_from={today}&started_to={today}", 1),
-        (f"/admin/agentruns/run/?agent=helper&started_from={today - timedelta(days=6)}", 4),
-        (f"/admin/agentruns/run/?status=failed&agent=helper&started_from={today - timedelta(days=6)}", 1),
+        (costs, 0),
+        (f"{runs}?started_from={today}&started_to={today}", 4),
+        (f"{runs}?status=failed&started_from={today}&started_to={today}", 1),
+        (f"{runs}?agent=helper&started_from={first}", 4),
+        (f"{runs}?status=failed&agent=helper&started_from={first}", 1),
     ):
         assert link in page.links, link
-        listing = read(client.get(link))
-        assert len({each.split("?")[0] for each in listing.links if "/change/" in each}) == count, link
+        assert len(leads_to(read(client.get(link)))) == count, link
     monkeypatch.setattr(dashboard, "RUNS", 2)
-    assert "Of the newest 2+ runs." in text(index())
+    assert "Of the newest 2+ runs." in words(index())
 
 
 def test_an_open_page_asks_for_the_figures_alone(world: World) -> None:
@@ -283,20 +239,17 @@ def test_an_open_page_asks_for_the_figures_alone(world: World) -> None:
     where = "/admin/agentruns/run/figures/"
     assert f'data-poll="{where}"' in browser("viewer").get(INDEX).content.decode()
     for role, status in {"viewer": 200, "decider": 200, "staff": 403, "anonymous": 302}.items():
-        response = browser(role).get(where)
-        assert response.status_code == status, role
+        assert browser(role).get(where).status_code == status, role
     page = read(browser("viewer").get(where))
-    assert "1 in doubt" in text(page)
+    assert "1 in doubt" in words(page)
     assert "html" not in page.tags
-    assert "1 in doubt" not in text(read(browser("decider").get(where)))
+    assert "1 in doubt" not in words(read(browser("decider").get(where)))
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("atomic", [False, True])
 def test_a_database_that_fails_does_not_take_the_index_down(
-    world: World, atomic: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, requests_commit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
     client = browser("superuser")
 
     def fail(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -306,22 +259,10 @@ def test_a_database_that_fails_does_not_take_the_index_down(
 
     with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, logger="agentruns.admin.dashboard"):
         page = read(client.get(INDEX))
-    assert "The figures cannot be read now." in text(page)
+    assert "The figures cannot be read now." in words(page)
     assert "Recent actions" in page.text
     assert caplog.records[0].exc_info is not None
     assert isinstance(caplog.records[0].exc_info[1], DatabaseError)
-
-
-@pytest.mark.urls("tests.admin.test_dashboard")
-def test_other_sites_have_theirs_and_an_index_of_their_own_stays(world: World) -> None:
-    approval = world.waiting()
-    page = index(where="/tools/backoffice/")
-    assert f"/tools/backoffice/agentruns/approval/{approval.pk}/change/" in page.links
-    assert not [link for link in page.links if link.startswith("/admin/")]
-    assert "at a glance" in index(where="/tools/backoffice/agentruns/").text
-    assert "at a glance" not in index(where="/tools/own/").text
-    assert own.index_template == "admin/index.html"
-    assert url(approval) in index(where="/admin/agentruns/").links
 
 
 def test_hostile_names_are_only_text(world: World) -> None:
@@ -334,3 +275,126 @@ def test_hostile_names_are_only_text(world: World) -> None:
     page = index()
     assert "<b>[U+202E]tool" in page.text
     assert "<i>U+202Ewhat" in page.text
+
+
+COSTS, CSV = "/admin/agentruns/run/costs/", "/admin/agentruns/run/costs.csv"
+
+
+def spent(world: World, session: str, agent: str, cost: str | None, tokens: int, **columns: Any) -> Run:
+    run = world.completed(session)
+    columns |= {"agent": agent, "cost": cost and Decimal(cost), "tokens": tokens}
+    Run.objects.filter(pk=run.pk).update(**columns)
+    return run
+
+
+def shop(world: World) -> None:
+    spent(world, "a", "helper", "0.5", 1000, owner_name="Ann", owner_id=user("viewer").pk)
+    spent(world, "b", "helper", "2.25", 500, scope="north")
+    spent(world, "c", "=cmd|x", None, 7000)
+    spent(world, "d", "old", "9", 1, created_at=timezone.now() - timedelta(days=40))
+
+
+def shown(**query: str) -> Page:
+    return read(browser("superuser").get(COSTS, query))
+
+
+def lines(**query: str) -> list[list[str]]:
+    return [row[:4] for row in shown(**query).cells("ar-costs")]
+
+
+def test_each_grouping_is_summed_and_leads_to_its_runs(world: World) -> None:
+    shop(world)
+    assert lines() == [["helper", "2", "1.5k", "2.75"], ["=cmd|x", "1", "7.0k", "-"]]
+    assert lines(by="requester") == [["the program", "2", "7.5k", "2.25"], ["Ann", "1", "1.0k", "0.5000"]]
+    assert lines(by="scope") == [["north", "1", "500", "2.25"], ["-", "2", "8.0k", "0.5000"]]
+    [(day, *figures)] = lines(by="day")
+    assert figures == ["3", "8.5k", "2.75"]
+    assert lines(by="day-agent") == [
+        [f"{day}, helper", "2", "1.5k", "2.75"], [f"{day}, =cmd|x", "1", "7.0k", "-"],
+    ]  # fmt: skip
+    assert "3 runs, 8.5k tokens, cost 2.75" in words(shown())
+    before = (timezone.localdate() - timedelta(days=60)).isoformat()
+    assert ["old", "1", "1", "9.00"] in lines(first=before)
+    client = browser("superuser")
+    for by, counts in {
+        "agent": [2, 1], "requester": [1], "day": [3], "day-agent": [2, 1], "scope": [],
+    }.items():  # fmt: skip
+        links = [link for link in shown(by=by).links if "started_from=" in link]
+        assert [len(leads_to(read(client.get(link)))) for link in links] == counts, by
+    [week] = {link for link in read(client.get("/admin/")).links if link.startswith(COSTS)}
+    today = timezone.localdate()
+    days = {"by": ["agent"], "first": [str(today - timedelta(days=6))], "last": [str(today)]}
+    assert parse_qs(urlsplit(week).query) == days
+    assert "3 runs, 8.5k tokens, cost 2.75" in words(read(client.get(week)))
+
+
+def test_days_that_make_no_sense_are_refused(world: World) -> None:
+    shop(world)
+    today = timezone.localdate()
+    for query in (
+        {"first": "x"}, {"last": "2026-99-01"}, {"by": "input"}, {"first": "2020-01-01"},
+        {"first": f"{today}", "last": f"{today - timedelta(days=1)}"}, {"first": "0001-01-01"},
+        {"first": "9999-12-31", "last": "9999-12-31"}, {"first": "9999-12-29", "last": "9999-12-30"},
+        {"first": "0001-01-01", "last": "0001-01-02"}, {"first": "1969-12-31", "last": "1970-01-02"},
+    ):  # fmt: skip
+        for where in (COSTS, CSV):
+            response = browser("superuser").get(where, query)
+            assert response.status_code == 400, (where, query)
+            assert b"helper" not in response.content
+            assert where == CSV or b"__all__" not in response.content
+    assert "\u202e" not in browser("superuser").get(CSV, {"by": "\u202e"}).content.decode()
+
+
+def test_the_file_has_all_four_and_no_formula(world: World, settings: Any) -> None:
+    shop(world)
+    response = browser("superuser").get(CSV)
+    assert response["Content-Type"] == "text/csv; charset=utf-8"
+    assert response["Content-Disposition"].startswith("attachment;")
+    head, *rows = csv.reader(response.content.decode().splitlines())
+    assert head == ["day", "agent", "requester", "scope", "runs", "tokens", "cost"]
+    today = f"{timezone.localdate()}"
+    assert sorted(row[:6] for row in rows) == sorted([
+        [today, "helper", "Ann", "", "1", "1000"],
+        [today, "helper", "the program", "north", "1", "500"],
+        [today, "'=cmd|x", "the program", "", "1", "7000"],
+    ])  # fmt: skip
+    assert sorted(row[6:] for row in rows) == [[""], ["0.5"], ["2.25"]]
+    settings.AGENTRUNS_CURRENCY = "EUR"
+    head, *rows = csv.reader(browser("superuser").get(CSV).content.decode().splitlines())
+    assert head[6:] == ["cost", "currency"]
+    assert sorted(row[6:] for row in rows) == [["", "EUR"], ["0.5", "EUR"], ["2.25", "EUR"]]
+
+
+def test_no_cell_is_a_formula() -> None:
+    for text in ("=1", "+1", "-1", "@x", "\tx", "  =1", "\n=1"):
+        assert safe_cell(text).startswith("'"), repr(text)
+    assert [safe_cell(text) for text in ("a=1", "", 7, "\r=1")] == ["a=1", "", "7", "[U+000D]=1"]
+    parts = {"a;=1": "a;'=1", "a\t+1": "a\t'+1", "a;b; @x": "a;b;' @x", "\uff1d1": "'\uff1d1"}
+    assert {text: safe_cell(text) for text in parts} == parts
+
+
+class Anns(Policy):
+    def visible(self, user: Any, runs: Any) -> Any:
+        """Let everybody see what was started for Ann."""
+        return runs.filter(owner_name="Ann")
+
+
+def test_only_visible_runs_count_and_only_for_who_may_see_runs(world: World, settings: Any) -> None:
+    shop(world)
+    for where in (COSTS, CSV):
+        for role, status in {"viewer": 200, "decider": 403, "staff": 403, "anonymous": 302}.items():
+            assert browser(role).get(where).status_code == status, (where, role)
+    settings.AGENTRUNS_POLICY = f"{__name__}.Anns"
+    assert lines() == [["helper", "1", "1.0k", "0.5000"]]
+    assert browser("superuser").get(CSV).content.decode().count("\n") == 2
+
+
+def test_costs_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop(world)
+    client = browser("superuser")
+    ours = [sql for sql in queries(lambda: client.get(COSTS)) if '"agentruns_' in sql]
+    assert len(ours) == 2
+    assert all("LIMIT" in sql for sql in ours)
+    monkeypatch.setattr(costs, "RUNS", 2)
+    assert lines() == [["=cmd|x", "1", "7.0k", "-"], ["helper", "1", "500", "2.25"]][::-1]
+    assert "Choose fewer days." in shown().text

@@ -1,36 +1,49 @@
-"""Somebody else's project: their own site, their own database, no console, another language and format."""
+"""Somebody else's project: their own sites, database, middleware, language and format, or no console."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.request import Request, urlopen
+from wsgiref.simple_server import make_server
 
 import pytest
+from django.conf import settings as project
 from django.contrib import admin
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import include, path, reverse
 from django.utils.module_loading import import_string
 
-from agentruns import run_agent
 from agentruns.admin import ApprovalAdmin, RunAdmin, TokenAdmin, register
 from agentruns.models import Approval, Run
-from tests.admin.pages import read
-from tests.admin.people import browser
+from agentruns.services.api_tokens import create_token
+from tests.admin.pages import Page, listed, look, read, url
+from tests.admin.people import browser, user
 from tests.admin.world import World
-from tests.shop.agents import call, shop_agent
 
-everything = admin.AdminSite(name="backoffice")
-register(everything)
+backoffice, own = admin.AdminSite(name="backoffice"), admin.AdminSite(name="own")
+own.index_template = "admin/index.html"
+for site in (backoffice, own):
+    register(site)
 runs_only = admin.AdminSite(name="lookout")
 runs_only.register(Run, RunAdmin)
 
 urlpatterns = [
     path("admin/", admin.site.urls),
-    path("tools/backoffice/", everything.urls),
+    path("tools/backoffice/", backoffice.urls),
+    path("tools/own/", own.urls),
     path("lookout/", runs_only.urls),
 ]
-nested = [path("deep/", include("tests.admin.test_sites"))]
+nested = [path("deep/", include(__name__))]
+
+
+def shown(where: str) -> Page:
+    return read(browser("superuser").get(where))
 
 
 def test_each_view_names_a_function() -> None:
@@ -38,26 +51,32 @@ def test_each_view_names_a_function() -> None:
     assert all(callable(import_string(f"agentruns.admin.{name}")) for name in named)
 
 
-@pytest.mark.urls("tests.admin.test_sites")
+@pytest.mark.urls(__name__)
 def test_a_custom_site_stays_on_itself(world: World) -> None:
-    approval, client = world.waiting(), browser("superuser")
-    listing = read(client.get("/tools/backoffice/agentruns/approval/"))
-    card = f"/tools/backoffice/agentruns/approval/{approval.pk}/"
-    assert any(link.startswith(f"{card}change/") for link in listing.links)
-    page = read(client.get(f"{card}change/"))
-    assert f"/tools/backoffice/agentruns/run/{approval.run_id}/change/" in page.links
-    assert not [link for link in page.links if link.startswith("/admin/")]
-    response = client.post(f"{card}approve/", {"digest": approval.digest})
-    assert response.url == "/tools/backoffice/agentruns/approval/"
-    page = read(client.get(f"/tools/backoffice/agentruns/run/{approval.run_id}/change/"))
-    assert not [link for link in page.links if link.startswith("/admin/")]
-    assert not [form for form in page.forms if form.startswith("/admin/")]
+    approval, there = world.waiting(), "/tools/backoffice/agentruns"
+    card, run = f"{there}/approval/{approval.pk}/", f"{there}/run/{approval.run_id}/change/"
+    assert any(link.startswith(f"{card}change/") for link in shown(f"{there}/approval/").links)
+    assert run in shown(f"{card}change/").links
+    for page in (shown(f"{card}change/"), shown(run), shown("/tools/backoffice/")):
+        assert not [link for link in [*page.links, *page.forms] if link.startswith("/admin/")]
+    assert f"{card}change/" in page.links, "from the figures on the index"
+    response = browser("superuser").post(f"{card}approve/", {"digest": approval.digest})
+    assert response.url == f"{there}/approval/"
+    assert "at a glance" in shown(f"{there}/").text
 
 
-@pytest.mark.urls("tests.admin.test_sites")
+@pytest.mark.urls(__name__)
+def test_an_index_of_their_own_stays(world: World) -> None:
+    approval = world.waiting()
+    assert "at a glance" not in shown("/tools/own/").text
+    assert own.index_template == "admin/index.html"
+    assert url(approval) in shown("/admin/agentruns/").links
+
+
+@pytest.mark.urls(__name__)
 def test_a_site_with_only_one_of_the_two_links_to_nothing_it_lacks(world: World) -> None:
     approval = world.waiting()
-    page = read(browser("superuser").get(f"/lookout/agentruns/run/{approval.run_id}/change/"))
+    page = shown(f"/lookout/agentruns/run/{approval.run_id}/change/")
     assert f"Waits for approval: {approval.title}" in page.text
     assert not [link for link in page.links if "approval/" in link]
 
@@ -65,17 +84,13 @@ def test_a_site_with_only_one_of_the_two_links_to_nothing_it_lacks(world: World)
 @pytest.mark.django_db(databases=["default", "other"])
 def test_the_journal_in_a_database_of_its_own(settings: Any) -> None:
     settings.AGENTRUNS_DATABASE = "other"
-    agent = shop_agent("elsewhere", {"tools": [call("refund", cents=5000)]})
-    approval = run_agent(agent, "refund", "elsewhere").pending[0]
+    approval = World().waiting("elsewhere")
     assert not Run.objects.using("default").exists()
-    client = browser("superuser")
     for name in ("run", "approval"):
-        page = read(client.get(reverse(f"admin:agentruns_{name}_changelist")))
-        assert "refund(cents=5000)" in page.text
-        assert "elsewhere" in page.text
-    assert client.get(reverse("admin:agentruns_run_change", args=[approval.run_id])).status_code == 200
-    target = reverse("admin:agentruns_approval_approve", args=[approval.pk])
-    assert client.post(target, {"digest": approval.digest}).status_code == 302
+        text = listed(name).text
+        assert "refund(cents=5000)" in text and "elsewhere" in text
+    look(approval.run)
+    assert browser("superuser").post(url(approval, "approve"), {"digest": approval.digest}).status_code == 302
     assert Approval.objects.using("other").get(pk=approval.pk).status == "approved"
 
 
@@ -104,7 +119,55 @@ def test_numbers_in_forms_and_links_are_not_formatted(world: World) -> None:
     late.save(force_insert=True)
     type(run.session).objects.filter(pk=run.session_id).update(next_seq=12_346, head=late.hash)
     with override_settings(USE_THOUSAND_SEPARATOR=True, LANGUAGE_CODE="de"):
-        client = browser("superuser")
-        target = reverse("admin:agentruns_run_resume", args=[run.pk])
-        page = read(client.get(reverse("admin:agentruns_run_change", args=[run.pk])))
-        assert client.post(target, page.forms[target]).status_code == 302
+        target = url(run, "resume")
+        assert browser("superuser").post(target, look(run).forms[target]).status_code == 302
+
+
+def careless(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[..., HttpResponse]:
+    """Middleware of a project whose own pages may be framed by anybody."""
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
+        response["X-Frame-Options"] = "ALLOWALL"
+        response["content-security-policy"] = "frame-ancestors *; img-src 'self'"
+        return response
+
+    return respond
+
+
+def none(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[..., HttpResponse]:
+    return get_response
+
+
+def headers_of(page: str, cookie: str) -> Any:
+    """Read the headers that a browser gets, from a server that answers in this thread."""
+
+    def ask() -> Any:
+        request = Request(f"http://127.0.0.1:{server.server_port}{page}", headers={"Cookie": cookie})
+        with urlopen(request) as response:
+            assert b"<form" in response.read()
+            return response.headers
+
+    with make_server("127.0.0.1", 0, WSGIHandler()) as server, ThreadPoolExecutor() as pool:
+        answer = pool.submit(ask)
+        server.handle_request()
+        return answer.result()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("middleware", ["careless", "none"])
+def test_pages_that_act_are_framed_by_nobody(middleware: str, settings: Any) -> None:
+    clickjacking = "django.middleware.clickjacking.XFrameOptionsMiddleware"
+    others = [name for name in project.MIDDLEWARE if name != clickjacking]
+    settings.MIDDLEWARE = [f"{__name__}.{middleware}", *others]
+    settings.ALLOWED_HOSTS = ["127.0.0.1"]
+    approval = World().waiting()
+    token = create_token(user("superuser"), ["runs:read"])[0]
+    cookie = browser("superuser").cookies[settings.SESSION_COOKIE_NAME]
+    pages = (url(approval), url(approval.run), reverse("admin:agentruns_apitoken_change", args=[token.pk]))
+    for page in pages:
+        headers = headers_of(page, f"{cookie.key}={cookie.value}")
+        assert headers.get_all("X-Frame-Options") == ["DENY"]
+        sent = ", ".join(headers.get_all("Content-Security-Policy")).split(", ")
+        assert sent[-1] == "frame-ancestors 'none'"
+        assert sent[:-1] == (["frame-ancestors *; img-src 'self'"] if middleware == "careless" else [])
