@@ -121,11 +121,6 @@ def look(obj: Run | Approval, *texts: str, role: str = "superuser", query: str =
     return says(browser(role).get(url(obj) + query), *texts)
 
 
-def page(run: Run, role: str = "superuser", query: str = "") -> Page:
-    """Read the page of a run as somebody of a role."""
-    return read(browser(role).get(url(run) + query))
-
-
 def listed(model: str, role: str = "superuser", **query: str) -> Page:
     """Read a list as somebody of a role."""
     return says(browser(role).get(reverse(f"admin:agentruns_{model}_changelist"), query))

@@ -1,59 +1,53 @@
-"""Pause, Adopt and Verify chain: whose clicks count, and what is said of a journal that was altered."""
+"""Pause, Adopt and Verify chain: whose clicks count, what is said of limits, and of an altered journal."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth import get_user_model
-from django.contrib.auth.models import Permission
 from django.db import connection
-from django.test import Client
 from django.utils import timezone
 
-from agentruns import approve
+from agentruns import Agent, approve, start_run
+from agentruns.admin.runs import actions
+from agentruns.admin.runs.limits import Drift, adopt, judgement, meters
+from agentruns.conf import settings as ours
+from agentruns.engine.budgets import exceeded
 from agentruns.engine.leases import Lease, claim
 from agentruns.engine.loop import drive_run
 from agentruns.engine.worker import agent_for
+from agentruns.journal.fold import RunState
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, triggers
+from agentruns.providers.names import model_identity
 from agentruns.services.control import cancel_run
 from agentruns.services.sweep import sweep
-from tests.admin.pages import page, read, snapshot, url
+from agentruns.services.waiting import APPROVAL, ORPHAN, Wait
+from agentruns.testing import DatabaseClock
+from tests.admin.pages import look, read, says, snapshot, text, unchanged, url, words
 from tests.admin.people import browser, user
-from tests.admin.world import World, drifted, seen, status
+from tests.admin.world import TURN, World, drifted, ran, seen, status
 from tests.effects import Effects
-from tests.rows import change
+from tests.registry import isolated_registry
+from tests.rows import change, write_raw
+from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-EVERY = ["view_run", "pause_run", "adopt_definition", "resume_run", "cancel_run"]
-PEOPLE: dict[str, tuple[list[str], dict[str, int]]] = {
-    "superuser": ([], {"verify": 200, "adopt": 302, "pause": 302}),
-    "reader": (["view_run"], {"verify": 200, "adopt": 403, "pause": 403}),
-    "pauser": (["view_run", "pause_run"], {"verify": 200, "adopt": 403, "pause": 302}),
-    "adopter": (["view_run", "adopt_definition"], {"verify": 200, "adopt": 302, "pause": 403}),
-    "blind": (["pause_run", "adopt_definition"], {"verify": 403, "adopt": 403, "pause": 403}),
-    "customer": (EVERY, {}),  # not staff
-    "anonymous": ([], {}),
+PEOPLE = {
+    "superuser": {"verify": 200, "adopt": 302, "pause": 302},
+    "reader": {"verify": 200, "adopt": 403, "pause": 403},
+    "pauser": {"verify": 200, "adopt": 403, "pause": 302},
+    "adopter": {"verify": 200, "adopt": 302, "pause": 403},
+    "blind": {"verify": 403, "adopt": 403, "pause": 403},
+    "customer": {},
+    "anonymous": {},
 }
-LOGIN = 302
-
-
-def somebody(name: str) -> Client:
-    """Somebody with the permissions of that name, logged in."""
-    codenames, _allowed = PEOPLE[name]
-    if not codenames:
-        return browser(name)
-    made = get_user_model().objects.create_user(name, is_staff=name != "customer")
-    made.user_permissions.set(
-        Permission.objects.filter(content_type__app_label="agentruns", codename__in=codenames)
-    )
-    client = Client()
-    client.force_login(made)
-    return client
 
 
 def press(run: Run, action: str, **data: Any) -> Any:
@@ -62,14 +56,13 @@ def press(run: Run, action: str, **data: Any) -> Any:
 
 @pytest.mark.parametrize("name", PEOPLE)
 def test_whose_clicks_count(world: World, name: str) -> None:
-    run, client = drifted(world), somebody(name)
-    _codenames, allowed = PEOPLE[name]
+    run, client, allowed = drifted(world), browser(name), PEOPLE[name]
     before = snapshot()
     for action in ("verify", "adopt", "pause"):
         if allowed.get("verify") == 200:
             assert client.get(url(run, action)).url == url(run)
         response = client.post(url(run, action), {**seen(run), "reason": "at night"})
-        assert response.status_code == allowed.get(action, LOGIN), action
+        assert response.status_code == allowed.get(action, 302), action
         if not allowed:
             assert response.url.startswith("/admin/login/")
         changed = action != "verify" and allowed.get(action) == 302
@@ -86,59 +79,37 @@ def test_whose_clicks_count(world: World, name: str) -> None:
 
 def test_requests_without_a_token_are_refused_and_an_ended_run_stays_as_it_is(world: World) -> None:
     run, done = drifted(world), world.completed()
-    before = snapshot()
     strict = browser("superuser", enforce_csrf_checks=True)
-    for action in ("verify", "adopt", "pause"):
-        assert strict.post(url(run, action), seen(run)).status_code == 403
-    for action in ("adopt", "pause"):
-        response = press(done, action, hash="0" * 64, seq=done.messages.latest("seq").seq)
-        assert response.status_code == 409
-        assert "Nothing was changed. It has ended: completed." in read(response).text
-    assert press(done, "pause", reason="x" * 2001).status_code == 409
-    assert not {url(done, verb) for verb in ("resume", "pause", "cancel")} & set(page(done).forms)
-    assert snapshot() == before
-
-
-def test_the_requester_may_pause_what_they_see(world: World) -> None:
-    run = world.waiting(actor=user("viewer")).run
-    assert "People can still decide meanwhile." in page(run, "viewer").text
-    assert browser("viewer").post(url(run, "pause"), {}).status_code == 302
-    assert status(run) == "paused"
+    told = "Nothing was changed. It has ended: completed."
+    with unchanged():
+        for action in ("verify", "adopt", "pause"):
+            assert strict.post(url(run, action), seen(run)).status_code == 403
+        for action in ("adopt", "pause"):
+            response = press(done, action, hash="0" * 64, seq=done.messages.latest("seq").seq)
+            says(response, told, status=409)
+        assert press(done, "pause", reason="x" * 2001).status_code == 409
+    assert not {url(done, verb) for verb in ("resume", "pause", "cancel")} & set(look(done).forms)
 
 
 def test_a_pause_waits_for_the_worker_and_ends_with_resume(world: World, effects: Effects) -> None:
     run = world.queued()
     lease = claim("default", run.pk)
     assert isinstance(lease, Lease)
-    assert "The worker pauses it before its next tool starts." in page(run).text
-    shown = read(press(run, "pause"))
-    assert "Pause requested. The worker pauses it before its next tool starts." in shown.text
-    assert "superuser asked" in shown.text
-    assert "It is being paused." in shown.text
-    before = snapshot()
-    assert press(run, "pause").status_code == 409
-    assert snapshot() == before
+    told = "The worker pauses it before its next tool starts."
+    assert told in look(run).text
+    says(press(run, "pause"), f"Pause requested. {told}", "superuser asked", "It is being paused.")
+    with unchanged():
+        assert press(run, "pause").status_code == 409
     run.refresh_from_db()
     drive_run(run, agent_for(run, "default"), lease)
     assert (status(run), effects.count()) == ("paused", 0)
-    assert "It is paused already." in page(run).text
+    assert "It is paused already." in look(run).text
     assert press(run, "pause").status_code == 409
     press(run, "resume", seq=run.messages.latest("seq").seq)
-    assert url(run, "pause") in page(run).forms
-    assert "Paused. It goes on when somebody resumes it." in read(press(run, "pause")).text
+    assert url(run, "pause") in look(run).forms
+    says(press(run, "pause"), "Paused. It goes on when somebody resumes it.")
     cancel_run(run.pk, None)
     assert press(run, "pause").status_code == 409
-
-
-def test_a_stalled_run_says_when_its_worker_was_last_heard(world: World) -> None:
-    run = world.queued()
-    assert claim("default", run.pk)
-    assert "stalled" not in page(run).text
-    over = timezone.now() - timedelta(minutes=6, seconds=30)
-    Run.objects.filter(pk=run.pk).update(lease_expires_at=over)  # a lease is a minute
-    shown = page(run)
-    assert "stalled Its worker has fallen silent." in " ".join(shown.text.split())
-    assert "(7\xa0minutes ago)" in shown.text.split("Worker last heard")[1]
 
 
 def test_what_is_intact_says_up_to_which_head(world: World) -> None:
@@ -146,18 +117,16 @@ def test_what_is_intact_says_up_to_which_head(world: World) -> None:
     approve(approval.pk, user("superuser"))
     sweep()
     run = approval.run
-    session, before = Session.objects.get(pk=run.session_id), snapshot()
-    shown = read(press(run, "verify"))
-    rows = run.messages.count()
-    assert f"The journal of this session is intact: all {rows} rows" in shown.text
-    assert f"Headrow {rows}" in "".join(shown.text.split("\n")).replace("  ", "")
-    assert session.head in shown.text
-    assert timezone.localtime().strftime("%Y-%m-%d %H:%M") in shown.text.split("Checked")[1]
-    assert (snapshot(), LogEntry.objects.count()) == (before, 0)
+    session, rows = Session.objects.get(pk=run.session_id), run.messages.count()
+    with unchanged():
+        told = f"The journal of this session is intact: all {rows} rows"
+        shown = says(press(run, "verify"), told, session.head)
+        assert f"Headrow {rows}" in "".join(shown.text.split("\n")).replace("  ", "")
+        assert timezone.localtime().strftime("%Y-%m-%d %H:%M") in shown.text.split("Checked")[1]
+    assert LogEntry.objects.count() == 0
     Run.objects.filter(pk=run.pk).update(step=99)
-    shown = read(press(run, "verify"))
-    assert "The journal itself is intact, but runs or approvals are not shown as it says:" in shown.text
-    assert "step is '99', the journal says '2'." in shown.text
+    told = "The journal itself is intact, but runs or approvals are not shown as it says:"
+    says(press(run, "verify"), told, "step is '99', the journal says '2'.")
 
 
 def test_an_altered_row_is_named_with_a_way_to_it(world: World) -> None:
@@ -165,37 +134,231 @@ def test_an_altered_row_is_named_with_a_way_to_it(world: World) -> None:
     row = run.messages.get(kind="tool_result")
     with triggers.lifted(connection):
         change(row, content="nothing\u202e happened")
-    response = press(run, "verify")
-    shown = read(response)
-    assert response.status_code == 200
-    assert f"seq {row.seq} (tool_result) was altered." in shown.text
+    shown = says(press(run, "verify"), f"seq {row.seq} (tool_result) was altered.")
     assert url(run, "row", row.seq) in shown.links
-    assert read(browser("superuser").get(url(run))).text.count("was altered") == 0, "only who asks is told"
+    assert "was altered" not in look(run).text, "only who asks is told"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", ""])
-def test_the_page_opens_when_the_journal_cannot_be_read(world: World, text: str) -> None:
-    run = world.orphaned()
-    seq = run.messages.get(kind="orphan_found").seq
-    with triggers.lifted(connection), connection.cursor() as cursor:
-        cursor.execute("UPDATE agentruns_message SET facts = %s WHERE seq = %s", [text, seq])
-    client, before = browser("superuser"), snapshot_of_columns()
-    assert "post it" in page(run).text, "the task"
-    assert "Its journal cannot be read." in page(run).text
-    shown = read(client.post(url(run, "verify")))
-    assert f"seq {seq} (orphan_found) was altered." in shown.text
-    assert url(run, "row", seq) in shown.links
-    row = client.get(url(run, "row", seq))
-    assert row.status_code == 200
-    assert "orphan_found" in row.content.decode()
-    for action in ("resume", "pause", "cancel"):
-        response = press(run, action, seq=run.messages.order_by("-seq").values_list("seq", flat=True)[0])
-        assert response.status_code == 409, action
-    assert snapshot_of_columns() == before
-    assert problems(run.session_id) == [f"Session orphaned: seq {seq} (orphan_found) was altered."]
-
-
-def snapshot_of_columns() -> Any:
-    """What a page could have changed, without what cannot be read."""
+def columns() -> Any:
+    """Return what a page could have changed, without what cannot be read."""
     rows = Message.objects.order_by("pk").values_list("pk", "seq", "hash")
     return list(rows), list(Run.objects.order_by("pk").values())
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", ""])
+def test_the_page_opens_when_the_journal_cannot_be_read(world: World, damage: str) -> None:
+    run = world.orphaned()
+    row = run.messages.get(kind="orphan_found")
+    write_raw("agentruns_message", "facts", damage, "id", row.pk)
+    before = columns()
+    says(browser("superuser").get(url(run)), "post it", "Its journal cannot be read.")
+    shown = read(press(run, "verify"))
+    assert f"seq {row.seq} (orphan_found) was altered." in shown.text
+    assert url(run, "row", row.seq) in shown.links
+    raw = browser("superuser").get(url(run, "row", row.seq))
+    assert (raw.status_code, "orphan_found" in raw.content.decode()) == (200, True)
+    last = run.messages.order_by("-seq").values_list("seq", flat=True)[0]
+    for action in ("resume", "pause", "cancel"):
+        assert press(run, action, seq=last).status_code == 409, action
+    assert columns() == before
+    assert problems(run.session_id) == [f"Session orphaned: seq {row.seq} (orphan_found) was altered."]
+
+
+BUDGETS = {"max_steps": 10, "token_budget": 1000, "cost_budget": "2.5", "deadline": 3600.0}
+
+
+@pytest.mark.parametrize(
+    ("step", "tokens", "cost", "seconds", "percents"),
+    [
+        (0, 0, "0", 0, [0, 0, 0, 0]),
+        (3, 999, "2.4999", 3599, [30, 99, 99, 99]),
+        (10, 0, "0", 0, [100, 0, 0, 0]),
+        (1, 1000, "0.1", 60, [10, 100, 4, 1]),
+        (1, 10, "2.5", 60, [10, 1, 100, 1]),
+        (1, 10, "0.1", 7200, [10, 1, 4, 100]),
+        (1, 10, "0.1", -5, [10, 1, 4, 0]),
+    ],
+)
+def test_the_meters_judge_as_the_engine_does(
+    step: int, tokens: int, cost: str, seconds: float, percents: list[int]
+) -> None:
+    usage = {"input_tokens": tokens, "other": 5, "cost": cost}
+    spent = timedelta(seconds=seconds)
+    found = meters(BUDGETS, step, usage, spent)
+    assert [each.percent for each in found] == percents
+    state = RunState(run_id=None, step=step, usage=usage)  # type: ignore[arg-type]
+    now = datetime.now(UTC)
+    state.started_at = now - spent
+    limits = {"cost_budget": Decimal("2.5"), "deadline": timedelta(hours=1)}
+    error = exceeded(SimpleNamespace(**{**BUDGETS, **limits}), state, lambda: now)  # type: ignore[arg-type]
+    used_up = [each.name for each in found if each.is_used_up]
+    assert used_up[:1] == ([error.partition(":")[0]] if error else [])
+    assert judgement(found, ended=False).startswith("Used up: ") == bool(error)
+    if error:
+        stopped = judgement(found, ended=True, error=f"BudgetExceededError: {error}")
+        assert stopped.startswith("It was stopped by this limit: ")
+    assert judgement(found, ended=True, error="ValueError: max_steps") == ""
+
+
+def test_the_page_shows_how_much_of_each_budget_is_used(
+    world: World, settings: Any, database_clock: DatabaseClock
+) -> None:
+    usage = {"input_tokens": 1500, "output_tokens": 500}
+    turn = {"tools": [call("refund", cents=5000)], "usage": usage}
+    model = shop_agent("priced", turn).model
+    settings.AGENTRUNS_PRICES = {model_identity(model): {"input": 300, "output": 300}}
+    limits = {"max_steps": 4, "token_budget": 10_000, "cost_budget": 1, "deadline": timedelta(hours=2)}
+    run = ran("priced", turn, **limits)
+    database_clock.forward(hours=5)  # it waits for a person: that is free
+    shown = look(run)
+    assert 'aria-valuenow="60" aria-valuetext="0.6 of 1"' in shown.html
+    with isolated_registry():
+        unknown = look(run)
+    assert "This web server does not know agent priced" in unknown.text
+    for page in (shown, unknown):
+        for said in (
+            "Model replies 1 of 4",
+            "Tokens 2,000 of 10,000",
+            "Cost 0.6 of 1",
+            "Time, without waiting for people 0 s of 2 h",
+            "Closest limit: Cost, 60 % used.",
+        ):
+            assert said in words(page).replace("\xa0", " ")
+    Run.objects.filter(pk=run.pk).update(step=4)
+    assert "Used up: Model replies. The run fails before its next request" in look(run).text
+
+
+def test_a_run_that_a_limit_ended_says_which() -> None:
+    run = ran("spender", TURN, max_steps=1)
+    told = ("It was stopped by this limit: Model replies.", "No limit is set for: tokens, cost, time.")
+    says(browser("superuser").get(url(run)), *told)
+    shop_agent("spender", TURN, max_steps=9)
+    assert "Another definition" not in text(run)
+
+
+def test_what_was_adopted_is_what_was_shown(world: World) -> None:
+    run = drifted(world)
+    assert sweep().blocked == 1
+    shown = look(run)
+    assert shown.cells("ar-drift") == [["max_steps", "50", "7"]]
+    assert "Workers that know only the new one leave the run alone." in shown.text
+    assert "#ar-definition" in shown.links
+    form = shown.forms[url(run, "adopt")]
+    assert {name: form[name] for name in ("hash", "seq")} == {k: str(v) for k, v in seen(run).items()}
+    shop_agent(run.agent, TURN, max_steps=8)  # deployed meanwhile
+    with unchanged():
+        for stale in (form, {**seen(run), "seq": 1}, {"hash": seen(run)["hash"]}, {"hash": "", "seq": "x"}):
+            says(press(run, "adopt", **stale), "since you looked. This is how it is now.", status=409)
+    old, fresh = run.definition_id, look(run).forms[url(run, "adopt")]
+    says(press(run, "adopt", **fresh), "Adopted. The run now follows the definition of version 1.")
+    row = run.messages.get(kind="run_adopted").payload
+    assert (row["old"], row["new"], row["actor"]["name"]) == (old, fresh["hash"], "superuser")
+    assert url(run, "adopt") not in look(run).forms
+    assert press(run, "adopt", **fresh).status_code == 409, "a double click"
+    assert sweep().completed == 1
+
+
+def test_a_live_run_is_not_given_another_definition(world: World) -> None:
+    run = drifted(world)
+    assert claim("default", run.pk)
+    assert "Pause it first." in look(run).text
+    with unchanged():
+        assert press(run, "adopt", **seen(run)).status_code == 409
+
+
+def test_a_version_that_is_still_served_just_goes_on(world: World) -> None:
+    with isolated_registry():
+        run = start_run(shop_agent("two", TURN), "do it", "s1")
+        shop_agent("two", TURN, version="2", max_steps=7)
+        shown = look(run, "Version 1, which this run was started with, is still registered as it was")
+        assert shown.cells("ar-drift") == [["max_steps", "50", "7"], ["version", "1", "2"]]
+        assert url(run, "adopt") not in shown.forms
+        assert press(run, "adopt", **seen(run)).status_code == 409
+    with isolated_registry():
+        form = {"hash": "", "seq": run.messages.latest("seq").seq}
+        assert press(run, "adopt", **form).status_code == 409, "unknown"
+        shop_agent("two", TURN, version="2", max_steps=7)
+        shown = look(run)
+        told = "Version 1 of two, which the run follows, is not registered here any more; version 2 is."
+        assert told in shown.text
+        press(run, "adopt", **shown.forms[url(run, "adopt")])
+        run.refresh_from_db()
+        assert run.version == "2"
+
+
+def test_long_and_hostile_parts_are_cut_around_what_differs(world: World) -> None:
+    model = shop_agent("model").model
+    start, rule = "Be kind. " * 300, "<script>alert(1)</script>\u202eNever refund."
+    run = start_run(Agent("long", instructions=start, tools=TOOLS, model=model), "do it", "s1")
+    Agent("long", instructions=start + rule, tools=TOOLS[1:], model=model)
+    (name, before, now), (tool, policy, gone) = look(run).cells("ar-drift")
+    assert (name, tool, gone) == ("instructions", "tools.post (removed)", "not there")
+    assert before.startswith("…")
+    assert "Show all of it: 2700 characters" in before
+    first, rest = now.split("Show all of it:")
+    assert first.startswith("…")
+    assert "<script>alert(1)</script>U+202ENever refund." in first
+    assert start in rest
+    assert '"description"' in policy
+
+
+def a_run(status: str, **columns: Any) -> Run:
+    """Build a run that is stored nowhere, and asks no database for its times."""
+    return Run(status=status, created_at=None, updated_at=None, **columns)
+
+
+@pytest.mark.parametrize(("leases", "offered"), [(0.5, False), (1.5, True)])
+def test_a_second_cancel_is_offered_after_a_lease(leases: float, offered: bool) -> None:
+    now = timezone.now()
+    run = a_run("running", lease_expires_at=now + timedelta(seconds=30))
+    asked = now - timedelta(seconds=ours.LEASE_SECONDS * leases)
+    situation = actions.Situation(run=run, waits=[], cancel_requested=("ann", asked), may=["cancel"])
+    action = actions.cancel(situation)
+    assert (not action.why_not) == offered
+    assert any("kept as evidence" in line for line in action.effect) == offered
+
+
+def test_of_several_calls_in_doubt_each_is_named() -> None:
+    run = UUID(int=2)
+    doubts = [
+        Wait(kind=ORPHAN, run_id=run, call_id=name, tool=name, attempt=1, text="It died.") for name in "ab"
+    ]
+    other = Wait(kind=APPROVAL, run_id=run, approval_id=UUID(int=1), call_id="c")
+    notes = actions.notes(actions.Situation(run=a_run("orphaned"), waits=[*doubts, other]))
+    assert [note[:20] for note in notes] == ["a, attempt 1: It die", "b, attempt 1: It die"]
+
+
+def test_an_ended_run_says_what_is_left_to_do() -> None:
+    for ended, uncleared, said in (
+        ("completed", 0, "Completed. It waits for nobody."),
+        ("completed", 1, "Completed. Somebody still has to say what became of a call:"),
+        ("cancelled", 2, "Cancelled. Somebody still has to say what became of 2 calls:"),
+    ):
+        situation = actions.Situation(run=a_run(ended), waits=[], uncleared=uncleared)
+        assert actions.headline(situation) == said
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ({"is_paused": True}, "It is paused already."),
+        ({"run": a_run("orphaned"), "is_paused": True}, "It is paused already."),
+        ({"run": a_run("failed")}, "It has ended: failed."),
+        ({"cancel_requested": ("ann", timezone.now())}, "It is being cancelled."),
+        ({"may": []}, "You lack the permission agentruns.pause_run."),
+        ({}, ""),
+    ],
+)
+def test_why_a_run_cannot_be_paused(known: dict[str, Any], why: str) -> None:
+    situation = actions.Situation(
+        **{"run": a_run("paused"), "waits": [], "may": ["pause"], **known}  # type: ignore[arg-type]
+    )
+    action = actions.pause(situation)
+    assert (action.why_not, action.forbidden) == (why, known.get("may") == [])
+
+
+def test_adopting_says_that_a_paused_run_stays_paused() -> None:
+    situation = actions.Situation(run=a_run("paused"), waits=[], is_paused=True)
+    nothing = adopt(situation, Drift(None, is_served=False, parts=[]))
+    assert "It stays paused until somebody resumes it." in nothing.effect
+    assert nothing.why_not == "This web server does not know the agent: there is nothing to adopt."

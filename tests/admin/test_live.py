@@ -1,22 +1,26 @@
-"""What an open page asks for: the page anew if something changed, and next to nothing if not."""
+"""What an open page asks for: the page anew or what is new in a list, next to nothing if nothing is.
+
+And that every page writes times in its reader's zone.
+"""
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 from django.utils import timezone
 
 from agentruns import approve
 from agentruns.engine.leases import claim
 from agentruns.models import Run
 from agentruns.services.sweep import sweep
-from tests.admin.pages import Page, read, snapshot, url
-from tests.admin.people import ROLES, browser, user
+from agentruns.utils.ids import uuid7
+from tests.admin.pages import leads_to, listed, look, queries, read, unchanged, url
+from tests.admin.people import browser, user
 from tests.admin.world import World
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,28 +30,21 @@ def ask(run: Run, role: str = "superuser", **query: Any) -> Any:
     return browser(role).get(url(run, "live"), query)
 
 
-def tag(response: Any) -> str:
-    found = re.search(r'data-seen="([0-9a-f]{16})"', response.content.decode())
-    assert found
-    return found[1]
+def tag(html: str) -> str:
+    return re.findall(r'data-seen="([0-9a-f]{16})"', html)[0]
 
 
 def seen(run: Run) -> str:
     """What the page of a run that is opened now carries."""
-    return tag(browser("superuser").get(url(run)))
-
-
-def cards(page: Page) -> list[str]:
-    return re.findall(r'id="row-([0-9]+)"', page.html)
+    return tag(look(run).html)
 
 
 def test_nothing_new_costs_next_to_nothing(world: World) -> None:
     run = world.waiting().run
-    client, known = browser("superuser"), seen(run)
-    with CaptureQueriesContext(connection) as queries:
-        response = client.get(url(run, "live"), {"after": 4, "seen": known})
+    client, query = browser("superuser"), {"after": 4, "seen": seen(run)}
+    response = client.get(url(run, "live"), query)
     assert (response.status_code, response.content) == (204, b"")
-    asked = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
+    asked = [sql for sql in queries(lambda: client.get(url(run, "live"), query)) if sql.startswith("SELECT")]
     assert len(asked) == 4, asked  # the session, the user, the run, its last row
 
 
@@ -57,13 +54,13 @@ def test_what_is_new_is_the_page_without_the_site_around_it(world: World) -> Non
     last = run.messages.latest("seq").seq
     approve(approval.pk, user("superuser"), digest=approval.digest)
     sweep()
-    response = ask(run, after=last, seen=known)
-    fragment = read(response)
+    fragment = read(ask(run, after=last, seen=known))
     assert "Completed. It waits for nobody." in fragment.text
-    assert cards(fragment) == [str(seq) for seq in range(last + 1, run.messages.latest("seq").seq + 1)]
+    cards = re.findall(r'id="row-([0-9]+)"', fragment.html)
+    assert cards == [str(seq) for seq in range(last + 1, run.messages.latest("seq").seq + 1)]
     assert not {"html", "body", "script", "link", "nav"} & set(fragment.tags)
-    assert 'data-ended data-end data-after="' in response.content.decode()
-    assert ask(run, after=last, seen=tag(response)).status_code == 204
+    assert 'data-ended data-end data-after="' in fragment.html
+    assert ask(run, after=last, seen=tag(fragment.html)).status_code == 204
 
 
 def test_what_writes_no_row_is_news_too(world: World) -> None:
@@ -73,49 +70,93 @@ def test_what_writes_no_row_is_news_too(world: World) -> None:
     def changed() -> bool:
         response = ask(run, seen=known[-1])
         if response.status_code == 200:
-            known.append(tag(response))
+            known.append(tag(response.content.decode()))
         return response.status_code == 200
 
     assert not changed()
+    Run.objects.filter(pk=run.pk).update(not_before=timezone.now() + timedelta(hours=1))
+    assert changed()
+    assert not changed()
+    Run.objects.filter(pk=run.pk).update(not_before=timezone.now() - timedelta(seconds=1))
+    assert changed(), "its time has come"
     assert claim("default", run.pk)
     assert changed()
     Run.objects.filter(pk=run.pk).update(lease_expires_at=timezone.now() - timedelta(minutes=1))
     assert changed()
     assert not changed()
-    assert len(set(known)) == 3
-
-
-def test_that_the_time_of_a_new_run_has_come_is_news(world: World) -> None:
-    run = world.queued()
-    Run.objects.filter(pk=run.pk).update(not_before=timezone.now() + timedelta(hours=1))
-    known = seen(run)
-    assert ask(run, seen=known).status_code == 204
-    Run.objects.filter(pk=run.pk).update(not_before=timezone.now() - timedelta(seconds=1))
-    assert ask(run, seen=known).status_code == 200
+    assert len(set(known)) == 4, "the first again, once its time had come"
 
 
 def test_it_is_asked_for_and_changes_nothing(world: World) -> None:
-    run, before = world.paused(), snapshot()
-    assert browser("superuser").post(url(run, "live")).status_code == 405
-    assert browser("superuser").head(url(run, "live")).status_code == 200
-    for odd in ("-1", "x", "9" * 30):
-        assert ask(run, after=odd, seen=odd).status_code == 200
-    assert snapshot() == before
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_who_sees_the_run_may_follow_it(world: World, role: str) -> None:
-    run = world.completed()
-    status = ask(run, role).status_code
-    assert status == browser(role).get(url(run)).status_code
-    assert status == (200 if role in ("viewer", "operator", "resolver", "superuser") else status)
+    run = world.paused()
+    with unchanged():
+        assert browser("superuser").post(url(run, "live")).status_code == 405
+        assert browser("superuser").head(url(run, "live")).status_code == 200
+        for odd in ("-1", "x", "9" * 30):
+            assert ask(run, after=odd, seen=odd).status_code == 200
 
 
 def test_the_page_says_how_to_follow_it(world: World) -> None:
     run = world.queued()
-    html = browser("superuser").get(url(run)).content.decode()
+    html = look(run).html
     assert f'data-url="{url(run, "live")}"' in html
     assert 'data-interval="2000"' in html
     assert "data-ended" not in html
     assert html.count("agentruns/live.js") == 1
-    assert "data-ended" in browser("superuser").get(url(world.completed())).content.decode()
+    assert "data-ended" in look(world.completed()).html
+
+
+@pytest.mark.parametrize("name", ["run", "approval"])
+def test_what_came_since_a_list_was_opened_is_counted_under_its_filters(world: World, name: str) -> None:
+    world.waiting("old")
+    client = browser("superuser")
+    html = listed(name, agent="gated-new", o="1", p="1").html
+    asked = html.partition('data-poll="')[2].partition('"')[0].replace("&amp;", "&")
+    assert parse_qs(urlsplit(asked).query).keys() == {"agent", "o", "since"}
+    assert client.get(asked).status_code == 204
+    new = world.waiting("new")
+    world.waiting("other")
+    answer = client.get(asked)
+    assert (answer.status_code, answer.content.decode()) == (200, "1 new since you opened this")
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert url(new if name == "approval" else new.run) in leads_to(listed(name, agent="gated-new"))
+
+
+def test_news_are_of_what_one_may_see(world: World) -> None:
+    since = str(uuid7())
+    world.waiting("one", actor=user("viewer"))
+    for name, roles in (
+        ("run", {"viewer": 200, "decider": 403, "staff": 403, "operator": 200, "anonymous": 302}),
+        ("approval", {"viewer": 200, "decider": 200, "staff": 403, "operator": 403, "anonymous": 302}),
+    ):
+        where = reverse(f"admin:agentruns_{name}_news")
+        for role, status in roles.items():
+            assert browser(role).get(where, {"since": since}).status_code == status, (name, role)
+        for query in ({"since": "x"}, {}, {"since": since, "input__contains": "x"}):
+            assert browser("superuser").get(where, query).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("cookie", "project", "hour"),
+    [
+        ("Asia/Tokyo", "UTC", "21:00:00 JST"),
+        ("", "UTC", "12:00:00 UTC"),
+        ("../etc/passwd", "UTC", "12:00:00 UTC"),
+        ("Asia", "UTC", "12:00:00 UTC"),
+        ("Asia/Tokyo", "Europe/Berlin", "13:00:00 CET"),
+    ],
+)
+def test_times_are_in_the_readers_zone_unless_the_project_has_one(
+    world: World, settings: Any, cookie: str, project: str, hour: str
+) -> None:
+    run = world.completed()
+    Run.objects.update(created_at=datetime(2026, 3, 4, 12, 0, tzinfo=UTC))
+    settings.TIME_ZONE = project
+    client = browser("superuser")
+    client.cookies["agentruns_zone"] = cookie
+    for where in (reverse("admin:agentruns_run_changelist"), url(run)):
+        assert f"2026-03-04 {hour}" in client.get(where).content.decode(), where
+    assert timezone.get_current_timezone_name() == project
+    if cookie == "Asia/Tokyo":  # a zone that the project activates stays
+        with timezone.override(timezone.get_fixed_timezone(timedelta(hours=5))):
+            assert "2026-03-04 17:00:00" in client.get(where).content.decode()

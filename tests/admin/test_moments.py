@@ -1,4 +1,4 @@
-"""A run at any row: what it was, what the model was sent, and a fork from there."""
+"""A run at any row: what it was, what the model was sent, a fork and a replay from there, and its erasure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
-from django.db import connection
-from django.urls import reverse
+from django.db import connection, connections
 
-from agentruns import ToolContext, run_agent, tool
+from agentruns import ModelReply, ModelRequest, ToolContext, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, triggers
+from agentruns.providers.base import ProviderError
 from agentruns.services.forks import fork_run
-from tests.admin.pages import read
+from tests.admin import pages
+from tests.admin.pages import look, read, says
 from tests.admin.people import browser, user
-from tests.admin.world import World
+from tests.admin.world import TURN, World, ran
+from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.rows import change
 from tests.shop.agents import act, call, post, shop_agent
+from tests.statements import captured_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,40 +33,41 @@ VERIFY = Path(__file__).resolve().parents[2] / "docs" / "verify_export.py"
 HOSTILE = "<script>alert(1)</script>\u202e"
 
 
-def url(run: Run, action: str = "at", **query: Any) -> str:
-    path = reverse(f"admin:agentruns_run_{action}", args=[run.pk])
-    return path + "?" + "&".join(f"{name}={value}" for name, value in query.items()) if query else path
+def url(run: Run, action: str, *args: Any, seq: object = "") -> str:
+    return pages.url(run, action, *args) + (f"?seq={seq}" if seq else "")
 
 
 def seq_of(run: Run, kind: str) -> int:
-    return Message.objects.filter(run=run, kind=kind).order_by("seq").first().seq
+    return run.messages.filter(kind=kind).earliest("seq").seq
+
+
+def at(run: Run, seq: object) -> str:
+    """Read what the page says of a run at a row."""
+    return says(browser("superuser").get(url(run, "at", seq=seq))).text
 
 
 def test_every_row_has_its_moment(world: World) -> None:
     run = world.completed()
-    for message in Message.objects.filter(run=run).order_by("seq"):
-        response = browser("superuser").get(url(run, seq=message.seq))
-        assert response.status_code == 200
-        assert f"Row {message.seq} of" in read(response).text
-    shown = read(browser("superuser").get(url(run)))
-    assert "completed (was running)" in shown.text
-    first = browser("superuser").get(url(run, seq=99))
-    assert first.status_code == 302
-    assert first.url.endswith(f"seq={run.messages.latest('seq').seq}")
-    assert browser("superuser").get(url(run, seq="nonsense")).status_code == 200
+    last = run.messages.latest("seq").seq
+    for seq in range(1, last + 1):
+        assert f"Row {seq} of" in at(run, seq)
+    says(browser("superuser").get(url(run, "at")), "completed (was running)")
+    beyond = browser("superuser").get(url(run, "at", seq=99))
+    assert beyond.status_code == 302
+    assert beyond.url.endswith(f"seq={last}")
+    at(run, "nonsense")
 
 
 def test_what_was_sent_is_told_from_what_was_not(world: World) -> None:
     run = world.completed()
     reply = seq_of(run, "assistant")
-    shown = read(browser("superuser").get(url(run, seq=reply))).text
+    shown = at(run, reply)
     assert "What the model was sent for this reply" in shown
     assert "its fingerprint is the one in this row" in shown
     assert "post done" not in shown, "what came after it"
     with triggers.lifted(connection):
-        row = Message.objects.get(run=run, kind="user")
-        change(row, content=[{"type": "text", "text": "forged"}])
-    assert "This is not what was sent" in read(browser("superuser").get(url(run, seq=reply))).text
+        change(run.messages.get(kind="user"), content=[{"type": "text", "text": "forged"}])
+    assert "This is not what was sent" in at(run, reply)
 
 
 @tool(name="pay", sensitive=["token"])
@@ -73,37 +77,38 @@ def pay(ctx: ToolContext, token: str, note: str) -> str:
     return HOSTILE
 
 
-def test_it_masks_and_escapes(world: World) -> None:
-    agent = shop_agent(
-        "payer", {"text": HOSTILE, "tools": [call("pay", token="tok_42", note=HOSTILE)]}, tools=[pay]
-    )
-    run = Run.objects.get(pk=run_agent(agent, HOSTILE, "pay-1").run_id)
-    for message in Message.objects.filter(run=run):
-        response = browser("superuser").get(url(run, seq=message.seq))
-        html = response.content.decode()
-        assert "tok_42" not in html
+def test_it_masks_and_escapes_and_so_does_a_fork_under_another_agent() -> None:
+    turn = {"text": HOSTILE, "tools": [call("pay", token="tok_42", note=HOSTILE)]}
+    run, client = ran("payer", turn, text=HOSTILE, tools=[pay]), browser("superuser")
+    other = shop_agent("reader", {"text": "read"}, tools=[])
+    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="more", agent=other)
+    paths = [url(one, "at", seq=row.seq) for one in (run, fork) for row in one.messages.all()]
+    call_id = fork.messages.get(kind="tool_started").call_id
+    for path in (*paths, url(fork, "change"), url(fork, "call", call_id)):
+        html = says(client.get(path)).html
+        assert "tok_42" not in html, path
         assert "<script>alert" not in html
         assert "\u202e" not in html
+    assert b"tok_42" not in b"".join(client.post(url(fork, "export")))
 
 
 def test_a_fork_from_the_page(world: World) -> None:
-    run = world.completed()
-    client = browser("superuser")
+    run, client = world.completed(), browser("superuser")
     form = {"at": seq_of(run, "tool_result"), "key": "k1", "text": "", "agent": ""}
     answer = client.post(url(run, "fork"), form)
     fork = Run.objects.get(origin=run)
     assert (answer.status_code, fork.origin_seq, fork.owner.username) == (302, form["at"], "superuser")
     assert client.post(url(run, "fork"), form).status_code == 302
     assert Run.objects.filter(origin=run).count() == 1, "a double click is one fork"
-    shown = read(client.get(url(run, "change"))).text
-    assert f"forked at row {form['at']}" in shown
-    assert "It was forked at row" in read(client.get(url(fork, "change"))).text
-    page = read(client.get(url(fork, "change", _changelist_filters="agent%3Dx")))
+    assert f"forked at row {form['at']}" in look(run).text
+    shown = look(fork).text
+    assert "It was forked at row" in shown
+    assert "Copied: Tool finished" in shown
+    page = look(fork, query="?_changelist_filters=agent%3Dx")
     assert any(f"agent%3Dx&seq={form['at']}" in link for link in page.links), page.links
-    journal = read(client.get(url(fork, "change"))).text
-    assert "Copied: Tool finished" in journal
-    copied = read(client.get(url(fork, seq=1))).text
-    assert "This row was copied from" in copied
+    assert "This row was copied from" in at(fork, 1)
+    Run.objects.filter(pk=fork.pk).update(origin="01a20189-67e9-70a1-9b0c-1b07670a3b0b")
+    assert "not in this database any more" in look(fork).text
 
 
 def test_a_fork_is_offered_only_agents_that_one_may_start(world: World) -> None:
@@ -111,45 +116,19 @@ def test_a_fork_is_offered_only_agents_that_one_may_start(world: World) -> None:
     shop_agent("boss", {"text": "done"}, starters="directors")
     forks = Permission.objects.filter(codename__in=["fork_run", "start_run"])
     user("viewer").user_permissions.add(*forks)
-    page = read(browser("viewer").get(url(run, "at")))
-    assert "Fork" in page.text
-    assert "boss" not in page.text
-    assert "boss" in read(browser("superuser").get(url(run, "at"))).text
+    assert "boss" not in says(browser("viewer").get(url(run, "at")), "Fork").text
+    says(browser("superuser").get(url(run, "at")), "boss")
 
 
 def test_a_fork_that_is_refused_says_why_and_keeps_what_was_typed(world: World) -> None:
-    run = world.completed()
-    last = run.messages.latest("seq").seq
-    answer = browser("superuser").post(url(run, "fork"), {"at": last, "key": "k", "text": "", "agent": ""})
-    assert answer.status_code == 409
-    assert "nothing left to do" in read(answer).text
-    answer = browser("superuser").post(
-        url(run, "fork"), {"at": last, "key": "k", "text": "mine", "agent": "x"}
-    )
-    assert answer.status_code == 400
-    assert "mine" in answer.content.decode()
-    assert browser("superuser").post(url(run, "fork"), {}).status_code == 400
-    assert browser("superuser").get(url(run, "fork")).status_code == 302
+    run, client = world.completed(), browser("superuser")
+    form = {"at": run.messages.latest("seq").seq, "key": "k", "text": "", "agent": ""}
+    says(client.post(url(run, "fork"), form), "nothing left to do", status=409)
+    answer = client.post(url(run, "fork"), {**form, "text": "mine", "agent": "x"})
+    assert (answer.status_code, "mine" in answer.content.decode()) == (400, True)
+    assert client.post(url(run, "fork"), {}).status_code == 400
+    assert client.get(url(run, "fork")).status_code == 302
     assert Run.objects.count() == 1
-
-
-@pytest.mark.parametrize(("action", "made"), [("fork", {"at": 1, "text": "x"}), ("again", {})])
-@pytest.mark.parametrize(
-    ("who", "status"),
-    [
-        ("superuser", 302),
-        ("viewer", 403),
-        ("operator", 403),
-        ("staff", 403),
-        ("anonymous", 302),
-        ("outsider", 302),
-    ],
-)
-def test_who_may(world: World, action: str, made: dict[str, Any], who: str, status: int) -> None:
-    run = world.completed()
-    answer = browser(who).post(url(run, action), {"key": "k", **made, **knowing(run)})
-    assert answer.status_code == status
-    assert Run.objects.filter(origin=run).count() == (1 if who == "superuser" else 0)
 
 
 def knowing(run: Run) -> dict[str, list[str]]:
@@ -175,28 +154,22 @@ def refuses(text: str) -> str:
     raise ValueError(text)
 
 
-def test_run_again_says_what_was_done_and_wants_a_tick_for_what_cannot_be_taken_back(world: World) -> None:
+def test_run_again_says_what_was_done_and_wants_a_tick_for_what_cannot_be_taken_back() -> None:
     calls = [
         call("peek"), call("book", text="A1"), call("refuses", text="no"),
         call("pay", token="tok_42", note="<b>gift</b>"), call("post", text="hi"),
     ]  # fmt: skip
-    agent = shop_agent("doer", {"tools": calls}, tools=[peek, book, refuses, pay, post])
-    run = Run.objects.get(pk=run_agent(agent, "do", "doer-1").run_id)
+    run = ran("doer", {"tools": calls}, tools=[peek, book, refuses, pay, post])
     client, before = browser("superuser"), Message.objects.count()
-    answer = client.post(url(run, "again"), {"key": "k"})
-    page, html = read(answer), answer.content.decode()
-    assert (answer.status_code, Message.objects.count()) == (200, before)
-    assert "book: A1" in page.text
-    assert "pay: <b>gift</b>" in page.text
-    assert "tok_42" not in html
+    page = says(client.post(url(run, "again"), {"key": "k"}), "book: A1", "pay: <b>gift</b>")
+    assert "tok_42" not in page.html
     assert not [name for name in ("peek", "refuses") if name in page.text], "these left nothing behind"
-    assert html.count('type="checkbox" name="knows"') == 2
+    assert page.html.count('type="checkbox" name="knows"') == 2
     ids = {row.tool_name: row.call_id for row in run.messages.filter(kind="tool_started")}
     for ticks in ([], [ids["pay"]], [ids["post"], ids["peek"]]):
         answer = client.post(url(run, "again"), {"key": "k", "asked": "1", "knows": ticks})
-        assert answer.status_code == 400
-        assert "Nothing was started: tick each effect, or go back." in read(answer).text
-        assert Message.objects.count() == before
+        says(answer, "Nothing was started: tick each effect, or go back.", status=400)
+    assert Message.objects.count() == before
     answer = client.post(url(run, "again"), {"key": "k", "asked": "1", "knows": [ids["pay"], ids["post"]]})
     assert (answer.status_code, Run.objects.filter(origin=run).count()) == (302, 1)
 
@@ -204,11 +177,8 @@ def test_run_again_says_what_was_done_and_wants_a_tick_for_what_cannot_be_taken_
 def test_a_fork_wants_a_tick_for_what_was_done_after_the_cut(world: World) -> None:
     run, client = world.completed(), browser("superuser")
     form = {"at": seq_of(run, "user"), "key": "k", "text": "mine", "agent": ""}
-    answer = client.post(url(run, "fork"), form)
-    page = read(answer)
-    assert (answer.status_code, Run.objects.count()) == (200, 1)
-    assert "The run did this after that row." in page.text
-    assert "post: hi" in page.text
+    page = says(client.post(url(run, "fork"), form), "The run did this after that row.", "post: hi")
+    assert Run.objects.count() == 1
     kept = page.forms[url(run, "fork")]
     assert {name: kept[name] for name in form} == {**form, "at": str(form["at"])}, "nothing is typed twice"
     assert client.post(url(run, "fork"), {**form, "asked": "1"}).status_code == 400
@@ -219,34 +189,24 @@ def test_a_fork_wants_a_tick_for_what_was_done_after_the_cut(world: World) -> No
 
 
 def test_again(world: World) -> None:
-    run = world.completed()
-    client = browser("superuser")
-    assert "again_key" in client.get(url(run, "change")).content.decode()
+    run, client = world.completed(), browser("superuser")
+    assert "again_key" in look(run).html
     answer = client.post(url(run, "again"), {"key": "k", **knowing(run)})
     again = Run.objects.get(origin=run)
     assert (answer.status_code, answer.url, again.session_id) == (302, url(again, "change"), run.session_id)
     assert client.post(url(run, "again"), {"key": "k", **knowing(run)}).url == url(again, "change")
-    shown = read(client.get(url(again, "change")))
-    assert "It repeats the task of" in shown.text
+    assert "It repeats the task of" in look(again).text
     assert client.post(url(again, "again"), {"key": "k2"}).status_code == 409
     assert client.post(url(run, "again"), {"key": "a\u202eb", **knowing(run)}).status_code == 409
     assert client.get(url(run, "again")).status_code == 302
     with isolated_registry():
-        assert "is not known in this process" in read(client.get(url(run, "change"))).text
+        assert "is not known in this process" in look(run).text
         assert client.post(url(run, "again"), {"key": "k3", **knowing(run)}).status_code == 409
     assert Run.objects.filter(origin=run).count() == 1
 
 
-def test_the_moment_of_a_fork_whose_origin_is_gone(world: World) -> None:
-    run = world.completed()
-    fork = fork_run(run.pk, seq_of(run, "tool_result"))
-    Run.objects.filter(pk=fork.pk).update(origin="01a20189-67e9-70a1-9b0c-1b07670a3b0b")
-    assert "not in this database any more" in read(browser("superuser").get(url(fork, "change"))).text
-
-
 def test_an_export_for_an_auditor(world: World, tmp_path: Path) -> None:
-    run = world.completed()
-    client = browser("viewer")
+    run, client = world.completed(), browser("viewer")
     answer = client.post(url(run, "export"))
     assert answer["Content-Disposition"] == f'attachment; filename="run-{run.pk}.jsonl"'
     exported = tmp_path / "run.jsonl"
@@ -258,31 +218,109 @@ def test_an_export_for_an_auditor(world: World, tmp_path: Path) -> None:
     assert client.get(url(run, "export")).status_code == 302
 
 
-def test_what_the_origins_agent_calls_sensitive_stays_so_under_another_agent(world: World) -> None:
-    turn = {"tools": [call("pay", token="tok_42", note="n")]}
-    run = Run.objects.get(pk=run_agent(shop_agent("payer", turn, tools=[pay]), "pay", "pay-1").run_id)
-    other = shop_agent("reader", {"text": "read"}, tools=[])
-    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="more", agent=other)
-    client = browser("superuser")
-    pages = [url(fork, "change"), *(url(fork, seq=row.seq) for row in Message.objects.filter(run=fork))]
-    started = Message.objects.get(run=fork, kind="tool_started").call_id
-    pages.append(reverse("admin:agentruns_run_call", args=[fork.pk, started]))
-    for page in pages:
-        answer = client.get(page)
-        assert (answer.status_code, b"tok_42" in answer.content) == (200, False), page
-    assert b"tok_42" not in b"".join(client.post(url(fork, "export")))
-
-
 def test_a_doubt_that_a_fork_has_from_its_origin_is_cleared_on_its_page(world: World) -> None:
-    run = world.orphaned()
+    run, client = world.orphaned(), browser("superuser")
     fork = fork_run(run.pk, run.messages.latest("seq").seq)
     (call_id,) = run.pending_calls
-    page = reverse("admin:agentruns_run_call", args=[fork.pk, call_id])
-    client = browser("superuser")
-    assert client.get(page).status_code == 200
+    says(client.get(url(fork, "call", call_id)))
     seq = fork.messages.filter(call_id=call_id).latest("seq").seq
     verdict = {"verdict": "occurred", "result": "", "evidence": "asked the bank", "seq": seq}
-    answer = client.post(f"{page}resolve/", verdict)
+    answer = client.post(url(fork, "resolve", call_id), verdict)
     assert answer.status_code == 302, read(answer).text
-    assert Message.objects.filter(run=fork, kind="orphan_resolved", call_id=call_id).exists()
+    assert fork.messages.filter(kind="orphan_resolved", call_id=call_id).exists()
     assert problems(fork.session_id) == []
+
+
+class Otherwise:
+    """A model that decides otherwise, and says whether a transaction was open when it was asked."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.inside: list[bool] = []
+        self.error = error
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        self.inside.append(connections["default"].in_atomic_block)
+        if self.error is not None:
+            raise self.error
+        return ModelReply([{"type": "text", "text": HOSTILE}], "end_turn")
+
+
+def served_by(run: Run, model: Otherwise) -> Otherwise:
+    """Let the agent of a run have another model now."""
+    shop_agent(run.agent, TURN).model = model
+    return model
+
+
+def replay(run: Run, role: str = "superuser", **sent: str) -> Any:
+    return browser(role).post(url(run, "replay"), sent)
+
+
+def test_a_replay_compares_with_what_would_be_sent_now(world: World, effects: Effects) -> None:
+    run = world.completed()
+    rows, did = Message.objects.count(), effects.count()
+    says(browser("viewer").get(url(run, "replay")), "Compare the recorded run with")
+    says(replay(run, "viewer", who="code"), "Every request and every call would be the same.")
+    shop_agent(run.agent, instructions=HOSTILE)
+    html = replay(run, "viewer", who="code").content.decode()
+    assert "The first difference: row 3, $.system" in html
+    assert "<script>alert" not in html
+    assert "\u202e" not in html
+    assert (Message.objects.count(), effects.count()) == (rows, did)
+    assert replay(run).status_code == 400
+    says(replay(run, who="model"), "Name the model to ask.", status=400)
+
+
+def test_a_replay_asks_a_model_outside_of_any_transaction(
+    world: World, effects: Effects, requests_commit: str
+) -> None:
+    run = world.completed()
+    model = served_by(run, Otherwise())
+    rows, did = Message.objects.count(), effects.count()
+    says(replay(run, who="own"), "The first difference: row 3, $.calls[0]")
+    assert model.inside == [False]
+    assert (Message.objects.count(), effects.count()) == (rows, did)
+
+
+def test_who_may_ask_a_model(world: World) -> None:
+    run = world.completed()
+    model = served_by(run, Otherwise())
+    says(replay(run, "operator", who="own"), "replay_run", status=403)
+    assert model.inside == []
+    user("operator").user_permissions.add(Permission.objects.get(codename="replay_run"))
+    assert replay(run, "operator", who="own").status_code == 200
+    assert browser("staff").get(url(run, "replay")).status_code == 403
+    assert replay(run, "anonymous", who="code").status_code == 302
+    strict = browser("superuser", enforce_csrf_checks=True)
+    assert strict.post(url(run, "replay"), {"who": "code"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ProviderError("the key is wrong"), "the key is wrong"),
+        (RuntimeError(HOSTILE), "The model failed: RuntimeError"),
+    ],
+)
+def test_a_model_that_fails_is_told(world: World, error: Exception, said: str) -> None:
+    run = world.completed()
+    served_by(run, Otherwise(error))
+    assert "<script>alert" not in says(replay(run, who="own"), said, status=409).html
+
+
+def test_a_row_is_erased_by_who_may_with_a_reason() -> None:
+    run, staff, viewer = ran("one", text="SECRET-TASK"), browser("superuser"), browser("viewer")
+    erase = url(run, "erase", 2)
+    assert erase in staff.get(url(run, "at", seq=2)).content.decode()
+    with captured_statements() as statements:
+        shown = staff.get(erase).content.decode()
+    assert {sql.split()[0] for sql in statements} == {"SELECT"}, "looking locks nothing"
+    assert f"Row 2 (user) of run {run.pk}" in shown and "backups" in shown
+    assert run.messages.get(seq=2).content is not None, "looking changes nothing"
+    assert staff.post(erase, {"reason": ""}).status_code == 400
+    assert erase not in viewer.get(url(run, "at", seq=2)).content.decode()
+    assert viewer.post(erase, {"reason": "x"}).status_code == 403
+    assert staff.post(erase, {"reason": "a letter"}).status_code == 302
+    row = run.messages.get(kind="payload_erased")
+    assert (run.messages.get(seq=2).content, row.payload["reason"]) == (None, "a letter")
+    assert "SECRET-TASK" not in look(run).html
+    assert staff.get(url(run, "erase", 99)).status_code == 409
