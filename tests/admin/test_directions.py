@@ -189,64 +189,50 @@ def test_every_page_of_the_console(story: Story, reader: Client) -> None:
     assert shown >= set(pages) - silent
 
 
+def door(name: str, *args: Any) -> str:
+    return reverse(f"admin:agentruns_{name}", args=args)
+
+
 def test_the_pages_behind_their_buttons_and_filters(story: Story, reader: Client) -> None:
     run, other, doubted = story.asked(), story.asked("طلب 9"), story.doubted()
-    failed, paused, admin = story.failed(), story.paused(), "admin:agentruns_"
-    runs, cards = reverse(f"{admin}run_changelist"), reverse(f"{admin}approval_changelist")
-    keys = [str(one.pk) for one in Approval.objects.all()]
-    pages = {
-        "start": page(reader.get(reverse(f"{admin}run_start"), {"agent": run.agent, "session": SESSION})),
-        "switches": page(reader.get(reverse(f"{admin}run_switches"))),
-        "session": page(reader.get(runs, {"session": run.session_id})),
-        "requester": page(reader.get(runs, {"requester": story.asks.pk})),
-        "agent": page(reader.get(cards, {"agent": run.agent})),
-        "search": page(reader.get(runs, {"q": f"{GETS} 5"})),
-        "no match": page(reader.get(runs, {"q": "غائب 5"})).replace("غائب 5", GETS),
-        **{
-            by: page(reader.get(reverse(f"{admin}run_costs"), {"by": by}))
-            for by in ("requester", "scope", "day-agent")
-        },
+    failed, paused = story.failed(), story.paused()
+    runs, cards = door("run_changelist"), door("approval_changelist")
+    absent = "غائب 5"
+    asked = {
+        "start": (door("run_start"), {"agent": run.agent, "session": SESSION}),
+        "switches": (door("run_switches"), {}),
+        "session": (runs, {"session": run.session_id}),
+        "requester": (runs, {"requester": story.asks.pk}),
+        "agent": (cards, {"agent": run.agent}),
+        "search": (runs, {"q": f"{GETS} 5"}),
+        "no match": (runs, {"q": absent}),
+        **{f"costs by {by}": (door("run_costs"), {"by": by}) for by in ("requester", "scope", "day-agent")},
     }
-    for verb in ("cancel", "pause"):
-        chosen = {
-            "action": f"{verb}_selected",
-            "_selected_action": [str(one.pk) for one in (run, paused, failed)],
-        }
-        pages[verb] = page(reader.post(runs, chosen))
-    for verb in ("approve", "deny"):
-        pages[verb] = page(reader.post(cards, {"action": f"{verb}_selected", "_selected_action": keys}))
-    assert_apart(pages)
+    pages = {name: page(reader.get(*each)) for name, each in asked.items()}
+    some, every = ([str(one.pk) for one in each] for each in ((run, paused, failed), Approval.objects.all()))
+    for listing, verbs, chosen in ((runs, ("cancel", "pause"), some), (cards, ("approve", "deny"), every)):
+        for verb in verbs:
+            sent = {"action": f"{verb}_selected", "_selected_action": chosen}
+            pages[verb] = page(reader.post(listing, sent))
+    assert_apart({name: text.replace(absent, GETS) for name, text in pages.items()})
     first, second = run.approvals.order_by("requested_at", "id")
-    sent = {"digest": first.digest, "reason": WHY}
-    turn = reverse(f"{admin}approval_turn", args=[other.pk])
-    ticked = {
-        "_selected_action": [str(one.pk) for one in other.approvals.all()],
-        "verb": "deny",
-        "reason": WHY,
-    }
+    ticked = {"_selected_action": [str(one.pk) for one in other.approvals.all()], "verb": "deny"}
     ticked |= {f"digest-{one.pk}": one.digest for one in other.approvals.all()}
     call_id = doubted.messages.get(kind="tool_started").call_id
-    resolve = reverse(f"{admin}run_resolve", args=[doubted.pk, call_id])
-    again = {"digest": second.digest, "reason": ""}
-    pages = {
-        "deny": page(reader.post(reverse(f"{admin}approval_deny", args=[first.pk]), sent, follow=True)),
-        "deny another's": page(
-            reader.post(reverse(f"{admin}approval_deny", args=[first.pk]), sent, follow=True)
-        ),
-        "deny without": page(reader.post(reverse(f"{admin}approval_deny", args=[second.pk]), again)),
-        "turn": page(reader.post(turn, ticked, follow=True)),
-        "resolve": page(reader.post(resolve, {"verdict": "occurred", "seq": "0"}, follow=True)),
-        "review": page(
-            reader.post(reverse(f"{admin}run_review", args=[run.pk]), {"rating": 1, "assignee": "غائب 5"})
-        ),
-        "card": page(reader.get(reverse(f"{admin}approval_change", args=[first.pk]))),
+    deny = (door("approval_deny", first.pk), {"digest": first.digest, "reason": WHY})
+    stale = {"seq": "0", "reason": WHY}
+    posted: dict[str, tuple[str, dict[str, Any]]] = {
+        "deny": deny,
+        "deny another's": deny,
+        "deny without": (door("approval_deny", second.pk), {"digest": second.digest, "reason": ""}),
+        "turn": (door("approval_turn", other.pk), {**ticked, "reason": WHY}),
+        "resolve": (door("run_resolve", doubted.pk, call_id), {"verdict": "occurred", "seq": "0"}),
+        "review": (door("run_review", run.pk), {"rating": 1, "assignee": absent}),
+        **{verb: (door(f"run_{verb}", paused.pk), stale) for verb in ("resume", "pause", "cancel")},
     }
-    for button in ("resume", "pause", "cancel"):
-        answer = reader.post(
-            reverse(f"{admin}run_{button}", args=[paused.pk]), {"seq": "0", "reason": WHY}, follow=True
-        )
-        pages[button] = page(answer)
-    assert_apart({name: text.replace("غائب 5", GETS) for name, text in pages.items()})
+    pages = {name: page(reader.post(*each, follow=True)) for name, each in posted.items()}
+    pages["card"] = page(reader.get(door("approval_change", first.pk)))
+    assert_apart({name: text.replace(absent, GETS) for name, text in pages.items()})
 
 
 def test_what_ends_an_isolation_is_shown_and_ends_none(story: Story, reader: Client) -> None:
@@ -255,10 +241,7 @@ def test_what_ends_an_isolation_is_shown_and_ends_none(story: Story, reader: Cli
     Session.objects.filter(pk=run.session_id).update(key=f"{GETS}\u2069 50 EUR")
     card = run.approvals.first()
     assert card is not None
-    for path in (
-        reverse("admin:agentruns_approval_change", args=[card.pk]),
-        f"/admin/agentruns/run/{run.pk}/change/",
-    ):
+    for path in (door("approval_change", card.pk), door("run_change", run.pk)):
         text = page(reader.get(path))
         assert "U+2069" in text
         assert "\u2067" not in text
@@ -285,12 +268,9 @@ def test_a_value_that_turns_its_line_is_set_apart(value: str) -> None:
     assert html.cut(f"{plain(value * 50)} asks", 40).endswith("…\u2069")
 
 
-@pytest.mark.parametrize("value", ["Ann", "5.00", "José 中文 🙂", ""])
-def test_others_are_left_as_they_are(value: str) -> None:
-    assert visible(value) == plain(value) == isolated(value) == value
-
-
-def test_on_a_page_that_is_read_from_right_to_left_every_value_is() -> None:
+def test_others_are_left_as_they_are_but_on_a_page_that_is_read_from_right_to_left() -> None:
+    for value in ("Ann", "5.00", "José 中文 🙂", ""):
+        assert visible(value) == plain(value) == isolated(value) == value
     with translation.override("ar"):
         assert (visible("Ann"), plain("5")) == ("<bdi>Ann</bdi>", "\u20685\u2069")
 

@@ -1,18 +1,36 @@
-"""Who gets which page, and whose clicks count."""
+"""Who gets which page, and whose clicks count; the services ask by themselves, since a page can forget to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import AnonymousUser
 from django.urls import reverse
 
+from agentruns import (
+    adopt_definition,
+    answer,
+    approve,
+    cancel_run,
+    deny,
+    extend,
+    pause_run,
+    resolve_orphan,
+    resume_run,
+)
+from agentruns.exceptions import AgentRunsError, PermissionDeniedError
 from agentruns.models import Message
-from tests.admin.pages import read, snapshot, url
-from tests.admin.people import ROLES, browser
-from tests.admin.world import World, secretive, timed
+from agentruns.services.control import hold_run
+from agentruns.services.runs import surface_orphans
+from tests.admin.pages import look, read, send, snapshot, unchanged, url
+from tests.admin.people import ROLES, browser, user
+from tests.admin.world import World, secretive, status, timed
 
 LOGIN = 302
-SEES_RUNS = {"viewer", "operator", "resolver", "superuser"}
 SEES_APPROVALS = {"viewer", "decider", "superuser"}
 
 
@@ -22,40 +40,10 @@ def expected(role: str, allowed: set[str], done: int = 200) -> int:
     return done if role in allowed else 403
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_pages(world: World, role: str) -> None:
-    approval, client = world.waiting(), browser(role)
-    pages = {
-        reverse("admin:agentruns_run_changelist"): SEES_RUNS,
-        url(approval.run): SEES_RUNS,
-        url(approval.run, "row", 1): SEES_RUNS,
-        url(approval.run, "history"): SEES_RUNS,
-        reverse("admin:agentruns_approval_changelist"): SEES_APPROVALS,
-        url(approval): SEES_APPROVALS,
-        url(approval, "history"): SEES_APPROVALS,
-    }
-    before = snapshot()
-    for page, allowed in pages.items():
-        response = client.get(page)
-        assert response.status_code == expected(role, allowed), page
-        if response.status_code == LOGIN:
-            assert response.url.startswith(reverse("admin:login")), page
-    assert snapshot() == before
-
-
 DECIDED = {
-    "approve": "approved",
-    "edit": "approved",
-    "answer": "answered",
-    "deny": "denied",
-    "extend": "pending",
-}
-DATA = {
-    "reason": "no",
-    "text": "ask her",
-    "hours": "4",
-    "argument-cents": "4000",
-}
+    "approve": "approved", "edit": "approved", "answer": "answered", "deny": "denied", "extend": "pending",
+}  # fmt: skip
+DATA = {"reason": "no", "text": "ask her", "hours": "4", "argument-cents": "4000"}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -64,8 +52,7 @@ def test_decisions(world: World, role: str, verb: str) -> None:
     approval = world.waiting(tools=[timed]) if verb == "extend" else world.waiting()
     before = snapshot()
     seen = approval.expires_at.isoformat() if approval.expires_at else ""
-    data = {"digest": approval.digest, "seen": seen, **DATA}
-    response = browser(role).post(url(approval, verb), data)
+    response = send(approval, verb, role, seen=seen, **DATA)
     assert response.status_code == expected(role, {"decider", "superuser"}, done=302)
     if role in ("decider", "superuser"):
         goes_on = reverse("admin:agentruns_approval_changelist") if verb != "extend" else url(approval)
@@ -132,52 +119,91 @@ def test_control(world: World, role: str, action: str) -> None:
         assert snapshot() == before
 
 
-def test_a_viewer_reads_why_there_are_no_buttons(world: World) -> None:
-    approval = world.waiting()
-    page = read(browser("viewer").get(url(approval)))
-    assert "viewer lacks the permission agentruns.decide_approval." in page.text
+def test_a_viewer_reads_why_there_are_no_buttons_and_a_decider_gets_no_link_to_the_run(world: World) -> None:
+    approval, run = world.waiting(), world.paused()
+    page = look(approval, "viewer lacks the permission agentruns.decide_approval.", role="viewer")
     assert url(approval, "approve") not in page.forms
-    run = world.paused()
-    page = read(browser("viewer").get(url(run)))
-    assert not {url(run, verb) for verb in ("resume", "pause", "cancel")} & set(page.forms)
-    assert "Resume: You lack the permission agentruns.resume_run." in page.text
-    assert "Pause: It is paused already." in page.text
-    assert "Cancel: You lack the permission agentruns.cancel_run." in page.text
-
-
-def test_a_decider_gets_no_link_to_runs_that_they_may_not_see(world: World) -> None:
-    approval = world.waiting()
-    page = read(browser("decider").get(url(approval)))
+    page = look(approval, role="decider")
     assert url(approval.run) not in page.links
     assert str(approval.run_id) in page.text
+    page = look(run, role="viewer")
+    assert not {url(run, verb) for verb in ("resume", "pause", "cancel")} & set(page.forms)
+    for why in (
+        "Resume: You lack the permission agentruns.resume_run.",
+        "Pause: It is paused already.",
+        "Cancel: You lack the permission agentruns.cancel_run.",
+    ):
+        assert why in page.text
 
 
-def test_the_owner_may_cancel_what_they_see(world: World) -> None:
-    from tests.admin.people import user
-
-    approval = world.waiting(actor=user("viewer"))
-    response = browser("viewer").post(url(approval.run, "cancel"), {"reason": ""})
-    assert response.status_code == 302
-    approval.run.refresh_from_db()
-    assert approval.run.status == "cancelled"
+def test_the_requester_may_pause_and_cancel_what_they_see(world: World) -> None:
+    run = world.waiting(actor=user("viewer")).run
+    assert "People can still decide meanwhile." in look(run, role="viewer").text
+    for action, after in {"pause": "paused", "cancel": "cancelled"}.items():
+        assert browser("viewer").post(url(run, action), {"reason": ""}).status_code == 302
+        assert status(run) == after
 
 
 def test_requests_without_a_csrf_token_are_refused(world: World) -> None:
     approval, run, client = world.waiting(), world.paused(), browser("superuser", enforce_csrf_checks=True)
-    before = snapshot()
-    for target in (url(approval, "approve"), url(approval, "deny"), url(run, "resume"), url(run, "cancel")):
-        assert client.post(target, {"digest": approval.digest, "reason": "x", "seq": 1}).status_code == 403
-    assert snapshot() == before
+    with unchanged():
+        for target in (*(url(approval, verb) for verb in DECIDED), url(run, "resume"), url(run, "cancel")):
+            assert (
+                client.post(target, {"digest": approval.digest, "reason": "x", "seq": 1}).status_code == 403
+            )
 
 
-def test_the_forms_on_the_pages_are_accepted_with_their_token(world: World) -> None:
-    approval, client = world.waiting(), browser("superuser", enforce_csrf_checks=True)
-    form = read(client.get(url(approval))).forms[url(approval, "approve")]
-    assert client.post(url(approval, "approve"), form).status_code == 302
-    approval.refresh_from_db()
-    assert approval.status == "approved"
-    run = world.paused()
-    form = read(client.get(url(run))).forms[url(run, "resume")]
-    assert client.post(url(run, "resume"), form).status_code == 302
-    run.refresh_from_db()
-    assert run.status == "queued"
+DECIDERS = {"decider", "outsider", "superuser"}  # an outsider has the permissions, and no admin
+OPERATORS = {"operator", "resumer", "outsider", "superuser"}
+
+Made = Callable[[World], Any]
+Ask = Callable[[Any, Any], object]
+SERVICES: dict[str, tuple[Made, Ask, set[str]]] = {
+    "approve": (World.waiting, lambda one, actor: approve(one.pk, actor), DECIDERS),
+    "edit": (World.waiting, lambda one, actor: approve(one.pk, actor, arguments={"cents": 1}), DECIDERS),
+    "deny": (World.waiting, lambda one, actor: deny(one.pk, actor, "no"), DECIDERS),
+    "answer": (World.waiting, lambda one, actor: answer(one.pk, actor, "no"), DECIDERS),
+    "extend": (
+        lambda world: world.waiting(tools=[timed]),
+        lambda one, actor: extend(one.pk, actor, timedelta(hours=1)),
+        DECIDERS,
+    ),
+    "cancel": (World.waiting, lambda one, actor: cancel_run(one.run_id, actor), OPERATORS),
+    "resume": (World.paused, lambda run, actor: resume_run(run.pk, actor, drive=False), OPERATORS),
+    "surface": (World.orphaned, lambda run, actor: surface_orphans(run.pk, actor), OPERATORS),
+    "resolve": (
+        World.orphaned,
+        lambda run, actor: resolve_orphan(run.pk, run.pending_calls[0], "occurred", actor, result="done"),
+        {"resolver", "outsider", "superuser"},
+    ),
+    "pause": (World.waiting, lambda one, actor: pause_run(one.run_id, actor), {"superuser"}),
+    "hold": (World.waiting, lambda one, actor: hold_run(one.run_id, actor), {"superuser"}),
+    "adopt": (World.waiting, lambda one, actor: adopt_definition(one.run_id, actor), {"superuser"}),
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_asks_by_itself(world: World, name: str, role: str) -> None:
+    make, ask, allowed = SERVICES[name]
+    actor, made = AnonymousUser() if role == "anonymous" else user(role), make(world)
+    before, error = snapshot(), None
+    try:
+        ask(made, actor)
+    except AgentRunsError as raised:
+        error = raised
+    if role in allowed:
+        assert not isinstance(error, PermissionDeniedError)
+        assert snapshot() != before or name == "adopt", "adopting what is in force already is a conflict"
+    else:
+        assert isinstance(error, PermissionDeniedError)
+        assert snapshot() == before
+
+
+def test_the_requester_may_be_kept_from_deciding(world: World, settings: Any) -> None:
+    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
+    for number, decide in enumerate((approve, lambda key, who: deny(key, who, "no"))):
+        approval = world.waiting(f"own-{number}", actor=user("decider"))
+        with pytest.raises(PermissionDeniedError, match="requesters may not decide"):
+            decide(approval.pk, user("decider"))
+        assert decide(approval.pk, user("superuser")).status in ("approved", "denied")

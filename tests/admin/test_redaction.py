@@ -17,7 +17,7 @@ from agentruns.admin.runs.calls import sentence
 from agentruns.exceptions import ApprovalStateError
 from agentruns.models import Approval, Message
 from agentruns.utils.redaction import FAILED, redacted
-from tests.admin.pages import read, url
+from tests.admin.pages import look, send, url
 from tests.admin.people import browser, user
 from tests.redacting import CARD, FAIL, HIDE, KEY, Story, leaks, seen, story
 
@@ -31,16 +31,10 @@ def told(settings: Any) -> Story:
 
 
 def pages(told: Story) -> list[str]:
-    """Return the URL of every page about the story."""
-    lists = [reverse(f"admin:agentruns_{name}_changelist") for name in ("run", "approval")]
-    found = [
-        *lists,
-        f"{lists[1]}?status=all",
-        f"{lists[0]}?status=person",
-        f"{lists[0]}?q=talk",
-        reverse("admin:index"),
-        reverse("admin:app_list", args=["agentruns"]),
-    ]
+    """List the URL of every page about the story."""
+    runs, cards = (reverse(f"admin:agentruns_{name}_changelist") for name in ("run", "approval"))
+    found = [runs, f"{runs}?status=person", f"{runs}?q=talk", cards, f"{cards}?status=all"]
+    found += [reverse("admin:index"), reverse("admin:app_list", args=["agentruns"])]
     for approval in Approval.objects.all():
         found += [url(approval), url(approval, "history")]
     for run in told.runs:
@@ -60,8 +54,7 @@ def shown(client: Client, address: str) -> str:
 
 def test_what_somebody_typed_comes_back_to_them_as_it_is_and_to_nobody_else(told: Story) -> None:
     approval, typed = Approval.objects.filter(status="pending")[0], f"see {KEY}\u202e"
-    edit = {"digest": approval.digest, "argument-nothing": "x", "reason": typed}
-    answer = browser("superuser").post(url(approval, "edit"), edit)
+    answer = send(approval, "edit", **{"argument-nothing": "x", "reason": typed})
     assert answer.status_code == 400
     fields = unescape(answer.content.decode())
     assert f">\n{typed}</textarea>" in fields, "else a correction would store the mask"
@@ -84,23 +77,17 @@ def test_no_card_cuts_a_secret_in_two(told: Story) -> None:
 
 def test_no_page_shows_a_secret(told: Story) -> None:
     client = browser("superuser")
-    addresses = pages(told)
-    assert len(addresses) > 40
-    found = {address: leaks(shown(client, address)) for address in addresses}
+    found = {address: leaks(shown(client, address)) for address in pages(told)}
     assert {address: one for address, one in found.items() if one} == {}
-    page = read(client.get(url(told.done)))
-    for text in ("I use [key]", "done with [card]", "no access with [key]", "[key] leaked", "talk [card]"):
-        assert text in page.text
+    look(told.done, "I use [key]", "done with [card]", "no access with [key]", "[key] leaked", "talk [card]")
 
 
 def test_no_answer_to_a_button_shows_a_secret(told: Story) -> None:
     client = browser("superuser")
-    again = Approval.objects.get(status="denied")
-    digest = told.waiting.digest
     answers = [
-        client.post(url(again, "deny"), {"digest": again.digest, "reason": "late"}),
-        client.post(url(told.waiting, "deny"), {"digest": "old", "reason": "wrong digest"}),
-        client.post(url(told.waiting, "deny"), {"digest": digest, "reason": f"no {KEY} here"}, follow=True),
+        send(Approval.objects.get(status="denied"), "deny", reason="late"),
+        send(told.waiting, "deny", digest="old", reason="wrong digest"),
+        send(told.waiting, "deny", reason=f"no {KEY} here", follow=True),
         client.post(url(told.queued, "cancel"), {"reason": f"no {CARD} here"}, follow=True),
         client.post(url(told.done, "resume"), {"seq": "1"}),
     ]
@@ -145,30 +132,26 @@ def test_a_function_that_fails_hides_all_and_breaks_no_page(told: Story, setting
         text = shown(client, address)
         assert leaks(text) == [], address
     assert FAILED in text
-    assert FAILED in read(client.get(url(told.waiting))).text
+    assert FAILED in look(told.waiting).text
 
 
 def test_without_the_setting_pages_show_what_is_there(told: Story, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = None
-    client = browser("superuser")
-    page = read(client.get(url(told.done))).text
+    page = look(told.done).text
     for text in (f"I use {KEY}", f"done with {CARD}", f"talk {CARD}", f"{KEY} leaked"):
         assert text in page
-    assert f"Charge {CARD}" in read(client.get(url(told.waiting))).text
-
-
-def test_a_text_is_redacted_before_it_is_cut(settings: Any) -> None:
-    settings.AGENTRUNS_REDACT = HIDE
-    shown = body("It said", f"pay {CARD} now", 8)
-    assert (shown.text, shown.left_out) == ("pay [car", 6)
-
-
-def test_a_text_is_redacted_before_it_is_escaped(settings: Any) -> None:
-    settings.AGENTRUNS_REDACT = "tests.admin.test_redaction.tagged"
-    assert visible("a <b> c") == "a &lt;i&gt; c"
-    assert plain("a <b> c") == "a <i> c"
-    assert pretty({"text": "one\n<b>"}) == '{"text": "one\\n<i>"}'
+    assert f"Charge {CARD}" in look(told.waiting).text
 
 
 def tagged(text: str) -> str:
-    return text.replace("<b>", "<i>").replace("\n<b>", "\n<i>")
+    return text.replace("<b>", "<i>")
+
+
+def test_a_text_is_redacted_before_it_is_cut_and_before_it_is_escaped(settings: Any) -> None:
+    settings.AGENTRUNS_REDACT = HIDE
+    shown = body("It said", f"pay {CARD} now", 8)
+    assert (shown.text, shown.left_out) == ("pay [car", 6)
+    settings.AGENTRUNS_REDACT = f"{__name__}.tagged"
+    assert visible("a <b> c") == "a &lt;i&gt; c"
+    assert plain("a <b> c") == "a <i> c"
+    assert pretty({"text": "one\n<b>"}) == '{"text": "one\\n<i>"}'

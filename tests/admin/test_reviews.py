@@ -18,7 +18,7 @@ from agentruns.services.erasure import erase_payload
 from agentruns.services.retention import erase_session
 from agentruns.services.reviews import review_run
 from agentruns.tools.card import MASK
-from tests.admin.pages import Page, read, url
+from tests.admin.pages import leads_to, listed, look, read, says, url, words
 from tests.admin.people import browser, user
 from tests.admin.world import World, secretive
 from tests.shop.agents import shop_agent
@@ -33,18 +33,12 @@ def reviewer(db: None) -> Any:
     return who
 
 
-def listed(role: str = "superuser", **query: str) -> set[str]:
-    page = read(browser(role).get(reverse("admin:agentruns_run_changelist"), query))
-    return {link.split("?")[0] for link in page.links if "/change/" in link}
-
-
-def shown(run: Run, role: str = "superuser") -> Page:
-    return read(browser(role).get(url(run)))
+def in_list(role: str = "superuser", **query: str) -> set[str]:
+    return set(leads_to(listed("run", role, **query)))
 
 
 def send(run: Run, role: str = "viewer", **data: str) -> Any:
-    page = shown(run, role)
-    form = page.forms.get(url(run, "review"), {})
+    form = look(run, role=role).forms.get(url(run, "review"), {})
     sent = {"seen": form.get("seen", ""), "rating": "0", "assignee": "", "note": "", **data}
     return browser(role).post(url(run, "review"), sent, follow=True)
 
@@ -57,17 +51,16 @@ def test_a_run_is_rated_noted_and_assigned(world: World, reviewer: Any) -> None:
     assert not Review.objects.exists()
     user("operator")
     answer = send(run, rating="-1", note="It was rude.\n<b>", assignee="operator")
-    assert "The review is saved." in read(answer).text
-    text = " ".join(shown(run, "operator").text.split())
+    says(answer, "The review is saved.")
+    text = words(look(run, role="operator"))
     assert "Rated: bad. Assigned to operator. viewer," in text
     assert "It was rude. <b>" in text
     assert "Change the review" not in text
-    assert listed("operator", review="mine") == {url(run)}
-    assert listed(review="bad") == {url(run)}
-    assert listed(review="good") == listed(review="mine") == set()
-    assert listed() == {url(run), url(other)}
-    page = read(browser("superuser").get(reverse("admin:agentruns_run_changelist")))
-    assert "rated bad, for operator" in page.text
+    assert in_list("operator", review="mine") == {url(run)}
+    assert in_list(review="bad") == {url(run)}
+    assert in_list(review="good") == in_list(review="mine") == set()
+    assert in_list() == {url(run), url(other)}
+    assert "rated bad, for operator" in listed("run").text
     send(run, rating="1", note="No, it was not.")
     review = Review.objects.get()
     assert (review.rating, review.note, review.assignee_id) == (1, "No, it was not.", None)
@@ -77,8 +70,7 @@ def test_a_run_is_rated_noted_and_assigned(world: World, reviewer: Any) -> None:
 def test_only_who_may_and_who_sees_the_run(world: World, reviewer: Any) -> None:
     run = world.completed()
     for role, status in {"operator": 403, "staff": 403, "decider": 403, "resumer": 403}.items():
-        response = browser(role).post(url(run, "review"), {"rating": "1"})
-        assert response.status_code == status, role
+        assert browser(role).post(url(run, "review"), {"rating": "1"}).status_code == status, role
         with pytest.raises((PermissionDeniedError, DurableRunNotFoundError)):
             review_run(run.pk, user(role), rating=1)
     assert browser("viewer").get(url(run, "review")).status_code == 302
@@ -91,71 +83,64 @@ def test_only_who_may_and_who_sees_the_run(world: World, reviewer: Any) -> None:
 
 def test_a_mistake_and_a_race_keep_what_was_typed(world: World, reviewer: Any) -> None:
     run = world.completed()
-    answer = send(run, rating="1", note="kept text", assignee="staff")
-    assert "No user of this name may see the run." in read(answer).text
-    assert "kept text" in str(read(answer).forms)
-    html = answer.content.decode()
-    field = html[html.index('for="review_assignee"') : html.index('id="review_assignee"')]
-    assert "No user of this name may see the run." in field, "beside the field too"
-    stale = shown(run, "viewer").forms[url(run, "review")]
+    told = "No user of this name may see the run."
+    page = read(send(run, rating="1", note="kept text", assignee="staff"))
+    assert told in page.text
+    assert "kept text" in str(page.forms)
+    field = page.html[page.html.index('for="review_assignee"') : page.html.index('id="review_assignee"')]
+    assert told in field, "beside the field too"
+    stale = look(run, role="viewer").forms[url(run, "review")]
     assert send(run, "superuser", rating="1").status_code == 200
     answer = browser("viewer").post(url(run, "review"), {**stale, "rating": "-1", "note": "late"})
-    assert answer.status_code == 409
-    assert "late" in str(read(answer).forms)
+    assert "late" in str(says(answer, status=409).forms)
     assert Review.objects.get().rating == 1
     with pytest.raises(RunStateError, match="meanwhile"):
         review_run(run.pk, None, rating=-1)
 
 
-@pytest.mark.parametrize(
-    "seen",
-    ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59", "x", "2026-02-30"],
-)
-def test_a_moment_outside_of_the_calendar_is_a_mistake(world: World, reviewer: Any, seen: str) -> None:
+def test_a_moment_outside_of_the_calendar_is_a_mistake(world: World, reviewer: Any) -> None:
     run = world.completed()
     review_run(run.pk, None, rating=1)
-    answer = browser("viewer").post(url(run, "review"), {"seen": seen, "rating": "-1", "note": "kept text"})
-    assert answer.status_code in (400, 409)
-    assert "kept text" in str(read(answer).forms)
+    for seen in (
+        "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59", "x", "2026-02-30",
+    ):  # fmt: skip
+        sent = {"seen": seen, "rating": "-1", "note": "kept text"}
+        answer = browser("viewer").post(url(run, "review"), sent)
+        assert answer.status_code in (400, 409)
+        assert "kept text" in str(read(answer).forms)
     assert Review.objects.get().rating == 1
 
 
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Etc/GMT+12", ""])
-def test_a_run_of_the_last_day_of_the_calendar_breaks_no_page(world: World, zone: str) -> None:
+def test_the_last_and_the_first_day_of_the_calendar_break_no_page(world: World, zone: str) -> None:
     last, client = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC), browser("superuser")
     run = start_run(shop_agent("patient", {"text": "x"}), "wait", "patient", not_before=last)
     client.cookies["agentruns_zone"] = zone
-    for path in (url(run), reverse("admin:agentruns_run_changelist"), reverse("admin:index")):
+    runs = reverse("admin:agentruns_run_changelist")
+    says(client.get(url(run)), "It starts at 9999-12-31 ")
+    for path in (runs, reverse("admin:index")):
         assert client.get(path).status_code == 200, path
-    assert "It starts at 9999-12-31 " in read(client.get(url(run))).text
-
-
-@pytest.mark.parametrize("day", ["9999-12-31", "9999-12-30", "0001-01-01", "0001-01-02"])
-def test_a_day_at_an_end_of_the_calendar_is_no_error(world: World, day: str) -> None:
-    for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
-        client = browser("superuser")
-        client.cookies["agentruns_zone"] = zone
+    for day in ("9999-12-31", "9999-12-30", "0001-01-01", "0001-01-02"):
         for name in ("started_from", "started_to"):
-            listed = client.get(reverse("admin:agentruns_run_changelist"), {name: day})
-            assert listed.status_code == 200, (name, zone)
+            assert client.get(runs, {name: day}).status_code == 200, (name, day)
         for page in ("costs", "csv"):
             asked = reverse(f"admin:agentruns_run_{page}"), {"first": day, "last": day}
-            assert client.get(*asked).status_code == 400
+            assert client.get(*asked).status_code == 400, (page, day)
 
 
 def test_a_note_is_masked_and_what_is_hidden_of_it_stays(world: World, reviewer: Any) -> None:
     run = world.waiting(tools=[secretive]).run
     review_run(run.pk, None, note="to DE02-secret\u202e")
-    page = shown(run, "viewer")
+    page = look(run, role="viewer")
     assert "secret" not in page.text + str(page.forms)
     assert f"to {MASK}" in page.text
     assert page.forms[url(run, "review")]["note"] == f"to {MASK}[U+202E]"
     send(run, rating="1", note=page.forms[url(run, "review")]["note"])
-    assert (Review.objects.get().rating, Review.objects.get().note) == (1, "to DE02-secret\u202e")
+    assert Review.objects.values_list("rating", "note").get() == (1, "to DE02-secret\u202e")
 
 
 def offered(run: Run, role: str = "viewer") -> list[str]:
-    html = browser(role).get(url(run)).content.decode()
+    html = look(run, role=role).html
     return re.findall(r'<option value="(\w+)"', html.partition('<datalist id="ar-people">')[2])
 
 
@@ -174,12 +159,11 @@ def test_those_who_may_see_the_run_are_offered_and_the_stored_rating_is_ticked(
     assert offered(run) == ["viewer", "operator", "superuser"]
     assert offered(run, "superuser") == ["superuser", "operator", "viewer"]
     assert offered(run, "operator") == [], "who may not review it is told no names"
-    html = browser("viewer").get(url(run)).content.decode()
+    html = look(run, role="viewer").html
     assert '<option value="viewer" label="me">' in html
     assert re.findall(r'name="rating" value="(-?\d)"[^>]* checked', html) == ["0"]
     review_run(run.pk, None, rating=-1)
-    html = browser("viewer").get(url(run)).content.decode()
-    assert re.findall(r'name="rating" value="(-?\d)"[^>]* checked', html) == ["-1"]
+    assert re.findall(r'name="rating" value="(-?\d)"[^>]* checked', look(run, role="viewer").html) == ["-1"]
     with monkeypatch.context() as patch:
         patch.setattr(reviews, "OFFERED", 1)
         assert offered(run) == ["viewer", "operator"]
@@ -195,10 +179,10 @@ def test_a_name_that_is_hidden_stays(world: World, reviewer: Any, settings: Any)
     run = world.completed()
     review_run(run.pk, None, assignee="viewer")
     settings.AGENTRUNS_REDACT = f"{__name__}.nameless"
-    hidden = shown(run, "viewer").forms[url(run, "review")]["assignee"]
+    hidden = look(run, role="viewer").forms[url(run, "review")]["assignee"]
     assert hidden == "[name]"
     assert send(run, rating="1", assignee=hidden).status_code == 200
-    assert (Review.objects.get().rating, Review.objects.get().assignee_name) == (1, "viewer")
+    assert Review.objects.values_list("rating", "assignee_name").get() == (1, "viewer")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -16,23 +16,23 @@ from agentruns.models import Message, Run
 from agentruns.services.control import cancel_run
 from agentruns.services.runs import resume_run
 from agentruns.services.sweep import sweep
-from tests.admin.pages import Page, read, snapshot
+from tests.admin.pages import Page, read, says, snapshot, unchanged, words
 from tests.admin.people import browser, user
 from tests.admin.world import ONCE, World
 from tests.effects import Effects
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
-LIST = "admin:agentruns_run_changelist"
+LIST = reverse("admin:agentruns_run_changelist")
 
 
 def select(verb: str, *runs: Any, role: str = "superuser", **data: Any) -> Any:
     chosen = {"action": f"{verb}_selected", "_selected_action": [str(run.pk) for run in runs], **data}
-    return browser(role).post(reverse(LIST), chosen)
+    return browser(role).post(LIST, chosen)
 
 
 def confirm(verb: str, page: Page, *runs: Run, role: str = "superuser", **data: Any) -> Page:
     """Send what a page held."""
-    form = {name: value for name, value in page.forms[reverse(LIST)].items() if name.startswith("seen-")}
+    form = {name: value for name, value in page.forms[LIST].items() if name.startswith("seen-")}
     return read(select(verb, *runs, role=role, confirmed="1", **form, **data))
 
 
@@ -44,15 +44,15 @@ def statuses(*runs: Run) -> list[str]:
 def test_a_selection_is_listed_then_resumed_and_a_worker_drives(world: World, effects: Effects) -> None:
     runs = [world.paused("a"), world.paused("b"), world.orphaned("c")]
     skipped, other = [world.completed("d"), world.waiting("e").run], world.paused("other")
-    acted, before = effects.count(), snapshot()
-    page = read(select("resume", *runs, *skipped, select_across="1", index="0"))
-    assert snapshot() == before
-    for text in (
-        "Resume these 3 runs", "The pause ends.", "The model is told that the outcome of dies is unknown",
-        "Left out: It has ended: completed.", "Left out: It waits for a decision.", "2 are left out",
-        "Only what was on the page is acted on: 5.",
-    ):  # fmt: skip
-        assert text in page.text, text
+    acted = effects.count()
+    with unchanged():
+        page = says(
+            select("resume", *runs, *skipped, select_across="1", index="0"),
+            "Resume these 3 runs", "The pause ends.",
+            "The model is told that the outcome of dies is unknown",
+            "Left out: It has ended: completed.", "Left out: It waits for a decision.", "2 are left out",
+            "Only what was on the page is acted on: 5.",
+        )  # fmt: skip
     assert other.session.key not in page.text
     page = confirm("resume", page, *runs, *skipped, other)
     assert statuses(*runs, other) == ["queued", "queued", "queued", "paused"]
@@ -67,15 +67,11 @@ def test_a_selection_is_listed_then_resumed_and_a_worker_drives(world: World, ef
 
 def test_the_reason_goes_into_the_journal_of_each(world: World) -> None:
     runs = [world.paused("a"), world.queued("b"), world.waiting("c").run]
-    page = read(select("cancel", *runs))
-    assert "The run ends now. It cannot be resumed afterwards." in page.text
-    page = confirm("cancel", page, *runs, reason="the bank is down")
-    assert "3 were done." in page.text
+    page = says(select("cancel", *runs), "The run ends now. It cannot be resumed afterwards.")
+    assert "3 were done." in confirm("cancel", page, *runs, reason="the bank is down").text
     assert statuses(*runs) == ["cancelled"] * 3
-    rows = Message.objects.filter(kind="run_cancel_requested")
-    assert [(row.payload["reason"], row.payload["actor"]["name"]) for row in rows] == [
-        ("the bank is down", "superuser")
-    ] * 3
+    rows = [row.payload for row in Message.objects.filter(kind="run_cancel_requested")]
+    assert [(row["reason"], row["actor"]["name"]) for row in rows] == [("the bank is down", "superuser")] * 3
     entries = [entry.get_change_message() for entry in LogEntry.objects.all()]
     assert entries == ["Cancel requested in the console. the bank is down"] * 3
 
@@ -83,12 +79,11 @@ def test_the_reason_goes_into_the_journal_of_each(world: World) -> None:
 def test_pausing_stops_what_is_at_work_however_far_it_came(world: World) -> None:
     live, queued, paused = world.queued("live"), world.queued("queued"), world.paused("paused")
     assert claim("default", live.pk)
-    page = read(select("pause", live, queued, paused))
-    for text in (
+    page = says(
+        select("pause", live, queued, paused),
         "Pause these 2 runs", "The worker pauses it before its next tool starts.", "The run is paused now.",
         "Left out: It is paused already.",
-    ):  # fmt: skip
-        assert text in page.text, text
+    )  # fmt: skip
     row = live.messages.latest("seq")
     type(live.session).objects.filter(pk=live.session_id).update(next_seq=row.seq + 1)  # as it was
     page = confirm("pause", page, live, queued, paused, reason="")
@@ -123,7 +118,7 @@ def test_one_that_fails_stops_no_other(world: World, caplog: pytest.LogCaptureFi
 
     with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, logger="agentruns.admin.runs.bulk"):
         page = confirm("cancel", page, *runs, reason="")
-    assert "Refused: The database failed; the log says how." in " ".join(page.text.split())
+    assert "Refused: The database failed; the log says how." in words(page)
     assert failing in caplog.text
     assert statuses(*runs) == ["cancelled", "paused", "cancelled"]
     assert LogEntry.objects.count() == 2
@@ -147,27 +142,25 @@ def test_who_may(world: World, role: str, verb: str) -> None:
 
 
 def test_nonsense_and_too_much_change_nothing(world: World) -> None:
-    run = world.paused()
-    before = snapshot()
-    client = browser("superuser")
-    for sent in (["nonsense"], [str(run.pk), "x"]):
-        data = {"action": "cancel_selected", "_selected_action": sent, "confirmed": "1"}
-        assert "choose from the list" in read(client.post(reverse(LIST), data, follow=True)).text
+    run, client = world.paused(), browser("superuser")
     too_many = [f"00000000-0000-7000-8000-{number:012}" for number in range(101)]
-    data = {"action": "cancel_selected", "_selected_action": too_many}
-    assert "Choose at most 100" in read(client.post(reverse(LIST), data, follow=True)).text
-    page = read(select("cancel", run))
-    data = {f"seen-{run.pk}": page.forms[reverse(LIST)][f"seen-{run.pk}"], "reason": "x" * 2001}
-    response = select("cancel", run, confirmed="1", **data)
-    assert response.status_code == 400
-    assert "Nothing was done. Correct the form below." in read(response).text
-    checked = browser("superuser", enforce_csrf_checks=True)
-    assert checked.post(reverse(LIST), {"action": "cancel_selected", **data}).status_code == 403
-    assert snapshot() == before
+    with unchanged():
+        for sent, told in (
+            (["nonsense"], "choose from the list"),
+            ([str(run.pk), "x"], "choose from the list"),
+            (too_many, "Choose at most 100"),
+        ):
+            data = {"action": "cancel_selected", "_selected_action": sent, "confirmed": "1"}
+            says(client.post(LIST, data, follow=True), told)
+        seen = read(select("cancel", run)).forms[LIST][f"seen-{run.pk}"]
+        data = {f"seen-{run.pk}": seen, "reason": "x" * 2001}
+        response = select("cancel", run, confirmed="1", **data)
+        says(response, "Nothing was done. Correct the form below.", status=400)
+        strict = browser("superuser", enforce_csrf_checks=True)
+        assert strict.post(LIST, {"action": "cancel_selected", **data}).status_code == 403
 
 
 def test_an_owner_without_the_permission_has_no_bulk(world: World) -> None:
     run = world.waiting(actor=user("viewer")).run
-    before = snapshot()
-    select("cancel", run, role="viewer", confirmed="1", reason="", **{f"seen-{run.pk}": "3"})
-    assert snapshot() == before
+    with unchanged():
+        select("cancel", run, role="viewer", confirmed="1", reason="", **{f"seen-{run.pk}": "3"})

@@ -10,7 +10,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from agentruns import Policy, cancel_run, start_run
 from agentruns.journal.policy import Quota
 from agentruns.models import Run
-from tests.admin.pages import Page, read, url
+from tests.admin.pages import look, read, says, url
 from tests.admin.people import browser, user
 from tests.pictures import png
 from tests.redacting import HIDE, KEY
@@ -27,18 +27,18 @@ def agents() -> None:
 
 
 def form(role: str = "superuser", **query: str) -> dict[str, str]:
-    page = read(browser(role).get(START, query))
-    return page.forms[START] if START in page.forms else page.forms[""]
+    forms = read(browser(role).get(START, query)).forms
+    return forms[START] if START in forms else forms[""]
 
 
 def post(role: str = "superuser", **data: Any) -> Any:
     return browser(role).post(START, {"agent": "helper", "text": "Mend it", "key": "k1", **data})
 
 
-def kept(response: Any) -> Page:
-    page = read(response)
+def kept(response: Any, status: int, *texts: str) -> None:
+    """Require that a start was refused with these texts, and that what was typed is there."""
+    page = says(response, *texts, status=status)
     assert "Mend it" in page.text or "Mend it" in str(page.forms)
-    return page
 
 
 def test_a_run_is_queued_for_the_user_and_its_page_opens() -> None:
@@ -53,28 +53,20 @@ def test_a_run_is_queued_for_the_user_and_its_page_opens() -> None:
     assert Run.objects.exclude(session__key="ticket-1").get().input == "Mend it"
 
 
-def test_only_agents_that_one_may_start_are_offered() -> None:
-    page = read(browser("viewer").get(START))
-    assert "helper" in page.text
-    assert "boss" not in page.text
-    assert START in read(browser("viewer").get("/admin/")).links
-    assert START in read(browser("viewer").get("/admin/agentruns/run/")).links
-    response = post("viewer", agent="boss")
-    assert response.status_code == 400
-    kept(response)
+def test_only_agents_that_one_may_start_are_offered(settings: Any) -> None:
+    assert "boss" not in says(browser("viewer").get(START), "helper").text
+    front = ("/admin/", "/admin/agentruns/run/")
+    for where in front:
+        assert START in read(browser("viewer").get(where)).links
+    kept(post("viewer", agent="boss"), 400)
     assert Run.objects.count() == 0
     for role, status in {"decider": 403, "staff": 403, "anonymous": 302}.items():
         assert browser(role).get(START).status_code == post(role).status_code == status
-    assert (
-        read(browser("superuser").get(START, {"agent": "helper", "session": "t"})).forms[""]["session"] == "t"
-    )
-
-
-def test_who_may_start_nothing_is_offered_nothing(settings: Any) -> None:
+    assert form(agent="helper", session="t")["session"] == "t"
     settings.AGENTRUNS_POLICY = f"{__name__}.Closed"
     assert browser("viewer").get(START).status_code == 403
-    assert START not in read(browser("viewer").get("/admin/")).links
-    assert START not in read(browser("viewer").get("/admin/agentruns/run/")).links
+    for where in front:
+        assert START not in read(browser("viewer").get(where)).links
 
 
 class Closed(Policy):
@@ -92,27 +84,19 @@ def test_files_come_after_the_text() -> None:
     assert "lamp.png" in str(content)
     assert "note.txt" in str(content)
     bad = SimpleUploadedFile("<b>.png", b"no picture", "image/png")
-    response = post(key="k2", attached=[bad])
-    assert response.status_code == 409
-    assert "Choose the files again" in kept(response).text
+    kept(post(key="k2", attached=[bad]), 409, "Choose the files again")
     assert Run.objects.count() == 1
 
 
 def test_refusals_keep_the_text(settings: Any) -> None:
     start_run("helper", "something else", "theirs", actor=user("decider"))
-    response = post("viewer", session="theirs")
-    assert response.status_code == 409
-    assert "There is no session" in kept(response).text
-    assert "it is not yours to write in" in kept(response).text
+    kept(post("viewer", session="theirs"), 409, "There is no session", "it is not yours to write in")
     own = start_run("helper", "something else", "busy", actor=user("viewer"))
-    response = post("viewer", session="busy")
-    assert response.status_code == 409
-    assert str(own.pk) in kept(response).text
+    kept(post("viewer", session="busy"), 409, str(own.pk))
     assert post("viewer", text=" ").status_code == post("viewer", key="").status_code == 400
     settings.AGENTRUNS_POLICY = f"{__name__}.Once"
     assert post("viewer", key="k3").status_code == 302
-    response = post("viewer", key="k4")
-    assert "may start 1 runs in an hour" in kept(response).text
+    kept(post("viewer", key="k4"), 409, "may start 1 runs in an hour")
     assert Run.objects.count() == 3
 
 
@@ -132,13 +116,10 @@ def test_a_new_run_begins_from_the_task_of_one_that_was_cancelled(settings: Any)
     settings.AGENTRUNS_POLICY = f"{__name__}.Narrow"
     run = start_run("helper", "Mend the lamp of order 4107", "s1", actor=user("superuser"))
     cancel_run(run.pk, reason="no need")
-    assert f"task={run.pk}" in " ".join(read(browser("superuser").get(url(run))).links)
+    assert f"task={run.pk}" in " ".join(look(run).links)
     assert form(task=str(run.pk))["text"].strip() == run.input
     assert form("viewer", task=str(run.pk))["text"].strip() == ""
     assert form(task="nonsense")["text"].strip() == ""
-
-
-def test_a_hidden_part_of_a_task_is_in_no_form(settings: Any) -> None:
-    settings.AGENTRUNS_REDACT = HIDE
-    run = start_run("helper", f"Mend it. {KEY}", "s1", actor=user("superuser"))
+    settings.AGENTRUNS_REDACT = HIDE  # a hidden part of a task is in no form
+    run = start_run("helper", f"Mend it. {KEY}", "s2", actor=user("superuser"))
     assert form(task=str(run.pk))["text"].strip() == ""

@@ -1,31 +1,23 @@
+"""Texts on a page, a model's markdown too: readable, and nothing of them hides or acts."""
+
 from __future__ import annotations
 
 import pytest
 
 from agentruns.admin.html import arguments, bare, body, pretty, visible
+from agentruns.admin.markdown import markdown
+
+SHOWN = {
+    "plain": "plain", "two\nlines\tand a tab": "two\nlines\tand a tab", "windows\r\nlines": "windows\nlines",
+    "Grüße 你好 שלום 🙂": "Grüße 你好 שלום 🙂", "a⚠\ufe0fb": "a⚠\ufe0fb", "a\ufe0fb": "a[U+FE0F]b",
+    "\u202etxt": "[U+202E]txt", "a\u200bb": "a[U+200B]b", "a\u00a0b": "a[U+00A0]b",
+    "lone\rreturn": "lone[U+000D]return", "\x1b[31m": "[U+001B][31m", "\ud800": "[U+D800]",
+    "\x00": "[U+0000]",
+    "a\u3164b": "a[U+3164]b", "\U000e0041": "[U+E0041]", "\U000e0100": "[U+E0100]",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain", "plain"),
-        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
-        ("windows\r\nlines", "windows\nlines"),
-        ("Grüße 你好 שלום 🙂", "Grüße 你好 שלום 🙂"),
-        ("a⚠\ufe0fb", "a⚠\ufe0fb"),
-        ("a\ufe0fb", "a[U+FE0F]b"),
-        ("\u202etxt", "[U+202E]txt"),
-        ("a\u200bb", "a[U+200B]b"),
-        ("a\u00a0b", "a[U+00A0]b"),
-        ("lone\rreturn", "lone[U+000D]return"),
-        ("\x1b[31m", "[U+001B][31m"),
-        ("\ud800", "[U+D800]"),
-        ("\x00", "[U+0000]"),
-        ("a\u3164b", "a[U+3164]b"),
-        ("\U000e0041", "[U+E0041]"),
-        ("\U000e0100", "[U+E0100]"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), SHOWN.items())
 def test_hidden_characters_are_shown(text: str, shown: str) -> None:
     assert bare(text) == shown
     marked = visible(text)
@@ -58,3 +50,63 @@ def test_arguments_are_whole_and_typed() -> None:
 
 def test_what_is_not_json_is_shown_all_the_same() -> None:
     assert pretty({"n": float("nan"), "o": object})
+
+
+def html(text: str) -> str:
+    return str(markdown("", text).text)
+
+
+def test_it_reads_as_it_was_meant() -> None:
+    shown = html("# Refund\n\nI **refunded** 24.90:\n\n- mug\n- `code`\n\n| a | b |\n|---|--:|\n| 1 | 2 |")
+    for part in ("<p><strong>Refund</strong></p>", "<strong>refunded</strong>", "<li>mug</li>", "<td>2</td>"):
+        assert part in shown
+    assert "style" not in shown
+    assert "<h1" not in shown
+
+
+ACTING = (
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "![x](https://evil.example/track.png)",
+    "[x](javascript:alert(1))", "[x](JaVaScRiPt:alert(1))", "[x](data:text/html,hi)", "[x](/admin/logout/)",
+    "[x](//evil.example)", "[x](http://[)", '[x](https://a.example "onmouseover=alert(1)")',
+    '<https://a.example/" onclick=alert(1)>', "```html\n<b onclick=x>\n```",
+    "[a]: javascript:alert(1)\n\n[a]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ACTING)
+def test_nothing_acts_or_is_loaded(text: str) -> None:
+    shown = html(text)
+    assert not [bad for bad in ("<script", "<img", "<a ", "<b ", "title=") if bad in shown]
+
+
+@pytest.mark.parametrize("text", ["DE02\\-7", "DE**02**-7", "DE`02`-7", "~~DE02~~-7", "*DE*02-7"])
+def test_markdown_puts_no_masked_value_together(text: str) -> None:
+    assert str(markdown("", f"PIN {text}", hide=lambda said: said.replace("DE02-7", "***")).text) == "PIN ***"
+
+
+def test_links_stay_as_they_are_written() -> None:
+    bank, mail = "https://bank.example@evil.example/x?a=1", "mailto:ben@example.com?bcc=eve@x.example"
+    source = f"[your bank]({bank}) and <{mail}>"
+    shown = html(source)
+    assert source.replace("<", "&lt;").replace(">", "&gt;") in shown
+    assert "<a" not in shown
+
+
+def test_hidden_characters_are_marked_and_masks_stay_masks() -> None:
+    shown = html("pay \u202eevil\x00 \ud800 [a\u200b](https://x.example/\u200b) ***\n\n***\n\n`***`")
+    for hidden in "\u202e\u200b\x00":
+        assert hidden not in shown
+    assert shown.count('<span class="ar-char"') == 5  # in the address too
+    assert shown.count("***") == 3
+    assert "<hr" not in shown
+
+
+@pytest.mark.parametrize("entity", ["&#x202e;", "&#8238;", "&zwnj;", "&#x3164;", "&#52;"])
+def test_an_entity_is_the_text_that_was_masked_and_marked(entity: str) -> None:
+    for text in (f"pay {entity}1", f"[pay {entity}1](https://x.example)", f"|a|\n|---|\n|{entity}1|"):
+        assert f"&amp;{entity[1:]}1" in html(text)
+
+
+def test_a_long_text_is_cut_and_says_so() -> None:
+    assert markdown("", "x" * 50, 10).left_out == 40
+    assert markdown("", "\u200bx" * 5000).left_out > 0
