@@ -23,7 +23,6 @@ from agentruns import (
     resume_run,
 )
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError
-from agentruns.models import Message
 from agentruns.services.control import hold_run
 from agentruns.services.runs import surface_orphans
 from tests.admin.pages import look, read, send, snapshot, unchanged, url
@@ -46,77 +45,76 @@ DECIDED = {
 DATA = {"reason": "no", "text": "ask her", "hours": "4", "argument-cents": "4000"}
 
 
-@pytest.mark.parametrize("role", ROLES)
+DECIDE, CONTROL = ("decider", "superuser"), ("operator", "superuser")
+
+
 @pytest.mark.parametrize("verb", DECIDED)
-def test_decisions(world: World, role: str, verb: str) -> None:
-    approval = world.waiting(tools=[timed]) if verb == "extend" else world.waiting()
-    before = snapshot()
-    seen = approval.expires_at.isoformat() if approval.expires_at else ""
-    response = send(approval, verb, role, seen=seen, **DATA)
-    assert response.status_code == expected(role, {"decider", "superuser"}, done=302)
-    if role in ("decider", "superuser"):
-        goes_on = reverse("admin:agentruns_approval_changelist") if verb != "extend" else url(approval)
-        assert response.url == goes_on
-        row = Message.objects.filter(run=approval.run, kind__startswith="approval_").order_by("seq").last()
-        assert row is not None
+def test_decisions(world: World, verb: str) -> None:
+    tools = [timed] if verb == "extend" else None
+    refused = world.waiting("refused", tools=tools)
+    for role in sorted(ROLES, key=DECIDE.__contains__):  # those who are refused first
+        approval = world.waiting(role, tools=tools) if role in DECIDE else refused
+        before = snapshot()
+        seen = approval.expires_at.isoformat() if approval.expires_at else ""
+        response = send(approval, verb, role, seen=seen, **DATA)
+        assert response.status_code == expected(role, {*DECIDE}, done=302), role
+        if role not in DECIDE:
+            assert snapshot() == before
+            continue
+        assert response.url == url(approval if verb == "extend" else refused), "the next that waits"
+        row = approval.run.messages.filter(kind__startswith="approval_").latest("seq")
         assert row.payload["actor"]["name"] == role
         approval.refresh_from_db()
         assert approval.status == DECIDED[verb]
-    else:
-        assert snapshot() == before
 
 
-@pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("verb", ["approve", "deny"])
-def test_decisions_on_a_page_of_several(world: World, role: str, verb: str) -> None:
-    approval, before = world.waiting(), snapshot()
-    key, client = approval.pk, browser(role)
-    row = {"verb": verb, "_selected_action": [str(key)], f"digest-{key}": approval.digest, "reason": "no"}
-    turn = client.post(reverse("admin:agentruns_approval_turn", args=[approval.run_id]), row)
-    may = role in ("decider", "superuser")
-    assert turn.status_code == expected(role, SEES_APPROVALS, done=302)
-    assert (snapshot() != before) == may
-    other = world.waiting("other")
-    before = snapshot()
-    bulk = {
-        "action": f"{verb}_selected", "_selected_action": [str(other.pk)], "confirmed": "1",
-        f"digest-{other.pk}": other.digest, "reason": "no",
-    }  # fmt: skip
-    response = client.post(reverse("admin:agentruns_approval_changelist"), bulk)
-    assert response.status_code == expected(role, SEES_APPROVALS)
-    assert (snapshot() != before) == may
+def test_decisions_on_a_page_of_several(world: World, verb: str) -> None:
+    refused, listing = [world.waiting(name) for name in "ab"], reverse("admin:agentruns_approval_changelist")
+    for role in ROLES:
+        may, client = role in DECIDE, browser(role)
+        approval, other = [world.waiting(role + name) for name in "ab"] if may else refused
+        turn = reverse("admin:agentruns_approval_turn", args=[approval.run_id])
+        for one, where, more, done in (
+            (approval, turn, {"verb": verb}, 302),
+            (other, listing, {"action": f"{verb}_selected", "confirmed": "1"}, 200),
+        ):
+            before = snapshot()
+            chosen = {"_selected_action": [str(one.pk)], f"digest-{one.pk}": one.digest, "reason": "no"}
+            response = client.post(where, {**chosen, **more})
+            assert response.status_code == expected(role, SEES_APPROVALS, done=done), role
+            assert (snapshot() != before) == may
 
 
-@pytest.mark.parametrize("role", [*ROLES, "revealer"])
-def test_sensitive_arguments_are_revealed_to_who_may_see_them_and_that_is_logged(
-    world: World, role: str
-) -> None:
+def test_sensitive_arguments_are_revealed_to_who_may_see_them_and_that_is_logged(world: World) -> None:
     approval = world.waiting(tools=[secretive])
-    response = browser(role).post(url(approval, "reveal"))
-    assert response.status_code == expected(role, {"revealer", "superuser"})
-    if response.status_code == 200:
-        assert "DE02-secret" in read(response).text
-        entry = LogEntry.objects.get()
-        assert (entry.user.get_username(), entry.object_id) == (role, str(approval.pk))
-        assert "Saw the sensitive arguments." in entry.get_change_message()
-    else:
-        assert LogEntry.objects.count() == 0
-        assert "DE02-secret" not in response.content.decode()
+    for role in (*ROLES, "revealer"):
+        response = browser(role).post(url(approval, "reveal"))
+        assert response.status_code == expected(role, {"revealer", "superuser"})
+        if response.status_code == 200:
+            assert "DE02-secret" in read(response).text
+            entry = LogEntry.objects.get()
+            assert (entry.user.get_username(), entry.object_id) == (role, str(approval.pk))
+            assert "Saw the sensitive arguments." in entry.get_change_message()
+            entry.delete()
+        else:
+            assert LogEntry.objects.count() == 0
+            assert "DE02-secret" not in response.content.decode()
 
 
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("action", ["resume", "cancel"])
-def test_control(world: World, role: str, action: str) -> None:
-    run, before = world.paused(), snapshot()
-    seq = run.messages.order_by("-seq").first().seq
-    response = browser(role).post(url(run, action), {"seq": seq, "reason": "enough"})
-    assert response.status_code == expected(role, {"operator", "superuser"}, done=302)
-    if role in ("operator", "superuser"):
-        run.refresh_from_db()
-        assert run.status == {"resume": "queued", "cancel": "cancelled"}[action]
-        assert run.messages.order_by("-seq").first().payload["actor"]["name"] == role
-    else:
-        assert snapshot() == before
+@pytest.mark.parametrize(("action", "after"), [("resume", "queued"), ("cancel", "cancelled")])
+def test_control(world: World, action: str, after: str) -> None:
+    refused = world.paused("refused")
+    for role in ROLES:
+        run = world.paused(role) if role in CONTROL else refused
+        before, seq = snapshot(), run.messages.latest("seq").seq
+        response = browser(role).post(url(run, action), {"seq": seq, "reason": "enough"})
+        assert response.status_code == expected(role, {*CONTROL}, done=302), role
+        if role in CONTROL:
+            assert status(run) == after
+            assert run.messages.latest("seq").payload["actor"]["name"] == role
+        else:
+            assert snapshot() == before
 
 
 def test_a_viewer_reads_why_there_are_no_buttons_and_a_decider_gets_no_link_to_the_run(world: World) -> None:
@@ -156,7 +154,7 @@ def test_requests_without_a_csrf_token_are_refused(world: World) -> None:
 DECIDERS = {"decider", "outsider", "superuser"}  # an outsider has the permissions, and no admin
 OPERATORS = {"operator", "resumer", "outsider", "superuser"}
 
-Made = Callable[[World], Any]
+Made = Callable[[World, str], Any]
 Ask = Callable[[Any, Any], object]
 SERVICES: dict[str, tuple[Made, Ask, set[str]]] = {
     "approve": (World.waiting, lambda one, actor: approve(one.pk, actor), DECIDERS),
@@ -164,7 +162,7 @@ SERVICES: dict[str, tuple[Made, Ask, set[str]]] = {
     "deny": (World.waiting, lambda one, actor: deny(one.pk, actor, "no"), DECIDERS),
     "answer": (World.waiting, lambda one, actor: answer(one.pk, actor, "no"), DECIDERS),
     "extend": (
-        lambda world: world.waiting(tools=[timed]),
+        lambda world, session: world.waiting(session, tools=[timed]),
         lambda one, actor: extend(one.pk, actor, timedelta(hours=1)),
         DECIDERS,
     ),
@@ -182,22 +180,25 @@ SERVICES: dict[str, tuple[Made, Ask, set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_asks_by_itself(world: World, name: str, role: str) -> None:
+def test_a_service_asks_by_itself(world: World, name: str) -> None:
     make, ask, allowed = SERVICES[name]
-    actor, made = AnonymousUser() if role == "anonymous" else user(role), make(world)
-    before, error = snapshot(), None
-    try:
-        ask(made, actor)
-    except AgentRunsError as raised:
-        error = raised
-    if role in allowed:
-        assert not isinstance(error, PermissionDeniedError)
-        assert snapshot() != before or name == "adopt", "adopting what is in force already is a conflict"
-    else:
-        assert isinstance(error, PermissionDeniedError)
-        assert snapshot() == before
+    refused = make(world, "refused")
+    for role in ROLES:
+        actor = AnonymousUser() if role == "anonymous" else user(role)
+        made = make(world, role) if role in allowed else refused
+        before = snapshot()
+        if role not in allowed:
+            with pytest.raises(PermissionDeniedError):
+                ask(made, actor)
+            assert snapshot() == before
+        elif name == "adopt":  # what is in force already is a conflict
+            with pytest.raises(AgentRunsError) as conflict:
+                ask(made, actor)
+            assert not isinstance(conflict.value, PermissionDeniedError)
+        else:
+            ask(made, actor)
+            assert snapshot() != before
 
 
 def test_the_requester_may_be_kept_from_deciding(world: World, settings: Any) -> None:

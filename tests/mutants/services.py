@@ -296,7 +296,7 @@ POLICY = [
         "policy: who may cancel, pause and resume",
         (Edit(PERMISSIONS, "    if not may(actor, action, run):", "    if False:"),),
         (
-            "admin/test_permissions.py::test_a_service_asks_by_itself[pause-decider]",
+            "admin/test_permissions.py::test_a_service_asks_by_itself[pause]",
             "db/test_doubt.py::test_a_verdict_needs_the_permission_and_a_call_in_doubt",
         ),
     ),
