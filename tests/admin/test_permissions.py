@@ -144,11 +144,10 @@ def test_the_requester_may_pause_and_cancel_what_they_see(world: World) -> None:
 
 def test_requests_without_a_csrf_token_are_refused(world: World) -> None:
     approval, run, client = world.waiting(), world.paused(), browser("superuser", enforce_csrf_checks=True)
+    sent = {"digest": approval.digest, "reason": "x", "seq": 1}
     with unchanged():
         for target in (*(url(approval, verb) for verb in DECIDED), url(run, "resume"), url(run, "cancel")):
-            assert (
-                client.post(target, {"digest": approval.digest, "reason": "x", "seq": 1}).status_code == 403
-            )
+            assert client.post(target, sent).status_code == 403
 
 
 DECIDERS = {"decider", "outsider", "superuser"}  # an outsider has the permissions, and no admin
