@@ -6,8 +6,11 @@ import ast
 import re
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import grimp
 
@@ -22,12 +25,21 @@ MODULES = {
 SAME = 10  # lines
 
 
-def test_modules_are_short() -> None:
-    lengths = {name: source.count("\n") for name, source in MODULES.items()}
-    assert not {name: length for name, length in lengths.items() if length >= 600}
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(source) for name, source in MODULES.items()}
 
 
-def test_the_root_is_small() -> None:
+def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, Any]]:
+    """Yield each node of these kinds with the module that it is in."""
+    for name, tree in trees().items():
+        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def test_modules_and_functions_are_short_and_the_root_is_small() -> None:
+    assert not [name for name, source in MODULES.items() if source.count("\n") >= 600]
+    functions = nodes(ast.FunctionDef, ast.AsyncFunctionDef)
+    assert not [(name, one.name) for name, one in functions if one.end_lineno - one.lineno >= 80]
     folders = {name.partition("/")[0] for name in MODULES if "/" in name}
     assert len(folders - {"templatetags"}) <= 14
     assert len([name for name in MODULES if "/" not in name]) <= 9
@@ -37,52 +49,23 @@ VAGUE = re.compile(r"(What|Who|Whose|Whether|How|Return (what|that|those|whose|w
 
 
 def test_docstrings_name_the_thing() -> None:
-    found = [
-        f"{name}: {text.splitlines()[0]}"
-        for name, source in MODULES.items()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and VAGUE.match(text := ast.get_docstring(node) or "")
-    ]
-    assert not found
-
-
-def test_functions_are_short() -> None:
-    long = {}
-    for name, source in MODULES.items():
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or 0) - node.lineno + 1
-                if length > 80:
-                    long[f"{name}: {node.name}"] = length
-    assert not long
+    documented = nodes(ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [(name, ast.get_docstring(node) or "") for name, node in documented]
+    assert not [each for each in texts if VAGUE.match(each[1])]
 
 
 def test_doors_start_runs_by_the_service_that_asks_who_may() -> None:
     """A program may start anything for anybody, a person may not: no door of people takes its services."""
-    programs = {
-        "agentruns",
-        "agentruns.services.runs",
-        "agentruns.services.submit",
-        "agentruns.services.messages",
-        "agentruns.services.forks",
-    }
+    services = ("runs", "submit", "messages", "forks")
+    programs = {"agentruns", *(f"agentruns.services.{name}" for name in services)}
     starting = {
-        "start_run",
-        "run_agent",
-        "get_or_start",
-        "submit",
-        "fork_run",
-        "get_or_fork",
-        "run_again",
-        "send_message",
-        "send",
-    }
+        "start_run", "run_agent", "get_or_start", "submit", "fork_run", "get_or_fork", "run_again",
+        "send_message", "send",
+    }  # fmt: skip
     found = []
-    for name, source in MODULES.items():
+    for name, tree in trees().items():
         if not name.startswith(("admin/", "api/")):
             continue
-        tree = ast.parse(source)
         modules = {
             alias.asname or alias.name: f"{node.module}.{alias.name}"
             for node in ast.walk(tree)
@@ -113,12 +96,7 @@ def test_only_the_module_of_tool_calls_enters_handlers() -> None:
 
 def test_this_machines_clock_is_read_in_named_places_only() -> None:
     """It may be slow or fast: what is stored is timed by the database, and intervals by `uptime`."""
-    found = {
-        (name, ast.unparse(node.func))
-        for name, source in MODULES.items()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and _reads_wall_clock(node)
-    }
+    found = {(name, ast.unparse(call.func)) for name, call in nodes(ast.Call) if _reads_wall_clock(call)}
     assert found == {
         ("utils/clock.py", "datetime.now"),  # of stateless runs, and of SQLite, whose clock it is
         ("utils/ids.py", "time.time_ns"),  # ids only sort by it; the console gives them a day
@@ -203,20 +181,12 @@ def test_nothing_is_written_twice() -> None:
     assert not [sorted(places) for places in found.values() if len(places) > 1]
 
 
-def test_the_layout_names_every_module() -> None:
+def test_the_layout_names_every_module_and_nothing_that_is_not_there() -> None:
     """One of agentruns/ by its name, one of a folder by the folder's."""
     listed = LAYOUT.split("\nagentruns/ ")[1].split("\nproject/ ")[0]
     words = set(re.findall(r"[\w/.]+", listed))
-    missing = set()
-    for name in MODULES:
-        first, *rest = name.split("/")
-        if not words & ({f"{first}/"} if rest else {first}):
-            missing.add(name)
-    assert not missing
-
-
-def test_the_layout_names_nothing_that_is_not_there() -> None:
-    listed = LAYOUT.split("\nagentruns/ ")[1].split("\nproject/ ")[0]
+    firsts = {f"{name.partition('/')[0]}/" if "/" in name else name for name in MODULES}
+    assert not firsts - words
     for line in listed.splitlines()[1:]:
         names = re.match(r"  (\S+(?: [\w.]+\.py)*(?: \w+/)*)  ?", line)
         for name in names[1].split() if names else ():

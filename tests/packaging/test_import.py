@@ -26,17 +26,12 @@ def python(code: str, **variables: str) -> str:
     return run_program(sys.executable, "-c", code, env=given, **variables).stdout.strip()
 
 
-def test_import_without_django_settings_loads_nothing_heavy() -> None:
-    code = f"import agentruns, sys; print([name for name in {HEAVY} if name in sys.modules])"
-    assert python(code) == "[]"
-
-
-def test_public_names_are_listed_before_they_are_loaded() -> None:
-    assert python("import agentruns; print(set(agentruns.__all__) <= set(dir(agentruns)))") == "True"
-
-
-def test_unknown_name_is_an_attribute_error() -> None:
-    assert python("import agentruns; print(hasattr(agentruns, 'no_such_name'))") == "False"
+def test_importing_it_without_settings_loads_nothing_heavy_and_lists_its_names() -> None:
+    code = (
+        f"import agentruns, sys; print([name for name in {HEAVY} if name in sys.modules]);"
+        "print(set(agentruns.__all__) <= set(dir(agentruns)), hasattr(agentruns, 'no_such_name'))"
+    )
+    assert python(code) == "[]\nTrue False"
 
 
 # In a project of its own: an agent on Claude in an app, admin and API mounted.
@@ -109,25 +104,23 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        "django.setup()",
-        "django.setup(); call_command('check')",
-        "django.setup(); call_command('makemigrations', 'agentruns', check=True, dry_run=True)",
-        "django.setup(); call_command('migrate', verbosity=0); call_command('list_runs')",
-    ],
-)
-def test_a_project_with_agents_on_claude_does_not_load_the_sdk(project: Path, action: str) -> None:
+def of_project(project: Path, code: str) -> str:
+    """Run code in the project; return the last line that it prints."""
+    code = f"import sys, django; from django.core.management import call_command; {code}"
+    told = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
+    return told.splitlines()[-1]
+
+
+def test_a_project_with_agents_on_claude_does_not_load_the_sdk(project: Path) -> None:
     code = (
-        "import sys, django; from django.core.management import call_command;"
-        f"{action};"
+        "django.setup(); call_command('check');"
+        "call_command('makemigrations', 'agentruns', check=True, dry_run=True);"
+        "call_command('migrate', verbosity=0); call_command('list_runs');"
         "from agentruns.agents.agent import get_agent; "
         "assert get_agent('by-object').model.name;"
         f"print([name for name in {SDK} if name in sys.modules])"
     )
-    found = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
-    assert found.splitlines()[-1] == "[]"
+    assert of_project(project, code) == "[]"
 
 
 def test_the_checks_of_a_project_without_the_api_import_no_page_no_service_and_no_journal(
@@ -135,12 +128,9 @@ def test_the_checks_of_a_project_without_the_api_import_no_page_no_service_and_n
 ) -> None:
     urls = (project / "urls.py").read_text()
     (project / "urls.py").write_text(urls.replace(', path("api/", include("agentruns.urls"))', ""))
-    code = (
-        "import sys, django; from django.core.management import call_command; django.setup();"
-        f"call_command('check'); print(sorted(name for name in sys.modules if name.startswith({LATE})))"
-    )
-    found = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
-    assert ast.literal_eval(found.splitlines()[-1]) == [
+    names = f"sorted(name for name in sys.modules if name.startswith({LATE}))"
+    found = of_project(project, f"django.setup(); call_command('check'); print({names})")
+    assert ast.literal_eval(found) == [
         "agentruns.admin.approvals.admin",
         "agentruns.admin.runs.admin",
         "agentruns.engine.budgets",
@@ -151,12 +141,15 @@ def test_the_checks_of_a_project_without_the_api_import_no_page_no_service_and_n
 
 def test_a_sweep_loads_no_urls_of_the_project(project: Path) -> None:
     code = (
-        "import sys, django; from django.core.management import call_command; django.setup();"
-        "call_command('migrate', verbosity=0, skip_checks=True);"
+        "django.setup(); call_command('migrate', verbosity=0, skip_checks=True);"
         "call_command('resume_runs', skip_checks=False); print({'urls', 'ninja'} & {*sys.modules})"
     )
-    found = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
-    assert found.splitlines()[-1] == "set()"
+    assert of_project(project, code) == "set()"
+
+
+def test_declaring_agents_on_claude_needs_no_sdk_at_all(project: Path) -> None:
+    code = f"sys.modules |= dict.fromkeys({SDK}); django.setup(); call_command('check')"
+    assert "no issues" in of_project(project, code)
 
 
 def test_a_late_package_has_its_modules_and_no_other_names() -> None:
@@ -172,21 +165,3 @@ def test_what_a_late_module_misses_is_said(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         modules_of("early")("late")
-
-
-def test_declaring_agents_on_claude_needs_no_sdk_at_all(project: Path) -> None:
-    code = (
-        f"import sys; sys.modules |= dict.fromkeys({SDK}); import django; django.setup();"
-        "from django.core.management import call_command; call_command('check')"
-    )
-    told = python(code, DJANGO_SETTINGS_MODULE="settings", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
-    assert "no issues" in told
-
-
-def test_manage_py_check_of_the_demo_does_not_load_the_sdk() -> None:
-    given = {**os.environ, "ANTHROPIC_API_KEY": "x", "MODEL": "claude-sonnet-5-5"}
-    given.pop("DJANGO_SETTINGS_MODULE", None)
-    done = run_program(sys.executable, "-X", "importtime", "manage.py", "check", env=given)
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"agentruns.agents.agent", "agentruns.checks", "project.helpdesk.tools"} <= loaded
-    assert not {name for name in loaded if name.partition(".")[0] in SDK}

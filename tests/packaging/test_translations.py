@@ -97,21 +97,10 @@ def test_a_mail_is_written_in_the_language_of_the_project(
 ) -> None:
     settings.AGENTRUNS_NOTIFY_EMAILS = ["ops@shop.example"]
     notice = Notice(
-        id=uuid7(),
-        type="approval.requested",
-        timestamp=datetime(2026, 11, 22, tzinfo=UTC),
-        run_id=uuid7(),
-        approval_id=uuid7(),
-        session="s1",
-        agent="support",
-        status="pending",
-        requester="bea",
-        title="Refund order A1",
-        tool="refund",
-        risk="high",
-        expires_at=None,
-        url="",
-    )
+        id=uuid7(), type="approval.requested", timestamp=datetime(2026, 11, 22, tzinfo=UTC), run_id=uuid7(),
+        approval_id=uuid7(), session="s1", agent="support", status="pending", requester="bea",
+        title="Refund order A1", tool="refund", risk="high", expires_at=None, url="",
+    )  # fmt: skip
     MailNotifier()(notice)
     (letter,) = mailoutbox
     assert letter.subject == "[agentruns] Freigabe nötig: Refund order A1"
