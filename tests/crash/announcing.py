@@ -58,16 +58,9 @@ def later(sender: type, **facts: object) -> None:
     transaction.on_commit(die)
 
 
-shop_agent(
-    "asks-after-a-post",
-    {"tools": [call("post", text="hello"), call("refund", cents=5000)]},
-)
+shop_agent("asks-after-a-post", {"tools": [call("post", text="hello"), call("refund", cents=5000)]})
 shop_agent("charges-then-posts", {"tools": [call("charge", cents=500), call("post", text="hello")]})
-shop_agent(
-    "writes-then-posts",
-    {"tools": [call("write"), call("post", text="hello")]},
-    tools=[*TOOLS, write],
-)
+shop_agent("writes-then-posts", {"tools": [call("write"), call("post", text="hello")]}, tools=[*TOOLS, write])
 
 
 def perform(orders: Orders, pipe: Connection) -> None:

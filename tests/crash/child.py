@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,6 +33,7 @@ from agentruns import (
     approve,
     cancel_run,
     get_run,
+    resume_run,
     run_agent,
     send_message,
     start_run,
@@ -88,10 +90,7 @@ def said(run: RunContext) -> str:
 
 shop_agent("every-kind", {"tools": CALLS}, tools=[*TOOLS, tally], instructions=said)
 shop_agent(
-    "first-a-server",
-    {"tools": [POST, *CALLS[1:]]},
-    tools=[*OF_SERVER, *TOOLS, tally],
-    instructions=said,
+    "first-a-server", {"tools": [POST, *CALLS[1:]]}, tools=[*OF_SERVER, *TOOLS, tally], instructions=said
 )
 shop_agent("asks-first", {"tools": [call("refund", cents=5000), *CALLS]}, tools=[*TOOLS, tally])
 
@@ -157,6 +156,7 @@ ACTIONS: dict[str, Callable[..., object]] = {
     "approve": lambda approval_id: approve(approval_id, None),
     "cancel": lambda run_id: cancel_run(run_id, reason="changed my mind"),
     "advance": lambda run_id: advance(get_run(run_id), "default"),
+    "resume": resume_run,
 }
 
 
@@ -172,6 +172,7 @@ class Orders:
     beat: float = 0  # seconds; else a quarter of the lease
     patience: float = 3600  # AGENTRUNS_TOOL_TIMEOUT
     skew: float = 0  # seconds by which the clock of the machine is fast
+    module: str = ""  # imported for the agents that it declares
     database: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -196,6 +197,10 @@ def prepare(orders: Orders) -> None:
     settings.LEASE_SECONDS = orders.lease
     settings.TOOL_TIMEOUT = orders.patience
     settings.HEARTBEAT_SECONDS = (orders.beat or orders.lease / 4) if orders.beats else 3600
+    if orders.dies:
+        failpoints.arm(orders.point)
+    if orders.module:
+        import_module(orders.module)
 
 
 def perform(orders: Orders, pipe: Connection) -> None:
@@ -203,9 +208,7 @@ def perform(orders: Orders, pipe: Connection) -> None:
     prepare(orders)
     errors: list[str] = []
     with ExitStack() as faults:
-        if orders.point and orders.dies:
-            failpoints.arm(orders.point)
-        elif orders.point:
+        if orders.point and not orders.dies:
             failpoints.arm(orders.point, lambda: _ask(pipe, faults))
         for action in orders.actions:
             if not _act(action, errors):

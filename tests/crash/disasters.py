@@ -12,15 +12,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connections, transaction
 from django.db.models import F
-from django.test import override_settings
 
-from agentruns import NotOccurred, Occurred, ToolContext, Unknown, get_run, resume_run, tool
-from agentruns.engine.worker import advance
+from agentruns import NotOccurred, Occurred, ToolContext, Unknown, tool
+from agentruns.conf import settings
 from agentruns.utils import failpoints
-from tests.crash.child import Orders
-from tests.crash.processes import Forked
+from tests.crash.child import ACTIONS, Orders, prepare
+from tests.crash.processes import Forked, start
 from tests.db.helpers import only_the_first_is_late
 from tests.effects import VARIABLE, Effects
 from tests.shop.agents import TOOLS, act, call, misfortune, shop_agent
@@ -119,58 +118,24 @@ def stop_at(point: str) -> None:
     failpoints.arm(point, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
-# The server that forks has the environment of whichever test started it.
-UNHARMED = {"SHOP_KILL": "", "SHOP_SLOW": "", "SHOP_PACE": "0", "DISASTER_ANSWER": ""}
-
-ACTIONS: dict[str, Callable[..., object]] = {
-    "advance": lambda run_id: advance(get_run(run_id), "default"),
-    "resume": resume_run,
-}
-
-
 def perform(orders: Orders, pipe: Connection) -> None:
     """Do what a forked process is ordered to do."""
-    connections["default"].settings_dict.update(orders.database)
-    os.environ.update(orders.environment)
-    override_settings(
-        AGENTRUNS_LEASE_SECONDS=orders.lease,
-        AGENTRUNS_HEARTBEAT_SECONDS=orders.lease / 4,
-        AGENTRUNS_MAX_ATTEMPTS=int(os.environ.get("DISASTER_ATTEMPTS", "5")),
-    ).enable()
+    os.environ.clear()
+    prepare(orders)
+    settings.MAX_ATTEMPTS = int(os.environ.get("DISASTER_ATTEMPTS", "5"))
     # Only reconcile may be late: a slow machine shall not interrupt a handler that is to die.
     only_the_first_is_late(pytest.MonkeyPatch(), lambda: True, times=0)
     if commit := os.environ.get("DISASTER_COMMIT"):
         die_before_commit(int(commit))
-    if orders.point:
-        failpoints.arm(orders.point) if orders.dies else stop_at(orders.point)
+    if orders.point and not orders.dies:
+        stop_at(orders.point)
     for name, *arguments in orders.actions:
         ACTIONS[name](*arguments)
     connections.close_all()
 
 
-def forked(
-    effects: Effects,
-    *action: str,
-    point: str = "",
-    freezes: bool = False,
-    lease: float = 60,
-    environment: dict[str, str] | None = None,
-) -> Forked:
+def forked(effects: Effects, *action: str, point: str = "", freezes: bool = False, **given: Any) -> Forked:
     """Start an action on this test's database in a process that dies, or freezes, at a crash point."""
-    orders = Orders(
-        actions=[action],
-        point=point,
-        dies=not freezes,
-        lease=lease,
-        database={"NAME": str(connection.settings_dict["NAME"])},
-        environment={VARIABLE: str(effects.path), **UNHARMED, **(environment or {})},
-    )
-    return Forked(perform, orders)
-
-
-def ended(child: Forked) -> int | None:
-    """Wait for the end of a process; return how it ended."""
-    try:
-        return child.ended()
-    finally:
-        child.close()
+    dies = bool(point) and not freezes
+    ledger = {VARIABLE: str(effects.path)}
+    return start(*action, serve=perform, point=point, dies=dies, **{"lease": 60, **ledger, **given})

@@ -76,7 +76,7 @@ class Cell(NamedTuple):
 
 
 def cells(vendor: str) -> list[Cell]:
-    """Return every cell of the table on a database."""
+    """List every cell of the table on a database."""
     (_, *faults), *rows = (line.split() for line in TABLE.strip().splitlines())
     found = []
     for point, *words in rows:

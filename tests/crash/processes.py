@@ -10,11 +10,13 @@ from collections.abc import Callable
 from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.db import connection
 
 from agentruns.models import Run
+from tests.effects import Effects
 from tests.programs import run_program
 from tests.waiting import LIMIT, pause, wait_for
 
@@ -22,46 +24,53 @@ if TYPE_CHECKING:
     from tests.crash.child import Orders
 
 LEASE = 1
+BRIEF = 0.3  # of a child that nobody competes with
 
 
-def start(
-    *action: str,
-    lease: float = LEASE,
-    beats: bool = True,
-    beat: float = 0,
-    skew: float = 0,
-    patience: float = 3600,
-    serve: Callable[[Orders, Connection], None] | None = None,
-    **environment: str,
-) -> Forked:
-    """Start a child that does one thing on this test's database, and that an error ends."""
+def start(*action: str, serve: Callable[[Orders, Connection], None] | None = None, **given: Any) -> Forked:
+    """Start a child that does one thing on this test's database, and that an error ends.
+
+    What is given in capitals is added to its environment; the rest belongs to its `Orders`.
+    """
     from tests.crash import child
 
     names = ("NAME", "HOST", "PORT", "OPTIONS")
-    orders = child.Orders(
-        [action],
-        lease=lease,
-        beats=beats,
-        beat=beat,
-        skew=skew,
-        patience=patience,
-        database={name: connection.settings_dict[name] for name in names},
-        environment={**os.environ, **environment},
-    )
+    database = {name: connection.settings_dict[name] for name in names} | given.pop("database", {})
+    options = {"lease": LEASE, **{name: value for name, value in given.items() if not name.isupper()}}
+    added = {name: value for name, value in given.items() if name.isupper()}
+    orders = child.Orders([action], database=database, environment={**os.environ, **added}, **options)
     return Forked(serve or child.serve, orders)
+
+
+def start_held(agent: str, at: str, effects: Effects, gate: Path, **given: Any) -> tuple[Forked, Run]:
+    """Start a child that runs an agent, and wait until it is at a place; it stays until the gate is gone."""
+    gate.touch()
+    child = start("run", agent, "s1", SHOP_SLOW=at, SHOP_GATE=str(gate), **given)
+    wait_for(lambda: effects.count(f"at:{at}") > 0, f"{agent} to reach {at}")
+    return child, Run.objects.get()
 
 
 def finish(child: Forked) -> None:
     """Wait for a child that is to end well."""
-    assert child.ended() == 0
-    child.close()
+    assert ended(child) == 0
 
 
-def run_and_die(*action: str, **environment: str) -> None:
+def ended(child: Forked) -> int | None:
+    """Wait for the end of a process; return how it ended."""
+    try:
+        return child.ended()
+    finally:
+        child.close()
+
+
+def run(*action: str, point: str = "", **given: Any) -> int | None:
+    """Run a child, which dies if it comes to the point; return how it ended."""
+    return ended(start(*action, point=point, dies=bool(point), **{"lease": BRIEF, **given}))
+
+
+def run_and_die(*action: str, **given: Any) -> None:
     """Run a child that is to be killed by SIGKILL."""
-    child = start(*action, **environment)
-    assert child.ended() == -signal.SIGKILL
-    child.close()
+    assert run(*action, **given) == -signal.SIGKILL
 
 
 def interpret_and_die(*words: str, **environment: str) -> None:
@@ -118,7 +127,7 @@ class Forked:
         theirs.close()
 
     def hear(self) -> Any:
-        """Return the next that it says: at its crash point its backend, at its end its errors."""
+        """Wait for the next that it says: at its crash point its backend, at its end its errors."""
         assert self.pipe.poll(LIMIT), "the child says nothing"
         return self.pipe.recv()
 

@@ -26,7 +26,7 @@ OPEN_COMMITTED, OPEN_ROLLED_BACK = "open_committed", "open_rolled_back"
 
 
 def query(text: str) -> bytes:
-    """Return the simple Query message of the wire protocol, version 3."""
+    """Build the simple Query message of the wire protocol, version 3."""
     body = text.encode() + b"\0"
     return b"Q" + (len(body) + 4).to_bytes(4, "big") + body
 
@@ -64,7 +64,7 @@ class Dialogue:
                 self.is_idle = message == IDLE
 
     def groups(self, data: bytes) -> Iterator[list[bytes]]:
-        """Yield what the client asks in groups that the server answers together."""
+        """Split what the client asks into groups that the server answers together."""
         for message in self.asked.messages(data):
             self.group.append(message)
             if (

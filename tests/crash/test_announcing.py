@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
-from django.db import connection
 
 from agentruns import approve
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
 from tests.crash import announcing
-from tests.crash.child import Orders
-from tests.crash.processes import Forked, expire_lease
+from tests.crash.processes import expire_lease, run_and_die
 from tests.db.helpers import names, outcomes
-from tests.effects import VARIABLE, Effects
+from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def dies(*action: str, **environment: str) -> None:
+def dies(*action: str, **given: str) -> None:
     """Do it in another process, and make sure that this was killed."""
-    orders = Orders(
-        actions=[action],
-        lease=0.5,
-        database={"NAME": str(connection.settings_dict["NAME"])},
-        environment={**os.environ, VARIABLE: os.environ[VARIABLE], **environment},
-    )
-    process = Forked(announcing.perform, orders)
-    try:
-        assert process.ended() == -signal.SIGKILL
-    finally:
-        process.close()
+    run_and_die(*action, serve=announcing.perform, **given)
 
 
 @pytest.mark.parametrize("told", ["notifier", "signal", "model signal"])

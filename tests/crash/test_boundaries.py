@@ -13,25 +13,16 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 import agentruns.engine.tool_calls
-from agentruns import (
-    Agent,
-    NotOccurred,
-    ToolContext,
-    approve,
-    deny,
-    start_run,
-    tool,
-)
+from agentruns import Agent, NotOccurred, ToolContext, approve, deny, start_run, tool
 from agentruns.engine.leases import Lease
 from agentruns.engine.worker import advance
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.journal.store import DatabaseStore
-from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
 from agentruns.testing.crash import Crash
-from tests.db.helpers import kill, outcomes
+from tests.db.helpers import kill, outcomes, sound
 from tests.db.racing import Click, decide, drive, end, nothing_lost, order
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -44,13 +35,13 @@ ASKED = {"cancel": "run_cancel_requested", "pause": "run_pause_requested"}
 EVERY_KIND = [
     {
         "tools": [
-            call("post", text="one"),
-            call("annotate", number="A1", note="seen"),
-            call("charge", cents=700),
-            call("refund", cents=5000),
-            call("post", text="two"),
-            call("search", query="x"),
-            call("search", query="y"),
+            *(
+                call("post", text="one"),
+                call("annotate", number="A1", note="seen"),
+                call("charge", cents=700),
+            ),
+            *(call("refund", cents=5000), call("post", text="two")),
+            *(call("search", query="x"), call("search", query="y")),
         ]
     },
     {"tools": [call("post", text="three")]},
@@ -89,7 +80,7 @@ class UnansweredStore(ClickedStore):
 
 
 def kinds_since(run: Run, kind: str) -> list[str]:
-    """Return the kinds of the run's rows from its last row of one kind on."""
+    """List the kinds of the run's rows from its last row of one kind on."""
     kinds = list(Message.objects.filter(run=run).order_by("seq").values_list("kind", flat=True))
     return kinds[len(kinds) - 1 - kinds[::-1].index(kind) :]
 
@@ -134,29 +125,20 @@ def honoured(click: Click, run: Run) -> Run:
     return Run.objects.get(pk=run.pk)
 
 
-@pytest.mark.parametrize("when", WHENS)
+@pytest.mark.parametrize(
+    ("when", "clicked"),
+    [("before", ClickedStore), ("after", ClickedStore), ("after", UnansweredStore)],
+    ids=["before", "after", "after, and the acknowledgement is lost"],
+)
 @pytest.mark.parametrize("word", ["cancel", "pause"])
-def test_a_request_at_each_append(word: str, when: str, effects: Effects) -> None:
-    agent = shop_agent("clicked", *EVERY_KIND)
-    for nth in itertools.count(1):
-        order(effects)
-        click = Click(word)
-        run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, when)
-        if not click.made:
-            assert (run.status, nth) == ("completed", 16), "there are 15 appends"
-            return
-        nothing_lost(honoured(click, run), effects)
-
-
-@pytest.mark.parametrize("word", ["cancel", "pause"])
-def test_a_request_that_lands_before_a_lost_acknowledgement_is_read_again(
-    word: str, effects: Effects
+def test_a_request_at_each_append(
+    word: str, when: str, clicked: type[ClickedStore], effects: Effects
 ) -> None:
     agent = shop_agent("clicked", *EVERY_KIND)
     for nth in itertools.count(1):
         order(effects)
         click = Click(word)
-        run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, "after", UnansweredStore)
+        run = drive_to_the_click(start_run(agent, "do it", f"s{nth}"), click, nth, when, clicked)
         if not click.made:
             assert (run.status, nth) == ("completed", 16), "there are 15 appends"
             return
@@ -193,7 +175,7 @@ def test_a_decision_at_each_append(word: str, when: str, effects: Effects) -> No
 
 
 def died_in(agent: Agent, session: str, point: str, monkeypatch: pytest.MonkeyPatch, effects: Effects) -> Run:
-    """Return a run whose worker died in its first call, and which may be taken over now."""
+    """Let the worker of a run die in its first call; the run may be taken over then."""
 
     def reached(at: str) -> None:
         if at == point:
@@ -220,12 +202,7 @@ def died_in(agent: Agent, session: str, point: str, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_click_at_each_append_of_a_takeover(
-    first: Any,
-    point: str,
-    word: str,
-    when: str,
-    effects: Effects,
-    monkeypatch: pytest.MonkeyPatch,
+    first: Any, point: str, word: str, when: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = shop_agent("taken-over", {"tools": [first, call("refund", cents=5000)]})
     for nth in itertools.count(1):
@@ -249,42 +226,31 @@ def test_a_click_at_each_append_of_a_takeover(
         ]
 
 
-@pytest.mark.parametrize("when", WHENS)
-def test_a_cancel_is_not_put_off_by_the_providers_back_off(when: str, effects: Effects) -> None:
-    def busy(request: Any) -> None:
-        raise ProviderError("busy", disposition="retry", type="busy", retry_after=600.0)
-
-    run = start_run(shop_agent("busy", busy), "do it", "s1")
-    click = Click("cancel")
-    drive(run, ClickedStore(click, 1, when))
-    sweep()
-    run = Run.objects.get(pk=run.pk)
-    assert (click.refused, run.status) == (None, "cancelled"), f"not before {run.not_before}"
-    nothing_lost(run, effects)
-
-
-def asked_by_key(ctx: ToolContext, args: dict[str, Any]) -> NotOccurred:
-    return NotOccurred()
-
-
-@tool(reconcile=asked_by_key, timeout=3600)
+@tool(reconcile=lambda ctx, args: NotOccurred(), timeout=3600)
 def patient(ctx: ToolContext) -> str:
     """Pay, which may take an hour."""
     return "paid"
 
 
 @pytest.mark.parametrize("when", WHENS)
-def test_a_cancel_is_not_put_off_until_a_dead_attempt_is_over(
-    when: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waits_for", ["the provider", "the end of a dead attempt"])
+def test_a_cancel_is_not_put_off(
+    waits_for: str, when: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = shop_agent("patient", {"tools": [call("patient")]}, tools=[patient])
-    run = died_in(agent, "s1", "before_tool", monkeypatch, effects)
+    def busy(request: Any) -> None:
+        raise ProviderError("busy", disposition="retry", type="busy", retry_after=600.0)
+
+    if waits_for == "the provider":
+        run = start_run(shop_agent("busy", busy), "do it", "s1")
+    else:
+        agent = shop_agent("patient", {"tools": [call("patient")]}, tools=[patient])
+        run = died_in(agent, "s1", "before_tool", monkeypatch, effects)
     click = Click("cancel")
     drive(run, ClickedStore(click, 1, when))
     sweep()
-    run = Run.objects.get(pk=run.pk)
+    run = sound(run)
     assert (click.refused, run.status) == (None, "cancelled"), f"not before {run.not_before}"
-    assert (outcomes(run), problems(run.session_id)) == (["unknown"], [])
+    assert (outcomes(run), effects.lines()) == ([] if waits_for == "the provider" else ["unknown"], [])
 
 
 def test_a_lone_card_is_first_seen_when_its_run_is_parked(effects: Effects) -> None:

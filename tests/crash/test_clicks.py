@@ -10,10 +10,10 @@ import pytest
 
 from agentruns import approve, cancel_run, deny, pause_run, resolve_orphan, resume_run
 from agentruns.exceptions import ApprovalStateError, RunStateError, SessionBusyError
-from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from tests.crash.processes import expire_lease, finish, freeze, start
+from tests.crash.processes import expire_lease, finish, freeze, start_held
+from tests.db.helpers import outcomes, sound
 from tests.effects import Effects
 from tests.waiting import wait_for
 
@@ -24,22 +24,13 @@ class SlowTool:
     """A child that runs an agent and stops inside a tool until it is let go."""
 
     def __init__(self, agent: str, at: str, effects: Effects, gate: Path, lease: float = 60) -> None:
-        gate.touch()
         self.gate = gate
-        self.child = start("run", agent, "s1", SHOP_SLOW=at, SHOP_GATE=str(gate), lease=lease)
-        wait_for(lambda: effects.count(f"at:{at}") > 0, f"{agent} to reach {at}")
-        self.run = Run.objects.get()
+        self.child, self.run = start_held(agent, at, effects, gate, lease=lease)
 
     def let_go(self) -> Run:
         self.gate.unlink()
         finish(self.child)
-        assert problems(self.run.session_id) == []
-        return Run.objects.get(pk=self.run.pk)
-
-
-def outcomes(run: Run) -> list[str]:
-    rows = Message.objects.filter(run=run, kind="tool_result").order_by("seq")
-    return [row.payload["outcome"] for row in rows]
+        return sound(self.run)
 
 
 def test_cancel_keeps_the_result_and_starts_nothing_more(effects: Effects, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,11 +19,10 @@ from agentruns.testing import frozen_clock
 from agentruns.utils import clock
 from agentruns.utils.db import database_now, uptime
 from tests.crash import child
-from tests.crash.processes import Forked, expire_lease, finish, start
+from tests.crash.processes import Forked, expire_lease, finish, run_and_die, start, start_held
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.shop.agents import act, call, charged, shop_agent
-from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -52,24 +50,13 @@ shop_agent("clocked", {"tools": [call("wire")]}, tools=[wire])
 shop_agent("hurries", {"tools": [call("lookup", number="A1")]}, deadline=timedelta(minutes=10))
 
 
-def serve(orders: child.Orders, pipe: Connection) -> None:
-    """Serve, with the agents of this module."""
-    child.serve(orders, pipe)
-
-
 def process(*action: str, **options: Any) -> Forked:
-    return start(*action, serve=serve, **options)
+    """Start a child that knows the agents of this module."""
+    return start(*action, module=__name__, **options)
 
 
 def acted(effects: Effects) -> int:
-    """Return how often a handler acted outside."""
     return sum("tool" in line for line in effects.lines())
-
-
-def at_work(worker: Forked, effects: Effects, where: str) -> Run:
-    """Wait until a worker's handler is at work; return its run."""
-    wait_for(lambda: bool(effects.count(f"at:{where}")), f"{where} of {worker}")
-    return Run.objects.get()
 
 
 def swept_in_time() -> int:
@@ -83,11 +70,8 @@ def swept_in_time() -> int:
 def test_nobody_is_asked_while_the_first_attempt_is_at_work(
     first: int, second: int, effects: Effects, tmp_path: Path
 ) -> None:
-    gate = tmp_path / "gate"
-    gate.touch()
-    place = {"SHOP_SLOW": "charge_in_time:before", "SHOP_GATE": str(gate)}
-    worker = process("run", "charges-in-time", "s1", beats=False, skew=first, **place)
-    run = at_work(worker, effects, "charge_in_time:before")
+    at, gate = "charge_in_time:before", tmp_path / "gate"
+    worker, run = start_held("charges-in-time", at, effects, gate, module=__name__, beats=False, skew=first)
     expire_lease(run)
     finish(process("sweep", skew=second))
     assert acted(effects) == 0
@@ -99,10 +83,8 @@ def test_nobody_is_asked_while_the_first_attempt_is_at_work(
 
 
 def test_a_run_is_not_delayed_to_tomorrow(effects: Effects) -> None:
-    place = {"SHOP_KILL": "charge_in_time:after"}
-    worker = process("run", "charges-in-time", "s1", skew=TOMORROW, **place)
-    assert worker.ended() == -signal.SIGKILL
-    worker.close()
+    place = {"module": __name__, "SHOP_KILL": "charge_in_time:after"}
+    run_and_die("run", "charges-in-time", "s1", skew=TOMORROW, **place)
     run = Run.objects.get()
     expire_lease(run)
     assert sweep().completed == 0, "its handler may be at work"
@@ -134,9 +116,7 @@ def test_a_card_is_not_expired_at_birth(skew: int, effects: Effects) -> None:
 
 def test_a_cancel_is_not_repeated_too_early(effects: Effects, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    gate.touch()
-    worker = process("run", "calls-post", "s1", lease=60, SHOP_SLOW="post:before", SHOP_GATE=str(gate))
-    run = at_work(worker, effects, "post:before")
+    worker, run = start_held("calls-post", "post:before", effects, gate, lease=60)
     assert cancel_run(run.pk).status == "running"
     finish(process("cancel", str(run.pk), lease=60, skew=FAST))
     assert Run.objects.get().status == "running"

@@ -23,7 +23,7 @@ from agentruns.services.transfer import export_run
 from tests.api.http import make_user
 from tests.api.streaming import Stream
 from tests.crash import child
-from tests.crash.processes import Forked, expire_lease, finish, freeze, start
+from tests.crash.processes import Forked, ended, expire_lease, finish, freeze, start
 from tests.effects import Effects
 from tests.waiting import pause, wait_for
 
@@ -74,14 +74,14 @@ def gate(tmp_path: Path) -> Path:
     return gate
 
 
-def writing(gate: Path) -> tuple[Forked, Run, Stream]:
+def writing(gate: Path, **options: Any) -> tuple[Forked, Run, Stream]:
     """Start a worker that writes to a listener; return it when something has come."""
     owner = make_user("listener")
     run = start_run("writes-long", "do it", "s1", actor=owner)
     listener = Stream(owner, run)
     Draft.objects.update_or_create(pk=run.pk, defaults={"watched_until": Now() + timedelta(hours=1)})
-    environment = {"SHOP_SLOW": "writing", "SHOP_GATE": str(gate)}
-    worker = start("advance", str(run.pk), serve=serve, **environment)
+    place = {"SHOP_SLOW": "writing", "SHOP_GATE": str(gate)}
+    worker = start("advance", str(run.pk), serve=serve, **place, **options)
     wait_for(lambda: bool(Draft.objects.get(pk=run.pk).text), "a draft")
     return worker, run, listener
 
@@ -113,9 +113,7 @@ def test_killed_while_it_writes(gate: Path) -> None:
     worker, run, listener = writing(gate)
     wait_for(lambda: bool(listener.poll() or drafted(listener)), "the draft")
     assert drafted(listener)[0].startswith(WORDS)
-    worker.signal(signal.SIGKILL)
-    worker.ended()
-    worker.close()
+    worker.close()  # by SIGKILL
     assert WORDS in Draft.objects.get(pk=run.pk).text, "nobody was there to take it away"
     expire_lease(run)
     assert sweep().completed == 1
@@ -129,15 +127,9 @@ def test_killed_while_it_writes(gate: Path) -> None:
 
 @pytest.mark.parametrize("point", ["after_model", "after_finish"])
 def test_killed_at_the_moment_of_the_row(point: str, gate: Path) -> None:
-    owner = make_user("listener")
-    run = start_run("writes-long", "do it", "s1", actor=owner)
-    Draft.objects.create(pk=run.pk, watched_until=Now() + timedelta(hours=1))
-    environment = {"SHOP_SLOW": "writing", "SHOP_GATE": str(gate), "DRAFTS_DIE_AT": point}
-    worker = start("advance", str(run.pk), serve=dies, **environment)
-    wait_for(lambda: bool(Draft.objects.get(pk=run.pk).text), "a draft")
+    worker, run, _listener = writing(gate, point=point, dies=True)
     gate.unlink()
-    assert worker.ended() == -signal.SIGKILL
-    worker.close()
+    assert ended(worker) == -signal.SIGKILL
     assert WORDS in Draft.objects.get(pk=run.pk).text
     run.refresh_from_db()
     if point == "after_model":
@@ -146,15 +138,7 @@ def test_killed_at_the_moment_of_the_row(point: str, gate: Path) -> None:
         nowhere(run)
     else:
         assert (run.status, run.output) == ("completed", WORDS)
-    late(run, owner)
-
-
-def dies(orders: child.Orders, pipe: Connection) -> None:
-    """Serve until a crash point."""
-    from agentruns.utils import failpoints
-
-    failpoints.arm(orders.environment["DRAFTS_DIE_AT"])
-    serve(orders, pipe)
+    late(run, run.owner)
 
 
 def test_a_frozen_one_wakes_up_and_writes_on(gate: Path, effects: Effects) -> None:

@@ -10,12 +10,9 @@ import pytest
 from agentruns import cancel_run, pause_run, resume_run
 from agentruns.journal.verify import problems
 from agentruns.models import Run
-from tests.crash import processes
-from tests.crash.kills import finish, run_and_die
-from tests.crash.processes import expire_lease, start
+from tests.crash.processes import expire_lease, finish, run_and_die, start, start_held
 from tests.db.helpers import payloads
 from tests.effects import Effects
-from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,14 +29,10 @@ ASKS: dict[str, Callable[[Run], object]] = {
 }
 
 
-def asked(effects: Effects, model: str) -> int:
-    return sum(line["key"] == model for line in effects.lines())
-
-
 def accounts(run: Run, effects: Effects, lost: int) -> None:
     """Check that each reply that can be known counts once, and that its row says who gave it."""
     replies, failures = payloads(run, "assistant"), payloads(run, "model_failed")
-    assert asked(effects, "second") == len(replies) + lost
+    assert effects.count("second") == len(replies) + lost
     assert {row["fallback"] for row in [*replies, *failures]} <= {"second"}
     assert run.step == len(replies)
     assert run.usage.get("input_tokens", 0) == 100 * len(replies) + len(failures)
@@ -56,7 +49,7 @@ def test_no_reply_of_a_fallback_counts_twice_when_its_process_is_killed(
     if not run.is_ended:
         expire_lease(run)
     ASKS[then](run)
-    finish("sweep")
+    finish(start("sweep"))
     run.refresh_from_db()
     accounts(run, effects, PLACES[where])
     if then == "pause":
@@ -74,13 +67,10 @@ def test_who_asks_for_a_stop_gets_it_before_the_fallback_or_after_its_reply(
     where: str, paid: int, then: str, effects: Effects, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    gate.touch()
-    child = start("run", "falls-back", "s1", SHOP_SLOW=where, SHOP_GATE=str(gate))
-    wait_for(lambda: any(line["key"] == f"at:{where}" for line in effects.lines()), "the request")
-    run = Run.objects.get()
+    child, run = start_held("falls-back", where, effects, gate)
     ASKS[then](run)
     gate.unlink()
-    processes.finish(child)
+    finish(child)
     run.refresh_from_db()
-    assert (run.status, asked(effects, "second")) == ({"cancel": "cancelled", "pause": "paused"}[then], paid)
+    assert (run.status, effects.count("second")) == ({"cancel": "cancelled", "pause": "paused"}[then], paid)
     accounts(run, effects, 0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,17 +34,6 @@ BRIEF = LEASE / 4  # of a process that is to lose its lease: nobody competes for
 LONG = 60
 MESSAGE = "and this"
 NAMED = SENDING | SERVED  # rows by another name than the point's
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[Proxy | None]:
-    """The way from the children to the database server, where there is one."""
-    if DATABASE == "sqlite":
-        yield None
-        return
-    proxy = Proxy(os.environ["AGENTRUNS_TEST_PG_HOST"], os.environ["AGENTRUNS_TEST_PG_PORT"])
-    yield proxy
-    proxy.close()
 
 
 class Stage:
@@ -195,33 +182,28 @@ def finished(child: Forked) -> str:
     return "again" if errors else "here"
 
 
+HEARTBEAT = """LIKE 'UPDATE%SET "lease_expires_at"%'"""
+
+
+def is_any_backend(where: str) -> bool:
+    with connection.cursor() as cursor:
+        activity = "pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        cursor.execute(f"SELECT EXISTS (SELECT FROM {activity} AND {where})")
+        return bool(cursor.fetchone()[0])
+
+
 def somebody_waits() -> bool:
     """Whether a backend waits for a lock; a heartbeat's does not count."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
-            """ AND wait_event_type = 'Lock' AND query NOT LIKE 'UPDATE%SET "lease_expires_at"%')"""
-        )
-        return bool(cursor.fetchone()[0])
+    return is_any_backend(f"wait_event_type = 'Lock' AND NOT query {HEARTBEAT}")
 
 
 def heartbeat_writes() -> bool:
-    """Tell if a heartbeat's UPDATE is not committed yet; look twice, because it may not have arrived."""
+    """Tell if a heartbeat's UPDATE is not committed yet; look again, because it may not have arrived."""
     for _ in range(3):
         pause()
-        if a_heartbeat_is_open():
+        if is_any_backend(f"xact_start IS NOT NULL AND query {HEARTBEAT}"):
             return True
     return False
-
-
-def a_heartbeat_is_open() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
-            """ AND xact_start IS NOT NULL AND query LIKE 'UPDATE%SET "lease_expires_at"%'"""
-            " AND pid <> pg_backend_pid())"
-        )
-        return bool(cursor.fetchone()[0])
 
 
 def operate(stage: Stage, word: str) -> str:

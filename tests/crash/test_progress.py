@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ from agentruns import Agent, ModelReply, ModelRequest, ToolContext, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
-from tests.crash import child
-from tests.crash.processes import Forked, expire_lease, finish, start
+from tests.crash.processes import Forked, expire_lease, finish, start, start_held
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.shop.agents import act, call, misfortune, shop_agent
@@ -33,30 +31,32 @@ def is_at_work() -> bool:
     return os.path.exists(os.environ["SHOP_GATE"])
 
 
+def work(ctx: ToolContext) -> None:
+    """Go on for as long as the test wants."""
+    Effects.from_environment().record(f"at:{ctx.tool_name}")
+    while is_at_work():
+        if ctx.tool_name == "reports":
+            ctx.heartbeat()
+
+
 @tool
 def reports(ctx: ToolContext) -> str:
     """Say that it goes on, for longer than a silent handler may take."""
-    Effects.from_environment().record("at:reports")
-    while is_at_work():
-        ctx.heartbeat()
+    work(ctx)
     return act("reports", ctx)
 
 
 @tool(timeout=600)
 def has_time(ctx: ToolContext) -> str:
     """Take long, as it declares."""
-    Effects.from_environment().record("at:has_time")
-    while is_at_work():
-        pass
+    work(ctx)
     return act("has_time", ctx)
 
 
 @tool(transactional=True)
 def writes(ctx: ToolContext) -> str:
     """Write for long."""
-    Effects.from_environment().record("at:writes")
-    while is_at_work():
-        pass
+    work(ctx)
     Order.objects.create(number="W1", customer="Ann", total_cents=1)
     return "written"
 
@@ -89,18 +89,9 @@ class Hanging:
 Agent("hangs", instructions="Hang.", model=Hanging())
 
 
-def serve(orders: child.Orders, pipe: Connection) -> None:
-    """Serve, with the agents of this module."""
-    child.serve(orders, pipe)
-
-
 def hanging(agent: str, place: str, effects: Effects, gate: Path) -> tuple[Forked, Run]:
     """Start a worker that hangs at a place; return it when nothing extends its lease any more."""
-    gate.touch()
-    where = {"SHOP_SLOW": place, "SHOP_GATE": str(gate)}
-    worker = start("run", agent, "s1", serve=serve, patience=AT_MOST, **where)
-    wait_for(lambda: bool(effects.count(f"at:{place}")), "the worker to hang")
-    run = Run.objects.get()
+    worker, run = start_held(agent, place, effects, gate, module=__name__, patience=AT_MOST)
     expire_lease(run)
     return worker, run
 
@@ -130,14 +121,10 @@ def test_a_model_that_hangs_keeps_no_run(effects: Effects, tmp_path: Path) -> No
 
 
 def test_a_handler_that_nobody_waits_for_is_told_so(effects: Effects) -> None:
-    worker = start("run", "asks_whether_to_stop", "s1", serve=serve, patience=AT_MOST)
+    worker = start("run", "asks_whether_to_stop", "s1", module=__name__, patience=AT_MOST)
     finish(worker)
     run = Run.objects.get()
-    assert (run.status, outcomes(run), effects.count()) == (
-        "completed",
-        ["ok"],
-        2,
-    )  # nobody had taken it over
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["ok"], 2), "nobody took it over"
 
 
 @pytest.mark.parametrize("patient", [each.name for each in PATIENT])
@@ -148,7 +135,7 @@ def test_a_tool_that_is_at_work_keeps_its_run(patient: str, effects: Effects, tm
     gate = tmp_path / "gate"
     gate.touch()
     worker = start(
-        "run", patient, "s1", serve=serve, patience=AT_MOST, lease=60, beat=0.25, SHOP_GATE=str(gate)
+        "run", patient, "s1", module=__name__, patience=AT_MOST, lease=60, beat=0.25, SHOP_GATE=str(gate)
     )
     wait_for(lambda: bool(effects.count(f"at:{patient}")), "the handler")
     ends = Run.objects.values_list("lease_expires_at", flat=True)

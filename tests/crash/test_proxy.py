@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -22,15 +21,15 @@ APPEND = "WITH c AS MATERIALIZED (SELECT 1) INSERT INTO written SELECT %s FROM c
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    proxy = Proxy(os.environ["AGENTRUNS_TEST_PG_HOST"], os.environ["AGENTRUNS_TEST_PG_PORT"])
+def written() -> Iterator[None]:
+    """A table."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE written (number int)")
-        yield proxy
+        yield
         cursor.execute("DROP TABLE written")
-    proxy.close()
 
 
+@pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("how", [COMMITTED, ROLLED_BACK])
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in_transaction"])
 @pytest.mark.parametrize("protocol", ["simple", "extended", "prepared"])

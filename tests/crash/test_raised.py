@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from typing import Any
-
 import pytest
 
 from agentruns import RunResult, approve, resolve_orphan
@@ -13,8 +10,8 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.services.waiting import uncleared
 from agentruns.testing import check_messages
-from tests.crash.kills import child
-from tests.crash.processes import expire_lease
+from tests.crash import processes
+from tests.crash.processes import expire_lease, run_and_die
 from tests.db.helpers import outcomes, payloads, sound
 from tests.effects import Effects
 
@@ -40,8 +37,8 @@ def take_over() -> Run:
 
 
 def die(agent: str, where: str, **environment: str) -> None:
-    place: dict[str, Any] = {"SHOP_KILL": where} if where.startswith("charged") else {"point": where}
-    assert child("run", agent, "s1", **place, **environment) == -signal.SIGKILL
+    place = {"SHOP_KILL": where} if where.startswith("charged") else {"point": where}
+    run_and_die("run", agent, "s1", **place, **environment)
 
 
 @pytest.mark.parametrize("fails", ["charge:before", "charge:after"])
@@ -101,14 +98,14 @@ def test_a_failed_call_of_a_tool_that_declares_nothing_is_in_doubt_whoever_dies(
 
 @pytest.mark.parametrize("where", ["after_decision", "before_tool"])
 def test_an_approval_settles_the_doubt_once_whoever_dies(where: str, effects: Effects) -> None:
-    assert child("run", "breaks-twice", "s1") == 0
+    assert processes.run("run", "breaks-twice", "s1") == 0
     run = Run.objects.get()
     card = result_of(run.pk).pending[0].pk
     if where == "after_decision":
-        assert child("approve", str(card), point=where) == -signal.SIGKILL
+        run_and_die("approve", str(card), point=where)
     else:
         approve(card, None)
-        assert child("sweep", point=where) == -signal.SIGKILL
+        run_and_die("sweep", point=where)
     assert uncleared("default", run) == []
     run = take_over()
     result: RunResult = result_of(run.pk)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 from typing import Any, NamedTuple
 
 import pytest
 
-from agentruns import Agent, resolve_orphan, resume_run, start_run
+from agentruns import Agent, approve, resolve_orphan, resume_run, start_run
 from agentruns.engine.leases import claim
 from agentruns.journal.verify import problems
-from agentruns.models import Run
+from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
-from tests.crash.disasters import ended, forked
+from tests.crash.disasters import forked
+from tests.crash.processes import ended
 from tests.db.helpers import forget_backoff, kill, outcomes, payloads
 from tests.effects import Effects
 from tests.shop.models import Order
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Orphan(NamedTuple):
@@ -78,9 +78,8 @@ def recover(run: Run, effects: Effects, *, at: str = "", action: str = "advance"
         kill(run)  # its worker is dead indeed; only the wait is cut short
     if action == "advance":
         wait_for(Run.objects.runnable().filter(pk=run.pk).exists, "the run to be free")
-    inside = at.endswith((":before", ":after"))
-    env |= {"SHOP_KILL": at if inside else "", "DISASTER_ANSWER": os.environ.get("DISASTER_ANSWER", "")}
-    code = ended(forked(effects, action, str(run.pk), point="" if inside else at, environment=env))
+    place = {"SHOP_KILL": at} if at.endswith((":before", ":after")) else {"point": at}
+    code = ended(forked(effects, action, str(run.pk), **place, **env))
     assert problems(run.session_id) == []
     return code
 
@@ -118,6 +117,7 @@ def ends_well(orphan: Orphan, run: Run, effects: Effects) -> None:
         assert len(lines) == 1, "at most once, and not lost"
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(("name", "place"), PLACES, ids=[f"{name}-{place}" for name, place in PLACES])
 def test_recoveries_that_die_at_one_place_in_a_row(
     name: str, place: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +132,7 @@ def test_recoveries_that_die_at_one_place_in_a_row(
     ends_well(orphan, run, effects)
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("name", ORPHANS)
 def test_recoveries_that_die_before_their_first_commit_then_before_their_second_and_so_on(
     name: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +162,7 @@ def test_a_resume_that_dies_has_either_told_the_model_or_changed_nothing(effects
     assert len(payloads(run, "orphan_found")) == 1
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("at", ["before_tool", "post:before", "post:after"])
 def test_what_a_verdict_lets_run_again_and_dies_is_in_doubt_again(at: str, effects: Effects) -> None:
     run = die(Orphan("calls-post", "post:before"), effects)
@@ -213,3 +215,46 @@ def test_four_deaths_and_twenty_backoffs_are_four_attempts() -> None:
         assert Run.objects.get(pk=run.pk).attempts == 4
         forget_backoff(run)
     assert sweep().completed == 1
+
+
+# where the process dies -> (is the write committed with its result, was the on_commit hook run)
+DEATHS = {
+    "before_tool": (False, False),
+    "tally:before": (False, False),
+    "tally:after": (False, False),
+    "before_result_commit": (False, False),
+    "hook:before": (True, False),
+    "after_result": (True, True),
+}
+
+
+@pytest.mark.parametrize("at", DEATHS)
+def test_the_write_and_the_result_are_there_together_and_the_hook_may_be_lost(
+    at: str, effects: Effects
+) -> None:
+    committed, hooked = DEATHS[at]
+    run = die(Orphan("tallies", at), effects)
+    assert (Order.objects.get().refunded_cents, outcomes(run)) == ((1, ["ok"]) if committed else (0, []))
+    assert recover(run, effects) == 0
+    run = Run.objects.get(pk=run.pk)
+    assert (run.status, outcomes(run), Order.objects.get().refunded_cents) == ("completed", ["ok"], 1)
+    assert effects.count("hook") == (1 if hooked or not committed else 0)
+    check_messages(result_of(run.pk).messages)
+
+
+def test_one_approval_serves_every_attempt_of_the_call_it_was_given_for(effects: Effects) -> None:
+    Order.objects.create(number="A1", customer="Ada", total_cents=100)
+    run = start_run("tallies-asked", "do it", "s1")
+    assert recover(run, effects) == 0
+    approve(Approval.objects.get().pk, None)
+    for at in ("tally:after", "before_result_commit"):
+        assert recover(run, effects, at=at) == -signal.SIGKILL
+        assert (Order.objects.get().refunded_cents, Approval.objects.get().status) == (0, "consumed")
+    assert recover(run, effects) == 0
+    run = Run.objects.get(pk=run.pk)
+    assert (run.status, Order.objects.get().refunded_cents, Approval.objects.count()) == ("completed", 1, 1)
+    started = list(Message.objects.filter(run=run, kind="tool_started").order_by("seq"))
+    card = Approval.objects.get()
+    assert [(row.attempt, row.consumes) for row in started] == [(1, card.pk), (2, None), (3, None)]
+    assert {row.payload["approval"] for row in started} == {str(card.pk)}
+    assert len({(row.call_id, row.payload["key"], row.payload["digest"]) for row in started}) == 1

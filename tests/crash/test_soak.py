@@ -8,30 +8,25 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections import Counter
 
 import pytest
 
 from agentruns import start_run
-from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
-from agentruns.testing import check_messages
 from tests.crash.people import decide
 from tests.crash.processes import start
-from tests.effects import Effects
 from tests.shop.models import Order
 from tests.waiting import wait_for
+from tests.workers.soak import check
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LONG = bool(os.environ.get("AGENTRUNS_LONG"))
 # One worker is killed every second; the short form lets the few it has come a little further.
 RUNS, WORKERS, PAUSE = (200, 4, 0) if LONG else (15, 3, 3)
-ONCE = {"post", "refund", "broken", "charge"}  # charge asks the ledger before it is repeated
 
 
-def test_soak(effects: Effects) -> None:
+def test_soak() -> None:
     dice = random.Random(time.time_ns())
     Order.objects.create(number="A1", customer="Ada", total_cents=100)
     for number in range(RUNS):
@@ -57,12 +52,6 @@ def test_soak(effects: Effects) -> None:
     finally:
         for worker in workers:
             worker.close()
-    starts = Counter(line["key"] for line in effects.lines() if line["tool"] in ONCE)
-    print(f"{RUNS} runs, {WORKERS} workers, {kills} kills, {sum(starts.values())} effects,"
-          f" {Message.objects.filter(kind='orphan_found').count()} orphans")  # fmt: skip
-    assert kills > 2
-    assert not [key for key, times in starts.items() if times > 1], "an effect happened twice"
-    assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
-    for run in Run.objects.all():
-        assert problems(run.session_id) == []
-        check_messages(result_of(run.pk).messages)
+    found = check(RUNS)
+    print(f"{WORKERS} workers, {kills} kills, {found}")
+    assert (found["runs"], kills > 2) == ({"completed": RUNS}, True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, start_run, tool
+from agentruns import ToolContext, resolve_orphan, start_run, tool
 from agentruns.exceptions import RunStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
@@ -21,11 +19,11 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from tests.crash import child
 from tests.crash.child import Orders
-from tests.crash.processes import Forked, expire_lease, freeze
+from tests.crash.processes import Forked, expire_lease, finish, freeze, start
 from tests.crash.proxy import PORT, Proxy
-from tests.effects import VARIABLE, Effects
+from tests.effects import Effects
 from tests.settings import DATABASE
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import call, charged, shop_agent
 from tests.waiting import LIMIT, wait_for
 
 pytestmark = [
@@ -49,49 +47,14 @@ def perform(orders: Orders, pipe: Connection) -> None:
     child.perform(orders, pipe)
 
 
-def paid(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
-    happened = Effects.from_environment().count(ctx.idempotency_key)
-    return Occurred("paid, says the bank") if happened else NotOccurred()
-
-
 def act(ctx: ToolContext) -> str:
+    """Act outside; say which attempt that was."""
     Effects.from_environment().record(ctx.idempotency_key, attempt=ctx.attempt)
     return f"attempt {ctx.attempt}"
 
 
-@tool(reconcile=paid)
-def pay(ctx: ToolContext) -> str:
-    """Pay."""
-    return act(ctx)
-
-
-@tool(reconcile=paid, timeout=2)
-def pay_soon(ctx: ToolContext) -> str:
-    """Pay in time, which is over when the other worker asks."""
-    return act(ctx)
-
-
-@tool(reconcile=paid, timeout=LIMIT)
-def pay_in_time(ctx: ToolContext) -> str:
-    """Pay in time, however slow the machine."""
-    return act(ctx)
-
-
-@tool(reconcile=paid)
-async def pay_async(ctx: ToolContext) -> str:
-    """Pay, in an event loop."""
-    return act(ctx)
-
-
-@tool
-def announce(ctx: ToolContext) -> str:
-    """Announce: declares nothing."""
-    return act(ctx)
-
-
-@tool(transactional=True)
-def write_down(ctx: ToolContext) -> str:
-    """Write something down, and tell the outside of it."""
+async def act_async(ctx: ToolContext) -> str:
+    """Act outside, in an event loop."""
     return act(ctx)
 
 
@@ -103,26 +66,24 @@ def announce_and_wait(ctx: ToolContext) -> str:
     return done
 
 
-TOOLS = [pay, pay_soon, pay_in_time, pay_async, announce, write_down, announce_and_wait]
+DECLARED: dict[str, dict[str, Any]] = {
+    "pay": {"reconcile": charged},
+    "pay_soon": {"reconcile": charged, "timeout": 2},  # over when the other worker asks
+    "pay_in_time": {"reconcile": charged, "timeout": LIMIT},
+    "announce": {},
+    "write_down": {"transactional": True},
+}
+TOOLS = [tool(name=name, **options)(act) for name, options in DECLARED.items()]
+TOOLS += [tool(name="pay_async", reconcile=charged)(act_async), announce_and_wait]
 for _tool in TOOLS:
     shop_agent(f"stalls-{_tool.name}", {"tools": [call(_tool.name)]}, tools=TOOLS)
 
 
-@pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    proxy = Proxy(os.environ["AGENTRUNS_TEST_PG_HOST"], os.environ["AGENTRUNS_TEST_PG_PORT"])
-    yield proxy
-    proxy.flowing.set()
-    proxy.close()
-
-
-def worker(run: Run, effects: Effects, **options: Any) -> Forked:
+def worker(run: Run, **options: Any) -> Forked:
     """Start a worker that drives a run with a lease of a second."""
-    database = {name: connection.settings_dict[name] for name in ("NAME", "HOST", "PORT")}
-    of_children = {**connection.settings_dict["OPTIONS"], "application_name": "child"}
-    options["database"] = {**database, "OPTIONS": of_children, **options.get("database", {})}
-    orders = Orders([("advance", str(run.pk))], environment={VARIABLE: str(effects.path)}, **options)
-    return Forked(perform, orders)
+    named = {**connection.settings_dict["OPTIONS"], "application_name": "child"}
+    options["database"] = {"OPTIONS": named, **options.get("database", {})}
+    return start("advance", str(run.pk), serve=perform, **options)
 
 
 def others_go_on(run: Run) -> None:
@@ -139,11 +100,11 @@ def others_go_on(run: Run) -> None:
     wait_for(is_completed, "the other worker")
 
 
-def stalled_before_its_handler(name: str, effects: Effects, proxy: Proxy) -> tuple[Run, Forked]:
+def stalled_before_its_handler(name: str, proxy: Proxy) -> tuple[Run, Forked]:
     """Start a worker whose network stalls when it has looked at its lease and is to enter the handler."""
     run = start_run(f"stalls-{name}", "do it", "s1")
     behind = {"HOST": proxy.folder, "PORT": PORT}
-    first = worker(run, effects, point="before_tool", beats=False, database=behind)
+    first = worker(run, point="before_tool", beats=False, database=behind)
     first.hear()
     proxy.stall()
     first.go()
@@ -155,14 +116,11 @@ def stalled_before_its_handler(name: str, effects: Effects, proxy: Proxy) -> tup
 def test_no_handler_is_entered_after_a_stall_that_outlasts_the_lease(
     name: str, effects: Effects, proxy: Proxy
 ) -> None:
-    run, first = stalled_before_its_handler(name, effects, proxy)
-    try:
-        others_go_on(run)
-        proxy.flowing.set()
-        assert first.hear() == []
-        assert first.ended() == 0
-    finally:
-        first.close()
+    run, first = stalled_before_its_handler(name, proxy)
+    others_go_on(run)
+    proxy.flowing.set()
+    assert first.hear() == []
+    finish(first)
     assert [line["attempt"] for line in effects.lines()] == [2], "by the worker that took over"
     late = Message.objects.get(kind="late_result")
     assert (late.payload["never_entered"], late.attempt, problems(run.session_id)) == (True, 1, [])
@@ -172,14 +130,11 @@ def test_no_handler_is_entered_after_a_stall_that_outlasts_the_lease(
 def test_where_nobody_took_over_the_lease_is_extended_and_the_handler_entered(
     name: str, effects: Effects, proxy: Proxy
 ) -> None:
-    run, first = stalled_before_its_handler(name, effects, proxy)
-    try:
-        expire_lease(run)
-        proxy.flowing.set()
-        assert first.hear() == []
-        assert first.ended() == 0
-    finally:
-        first.close()
+    run, first = stalled_before_its_handler(name, proxy)
+    expire_lease(run)
+    proxy.flowing.set()
+    assert first.hear() == []
+    finish(first)
     assert [line["attempt"] for line in effects.lines()] == [1]
     assert Run.objects.get(pk=run.pk).status == "completed"
     assert not Message.objects.filter(kind__in=["late_result", "orphan_found"]).exists()
@@ -189,24 +144,21 @@ def test_a_frozen_worker_whose_connections_were_ended_meanwhile_still_leaves_its
     effects: Effects,
 ) -> None:
     run = start_run("stalls-announce_and_wait", "do it", "s1")
-    first = worker(run, effects)
-    try:
-        wait_for(lambda: effects.count() == 1, "the effect")
-        freeze(first)
-        expire_lease(run)
-        sweep()
-        assert Run.objects.get(pk=run.pk).status == "orphaned"
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT bool_and(pg_terminate_backend(pid)), count(*) >= 2 FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name = 'child'"
-            )
-            assert cursor.fetchone() == (True, True), "of the drive and of its heartbeat"
-        first.signal(signal.SIGCONT)
-        assert first.hear() == []
-        assert first.ended() == 0
-    finally:
-        first.close()
+    first = worker(run)
+    wait_for(lambda: effects.count() == 1, "the effect")
+    freeze(first)
+    expire_lease(run)
+    sweep()
+    assert Run.objects.get(pk=run.pk).status == "orphaned"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT bool_and(pg_terminate_backend(pid)), count(*) >= 2 FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'child'"
+        )
+        assert cursor.fetchone() == (True, True), "of the drive and of its heartbeat"
+    first.signal(signal.SIGCONT)
+    assert first.hear() == []
+    finish(first)
     assert Message.objects.get(kind="late_result").payload["content"] == "attempt 1"
     with pytest.raises(RunStateError, match="did happen"):
         resolve_orphan(run.pk, result_of(run.pk).orphans[0], "not_occurred", None)

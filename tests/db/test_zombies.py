@@ -22,8 +22,8 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils import failpoints
-from tests.crash.disasters import ended, forked
-from tests.crash.processes import Forked, expire_lease
+from tests.crash.disasters import forked
+from tests.crash.processes import Forked, ended, expire_lease
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, only_the_first_is_late, outcomes, payloads
 from tests.effects import Effects

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from tests.effects import Effects
 from tests.failover import replica
+from tests.failover.orders import Scene
 from tests.failover.replica import NAME
 from tests.programs import ROOT
 from tests.servers import Postgres
@@ -50,48 +52,36 @@ def pair(
         monkeypatch.undo()
 
 
-Workers = Callable[..., subprocess.Popen[str]]
-
-
 @pytest.fixture
-def worker(pair: replica.Pair, tmp_path: Path) -> Iterator[Workers]:
-    """`worker("--interval=1", SHOP_SLOW=...)` starts `resume_runs --watch`; `said-0` and so on is its log."""
+def scene(pair: replica.Pair, effects: Effects, tmp_path: Path) -> Iterator[Scene]:
+    """A pair of servers and workers on it, each a `resume_runs --watch` whose log is `said-0` and so on."""
     with ExitStack() as stack:
-        made: list[subprocess.Popen[str]] = []
 
-        def start(*options: str, **environment: str) -> subprocess.Popen[str]:
-            said = tmp_path / f"said-{len(made)}"
+        def start(*stops: str, lease: str = "3") -> subprocess.Popen[str]:
+            said = tmp_path / f"said-{len(made.workers)}"
+            for where in stops:
+                made.gate(where).touch()
             child = subprocess.Popen(
-                [sys.executable, "-m", "django", "resume_runs", "--watch", *(options or ("--interval=1",))],
+                [sys.executable, "-m", "django", "resume_runs", "--watch", "--interval=1"],
                 cwd=ROOT,
                 env={
                     **os.environ,
                     **pair.environment,
                     "DJANGO_SETTINGS_MODULE": "tests.settings",
                     "AGENTRUNS_TEST_DB_NAME": NAME,
-                    "AGENTRUNS_TEST_LEASE": "3",
-                    **environment,
+                    "AGENTRUNS_TEST_LEASE": lease,
+                    "SHOP_SLOW": " ".join(stops),
+                    "SHOP_GATE": str(made.gate("{where}")),
                 },
                 stdout=stack.enter_context(said.open("w")),
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            made.append(child)
+            made.workers.append(child)
             stack.callback(child.wait)
             stack.callback(child.kill)
             wait_for(lambda: "watches" in said.read_text(), "the watcher")
             return child
 
-        yield start
-
-
-@pytest.fixture
-def gates(tmp_path: Path) -> Callable[[str], Path]:
-    """`gates("post:after")` closes the gate of a place, which is open again once the file is gone."""
-
-    def close(where: str) -> Path:
-        gate = tmp_path / f"gate-{where}"
-        gate.touch()
-        return gate
-
-    return close
+        made = Scene(pair, effects, tmp_path, start)
+        yield made

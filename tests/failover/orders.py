@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from django.db import connection
 
 from agentruns import approve, deny, get_run, resolve_orphan, resume_run, start_run
-from agentruns.models import Control, Run
+from agentruns.models import Run
 from agentruns.services.waiting import waits
 from tests.effects import Effects
+from tests.failover.replica import Pair
 from tests.waiting import wait_for
 
 # A lookup is safe to retry, a post declares nothing, a charge can be asked about.
@@ -23,13 +26,42 @@ def begin(number: int = 1, agent: str = AGENT) -> Run:
 
 
 def acted(effects: Effects) -> Counter[str]:
-    """Return how often each tool acted."""
     return Counter(line["tool"] for line in effects.lines() if "tool" in line)
 
 
-def is_at(effects: Effects, where: str) -> Callable[[], bool]:
-    """Return a question: is a worker at that place?"""
-    return lambda: effects.count(f"at:{where}") == 1
+class Scene:
+    """A pair of servers, the workers on it, and what they do outside."""
+
+    def __init__(
+        self, pair: Pair, effects: Effects, folder: Path, start: Callable[..., subprocess.Popen[str]]
+    ) -> None:
+        self.pair, self.effects, self.folder = pair, effects, folder
+        self.workers: list[subprocess.Popen[str]] = []
+        self.start = start  # `start("post:after")`: a worker that stops at that place until it is opened
+
+    def gate(self, where: str) -> Path:
+        return self.folder / f"gate-{where}"
+
+    def open(self, where: str) -> None:
+        """Let workers go on from a place."""
+        self.gate(where).unlink()
+
+    def wait_at(self, where: str) -> None:
+        """Wait until a worker is at a place."""
+        wait_for(lambda: self.effects.count(f"at:{where}") == 1, where)
+
+    def lose(self, where: str) -> None:
+        """Wait until a worker is at a place, and let nothing that happens after it reach the replica."""
+        self.wait_at(where)
+        self.pair.catch_up()
+        self.pair.cut_off()
+        self.open(where)
+
+    def fail_over(self) -> None:
+        """Let the primary die, and the replica take over."""
+        self.pair.kill_primary()
+        self.pair.fail_over()
+        connection.close()
 
 
 def left_alone(run: Run) -> Run:
@@ -61,9 +93,3 @@ def settle(run: Run, done: Counter[str]) -> None:
         else:
             approve(wait.approval_id, None)
     raise AssertionError(f"{run} does not end: {run.status}")
-
-
-def noted() -> bool:
-    """Tell whether a sweep has noted the timeline of the promoted server."""
-    connection.close()
-    return Control.objects.filter(name="server", reason="00000002").exists()

@@ -105,7 +105,7 @@ class Pair:
 
 
 def ask(server: Postgres, sql: str, database: str = NAME) -> Any:
-    """Return the first value of a statement's answer, by a connection to that very server."""
+    """Ask that very server by a new connection; return the first value of the answer."""
     place = {"host": str(server.folder), "user": "postgres", "dbname": database}
     with psycopg.connect(**place, autocommit=True) as connection:
         cursor = connection.execute(sql)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.core.handlers.asgi import ASGIHandler
-from django.db import connection, connections
+from django.db import connections
 from django.http import HttpRequest, JsonResponse
 from django.test import override_settings
 from django.urls import path
@@ -18,36 +18,17 @@ from django.urls import path
 from agentruns import Agent, ModelReply, ModelRequest, ToolContext, tool
 from agentruns.models import Run
 from tests.crash.child import Orders, prepare
-from tests.crash.processes import Forked
+from tests.crash.processes import finish, start
+from tests.db.helpers import names
 from tests.effects import Effects
 from tests.shop.agents import act, call
 from tests.shop.models import Order
 
 LIMIT = 120  # seconds
-CALLS = ["look_at", "look_fast", "search_one", "search_two", "read"]
 
 
-@tool
-async def look_at(ctx: ToolContext) -> str:
-    """Look at the order in the thread that drives."""
-    return act(str(await Order.objects.acount()), ctx)
-
-
-@tool(timeout=LIMIT)
-async def look_fast(ctx: ToolContext) -> str:
-    """Look at the order in a thread of its own."""
-    return act(str(await Order.objects.acount()), ctx)
-
-
-@tool(parallel=True, safe_to_retry=True)
-async def search_one(ctx: ToolContext) -> str:
-    """Look at the order beside another."""
-    return act(str(await Order.objects.acount()), ctx)
-
-
-@tool(parallel=True, safe_to_retry=True)
-async def search_two(ctx: ToolContext) -> str:
-    """Look at the order beside another."""
+async def look(ctx: ToolContext) -> str:
+    """Look at the order."""
     return act(str(await Order.objects.acount()), ctx)
 
 
@@ -56,10 +37,18 @@ async def is_dear(arguments: dict[str, Any], ctx: ToolContext) -> bool:
     return await Order.objects.acount() > 1
 
 
-@tool(requires_approval=is_dear)
 def read(ctx: ToolContext) -> str:
     """Look at the order without a coroutine."""
     return act(str(Order.objects.count()), ctx)
+
+
+TOOLS = [
+    tool(name="look_at")(look),  # in the thread that drives
+    tool(name="look_fast", timeout=LIMIT)(look),  # in a thread of its own
+    tool(name="search_one", parallel=True, safe_to_retry=True)(look),  # beside the next one
+    tool(name="search_two", parallel=True, safe_to_retry=True)(look),
+    tool(requires_approval=is_dear)(read),
+]
 
 
 class AsyncModel:
@@ -72,14 +61,13 @@ class AsyncModel:
         orders = await Order.objects.acount()
         if request.step:
             return ModelReply([{"type": "text", "text": f"{orders} order"}], "end_turn")
-        calls = [{"type": "tool_use", "id": f"t-{name}", **call(name)} for name in CALLS]
+        calls = [{"type": "tool_use", "id": f"t-{tool.name}", **call(tool.name)} for tool in TOOLS]
         return ModelReply(calls, "tool_use")
 
 
 async def drive(request: HttpRequest) -> JsonResponse:
     """Drive a run while the request waits."""
-    tools = [look_at, look_fast, search_one, search_two, read]
-    agent = Agent("async", instructions="Look.", tools=tools, model=AsyncModel())
+    agent = Agent("async", instructions="Look.", tools=TOOLS, model=AsyncModel())
     result = await agent.arun("look", "asgi")
     return JsonResponse({"status": result.status, "output": result.output})
 
@@ -109,14 +97,9 @@ async def answer() -> bytes:
 @pytest.mark.django_db(transaction=True)
 def test_arun_in_an_asgi_request_with_coroutines_that_use_the_orm(effects: Effects) -> None:
     Order.objects.create(number="A1", customer="Ann", total_cents=100)
-    names = ("NAME", "HOST", "PORT", "OPTIONS")
-    database = {name: connection.settings_dict[name] for name in names}
-    child = Forked(serve, Orders([], lease=60, database=database, environment=dict(os.environ)))
-    try:
-        assert child.pipe.poll(2 * LIMIT), "the request is not answered"
-        assert child.hear() == b'{"status": "completed", "output": "1 order"}'
-        assert child.ended() == 0
-    finally:
-        child.close()
-    assert sorted(each["tool"] for each in effects.lines()) == ["1"] * len(CALLS)
+    child = start(serve=serve, lease=60)
+    assert child.pipe.poll(2 * LIMIT), "the request is not answered"
+    assert child.hear() == b'{"status": "completed", "output": "1 order"}'
+    finish(child)
+    assert names(effects) == ["1"] * len(TOOLS)
     assert Run.objects.get().status == "completed"

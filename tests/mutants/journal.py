@@ -57,13 +57,13 @@ APPEND = [
     Mutant(
         "append: a commit whose wait for the replica was cancelled",
         (Edit(CONNECTION, 'if notice.source_function == "SyncRepWaitForLSN":', "if False:"),),
-        ("failover/test_synchronous.py::test_a_wait_for_the_replica_that_was_cancelled_is_no_commit",),
+        ("failover/test_failover.py::test_a_wait_for_the_replica_that_was_cancelled_is_no_commit",),
         POSTGRESQL,
     ),
     Mutant(
         "append: rows that are read again, and that no replica may have",
         (Edit("engine/driver.py", "commit_again(connections[alias], lease.session_id)", "pass"),),
-        ("failover/test_synchronous.py::test_a_wait_for_the_replica_that_was_cancelled_is_no_commit",),
+        ("failover/test_failover.py::test_a_wait_for_the_replica_that_was_cancelled_is_no_commit",),
         POSTGRESQL,
     ),
     Mutant(
