@@ -30,3 +30,9 @@ class Mutant:
     edits: tuple[Edit, ...]
     tests: tuple[str, ...]  # below tests/
     database: str = SQLITE
+
+
+def mutant(guard: str, *parts: Edit | str, database: str = SQLITE) -> Mutant:
+    """Build a mutant from its edits and the ids of its tests."""
+    edits = tuple(part for part in parts if isinstance(part, Edit))
+    return Mutant(guard, edits, tuple(part for part in parts if isinstance(part, str)), database)
