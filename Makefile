@@ -35,7 +35,7 @@ LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py tests/c
 	tests/mcp/test_hostile.py::test_a_result_of_many_megabytes_is_kept \
 	tests/e2e/test_claude.py::test_every_fault_at_every_request_leaves_the_ledger_exact \
 	tests/e2e/test_claude.py::test_the_demo_works_with_the_real_sdk \
-	tests/e2e/test_openai.py::test_the_demo_works_with_a_local_server_and_one_variable
+	tests/e2e/test_claude.py::test_the_demo_works_with_a_local_server_and_one_variable
 IGNORING = $(addprefix --ignore=,$(1))
 
 # uv is ten times faster than pip; where it cannot be had, pip installs the same pins.

@@ -2,23 +2,85 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import signal
+from contextlib import AbstractContextManager, nullcontext
+from multiprocessing.connection import Connection
+from typing import Any
 
-from agentruns import approve
+import pytest
+from django.conf import settings as django_settings
+from django.db import transaction
+from django.db.models.signals import post_save
+
+from agentruns import ToolContext, approve, signals, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
-from tests.crash import announcing
+from tests.crash import child
 from tests.crash.processes import expire_lease, run_and_die
 from tests.db.helpers import names, outcomes
 from tests.effects import Effects
+from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def die(*arguments: object, **facts: object) -> None:
+    """Show outside that the project's code was reached, and end the process."""
+    Effects.from_environment().record("told", tool="told")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Listener:
+    """A telemetry listener that is killed by a verdict."""
+
+    def span(self, name: str, facts: dict[str, Any]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def event(self, name: str, facts: dict[str, Any]) -> None:
+        if name == "verdict":
+            die()
+
+    def carried(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+@tool(transactional=True)
+def write(ctx: ToolContext) -> str:
+    """Write, and tell others once it is committed."""
+    if os.environ.get("TOLD") == "hook":
+        transaction.on_commit(die)
+    return "written"
+
+
+def later(sender: type, **facts: object) -> None:
+    """Do something once what was saved is committed, as a project's receivers do."""
+    transaction.on_commit(die)
+
+
+shop_agent("asks-after-a-post", {"tools": [call("post", text="hello"), call("refund", cents=5000)]})
+shop_agent("charges-then-posts", {"tools": [call("charge", cents=500), call("post", text="hello")]})
+shop_agent("writes-then-posts", {"tools": [call("write"), call("post", text="hello")]}, tools=[*TOOLS, write])
+
+
+def perform(orders: child.Orders, pipe: Connection) -> None:
+    """Do what is ordered, in a project that is told of commits as the variable TOLD says."""
+    told = orders.environment["TOLD"]
+    if told == "notifier":
+        django_settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.die"]
+    elif told == "signal":
+        signals.approval_requested.connect(die)
+    elif told == "model signal":
+        post_save.connect(later, sender=Approval)
+    elif told == "telemetry":
+        django_settings.AGENTRUNS_TELEMETRY = f"{__name__}.Listener"
+    child.serve(orders, pipe)
+
+
 def dies(*action: str, **given: str) -> None:
     """Do it in another process, and make sure that this was killed."""
-    run_and_die(*action, serve=announcing.perform, **given)
+    run_and_die(*action, serve=perform, **given)
 
 
 @pytest.mark.parametrize("told", ["notifier", "signal", "model signal"])

@@ -13,11 +13,10 @@ import pytest
 
 from agentruns import start_run
 from agentruns.models import Message, Run
-from tests.crash.people import decide
 from tests.crash.processes import start
 from tests.shop.models import Order
 from tests.waiting import wait_for
-from tests.workers.soak import check
+from tests.workers.soak import check, decide
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,13 +13,12 @@ SIDE_PATHS = {"Not executed": "if_refused", "tool-durability-error": "if_unknown
 
 
 def transcript(ticket: int) -> dict[str, Any]:
-    """Return the turns of a ticket."""
     path = ROOT / "fixtures" / "transcripts" / f"ticket-{ticket}.json"
     return dict(json.loads(path.read_text()))
 
 
 def script(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the next turn of the ticket that the conversation begins with."""
+    """Find the next turn of the ticket that the conversation begins with."""
     found = re.search(r"ticket (\d+)", json.dumps(body["messages"][0]), re.IGNORECASE)
     assert found is not None
     ticket, replies = transcript(int(found[1])), 0

@@ -35,7 +35,7 @@ FATAL = "400"  # the run ends
 
 
 def plans(requests: int) -> Iterator[tuple[str, ...]]:
-    """Yield what the requests of each run of a ticket meet: faults that it outlives, or the fatal one."""
+    """List what the requests of each run of a ticket meet: faults that it outlives, or the fatal one."""
     outlived = [name for name in FAULTS if name != FATAL]
     for first in range(len(outlived)):
         yield tuple(outlived[(first + position) % len(outlived)] for position in range(requests))
@@ -44,7 +44,7 @@ def plans(requests: int) -> Iterator[tuple[str, ...]]:
 
 
 def met(plan: tuple[str, ...]) -> list[str]:
-    """Return what each request of a run meets, in order: a kind of fault, or nothing."""
+    """List what each request of a run meets, in order: a kind of fault, or nothing."""
     requests: list[str] = []
     for name in plan:
         fault = FAULTS.get(name)

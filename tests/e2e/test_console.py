@@ -15,7 +15,7 @@ from http.cookiejar import CookieJar
 
 import pytest
 
-from tests.e2e.demo_project import ROOT, Project, answers
+from tests.e2e.demo_project import Project, answers, console
 from tests.waiting import LIMIT, wait_for
 
 PACE = "HELPDESK_PACE"
@@ -30,7 +30,6 @@ class Browser:
         self.opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self.cookies))
 
     def get(self, path: str) -> str:
-        """Return a page."""
         with self.opener.open(self.base + path, timeout=LIMIT) as answer:
             return str(answer.read().decode())
 
@@ -44,29 +43,6 @@ class Browser:
             return str(answer.read().decode())
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def console(project: Project, port: int) -> Iterator[subprocess.Popen[str]]:
-    child = subprocess.Popen(
-        project.command("console", f"--port={port}"),
-        cwd=ROOT,
-        env=project.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    wait_for(lambda: answers(port), "the web server")
-    yield child
-    child.terminate()
-    child.communicate(timeout=LIMIT)
-
-
 def is_there(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -75,22 +51,30 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def test_log_in_decide_and_stop(project: Project, console: subprocess.Popen[str], port: int) -> None:
+@pytest.fixture
+def served(project: Project) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with console(project) as served:
+        yield served
+
+
+def test_log_in_decide_and_stop(project: Project, served: tuple[subprocess.Popen[str], int]) -> None:
+    child, port = served
     browser = Browser(port)
     assert "Helpdesk agents" in browser.get("/admin/login/")
     assert "Log out" in browser.log_in()
     assert "David Lindqvist" in browser.get("/admin/helpdesk/ticket/")
     assert "openapi" in browser.get("/api/openapi.json")
 
-    project.decide(
+    project.python(
         "card = run('ticket-4').approvals.get()\n"
         "agentruns.deny(card.pk, user, 'repair it', digest=card.digest)"
     )
-    wait_for(lambda: project.runs()["ticket-4"]["status"] == "completed", "the worker beside the server")
+    completed = "/api/runs?status=completed&agent=helpdesk"
+    wait_for(lambda: '"ticket-4"' in browser.get(completed), "the worker beside the server")
 
-    console.send_signal(signal.SIGTERM)
-    out, _ = console.communicate(timeout=LIMIT)
-    assert console.returncode == 0, out
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=LIMIT)
+    assert child.returncode == 0, out
     assert f"http://127.0.0.1:{port}/admin/   user demo, password demo" in out
     worker = re.search(r"Process (\d+) watches", out)
     assert worker is not None, out
@@ -98,49 +82,31 @@ def test_log_in_decide_and_stop(project: Project, console: subprocess.Popen[str]
     assert not answers(port)
 
 
-# What the console's worker is started with, and a worker of the demo is not.
-WRITES = """
-from agentruns import ModelRequest
-from project.helpdesk.model import TranscriptModel
-told = []
-task = {"role": "user", "content": [{"type": "text", "text": "ticket 1"}]}
-said = [task, *[{"role": "assistant", "content": []}] * 2]
-request = ModelRequest(model="", system="", messages=said, tools=[], step=2, on_text=told.append)
-reply = TranscriptModel().propose(request)
-assert "".join(told) in ("", reply.content[0]["text"])
-print("words", len(told))
-"""
-
-
-def test_an_answer_can_be_watched_as_it_is_written(project: Project) -> None:
-    paced = {PACE: "0.001"}
-    assert "words 16" in project.run("shell", "-c", WRITES, **paced).stdout
-    assert "words 0" in project.run("shell", "-c", WRITES).stdout
-
-
-# Somebody wrote while the run worked: the model is asked once more than the transcript has turns.
-LONGER = """
+# What the console's worker is started with, and a worker of the demo is not: a pace at which it writes. And a
+# model that is asked once more than the transcript has turns, because somebody wrote while the run worked.
+ANSWERS = """
 from agentruns import ModelRequest
 from project.helpdesk.model import UNFORESEEN, TranscriptModel
-task = {"role": "user", "content": [{"type": "text", "text": "ticket 1"}]}
-said = [task, *[{"role": "assistant", "content": []}] * 3, task]
-request = ModelRequest(model="", system="", messages=said, tools=[], step=3)
-assert TranscriptModel().propose(request).content[0]["text"] == UNFORESEEN
-print("went on")
+
+def answered(replies, *more):
+    told = []
+    task = {"role": "user", "content": [{"type": "text", "text": "ticket 1"}]}
+    said = [task, *[{"role": "assistant", "content": []}] * replies, *[task] * len(more)]
+    request = ModelRequest(model="", system="", messages=said, tools=[], step=replies, on_text=told.append)
+    return TranscriptModel().propose(request).content[0]["text"], told
+
+text, told = answered(2)
+assert "".join(told) in ("", text)
+print("words", len(told), answered(3, "and more")[0] == UNFORESEEN)
+from project.helpdesk.preparation import demo_user
+print([demo_user().has_perm(f"agentruns.{name}") for name in ("switch", "start_run", "act_for", "fork_run")])
 """
 
 
-def test_a_message_while_a_run_works_does_not_fail_it(project: Project) -> None:
-    assert "went on" in project.run("shell", "-c", LONGER).stdout
-
-
-def test_the_demo_user_switches_tools_off_and_goes_on_with_conversations_of_others(project: Project) -> None:
-    granted = (
-        "from project.helpdesk.preparation import demo_user\n"
-        "may = demo_user().has_perm\n"
-        "print([may(f'agentruns.{name}') for name in ('switch', 'start_run', 'act_for', 'fork_run')])"
-    )
-    assert "[True, True, True, True]" in project.run("shell", "-c", granted).stdout
+def test_an_answer_can_be_watched_a_message_fails_no_run_and_the_demo_user_may_all(project: Project) -> None:
+    may = "[True, True, True, True]"
+    assert project.python(ANSWERS, **{PACE: "0.001"}) == f"words 16 True\n{may}\n"
+    assert project.python(ANSWERS) == f"words 0 True\n{may}\n"
 
 
 def test_a_port_that_is_taken(project: Project) -> None:

@@ -14,74 +14,65 @@ CARD = 'card = run("ticket-4").approvals.get(); '
 APPROVED = CARD + 'agentruns.approve(card.pk, user, digest=card.digest, reason="be generous")\n'
 DENIED = CARD + 'agentruns.deny(card.pk, user, "repair it", digest=card.digest)\n'
 VERDICT = 'held = run("ticket-5"); agentruns.resolve_orphan(held.pk, held.pending_calls[0], "{}", user)\n'
+ONCE = "Every effect happened once"
 
 Ended = tuple[Project, subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def journals(ended: Ended) -> dict[str, list[dict[str, Any]]]:
-    """The journal of each ticket that something happens to."""
-    project, runs = ended[0], ended[0].runs()
-    return {session: project.journal(runs[session]) for session in ("ticket-2", "ticket-3", "ticket-5")}
 
 
 def of_tool(rows: list[dict[str, Any]], tool: str) -> dict[str, dict[str, Any]]:
     return {row["kind"]: row for row in rows if row["tool_name"] == tool}
 
 
+def effects(project: Project) -> list[tuple[str, str]]:
+    return [(line["session"], line["kind"]) for line in project.ledger()]
+
+
 def test_it_ends_well_and_says_how_to_go_on(ended: Ended) -> None:
     _, demo = ended
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert demo.stderr == ""
-    for text in ("kill -9", "make console", "http://127.0.0.1:8000/admin/", "user demo, password demo"):
+    for text in (
+        "kill -9", "writes again", "make console", "http://127.0.0.1:8000/admin/", "user demo, password demo",
+    ):  # fmt: skip
         assert text in demo.stdout
 
 
 def test_every_effect_happened_once(ended: Ended) -> None:
-    ledger = ended[0].ledger()
-    assert [(line["session"], line["kind"]) for line in ledger] == EFFECTS
-    assert set(Counter(line["key"] for line in ledger).values()) == {1}
+    project = ended[0]
+    assert effects(project) == EFFECTS
+    assert set(Counter(line["key"] for line in project.ledger()).values()) == {1}
+    assert {session: run["status"] for session, run in project.runs().items()} == STATUSES
 
 
-def test_where_the_tickets_stand(ended: Ended) -> None:
-    assert {session: run["status"] for session, run in ended[0].runs().items()} == STATUSES
+def test_what_the_journals_say(ended: Ended) -> None:
+    found, approved, waits, held = ended[0].journals("ticket-2", "ticket-3", "ticket-4", "ticket-5")
 
-
-def test_the_refund_was_found_by_its_key(ended: Ended, journals: dict[str, list[dict[str, Any]]]) -> None:
+    # The broken mug is seen, and the refund was found by its key.
+    task = next(row["payload"] for row in found if row["kind"] == "user")
+    (photo,) = [block for block in task["content"] if block["type"] == "image"]
+    assert (photo["media_type"], photo["name"]) == ("image/png", "ticket-2.png")
     refund, mail = [line for line in ended[0].ledger() if line["session"] == "ticket-2"]
-    rows = of_tool(journals["ticket-2"], "refund")
+    rows = of_tool(found, "refund")
     assert list(rows) == ["tool_started", "orphan_found", "orphan_resolved", "tool_result"]
     assert rows["tool_started"]["payload"]["key"] == refund["key"]
     assert rows["orphan_resolved"]["payload"]["verdict"] == "occurred"
     assert rows["tool_result"]["epoch"] > rows["tool_started"]["epoch"]
     assert refund["pid"] != mail["pid"], "a second process ended the ticket"
 
-
-def test_the_broken_mug_is_seen(journals: dict[str, list[dict[str, Any]]]) -> None:
-    task = next(row["payload"] for row in journals["ticket-2"] if row["kind"] == "user")
-    (photo,) = [block for block in task["content"] if block["type"] == "image"]
-    assert (photo["media_type"], photo["name"]) == ("image/png", "ticket-2.png")
-
-
-def test_the_mail_waits_for_a_person(journals: dict[str, list[dict[str, Any]]]) -> None:
-    rows = of_tool(journals["ticket-5"], "email_customer")
-    assert list(rows) == ["tool_started", "orphan_found"]
-    assert rows["orphan_found"]["payload"]["action"] == "held"
-
-
-def test_the_customer_writes_again_while_the_refund_waits(ended: Ended) -> None:
-    project, demo = ended
-    rows = project.journal(project.runs()["ticket-4"])
-    assert [row["kind"] for row in rows][-2:] == ["approval_requested", "user"]
-    assert rows[-1]["payload"]["reason"] == "message"
-    assert "writes again" in demo.stdout
-
-
-def test_the_approval_names_who_and_what(journals: dict[str, list[dict[str, Any]]]) -> None:
-    rows = of_tool(journals["ticket-3"], "refund")
+    # The approval names who and what.
+    rows = of_tool(approved, "refund")
     assert list(rows) == ["approval_requested", "approval_decided", "tool_started", "tool_result"]
     assert rows["approval_decided"]["payload"]["actor"]["name"] == "demo"
     assert rows["approval_decided"]["payload"]["digest"] == rows["approval_requested"]["payload"]["digest"]
+
+    # The customer writes again while the refund waits.
+    assert [row["kind"] for row in waits][-2:] == ["approval_requested", "user"]
+    assert waits[-1]["payload"]["reason"] == "message"
+
+    # The mail waits for a person.
+    rows = of_tool(held, "email_customer")
+    assert list(rows) == ["tool_started", "orphan_found"]
+    assert rows["orphan_found"]["payload"]["action"] == "held"
 
 
 def test_again_doubles_nothing(project: Project) -> None:
@@ -97,53 +88,31 @@ def test_again_doubles_nothing(project: Project) -> None:
 @pytest.mark.parametrize(
     ("decisions", "more", "says"),
     [
-        (
-            APPROVED + VERDICT.format("occurred"),
-            [("ticket-4", "refund"), ("ticket-4", "email")],
-            "Every effect happened once",
-        ),
-        (
-            DENIED + VERDICT.format("unknown"),
-            [("ticket-4", "email")],
-            "Every effect happened once",
-        ),
-        (
-            VERDICT.format("not_occurred"),
-            [("ticket-5", "email")],
-            "2 times, as a person ordered",
-        ),
+        (APPROVED + VERDICT.format("occurred"), [("ticket-4", "refund"), ("ticket-4", "email")], ONCE),
+        (DENIED + VERDICT.format("unknown"), [("ticket-4", "email")], ONCE),
+        (VERDICT.format("not_occurred"), [("ticket-5", "email")], "2 times, as a person ordered"),
     ],
 )
 def test_again_after_decisions_goes_on_from_them(
     project: Project, decisions: str, more: list[tuple[str, str]], says: str
 ) -> None:
-    project.decide(decisions)
+    project.python(decisions)
     again = project.run("demo")
     assert again.returncode == 0, again.stdout + again.stderr
     assert says in again.stdout
-    assert [(line["session"], line["kind"]) for line in project.ledger()] == EFFECTS + more
+    assert effects(project) == EFFECTS + more
     assert project.runs()["ticket-5"]["status"] == "completed"
 
 
-def test_an_effect_that_happened_twice_is_exit_1(project: Project) -> None:
+def test_an_effect_that_happened_twice_and_a_result_without_its_effect_are_exit_1(project: Project) -> None:
     ledger = project.folder / "effects.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
-    refund = lines[-len(EFFECTS) + 1]
-    ledger.write_text("".join([*lines, refund]))
+    mail, refund = lines[-len(EFFECTS)], lines[-len(EFFECTS) + 1]
+    key = project.ledger()[1]["key"]
+    ledger.write_text("".join([*(line for line in lines if line != mail), refund]))
     again = project.run("demo")
     assert again.returncode == 1
-    assert (
-        f"The refund of ticket-2 with key {project.ledger()[1]['key'][:12]} happened 2 times." in again.stderr
-    )
-
-
-def test_a_result_without_its_effect_is_exit_1(project: Project) -> None:
-    ledger = project.folder / "effects.jsonl"
-    lines = ledger.read_text().splitlines(keepends=True)
-    mail = lines[-len(EFFECTS)]
-    ledger.write_text("".join(line for line in lines if line != mail))
-    again = project.run("demo")
-    assert again.returncode == 1
+    assert f"The refund of ticket-2 with key {key[:12]} happened 2 times." in again.stderr
     assert "email_customer of ticket-1 succeeded" in again.stderr
 
 

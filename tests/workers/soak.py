@@ -146,12 +146,29 @@ def go_on(dice: random.Random) -> int:
     """Do what the periodic task and the staff do; return how many runs have ended."""
     from agentruns.models import Approval, Run
     from agentruns.services.sweep import sweep
-    from tests.crash.people import decide
 
     sweep(drives=False)
     if Approval.objects.pending().exists() or Run.objects.filter(status__in=["orphaned", "paused"]).exists():
         decide(dice)
     return Run.objects.filter(status__in=Run.ENDED).count()
+
+
+def decide(dice: random.Random) -> None:
+    """Play the people: approve or deny what waits, and resume what is in doubt or paused."""
+    from agentruns import approve, deny, resume_run
+    from agentruns.exceptions import AgentRunsError
+    from agentruns.models import Approval, Run
+
+    for card in Approval.objects.pending():
+        try:
+            approve(card.pk, None) if dice.random() < 0.8 else deny(card.pk, None, "not today")
+        except AgentRunsError:
+            continue
+    for run in Run.objects.filter(status__in=["orphaned", "paused"]):
+        try:
+            resume_run(run.pk, drive=False)
+        except AgentRunsError:
+            continue
 
 
 def check(runs: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -11,12 +12,15 @@ from django.db import transaction
 
 from agentruns import approve, start_run, tasks
 from agentruns.models import Approval, Run
+from agentruns.services.sweep import sweep
 from agentruns.tasks import advance_run, sweep_runs
 from tests.celery_app import app
 from tests.db.helpers import outcomes
 from tests.effects import Effects
+from tests.mcp import agents  # noqa: F401 - for this process as well
 from tests.programs import run_program
 from tests.servers import Broker
+from tests.shop.agents import shop_agent
 from tests.waiting import LIMIT, wait_for
 from tests.workers.processes import Workers
 
@@ -160,8 +164,6 @@ def test_a_run_of_other_code_is_left_and_says_why(broker: Broker, effects: Effec
 def test_what_a_drive_raises_is_logged_and_the_run_given_back(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tests.shop.agents import shop_agent
-
     def confused(request: object) -> None:
         raise ZeroDivisionError("a bug in the model's own class")
 
@@ -170,3 +172,33 @@ def test_what_a_drive_raises_is_logged_and_the_run_given_back(
     run.refresh_from_db()
     assert (run.status, run.attempts) == ("queued", 1)
     assert "Drive failed" in caplog.text
+
+
+# Workers whose tools are those of an MCP server
+
+
+def acted(effects: Effects, tool: str) -> int:
+    return sum(line.get("tool") == tool for line in effects.lines())
+
+
+def test_workers_of_a_forking_pool_have_a_server_each(worker: Workers, effects: Effects) -> None:
+    worker("--concurrency=2", "--pool=prefork", SHOP_SERVER="yes")
+    runs = [start_run("server-slow", "do it", f"s{number}") for number in range(4)]
+    ended = Run.objects.filter(pk__in=[run.pk for run in runs], status="completed")
+    wait_for(lambda: ended.count() == 4, "the runs")
+    assert acted(effects, "slow") == 4
+    assert effects.repeated() == []
+    assert len({line["parent"] for line in effects.lines()}) == 2, "each process of the pool has its own"
+
+
+def test_a_worker_killed_inside_a_call_is_not_replaced_by_one_that_sends_it_again(
+    worker: Workers, effects: Effects
+) -> None:
+    process = worker("--concurrency=1", SHOP_SERVER="yes")
+    run = start_run("server-slow", "do it", "s1")
+    wait_for(lambda: acted(effects, "slow") == 1, "the call")
+    os.killpg(process.pid, signal.SIGKILL)
+    wait_for(lambda: Run.objects.runnable().filter(pk=run.pk).exists(), "the lease to expire")
+    sweep()
+    run.refresh_from_db()
+    assert (run.status, acted(effects, "slow")) == ("orphaned", 1)

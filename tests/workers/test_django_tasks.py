@@ -78,7 +78,7 @@ class Queued(TasksDispatcher):
 
     @property
     def task(self) -> Any:
-        """Return the task for a queue of its own."""
+        """Send the task to a queue of its own."""
         return advance_run.using(queue_name="agents")
 
 
