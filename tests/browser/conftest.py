@@ -35,7 +35,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session", autouse=True)
 def _strict_policy(django_db_setup: None) -> Iterator[None]:
     """Before the server starts: it reads the middleware once, and which database is the tests'."""
-    with override_settings(MIDDLEWARE=["tests.browser.policy.strict_policy", *settings.MIDDLEWARE]):
+    middleware = ["tests.browser.policy.strict_policy", *settings.MIDDLEWARE]
+    with override_settings(MIDDLEWARE=middleware, ROOT_URLCONF="tests.browser.urls"):
         yield
 
 

@@ -44,7 +44,6 @@ class Writer:
 
 
 def euros(cents: int) -> str:
-    """Return an amount as people write it."""
     return f"{cents / 100:,.2f} EUR"
 
 
@@ -57,10 +56,7 @@ def record(ctx: ToolContext, tool_name: str, **facts: object) -> None:
     requires_approval=True,
     risk="high",
     describe=lambda args: f"Refund {euros(args['cents'])} for order {args['order']}",
-    preview=lambda args: {
-        "before": {"refunded": euros(0)},
-        "after": {"refunded": euros(args["cents"])},
-    },
+    preview=lambda args: {"before": {"refunded": euros(0)}, "after": {"refunded": euros(args["cents"])}},
 )
 def refund_order(ctx: ToolContext, order: str, cents: int, reason: str) -> str:
     """Pay money back to the card it was paid with.
@@ -128,7 +124,7 @@ def look_up_order(ctx: ToolContext, order: str) -> dict[str, str]:
 
 
 def excess(args: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a refund of an order that cost 189.00 EUR."""
+    """Warn of a refund of more than the 189.00 EUR that the order cost."""
     more = args["cents"] - 18900
     return [f"{euros(more)} more than was paid ({euros(18900)})"] if more > 0 else []
 
@@ -153,19 +149,11 @@ def pay_back(ctx: ToolContext, order: str, iban: str, cents: int) -> str:
 
 
 TOOLS = [
-    refund_order,
-    send_mail,
-    close_ticket,
-    grant_credit,
-    block_card,
-    book_courier,
-    ask_human,
-    look_up_order,
-    pay_back,
+    *(refund_order, send_mail, close_ticket, grant_credit, block_card, book_courier),
+    *(ask_human, look_up_order, pay_back),
 ]
-REFUND = call(
-    "refund_order", order="1004", cents=34900, reason="Broke after 41 days; goodwill, as he buys often."
-)
+WHY = "Broke after 41 days; goodwill, as he buys often."
+REFUND = call("refund_order", order="1004", cents=34900, reason=WHY)
 MAIL = call(
     "send_mail",
     to="david.lindqvist@example.com",
@@ -197,47 +185,41 @@ class Desk:
         session: str = "",
         actor: Any = None,
     ) -> list[Approval]:
-        """Return the cards of one reply of the model, in its order."""
-        result = self._run(list(calls), task, said, session, actor)
+        """Let the agent ask; return the cards of that reply, in its order."""
+        result = self._say(list(calls), task, said, session, actor)
         assert result.status == "awaiting-approval", result
         return result.pending
 
     def one(self, what: dict[str, object] = REFUND, **options: Any) -> Approval:
-        """Return the card of a reply with one call."""
         (approval,) = self.ask(what, **options)
         return approval
 
     def kettle(self, session: str = "", actor: Any = None) -> Approval:
-        """Return the card of a refund that the agent asks for after it looked at the order."""
-        number = next(_numbers)
-        said = "Photo shows it; return period open."
+        """Let the agent look at an order and then ask for its refund; return the card."""
+        asks = call("pay_back", order="4107", iban="DE02 1203 0000", cents=19290)
         turns = [
             {"tools": [call("look_up_order", order="4107")]},
-            {"text": said, "tools": [call("pay_back", order="4107", iban="DE02 1203 0000", cents=19290)]},
+            {"text": "Photo shows it; return period open.", "tools": [asks]},
             {"text": "He has his money."},
         ]
-        agent = Agent(
-            self.name, version=str(number), instructions="Serve.", tools=TOOLS, model=ScriptedModel(turns)
-        )
-        task = "Please refund the broken kettle."
-        (approval,) = run_agent(agent, task, session or f"{self.name}-{number}", actor=actor).pending
+        (approval,) = self._run(turns, "Please refund the broken kettle.", session, actor).pending
         return approval
 
-    def in_doubt(self, session: str = "", **options: Any) -> tuple[Run, str]:
-        """Return a run with a call that nobody knows the outcome of, and the call's id."""
+    def in_doubt(self, session: str = "") -> tuple[Run, str]:
+        """Run into a call whose outcome nobody knows; return the run, and the call's id."""
         task = "Ticket 4: have David Lindqvist's espresso machine collected."
-        result = self._run([COURIER], task, "I book a courier for him.", session, None, **options)
+        result = self._say([COURIER], task, "I book a courier for him.", session, None)
         assert result.status == "orphaned", result
         run = Run.objects.get(pk=result.run_id)
         return run, run.messages.get(kind="tool_started").call_id
 
-    def _run(self, calls: list[Any], task: str, said: str, session: str, actor: Any) -> Any:
-        number = next(_numbers)
-        agent = Agent(
-            self.name,
-            version=str(number),
-            instructions="You answer the shop's customers.",
-            tools=TOOLS,
-            model=ScriptedModel([{"text": said, "tools": calls}, {"text": "David has his answer."}]),
+    def _say(self, calls: list[Any], task: str, said: str, session: str, actor: Any) -> Any:
+        return self._run(
+            [{"text": said, "tools": calls}, {"text": "David has his answer."}], task, session, actor
         )
+
+    def _run(self, turns: list[Any], task: str, session: str, actor: Any) -> Any:
+        number, instructions = next(_numbers), "You answer the shop's customers."
+        model = ScriptedModel(turns)
+        agent = Agent(self.name, version=str(number), instructions=instructions, tools=TOOLS, model=model)
         return run_agent(agent, task, session or f"{self.name}-{number}", actor=actor)

@@ -8,19 +8,35 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from agentruns.testing import DatabaseClock
-    from tests.browser.visitor import Visitors
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+
+import django
+
+django.setup()
+
+from django.test import override_settings
+from django.test.runner import DiscoverRunner
+from pytest_django.live_server_helper import LiveServer
+
+from agentruns import approve, deny
+from agentruns.models import Run
+from agentruns.services.sweep import sweep
+from agentruns.testing import DatabaseClock, frozen_clock
+from tests import effects
+from tests.admin.people import user
+from tests.browser import chromium
+from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
+from tests.browser.visitor import INDEX, LOGIN, QUEUE, RUNS, WIDE, Visitors, call_path
+from tests.e2e.demo_project import Project, console
+from tests.shop.agents import call
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 DAY = datetime(2026, 11, 3, 14, 5, tzinfo=UTC)
@@ -34,14 +50,6 @@ EARLIER = (
 @contextmanager
 def server() -> Iterator[str]:
     """Serve the tests' host project with an empty database; yield its URL."""
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-    import django
-
-    django.setup()
-    from django.test import override_settings
-    from django.test.runner import DiscoverRunner
-    from pytest_django.live_server_helper import LiveServer
-
     runner = DiscoverRunner(verbosity=0, interactive=False)
     runner.setup_test_environment()
     databases = runner.setup_databases()
@@ -53,33 +61,8 @@ def server() -> Iterator[str]:
     runner.teardown_test_environment()
 
 
-@contextmanager
-def demo(folder: Path) -> Iterator[str]:
-    """Serve the demo project with a worker beside it; yield its URL."""
-    from tests.e2e.demo_project import ROOT, Project, answers
-    from tests.waiting import wait_for
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    project = Project(folder)
-    child = subprocess.Popen(
-        project.command("console", f"--port={port}"),
-        cwd=ROOT,
-        env=project.environment(),
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(lambda: answers(port), "the web server")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        child.terminate()
-        child.wait(120)
-
-
 def take_front_page(visitors: Visitors, folder: Path) -> None:
     """Take the picture of the demo's front page."""
-    from tests.browser.visitor import INDEX, LOGIN, WIDE
 
     visitor = visitors("anonymous", size={**WIDE, "height": 860})
     page = visitor.open(f"{LOGIN}?next={INDEX}")
@@ -93,18 +76,13 @@ def take_front_page(visitors: Visitors, folder: Path) -> None:
 def main(folder: Path = FOLDER) -> None:
     """Take every picture, and keep them only if the browser had nothing to complain about."""
     with tempfile.TemporaryDirectory() as scratch, server() as url:
-        from agentruns.testing import frozen_clock
-        from tests import effects
-        from tests.browser import chromium
-        from tests.browser.visitor import Visitors
-
         os.environ[effects.VARIABLE] = str(Path(scratch) / "effects.jsonl")
         with chromium.running() as browser, frozen_clock() as clock:
             clock.now = DAY
             visitors = Visitors(browser, url)
             take(visitors, Path(scratch), *day(clock))
-            with demo(Path(scratch) / "demo") as shop:
-                guests = Visitors(browser, shop)
+            with console(Project(Path(scratch) / "demo")) as (_child, port):
+                guests = Visitors(browser, f"http://127.0.0.1:{port}")
                 take_front_page(guests, Path(scratch))
                 if complaints := [*visitors.leave(), *guests.leave()]:
                     raise SystemExit("\n".join(complaints))
@@ -116,7 +94,6 @@ def main(folder: Path = FOLDER) -> None:
 
 def take(visitors: Visitors, folder: Path, card: Any, doubt: Any) -> None:
     """Take the pictures, as Maria sees the console."""
-    from tests.browser.visitor import QUEUE, call_path
 
     for name, where, scheme in (
         ("queue", QUEUE, "light"),
@@ -131,8 +108,6 @@ def take(visitors: Visitors, folder: Path, card: Any, doubt: Any) -> None:
 
 def take_history(visitors: Visitors, folder: Path) -> None:
     """Take the pictures of a run that has ended, from the list on."""
-    from agentruns.models import Run
-    from tests.browser.visitor import RUNS
 
     run = Run.objects.get(session__key="order-0987")
     reply = run.messages.filter(kind="assistant").latest("seq").seq
@@ -154,11 +129,6 @@ def take_history(visitors: Visitors, folder: Path) -> None:
 
 def day(clock: DatabaseClock) -> tuple[Any, Any]:
     """Let a day at the desk pass; return the card and the call in doubt to look at."""
-    from agentruns import approve, deny
-    from agentruns.services.sweep import sweep
-    from tests.admin.people import user
-    from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
-    from tests.shop.agents import call
 
     desk, maria, jonas, ines = Desk(), user("superuser"), user("decider"), user("operator")
     maria.username, jonas.username, ines.username = "maria", "jonas", "ines"

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import suppress
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connections
-from django.http import HttpRequest, JsonResponse
-from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
-from django.views.static import serve
 from playwright.sync_api import Route, expect
-from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-from agentruns import Agent, approve, question_to, session_token, start_run, tool
+from agentruns import Agent, approve, question_to, tool
 from agentruns.models import ApiToken, Approval, Message, Run
 from agentruns.services.api_tokens import revoke
 from agentruns.services.sweep import sweep
@@ -28,9 +20,7 @@ from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor, Visitors
 from tests.pictures import PNG
 from tests.shop.agents import call
-from tests.urls import urlpatterns as of_the_tests
 
-FOLDER = Path(__file__).parents[2] / "docs" / "chat"
 HOSTILE = "Gone <img src=x onerror=alert(1)> \u202etoday"
 QUESTION = "Which order is it?"
 
@@ -47,48 +37,31 @@ def refund(cents: int) -> str:
     return "refunded"
 
 
-def turn(request: Any) -> dict[str, Any]:
-    """Answer what was said last."""
-    last = str(request.messages[-1]["content"])
-    if "broken" in last:
-        choices = ["1004", "1007"]
-        return {
+# What is in the last message -> the answer to it.
+ANSWERS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "broken",
+        {
             "text": "I am sorry to hear that.",
-            "tools": [call("ask_customer", question=QUESTION, choices=choices)],
-        }
-    if "1007" in last:
-        return {"tools": [call("cancel_order", number="1007", reason="The customer asks.")]}
-    if "money" in last:
-        return {"text": "I ask for it.", "tools": [call("refund", cents=2490)]}
-    return {
-        "text": HOSTILE
-        if "cancelled" in last
-        else "Your money is on its way."
-        if "refunded" in last
-        else "Hello."
-    }
-
-
-@csrf_exempt
-def opened(request: HttpRequest) -> JsonResponse:
-    """The site's own view: a new session, its token, and the first run in it."""
-    session = f"chat-{Run.objects.count() + 1}"
-    token = session_token(session, timedelta(hours=1))
-    start_run("chat", request.POST["text"], session)
-    return JsonResponse({"session": session, "token": token})
-
-
-urlpatterns = [
-    *of_the_tests,
-    path("chat/open", opened),
-    path("chat/<path:path>", serve, {"document_root": FOLDER}),
+            "tools": [call("ask_customer", question=QUESTION, choices=["1004", "1007"])],
+        },
+    ),
+    ("1007", {"tools": [call("cancel_order", number="1007", reason="The customer asks.")]}),
+    ("money", {"text": "I ask for it.", "tools": [call("refund", cents=2490)]}),
+    ("cancelled", {"text": HOSTILE}),
+    ("refunded", {"text": "Your money is on its way."}),
+    ("", {"text": "Hello."}),
 ]
 
 
+def turn(request: Any) -> dict[str, Any]:
+    last = str(request.messages[-1]["content"])
+    return next(answer for words, answer in ANSWERS if words in last)
+
+
 @pytest.fixture
-def chat(visit: Visitors, live_server: Any, settings: Any) -> Visitor:
+def chat(visit: Visitors) -> Visitor:
     """A customer in front of the chat, who has said nothing yet."""
-    settings.ROOT_URLCONF = __name__
     ask = question_to("requester", name="ask_customer")
     model = ScriptedModel([turn] * 9)
     Agent("chat", instructions="Serve.", tools=[ask, cancel_order, refund], model=model)
@@ -253,7 +226,6 @@ def test_what_is_not_sent_stays_and_a_chat_can_be_over(chat: Visitor) -> None:
     chat.complaints.clear()
     chat.expected.add(401)  # of the stream and of the message, whichever is answered first
     revoke(ApiToken.objects.get().pk, None)
-    with suppress(PlaywrightTimeout):  # the stream may have closed the form
-        page.get_by_role("button", name="Send").click(timeout=5_000)  # waits: what is to come may have come
+    page.evaluate("document.querySelector('#say').requestSubmit()")  # unless the stream has closed it already
     chat.wait_for("This chat has ended.")
     assert page.evaluate("sessionStorage.length") == 0

@@ -1,18 +1,16 @@
-"""Deciding as people do: by mouse, by keyboard, in two tabs, too late, twice."""
+"""Deciding as people do: by mouse, by keyboard, in two tabs, twice, several at a time."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from django.utils import timezone
 
-from agentruns.services.sweep import sweep
-from agentruns.testing import DatabaseClock
+from agentruns.models import Approval
 from tests.admin.people import user
-from tests.browser.desk import CARD, CREDIT, MAIL, REFUND, TICKET, Desk
+from tests.browser.desk import MAIL, REFUND, TICKET, Desk
 from tests.browser.visitor import INDEX, LOGIN, NARROW, QUEUE, REASON, Visitor, Visitors, decided, turn_path
-from tests.effects import Effects
-
-NOTHING_MORE = "Nothing else"
+from tests.shop.agents import call
 
 
 def test_from_the_login_to_a_decision_in_four_clicks(desk: Desk, visit: Visitors) -> None:
@@ -50,32 +48,6 @@ ON_TOP = """button => {
     const box = button.getBoundingClientRect();
     return document.elementFromPoint(box.x + box.width / 2, box.y + 5) === button;
 }"""
-WORDS = """button => {
-    const before = document.createRange();
-    before.setStart(document.querySelector("#content"), 0);
-    before.setEndBefore(button);
-    return before.toString().split(/\\s+/).filter(word => /\\w/.test(word)).length;
-}"""
-
-
-def test_all_that_a_decision_takes_is_in_the_first_half_of_the_screen(desk: Desk, visit: Visitors) -> None:
-    approval, visitor = desk.kettle(actor=user("operator")), visit(size={"width": 1440, "height": 900})
-    page = visitor.open(approval)
-    button = visitor.button("Approve")
-    for shown in (
-        "Refund 192.90 EUR",
-        "3.90 EUR more than was paid",
-        "Please refund the broken",
-        "paid 189.00",
-    ):
-        box = page.get_by_text(shown).first.bounding_box()
-        assert box is not None
-        assert box["y"] + box["height"] < 500, shown
-    bar = button.bounding_box()
-    assert bar is not None
-    assert bar["y"] + bar["height"] < 500
-    assert button.evaluate(WORDS) < 60
-    assert "DE02" not in page.content()
 
 
 @pytest.mark.parametrize("size", [{"width": 1440, "height": 900}, {"width": 390, "height": 700}])
@@ -92,9 +64,14 @@ def test_the_buttons_stay_in_sight(desk: Desk, visit: Visitors, size: dict[str, 
             assert 0 <= box["y"] <= size["height"] - box["height"], (where, place)
 
 
-def test_the_bar_hides_little_on_a_telephone_and_who_edits_has_one_note(desk: Desk, visit: Visitors) -> None:
+def test_a_card_on_a_telephone(desk: Desk, visit: Visitors) -> None:
     approval, visitor = desk.one(REFUND), visit(size={"width": 390, "height": 844})
     page = visitor.open(approval)
+    visitor.unfold()
+    texts = page.locator("#content :is(td, th, dd, dt)").filter(visible=True)
+    widths = "all => all.filter(one => one.innerText.trim()).map(one => one.clientWidth)"
+    assert min(texts.evaluate_all(widths)) > 100, "no table is squeezed"
+    page.reload()
     bar, notes = page.locator(".ar-bar"), page.locator("#content [name=reason]").filter(visible=True)
     box = bar.bounding_box()
     assert box is not None
@@ -137,15 +114,6 @@ def test_who_edits_or_answers_finds_the_way_back(desk: Desk, visitor: Visitor, v
     assert decided(approval) == ("pending", "")
 
 
-def test_no_table_of_the_card_is_squeezed_on_a_telephone(desk: Desk, visit: Visitors) -> None:
-    visitor = visit(size={"width": 390, "height": 844})
-    page = visitor.open(desk.one(REFUND))
-    visitor.unfold()
-    widths = page.locator("#content :is(td, th, dd, dt)").filter(visible=True)
-    narrow = "all => all.filter(one => one.innerText.trim()).map(one => one.clientWidth)"
-    assert min(widths.evaluate_all(narrow)) > 100
-
-
 def test_a_double_click_is_one_decision(desk: Desk, visitor: Visitor) -> None:
     approval = desk.one()
     visitor.open(approval)
@@ -153,40 +121,6 @@ def test_a_double_click_is_one_decision(desk: Desk, visitor: Visitor) -> None:
     visitor.wait_for("Approved")
     assert decided(approval) == ("approved", "superuser")
     assert approval.run.messages.filter(kind="approval_decided").count() == 1
-
-
-def test_two_people_are_needed(desk: Desk, visit: Visitors, effects: Effects) -> None:
-    approval, first, second = desk.one(CREDIT), visit("decider"), visit("superuser")
-    for visitor in (first, second):
-        visitor.open(approval)
-    first.click(first.button("Approve"))
-    first.wait_for("Your approval is recorded: 1 of 2.")
-    assert decided(approval) == ("pending", "")
-    first.open(approval)
-    first.wait_for("You approved it already; it needs another person.")
-    assert first.button("Approve").count() == 0
-    second.click(second.button("Approve"))
-    second.wait_for("Approved. A worker runs the call.")
-    assert decided(approval) == ("approved", "superuser")
-    assert (sweep().completed, effects.count()) == (1, 1)
-
-
-@pytest.mark.parametrize(("verb", "fields"), [("Approve", {}), ("Deny", {REASON: "Too late."})])
-def test_a_stale_tab_is_told_who_was_faster_and_when(
-    desk: Desk, visit: Visitors, verb: str, fields: dict[str, str]
-) -> None:
-    approval, slow, fast = desk.one(), visit("superuser"), visit("decider")
-    for visitor in (slow, fast):
-        visitor.open(approval)
-    fast.choose("Deny", **{REASON: "Repair it, please."})
-    fast.wait_for("Denied.")
-    with slow.refused():
-        slow.choose(verb, **fields)
-    assert decided(approval) == ("denied", "decider")
-    when = timezone.localtime(approval.decided_at).strftime("%Y-%m-%d")
-    slow.wait_for(f"Your decision was not recorded. Denied by decider on {when}")
-    assert slow.page.get_by_role("alert").is_visible()
-    assert approval.reason == "Repair it, please."
 
 
 def test_two_tabs_of_one_person(desk: Desk, visitor: Visitor) -> None:
@@ -198,46 +132,53 @@ def test_two_tabs_of_one_person(desk: Desk, visitor: Visitor) -> None:
     with other.refused():
         other.choose("Deny", **{REASON: "No, wait."})
     other.wait_for("Your decision was not recorded. Approved by superuser")
+    assert other.page.get_by_role("alert").is_visible()
     assert decided(approval) == ("approved", "superuser")
 
 
-def test_its_time_was_over_while_the_tab_was_open(
-    desk: Desk, visitor: Visitor, database_clock: DatabaseClock, effects: Effects
+def refunds(desk: Desk, *cents: int) -> list[Approval]:
+    return desk.ask(*(call("refund_order", order="1004", cents=one, reason="Broke.") for one in cents))
+
+
+def said(visitor: Visitor) -> str:
+    return visitor.page.get_by_role("status").inner_text()
+
+
+def test_number_and_sum_follow_the_ticks(desk: Desk, visitor: Visitor) -> None:
+    page = visitor.open(turn_path(refunds(desk, 123456, 5, 99900)[0].run))
+    assert said(visitor) == "3 of 3 calls ticked, amount 2,233.61 EUR in total"
+    boxes = page.locator(".ar-lines input[type=checkbox]")
+    boxes.nth(2).uncheck()
+    assert said(visitor) == "2 of 3 calls ticked, amount 1,234.61 EUR in total"
+    boxes.nth(0).uncheck()
+    assert said(visitor) == "1 of 3 calls ticked, amount 0.05 EUR in total"
+    boxes.nth(1).uncheck()
+    assert said(visitor) == "0 of 3 calls ticked, amount 0.00 EUR in total"
+    boxes.nth(0).check()
+    page.get_by_role("button", name="Approve all ticked").click()
+    visitor.wait_for("Approved.")
+    visitor.wait_for("2 of 2 calls ticked, amount 999.05 EUR in total")
+
+
+def test_only_the_number_where_there_is_no_sum(desk: Desk, visitor: Visitor) -> None:
+    page = visitor.open(turn_path(desk.ask(REFUND, TICKET)[0].run))
+    assert said(visitor) == "2 of 2 calls ticked"
+    page.locator(".ar-lines input[type=checkbox]").first.uncheck()
+    assert said(visitor) == "1 of 2 calls ticked"
+
+
+@pytest.mark.parametrize(
+    ("language", "words"), [("de", "amount 1.234,51 in total"), ("en", "amount 1,234.51 EUR in total")]
+)
+def test_a_sum_is_written_as_the_page_writes_numbers(
+    desk: Desk, visitor: Visitor, settings: Any, language: str, words: str
 ) -> None:
-    approval = desk.one(CARD)
-    visitor.open(approval)
-    visitor.wait_for("Expires")
-    database_clock.forward(hours=5)
-    with visitor.refused():
-        visitor.click(visitor.button("Approve"))
-    visitor.wait_for("Your decision was not recorded.")
-    assert "expired" in visitor.text
-    assert visitor.button("Approve").count() == 0
-    sweep()
-    visitor.open(approval)
-    visitor.wait_for("Nobody answered in time")
-    assert (decided(approval)[0], effects.count()) == ("expired", 0)
+    settings.LANGUAGE_CODE = language
+    visitor.open(turn_path(refunds(desk, 123450, 1)[0].run))
+    assert said(visitor).endswith(words)
 
 
-def test_the_next_card_of_the_queue_opens(desk: Desk, visitor: Visitor) -> None:
-    mail, refund = desk.one(MAIL), desk.one(REFUND)
-    visitor.open(QUEUE)
-    visitor.click(visitor.link(refund.title))
-    visitor.click(visitor.button("Approve"))
-    visitor.wait_for("Approved. A worker runs the call.")
-    assert str(mail.pk) in visitor.path
-    visitor.click(visitor.button("Approve"))
-    visitor.wait_for(NOTHING_MORE)
-    assert {decided(mail)[0], decided(refund)[0]} == {"approved"}
-
-
-def test_the_next_card_is_one_of_the_filtered_queue(desk: Desk, visitor: Visitor) -> None:
-    first, other, second = desk.one(MAIL), desk.one(REFUND), desk.one(MAIL)
-    visitor.open(f"{QUEUE}?tool=send_mail")
-    visitor.click(visitor.link(first.title))
-    visitor.click(visitor.button("Approve"))
-    visitor.wait_for("Approved. A worker runs the call.")
-    assert str(second.pk) in visitor.path
-    visitor.click(visitor.button("Approve"))
-    visitor.wait_for(NOTHING_MORE)
-    assert decided(other)[0] == "pending"
+def test_without_a_script_the_words_are_true(desk: Desk, visit: Visitors) -> None:
+    visitor = visit(javascript=False)
+    visitor.open(turn_path(refunds(desk, 100, 200)[0].run))
+    assert said(visitor) == "2 calls can be ticked, amount 3.00 EUR in total"

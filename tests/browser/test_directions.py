@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.urls import path
-from django.views.static import serve
 from playwright.sync_api import expect
 
 from agentruns import Agent, approve, run_agent, tool
@@ -20,11 +16,8 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.people import user
 from tests.browser.visitor import INDEX, QUEUE, RUNS, Visitor, Visitors, turn_path
-from tests.registry import isolated_registry
 from tests.shop.agents import call
-from tests.urls import urlpatterns as of_the_tests
 
-FOLDER = Path(__file__).parents[2] / "docs" / "inbox"
 GETS, ASKS, DECIDES = "ليلى", "محمد", "حسن"
 # Texts that follow each other in a line that is read from left to right, and are not drawn so.
 SWAPPED = """() => {
@@ -70,8 +63,6 @@ PLACES = """(box, patterns) => patterns.map((pattern) => {
   }
 })"""
 
-urlpatterns = [*of_the_tests, path("inbox/<path:path>", serve, {"document_root": FOLDER})]
-
 
 @tool(requires_approval=True, describe=lambda args: f"Voucher of 5.00 EUR to {args['to']}")
 def voucher(to: str, cents: int) -> str:
@@ -80,24 +71,23 @@ def voucher(to: str, cents: int) -> str:
 
 
 @pytest.fixture
-def runs(db: None) -> Iterator[list[Run]]:
+def runs(db: None) -> list[Run]:
     """Runs of one person: one whose call was made, and two that ask for the same."""
     users, found = get_user_model().objects, []
     person, decider = users.create_user(ASKS), users.create_superuser(DECIDES)
-    with isolated_registry():
-        for number in range(3):
-            turns = [
-                {"text": f"{GETS} 5", "tools": [call("voucher", to=GETS, cents=500 + number)]},
-                {"text": GETS},
-            ]
-            model = ScriptedModel(turns)
-            agent = Agent(f"وكيل {number}", instructions="Serve.", tools=[voucher], model=model)
-            result = run_agent(agent, f"5.00 {GETS}", f"طلب {number}", actor=person)
-            found.append(Run.objects.get(pk=result.run_id))
-            if not number:
-                approve(result.pending[0].pk, decider, reason=GETS)
-                sweep(run_id=found[0].pk)
-        yield found
+    for number in range(3):
+        turns = [
+            {"text": f"{GETS} 5", "tools": [call("voucher", to=GETS, cents=500 + number)]},
+            {"text": GETS},
+        ]
+        model = ScriptedModel(turns)
+        agent = Agent(f"وكيل {number}", instructions="Serve.", tools=[voucher], model=model)
+        result = run_agent(agent, f"5.00 {GETS}", f"طلب {number}", actor=person)
+        found.append(Run.objects.get(pk=result.run_id))
+        if not number:
+            approve(result.pending[0].pk, decider, reason=GETS)
+            sweep(run_id=found[0].pk)
+    return found
 
 
 def assert_in_order(visitor: Visitor, *places: Any) -> None:
@@ -126,8 +116,7 @@ def test_pages_with_such_names(runs: list[Run], visit: Visitors, width: int) -> 
     assert visitor.page.evaluate(SWAPPED) == []
 
 
-def test_the_inbox_to_copy(runs: list[Run], visit: Visitors, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
+def test_the_inbox_to_copy(runs: list[Run], visit: Visitors) -> None:
     _token, text = create_token(user("superuser"), ["runs:read", "approvals:decide"])
     visitor = visit("anonymous")
     page = visitor.open("/inbox/index.html")

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-from django.urls import path
-from django.views.static import serve
 from playwright.sync_api import Locator, Route, expect
 
 from agentruns import approve
@@ -17,19 +13,14 @@ from tests.admin.people import user
 from tests.browser.desk import CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor, Visitors, decided
-from tests.urls import urlpatterns as of_the_tests
 
-FOLDER = Path(__file__).parents[2] / "docs" / "inbox"
 LIST = "**/api/approvals?status=pending"
 HOSTILE = "Fine <img src=x onerror=alert(1)> \u202etoday"
 
-urlpatterns = [*of_the_tests, path("inbox/<path:path>", serve, {"document_root": FOLDER})]
-
 
 @pytest.fixture
-def inbox(visit: Visitors, settings: Any) -> Visitor:
+def inbox(visit: Visitors) -> Visitor:
     """Somebody without a session, in front of the inbox."""
-    settings.ROOT_URLCONF = __name__
     visitor = visit("anonymous")
     visitor.open("/inbox/index.html")
     return visitor
@@ -40,7 +31,7 @@ def card(inbox: Visitor, title: str) -> Locator:
 
 
 def hold_polls(inbox: Visitor) -> Route:
-    """Return a poll that waits until it is continued: until then the page learns nothing by itself."""
+    """Hold a poll back until it is continued: until then the page learns nothing by itself."""
     held: list[Route] = []
     with inbox.page.expect_request(LIST):
         inbox.page.route(LIST, lambda route: held.append(route))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from django.test import override_settings
 
 from agentruns import approve, deny
 from agentruns.models import Run
+from agentruns.services.api_tokens import create_token, revoke
 from agentruns.services.sweep import sweep
 from tests.admin.people import user
 from tests.admin.world import World
@@ -24,12 +26,6 @@ def page(show: Callable[[Desk, Visitor], Any]) -> Callable[[Desk, Visitor], Any]
     """Let a function that opens a page be one of those looked at."""
     PAGES[show.__name__] = show
     return show
-
-
-@page
-def index(desk: Desk, visitor: Visitor) -> None:
-    deny(desk.one().pk, user("superuser"), "No.")
-    visitor.open(INDEX)
 
 
 @page
@@ -58,13 +54,8 @@ def card(desk: Desk, visitor: Visitor) -> None:
 
 
 @page
-def card_that_expires(desk: Desk, visitor: Visitor) -> None:
+def card_that_expires_with_every_form_open(desk: Desk, visitor: Visitor) -> None:
     visitor.open(desk.one(CARD))
-
-
-@page
-def card_with_every_form_open(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(desk.one(MAIL))
     visitor.unfold()
 
 
@@ -153,16 +144,9 @@ def done_already(desk: Desk, visitor: Visitor) -> None:
 
 
 @page
-def runs(desk: Desk, visitor: Visitor) -> None:
-    desk.one(session="ticket-4")
-    desk.in_doubt(session="ticket-5")
-    World().completed("ticket-6")
-    visitor.open(RUNS)
-
-
-@page
 def front_page(desk: Desk, visitor: Visitor) -> None:
     desk.one(session="ticket-4")
+    deny(desk.one().pk, user("superuser"), "No.")
     for number in range(2):
         failed = World().completed(f"ticket-{number + 5}")
         error = f"ValueError: no lamp {number} is {'very ' * 30}left"
@@ -180,6 +164,20 @@ def start(desk: Desk, visitor: Visitor) -> None:
 def nothing_found(desk: Desk, visitor: Visitor) -> None:
     desk.one()
     visitor.open(f"{QUEUE}?q=4711")
+
+
+@page
+def tokens(desk: Desk, visitor: Visitor) -> None:
+    create_token(user("decider"), ["runs:read", "approvals:decide"], name="Inbox of the night shift")
+    ended, _text = create_token(user("viewer"), ["runs:read"], expires_in=timedelta(days=30))
+    revoke(ended.pk, None)
+    visitor.open("/admin/agentruns/apitoken/")
+
+
+@page
+def token(desk: Desk, visitor: Visitor) -> None:
+    visitor.open(create_token(user("decider"), ["runs:read"])[0])
+    visitor.unfold()
 
 
 @page

@@ -1,14 +1,15 @@
-"""The harness itself: what it must notice, it does."""
+"""The harness itself: what it must notice, it does. And the page of the API's docs under the policy."""
 
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.browser import policy
 from tests.browser.sound import assert_sound
-from tests.browser.visitor import INDEX, Visitors
+from tests.browser.visitor import INDEX, Visitor, Visitors
 
 BROKEN = {
     "error in the console": "<p style='color: red'>inline</p>",
@@ -70,3 +71,15 @@ def test_every_answer_carries_the_policy(visitors: Any) -> None:
         visitor.expected.add(404)
         answer = visitor.page.goto(visitor.base + path)
         assert answer.headers["content-security-policy"] == policy.POLICY
+
+
+def test_the_docs_page_works_under_the_policy(visitor: Visitor, settings: Any) -> None:
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "ninja"]
+    asked: set[str] = set()
+    visitor.page.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
+    visitor.open("/api/docs")
+    visitor.click(visitor.page.locator("#operations-agent_runs-list_runs .opblock-summary-control"))
+    visitor.click(visitor.page.get_by_role("button", name="Try it out"))
+    visitor.click(visitor.page.get_by_role("button", name="Execute"))
+    visitor.page.locator(".live-responses-table .response-col_status", has_text="200").first.wait_for()
+    assert asked <= {urlsplit(visitor.base).netloc, ""}

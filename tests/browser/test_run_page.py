@@ -1,4 +1,4 @@
-"""The page of a run: what it may use, what it goes by, and the buttons that only ask and record."""
+"""The page of a run: its limits, its definition, the buttons that ask and record, and looking back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from datetime import timedelta
 
 from django.db import connection
 
-from agentruns import start_run
+from agentruns import approve, start_run
 from agentruns.models import Message, Run, triggers
 from agentruns.services.sweep import sweep
-from tests.browser.desk import Desk
+from tests.admin.people import user
+from tests.browser.desk import REFUND, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor
+from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 TURN = {"tools": [call("lookup", number="A1")], "usage": {"input_tokens": 900, "output_tokens": 20}}
@@ -69,3 +71,53 @@ def test_a_used_up_limit_and_a_journal_that_cannot_be_read(desk: Desk, visitor: 
     visitor.wait_for("cannot be read, so it is not shown.")
     page.go_back()
     assert_sound(page)
+
+
+def test_she_says_she_was_charged_twice(desk: Desk, visitor: Visitor, effects: Effects) -> None:
+    approval = desk.one(REFUND, session="ticket-4", actor=user("operator"))
+    approve(approval.pk, user("decider"), digest=approval.digest)
+    sweep()
+    page = visitor.open("/admin/agentruns/run/?q=ticket-4")
+    visitor.click(page.locator("#result_list tbody th a").first)
+    visitor.wait_for("No effect of this session ran twice with equal arguments.")
+    assert "decider: Approved" in page.locator(".ar-line").inner_text()
+    visitor.click(page.locator("summary", has_text="Steps"))
+    decided = page.locator("li.ar-step", has_text="Approved").first
+    assert "decider" in decided.inner_text()
+    assert_sound(page)
+
+    visitor.click(page.locator("summary", has_text="More…"))
+    visitor.click(visitor.link("Look back, or fork from a row"))
+    reply = Message.objects.filter(run=approval.run, kind="assistant").order_by("seq").last()
+    assert reply is not None
+    slider = page.get_by_label("Row", exact=True)
+    slider.evaluate(
+        "(range, to) => { range.value = to; range.dispatchEvent(new Event('input')); "
+        "range.dispatchEvent(new Event('change')); }",
+        str(reply.seq),
+    )
+    visitor.wait_for("What the model was sent for this reply")
+    assert page.url.endswith(f"seq={reply.seq}")
+    visitor.wait_for("its fingerprint is the one in this row")
+    visitor.click(visitor.link("Previous row"))
+    visitor.wait_for("The conversation, as the model would get it next")
+    visitor.unfold()
+    assert_sound(page)
+
+    visitor.open(approval.run)
+    visitor.click(page.locator("summary", has_text="More…"))
+    visitor.click(visitor.link("Look back, or fork from a row"))
+    visitor.wait_for("Fork from here")
+    visitor.choose("Fork", **{"Next message to the agent": "Was it charged twice?"})
+    visitor.wait_for("A worker picks it up.")
+    fork = Run.objects.get(origin=approval.run)
+    assert page.url.endswith(f"/{fork.pk}/change/") or str(fork.pk) in page.url
+    assert_sound(page)
+
+    visitor.open(approval.run)
+    visitor.click(page.locator("summary", has_text="More…"))
+    visitor.click(page.get_by_role("link", name="Replay", exact=True))
+    visitor.click(visitor.button("Replay"))
+    visitor.wait_for("Every request and every call would be the same.")
+    assert_sound(page)
+    assert effects.count() == 1

@@ -9,13 +9,39 @@ import pytest
 from agentruns.models import Approval
 from agentruns.services.sweep import sweep
 from tests.admin.world import World, status
-from tests.browser.desk import CARD, MAIL, QUESTION, REFUND, TICKET, Desk
+from tests.browser.desk import CARD, MAIL, QUESTION, REFUND, TICKET, WHY, Desk
 from tests.browser.visitor import QUEUE, REASON, Visitor, Visitors, call_path, decided, turn_path
 from tests.effects import Effects
 from tests.shop.agents import call
 
 ANSWER = "Answer, told to the model"
-EVIDENCE = "How you know"
+RESULT, EVIDENCE, WHY_NOT = "Result, told to the model", "How you know", "Reason, kept in the journal"
+APPROVED = "Approved. A worker runs the call."
+# What is pressed and filled in -> what the page says, what the approval is then, what the model is told, and
+# the refunds by their cents and reason.
+DECISIONS = {
+    "Approve": (
+        {REASON: "He is right."}, APPROVED, "approved", "refunded 349.00 EUR", [(34900, WHY)],
+    ),
+    "Edit and approve": (
+        {"cents": "10000", "reason": "Half"}, APPROVED, "approved", "refunded 100.00 EUR", [(10000, "Half")],
+    ),
+    "Answer instead": (
+        {ANSWER: "Refunded by phone."}, "Answered. The call is not run", "answered", "Refunded by phone.", [],
+    ),
+    "Deny": (
+        {REASON: "Repair it, please."}, "Denied. The call is not run", "denied", "Repair it, please.", [],
+    ),
+}  # fmt: skip
+# What is pressed and filled in -> what the page says, what the model is told, and how often the courier came.
+VERDICTS = {
+    "It happened": (
+        {RESULT: "Booked as C-77", EVIDENCE: "He says so."}, "Recorded: it happened.", "Booked as C-77", 1,
+    ),
+    "It did not happen": ({EVIDENCE: "No booking."}, "Recorded: it did not happen.", "booked, collected", 2),
+    "Unknown: tell the model": ({}, "Recorded: unknown.", '"unknown"', 1),
+    "Cancel the run": ({WHY_NOT: "He collects it himself."}, "Cancelled.", "", 1),
+}  # fmt: skip
 
 
 @pytest.fixture(params=[True, False], ids=["scripts", "no-scripts"])
@@ -24,63 +50,23 @@ def visitor(visit: Visitors, request: pytest.FixtureRequest) -> Visitor:
 
 
 def result_of(approval: Approval) -> str:
-    """Return what the model was told of a call."""
+    """Find what the model was told of a call."""
     row = approval.run.messages.get(kind="tool_result", call_id=approval.call_id)
     return str(row.payload["content"])
 
 
-def test_approve(desk: Desk, visitor: Visitor, effects: Effects) -> None:
+@pytest.mark.parametrize("verb", DECISIONS)
+def test_a_decision(desk: Desk, visitor: Visitor, effects: Effects, verb: str) -> None:
+    fields, said, becomes, told, refunds = DECISIONS[verb]
     approval = desk.one()
     visitor.open(approval)
-    visitor.choose("Approve", **{"Note, kept in the journal": "He is right."})
-    visitor.wait_for("Approved. A worker runs the call.")
-    assert decided(approval) == ("approved", "superuser")
-    assert approval.reason == "He is right."
-    assert (sweep().completed, [line["cents"] for line in effects.lines()]) == (1, [34900])
-
-
-def test_edit_and_approve(desk: Desk, visitor: Visitor, effects: Effects) -> None:
-    approval = desk.one()
-    visitor.open(approval)
-    visitor.choose("Edit and approve", cents="10000", reason="Goodwill, the half of it.")
-    visitor.wait_for("Approved. A worker runs the call.")
-    assert decided(approval) == ("approved", "superuser")
+    visitor.choose(verb, **fields)
+    visitor.wait_for(said)
+    assert decided(approval) == (becomes, "superuser")
+    assert approval.reason == fields.get(REASON, approval.reason)
     assert sweep().completed == 1
-    (line,) = effects.lines()
-    assert (line["order"], line["cents"], line["reason"]) == ("1004", 10000, "Goodwill, the half of it.")
-    assert result_of(approval) == "refunded 100.00 EUR"
-    visitor.open(approval)
-    assert "34900" in visitor.text  # what the model had proposed
-
-
-def test_an_edit_that_does_not_validate(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one(TICKET)
-    visitor.open(approval)
-    visitor.page.locator("form").evaluate_all("forms => forms.forEach(form => form.noValidate = true)")
-    with visitor.refused(400):
-        visitor.choose("Edit and approve", ticket="")
-    visitor.wait_for("Nothing was decided. Correct the form below.")
-    assert decided(approval) == ("pending", "")
-
-
-def test_answer_instead(desk: Desk, visitor: Visitor, effects: Effects) -> None:
-    approval = desk.one()
-    visitor.open(approval)
-    visitor.choose("Answer instead", **{ANSWER: "He was refunded by phone, 349.00 EUR."})
-    visitor.wait_for("Answered. The call is not run")
-    assert decided(approval) == ("answered", "superuser")
-    assert (sweep().completed, effects.count()) == (1, 0)
-    assert "He was refunded by phone, 349.00 EUR." in result_of(approval)
-
-
-def test_deny(desk: Desk, visitor: Visitor, effects: Effects) -> None:
-    approval = desk.one()
-    visitor.open(approval)
-    visitor.choose("Deny", **{REASON: "Repair it, please."})
-    visitor.wait_for("Denied. The call is not run")
-    assert decided(approval) == ("denied", "superuser")
-    assert (sweep().completed, effects.count()) == (1, 0)
-    assert "Repair it, please." in result_of(approval)
+    assert [(line["cents"], line["reason"]) for line in effects.lines()] == refunds
+    assert told in result_of(approval)
 
 
 def test_extend(desk: Desk, visitor: Visitor) -> None:
@@ -94,34 +80,24 @@ def test_extend(desk: Desk, visitor: Visitor) -> None:
 
 
 def test_answering_a_question(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one(QUESTION)
-    visitor.open(approval)
+    choice, words = (
+        desk.one(QUESTION),
+        call("ask_human", question="What now?", choices=["Repair"], free_text=True),
+    )
+    visitor.open(choice)
     assert "David would rather have a new machine than a repair. Do we send one?" in visitor.text
     for verb in ("Approve", "Edit and approve"):
         assert visitor.form(verb).count() == 0
     assert visitor.page.get_by_label(ANSWER).count() == 0
     visitor.click(visitor.button("No, repair it"))
     visitor.wait_for("Answered.")
-    assert decided(approval) == ("answered", "superuser")
-    assert sweep().completed == 1
-    assert result_of(approval) == "No, repair it"
-
-
-def test_answering_a_question_in_ones_own_words(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one(call("ask_human", question="What now?", choices=["Repair"], free_text=True))
-    visitor.open(approval)
+    own = desk.one(words)
+    visitor.open(own)
     visitor.choose("Answer", **{ANSWER: "Send one from the outlet."})
     visitor.wait_for("Answered.")
-    assert sweep().completed == 1
-    assert result_of(approval) == "Send one from the outlet."
-
-
-def test_denying_a_question(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one(QUESTION)
-    visitor.open(approval)
-    visitor.choose("Deny", **{REASON: "Decide it yourself."})
-    visitor.wait_for("Denied.")
-    assert decided(approval) == ("denied", "superuser")
+    assert decided(choice) == ("answered", "superuser")
+    assert sweep().completed == 2
+    assert (result_of(choice), result_of(own)) == ("No, repair it", "Send one from the outlet.")
 
 
 def test_all_calls_of_a_reply_on_one_page(desk: Desk, visitor: Visitor, effects: Effects) -> None:
@@ -139,15 +115,6 @@ def test_all_calls_of_a_reply_on_one_page(desk: Desk, visitor: Visitor, effects:
     visitor.wait_for("Nothing else waits for you.")
     assert sweep().completed == 1
     assert [line["tool"] for line in effects.lines()] == ["refund_order"]
-
-
-def test_a_reply_decided_in_part(desk: Desk, visitor: Visitor) -> None:
-    refund, mail = desk.ask(REFUND, MAIL)
-    visitor.open(turn_path(refund.run))
-    visitor.row(refund).get_by_role("checkbox").uncheck()
-    visitor.click(visitor.button("Approve all ticked"))
-    visitor.wait_for("Approved. A worker runs the call.")
-    assert [decided(one)[0] for one in (refund, mail)] == ["pending", "approved"]
 
 
 @pytest.mark.parametrize("verb", ["Approve", "Deny"])
@@ -170,85 +137,22 @@ def test_several_at_once(desk: Desk, visitor: Visitor, verb: str) -> None:
     assert [decided(one)[0] for one in (refund, mail, other, late)] == [done, done, "pending", "pending"]
 
 
-def test_several_at_once_of_which_one_is_gone(desk: Desk, visitor: Visitor, visit: Visitors) -> None:
-    refund, mail = desk.one(REFUND), desk.one(MAIL)
-    visitor.open(QUEUE)
-    visitor.select_all()
-    visitor.act("Approve selected")
-    visitor.wait_for("Approve these calls?")
-    faster = visit("decider")
-    faster.open(refund)
-    faster.choose("Deny", **{REASON: "No."})
-    faster.wait_for("Denied.")
-    visitor.click(visitor.page.locator("#content").get_by_role("button", name=re.compile("^Approve")))
-    visitor.wait_for("Outcome of each")
-    assert "Denied by decider" in visitor.text
-    assert [decided(one)[0] for one in (refund, mail)] == ["denied", "approved"]
-
-
-def test_it_happened(desk: Desk, visitor: Visitor, effects: Effects) -> None:
+@pytest.mark.parametrize("verb", VERDICTS)
+def test_a_verdict_on_a_call_in_doubt(desk: Desk, visitor: Visitor, effects: Effects, verb: str) -> None:
+    fields, said, told, times = VERDICTS[verb]
     run, call_id = desk.in_doubt()
+    (first,) = effects.lines()
     visitor.open(call_path(run, call_id))
     assert "It happened once or not at all." in visitor.text
-    assert effects.lines()[0]["key"] in visitor.text
-    visitor.choose(
-        "It happened", **{"Result, told to the model": "Booked as C-77", EVIDENCE: "The courier says so."}
-    )
-    visitor.wait_for("Recorded: it happened.")
-    assert (status(run), sweep().completed, effects.count()) == ("queued", 1, 1)
-    assert run.messages.get(kind="tool_result").payload["content"] == "Booked as C-77"
-
-
-def test_it_did_not_happen(desk: Desk, visitor: Visitor, effects: Effects) -> None:
-    run, call_id = desk.in_doubt()
-    visitor.open(call_path(run, call_id))
-    visitor.choose("It did not happen", **{EVIDENCE: "No booking of that day."})
-    visitor.wait_for("Recorded: it did not happen.")
-    assert (status(run), sweep().completed) == ("queued", 1)
-    assert len({line["key"] for line in effects.lines()}) == 1
-    assert "booked" in run.messages.get(kind="tool_result").payload["content"]
-
-
-def test_nobody_can_know(desk: Desk, visitor: Visitor, effects: Effects) -> None:
-    run, call_id = desk.in_doubt()
-    visitor.open(call_path(run, call_id))
-    visitor.choose("Unknown: tell the model")
-    visitor.wait_for("Recorded: unknown.")
-    assert (status(run), sweep().completed, effects.count()) == ("queued", 1, 1)
-    assert run.messages.get(kind="tool_result").payload["outcome"] == "unknown"
-
-
-def test_cancelling_from_the_call_in_doubt(desk: Desk, visitor: Visitor, effects: Effects) -> None:
-    run, call_id = desk.in_doubt()
-    visitor.open(call_path(run, call_id))
-    visitor.choose("Cancel the run", **{"Reason, kept in the journal": "He collects it himself."})
-    visitor.wait_for("Cancelled.")
-    assert (status(run), effects.count()) == ("cancelled", 1)
-
-
-def test_a_verdict_after_the_run_went_on(desk: Desk, visitor: Visitor) -> None:
-    run, call_id = desk.in_doubt()
-    visitor.open(call_path(run, call_id))
-    visitor.choose("Unknown: tell the model")
-    visitor.wait_for("Recorded: unknown.")
-    sweep()
-    visitor.open(call_path(run, call_id))
-    visitor.choose("It happened", **{EVIDENCE: "The parcel is there."})
-    visitor.wait_for("The doubt is lifted.")
-    assert run.messages.filter(kind="orphan_resolved").count() == 2
-
-
-def test_a_verdict_somebody_else_gave_first(desk: Desk, visitor: Visitor, visit: Visitors) -> None:
-    run, call_id = desk.in_doubt()
-    visitor.open(call_path(run, call_id))
-    faster = visit("superuser")
-    faster.open(call_path(run, call_id))
-    faster.choose("Unknown: tell the model")
-    faster.wait_for("Recorded: unknown.")
-    with visitor.refused():
-        visitor.choose("It did not happen", **{EVIDENCE: "No booking."})
-    visitor.wait_for("superuser: unknown")
-    assert run.messages.filter(kind="orphan_resolved").count() == 1
+    assert first["key"] in visitor.text
+    visitor.choose(verb, **fields)
+    visitor.wait_for(said)
+    goes_on = verb != "Cancel the run"
+    assert (status(run), sweep().completed) == (("queued", 1) if goes_on else ("cancelled", 0))
+    assert [line["key"] for line in effects.lines()] == [first["key"]] * times
+    if goes_on:
+        payload = run.messages.get(kind="tool_result").payload
+        assert told in f'{payload["content"]} "{payload["outcome"]}"'
 
 
 def test_resuming_and_cancelling_a_run(desk: Desk, visitor: Visitor) -> None:
@@ -257,6 +161,6 @@ def test_resuming_and_cancelling_a_run(desk: Desk, visitor: Visitor) -> None:
     visitor.choose("Resume")
     visitor.wait_for("Resumed. A worker picks it up.")
     assert status(run) == "queued"
-    visitor.choose("Cancel the run", **{"Reason, kept in the journal": "enough"})
+    visitor.choose("Cancel the run", **{WHY_NOT: "enough"})
     visitor.wait_for("Cancelled.")
     assert status(run) == "cancelled"

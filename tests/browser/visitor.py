@@ -107,7 +107,7 @@ class Visitor:
         self.click(pressed if pressed.count() == 1 else form.get_by_role("button", name=named(verb)))
 
     def form(self, verb: str) -> Locator:
-        """Return the form of a verb: what it is folded under says so, or else its button."""
+        """Find the form of a verb: what it is folded under says so, or else its button."""
         summary = self.page.locator("summary", has_text=re.compile(rf"^\s*{re.escape(verb)}…"))
         folded = self.page.locator("#content details").filter(has=summary)
         if folded.count():
@@ -115,7 +115,7 @@ class Visitor:
         return self.page.locator("#content form").filter(has=self.button(verb, include_hidden=True))
 
     def row(self, approval: Approval) -> Locator:
-        """Return what a page of several approvals has of one."""
+        """Find what a page of several approvals has of one."""
         key = str(approval.pk)
         about = f"input[value='{key}'], input[name^='{key}']"
         return self.page.locator("tr, fieldset, li").filter(has=self.page.locator(about))
@@ -133,15 +133,14 @@ class Visitor:
         self.click(self.page.locator("button[name=index]"))  # its name differs between Djangos
 
     def button(self, name: str, **options: Any) -> Locator:
-        """Return the button of this name; what it does, or its key, may stand behind."""
+        """Find the button of this name; what it does, or its key, may stand behind."""
         return self.page.get_by_role("button", name=named(name), **options)
 
     def link(self, name: str) -> Locator:
-        """Return the first link of this name."""
         return self.page.get_by_role("link", name=name).first
 
     def second_tab(self) -> Visitor:
-        """Return another tab of the same browser."""
+        """Open another tab of the same browser."""
         tab = Visitor(self.context, self.base, self.options)
         tab.complaints, tab.expected = self.complaints, self.expected
         return tab
@@ -311,26 +310,24 @@ def _widen(route: Route) -> None:
 
 
 def named(name: str) -> re.Pattern[str]:
-    """Return what a button of this name is called; what it does, or its key, may stand behind."""
+    """Match a button of this name; what it does, or its key, may stand behind."""
     return re.compile(rf"^{re.escape(name)}(:| [A-Z]$|$)")
 
 
 def call_path(run: Run, call_id: str) -> str:
-    """Return the path of a call that nobody knows the outcome of."""
+    """Build the path of a call that nobody knows the outcome of."""
     return f"{RUNS}{run.pk}/calls/{call_id}/"
 
 
 def turn_path(run: Run) -> str:
-    """Return the path of all calls of a run's last reply."""
     return f"{QUEUE}turn/{run.pk}/"
 
 
 def path_of(obj: Any) -> str:
-    """Return the path of an object's page."""
     return reverse(f"admin:agentruns_{obj._meta.model_name}_change", args=[obj.pk])
 
 
 def decided(approval: Approval) -> tuple[str, str]:
-    """Return what an approval is now, and by whom."""
+    """Read what an approval is now, and by whom."""
     approval.refresh_from_db()
     return approval.status, approval.decided_by_name
