@@ -19,12 +19,12 @@ SECONDS = 20  # waits: no test; without an answer nothing is compared
 
 
 def pinned(text: str) -> list[tuple[str, str]]:
-    """Return names and versions of a locked file."""
+    """List names and versions of a locked file."""
     return re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", text, re.MULTILINE)
 
 
 def advisories(url: str, pins: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the ids of the advisories for each affected pin."""
+    """Find the ids of the advisories for each affected pin."""
     queries = [{"package": {"name": name, "ecosystem": "PyPI"}, "version": version} for name, version in pins]
     body = json.dumps({"queries": queries}).encode()
     request = Request(url, body, {"Content-Type": "application/json"})

@@ -28,7 +28,7 @@ def turns(text: str) -> bool:
 
 
 def contexts(text: str) -> Iterator[str]:
-    """Yield the stretches of a text that are ordered by themselves, without those inside of them."""
+    """Split a text into the stretches that are ordered by themselves, without those inside of them."""
     open_: list[str] = [""]
     for character in text:
         if character == FIRST_STRONG:
@@ -105,7 +105,7 @@ def swapped(found: Iterable[str], given: Iterable[str]) -> list[str]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value."""
+    """Find all texts in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -21,7 +21,6 @@ MEGABYTE = 2**20
 
 
 def report_of(size: int) -> str:
-    """Return a text of that many bytes."""
     return (LINE * (size // len(LINE) + 1))[:size]
 
 
@@ -76,31 +75,29 @@ class HangingStorage(FileSystemStorage):
 
 
 def alias(folder: Path, backend: str = "django.core.files.storage.FileSystemStorage") -> dict[str, Any]:
-    """Return what STORAGES says of a folder."""
+    """Build STORAGES for a folder."""
     return {"agentruns": {"BACKEND": backend, "OPTIONS": {"location": str(folder)}}}
 
 
 def stored_in(folder: Path) -> list[Path]:
-    """Return the files that are there."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def fetched(
     size: int = MEGABYTE, *turns: Any, session: str = "s1", tools: Any = (fetch,), actor: Any = None
 ) -> Run:
-    """Return a run whose tool fetched a report of that size."""
+    """Run an agent whose tool fetches a report of that size."""
     agent = shop_agent(f"fetcher-{session}", {"tools": [call("fetch", size=size)]}, *turns, tools=list(tools))
     result = run_agent(agent, "fetch the report", session, idempotency_key=session, actor=actor)
     return Run.objects.get(pk=result.run_id)
 
 
 def row_of(run: Run, kind: str = "tool_result") -> Message:
-    """Return the one row of a kind."""
     return Message.objects.get(run=run, kind=kind)
 
 
 def said(request: Any) -> str:
-    """Return the content of the last tool result of a request."""
+    """Read the last tool result of a request."""
     return str(request.messages[-1]["content"][0]["content"])
 
 

@@ -74,10 +74,7 @@ def other_schema() -> None:
 
 def read_only() -> None:
     """Let the connection refuse each write."""
-    read = {
-        "postgresql": "SET default_transaction_read_only TO on",
-        "sqlite": "PRAGMA query_only = ON",
-    }
+    read = {"postgresql": "SET default_transaction_read_only TO on", "sqlite": "PRAGMA query_only = ON"}
     with connection.cursor() as cursor:
         cursor.execute(read[connection.vendor])
 

@@ -34,7 +34,7 @@ server_round_robin = 1
 
 
 def binary() -> str | None:
-    """Return where pgbouncer is installed, or None."""
+    """Find pgbouncer, or None."""
     return shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
 
 

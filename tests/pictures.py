@@ -13,7 +13,7 @@ from agentruns.models import Message
 
 
 def png(colour: int = 200, side: int = 2, note: bytes = b"") -> bytes:
-    """Return a grey PNG; a `note` in it makes it as long as a test wants."""
+    """Draw a grey PNG; a `note` in it makes it as long as a test wants."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

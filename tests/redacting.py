@@ -35,7 +35,7 @@ def not_text(text: str) -> Any:
 
 
 def leaks(text: str) -> list[str]:
-    """Return what of the secrets is in a text, also a part of one."""
+    """Find what of the secrets is in a text, also a part of one."""
     parts = [one[at : at + SHORTEST] for one in (CARD, KEY) for at in range(len(one) - SHORTEST + 1)]
     return [text[max(0, text.index(part) - 40) :][:100] for part in parts if part in text]
 

@@ -18,7 +18,6 @@ from agentruns.utils import json as canonical
 
 
 def columns(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Return the two columns of a payload."""
     facts, content = split(kind, payload)
     return {"facts": facts, "content": content}
 
@@ -35,12 +34,11 @@ def erase(*seqs: int, run: Any) -> None:
 
 
 def row_of(message: Message) -> Row:
-    """Return a stored row as it is read."""
+    """Read a stored row."""
     return read.row_of([getattr(message, name) for name in COLUMNS])
 
 
 def parts_of(row: Row) -> Parts:
-    """Return the texts of a row's payload."""
     facts, content = split(row.kind, row.payload)
     return Parts(canonical.dumps(facts), canonical.dumps(content))
 
@@ -59,7 +57,7 @@ def sealed(session_id: UUID, row: Row, parts: Parts | None = None) -> tuple[Row,
 
 
 def stored(session_id: UUID, row: Row, parts: Parts) -> Message:
-    """Return the model instance of a row."""
+    """Build the model instance of a row."""
     values = {name: value for name, value in row._asdict().items() if name != "payload"}
     content = None if parts.content is None else canonical.loads(parts.content)
     return Message(session_id=session_id, facts=canonical.loads(parts.facts), content=content, **values)

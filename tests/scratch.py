@@ -16,7 +16,7 @@ ENOUGH = 4 * 1024**3  # bytes
 
 
 def folder() -> str:
-    """Return the folder to make them in."""
+    """Choose the folder to make them in."""
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
         return str(MEMORY)
     return tempfile.gettempdir()

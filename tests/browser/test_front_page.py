@@ -116,13 +116,9 @@ def test_a_run_is_started_and_reviewed(desk: Desk, visit: Visitors, javascript: 
 
 
 def test_costs_lead_to_their_runs(visitor: Visitor) -> None:
-    run = World().completed("ticket-6")
-    usage = {"input_tokens": 900, "cost": "1.50"}
-    Run.objects.filter(pk=run.pk).update(usage=usage, cost="1.50", tokens=900)
+    World().completed("ticket-6")
     visitor.open(INDEX)
     visitor.click(visitor.page.get_by_role("link", name="Costs and tokens"))
-    visitor.page.locator(".ar-costs").wait_for()
-    assert visitor.page.locator(".ar-costs svg rect").count() > 0
     visitor.page.get_by_label("by").select_option("day")
     visitor.click(visitor.button("Show"))
     visitor.page.wait_for_url("**by=day*")
@@ -130,6 +126,16 @@ def test_costs_lead_to_their_runs(visitor: Visitor) -> None:
     visitor.click(visitor.page.locator(".ar-costs tbody a").first)
     visitor.page.wait_for_url("**started_from=*")
     assert visitor.page.locator("#result_list tbody tr").count() == 1
+
+
+def test_costs_are_drawn(visitor: Visitor) -> None:
+    for number in range(3):
+        run = World().completed(f"dear-{number}")
+        Run.objects.filter(pk=run.pk).update(usage={"cost": f"{number}.50"}, cost=f"{number}.50", tokens=900)
+    page = visitor.open(INDEX)
+    visitor.click(page.locator("#content a[href*='/costs/']").first)
+    page.wait_for_url("**/costs/**")
+    assert page.locator(".ar-costs svg rect").count() > 0
 
 
 @pytest.mark.usefixtures("_letters")

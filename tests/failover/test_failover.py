@@ -131,7 +131,8 @@ def test_what_an_asynchronous_replica_lacks_is_done_at_most_once(
 
     # The worker lives, and does other work once every run of the old server is held.
     wait_for(is_noted, "a sweep to note the timeline of the new server")
-    assert left_alone(begin(2)).status == "completed"
+    other = left_alone(begin(2))
+    assert (other.status, other.blocked_reason) == ("completed", "")
     command("resume_runs", "--hold-all")
     settle(run, done)
     # Lost calls that had not happened are made now, and nothing twice.

@@ -9,7 +9,7 @@ ELSEWHERE = {"shop"}
 
 class Router:
     def place(self, label: str) -> str:
-        """Return the database an app lives in."""
+        """Name the database an app lives in."""
         return "other" if label in ELSEWHERE else "default"
 
     def db_for_read(self, model: Any, **hints: Any) -> str:

@@ -68,7 +68,6 @@ def story() -> dict[str, Any]:
 
 
 def admin_pages(run: Run, card: Approval) -> dict[str, str]:
-    """Return the pages of the console."""
     return {
         "runs": reverse("admin:agentruns_run_changelist"),
         "run": reverse("admin:agentruns_run_change", args=[run.pk]),

@@ -69,18 +69,9 @@ def derivation(run: Run, action: str, **data: Any) -> Post:
     return (*console(run, action, key="k", knows=known, **data)[:2], None)
 
 
-def adoption(world: World) -> Post:
-    run = drifted(world)
-    return console(run, "adopt", **seen(run))
-
-
 def service(thing: Run | Approval, verb: str, **data: Any) -> Post:
     run = thing if isinstance(thing, Run) else thing.run
     return f"/api/{thing._meta.model_name}s/{thing.pk}/{verb}", data, run
-
-
-def fork_of(run: Run) -> str:
-    return f"/api/runs/{run.pk}/fork"
 
 
 def erasure(run: Run) -> Post:
@@ -112,7 +103,7 @@ CONSOLE: dict[str, list[Callable[[World], Post]]] = {
         lambda world: console(world.waiting().run, "cancel"),
         lambda world: console(world.queued(), "cancel"),
     ],
-    "run_adopt": [adoption],
+    "run_adopt": [lambda world: console(run := drifted(world), "adopt", **seen(run))],
     "run_reply": [
         lambda world: console(world.queued(), "reply", key="k", text="and more"),
         lambda world: (*console(world.completed(), "reply", key="k", text="and more")[:2], None),
@@ -166,7 +157,9 @@ API: dict[str, list[Callable[[World], Post]]] = {
         lambda world: service(world.waiting().run, "cancel"),
         lambda world: service(world.queued(), "cancel", reason="no"),
     ],
-    "/runs/{run_id}/fork": [lambda world: (fork_of(world.completed()), {"at": 2, "session": "s2"}, None)],
+    "/runs/{run_id}/fork": [
+        lambda world: (f"/api/runs/{world.completed().pk}/fork", {"at": 2, "session": "s2"}, None)
+    ],
     "/approvals/{approval_id}/approve": [
         lambda world: card(world.waiting(), "approve"),
         lambda world: card(world.waiting(), "approve", arguments={"cents": 4000}),
@@ -195,23 +188,9 @@ def test_these_are_all_the_posts_there_are() -> None:
         if url.name is not None
     }
     pages = {
-        "row",
-        "content",
-        "file",
-        "call",
-        "live",
-        "at",
-        "news",
-        "figures",
-        "costs",
-        "csv",
-        "in_doubt",
-        "changelist",
-        "add",
-        "history",
-        "delete",
-        "change",
-    }
+        "row", "content", "file", "call", "live", "at", "news", "figures", "costs", "csv", "in_doubt",
+        "changelist", "add", "history", "delete", "change",
+    }  # fmt: skip
     listed = {*CONSOLE, *API, *QUIET}
     assert {name for name in offered if name.partition("_")[2] not in pages} == {
         name for name in listed if not name.startswith("/")

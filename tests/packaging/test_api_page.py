@@ -48,7 +48,7 @@ def refund(order: str, cents: int) -> str:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the commands of a chapter, each with what it prints."""
+    """Find the commands of a chapter, each with what it prints."""
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             lines = part.splitlines(keepends=True)
@@ -67,7 +67,7 @@ def _goes_on(command: str) -> bool:
 
 
 def pattern(said: str) -> str:
-    """Return what an answer has to match: … is anything, and members of objects may be left out beside it."""
+    """Build what an answer has to match: … is anything, and members of objects may be left out beside it."""
     said = re.escape(" ".join(plain(said).split())).replace(r"\ ", " ")
     return said.replace(", …", ".*?").replace("…, ", ".*?").replace("…", ".*?").replace(", ", ", (?:.*?, )?")
 
@@ -111,7 +111,7 @@ def test_every_request_of_the_page_is_answered_as_it_says(server: str) -> None:
 
 
 def here() -> dict[str, str]:
-    """Return what the page has in variables."""
+    """Set the variables of the page."""
     run, approval = Run.objects.first(), Approval.objects.first()
     names = {"RUN": str(run.pk)} if run else {}
     return names | ({"APPROVAL": str(approval.pk), "DIGEST": approval.digest} if approval else {})

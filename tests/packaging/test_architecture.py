@@ -31,7 +31,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, Any]]:
-    """Yield each node of these kinds with the module that it is in."""
+    """Find the nodes of these kinds, each with its module."""
     for name, tree in trees().items():
         yield from ((name, node) for node in ast.walk(tree) if isinstance(node, kinds))
 

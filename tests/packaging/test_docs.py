@@ -69,7 +69,7 @@ def test_the_colours_for_themes_are_those_that_the_console_uses() -> None:
 
 
 def rows(page: str, head: str) -> list[tuple[str, str]]:
-    """Return the first cell and the rest of each row of a page's tables."""
+    """Read the first cell and the rest of each row of a page's tables."""
     return re.findall(rf"^\| (?!{head}|-)(.+?) \| (.+) \|$", (DOCS / page).read_text(), re.MULTILINE)
 
 
@@ -80,7 +80,7 @@ LINK = re.compile(r"\[([\w.-]+/[\w.-]+)#(\d+)\]\(https://github\.com/([\w./-]+)\
 
 
 def existing(shown: str) -> list[tuple[str, str]]:
-    """Return the tests that a row names, each of which exists."""
+    """Find the tests that a row names, each of which exists."""
     named = re.findall(r"`([\w/]+\.py)::([\w:]+)`", shown)
     for file, name in named:
         source = (ROOT / "tests" / file).read_text()

@@ -58,7 +58,7 @@ DOCTESTS = DocTestStringParser(DocTestEvaluator(doctest.ELLIPSIS | doctest.NORMA
 
 
 def blocks(document: Document) -> Iterator[Region]:
-    """Yield each block of a page, and each example of a Python session, with what evaluates it."""
+    """Find each block of a page, and each example of a Python session, with what evaluates it."""
     elsewhere = Path(document.path).name in RUN_ELSEWHERE
     for region in FENCES(document):
         kind, source = region.lexemes["language"], region.lexemes["source"]
@@ -119,7 +119,7 @@ def fragment(example: Example) -> None:
 
 
 def parsed(parse: Callable[[str], object]) -> Callable[[Example], None]:
-    """Return the evaluator of a language that a parser must be able to read."""
+    """Build the evaluator of a language that a parser must be able to read."""
 
     def evaluate(example: Example) -> None:
         parse(example.parsed)
@@ -209,7 +209,7 @@ def require_known(line: str) -> None:
 
 
 def parser_of(name: str) -> Any:
-    """Return the parser of a command, which raises where it would end the process."""
+    """Build the parser of a command, which raises where it would end the process."""
     app = get_commands()[name]
     parser = load_command_class(app, name).create_parser("manage.py", name)
     parser.called_from_command_line = False

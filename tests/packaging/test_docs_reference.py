@@ -34,7 +34,7 @@ def page(name: str) -> str:
 
 
 def documented() -> dict[str, ast.arguments]:
-    """Return the arguments of each name as the page has them."""
+    """Read the arguments of each name from the page."""
     found = {}
     for text in re.findall(r"```text\n(\w+\(.*?\))\n```", page("python"), re.DOTALL):
         (function,) = ast.parse(f"def {text}: ...").body
@@ -114,7 +114,7 @@ def test_a_command_has_the_options_of_its_table(name: str) -> None:
 
 
 def members() -> dict[str, set[str]]:
-    """Return what the page says that the payload of each kind may have."""
+    """Read from the page what the payload of each kind may have."""
     rows = re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", page("events"), re.MULTILINE)
     return {kind: {*re.findall(r"`(\w+)`", cell)} for kind, cell in rows}
 

@@ -77,7 +77,7 @@ class Reader:
 
 
 def plain(text: str) -> list[str]:
-    """Return what does not change from one reader to the next."""
+    """Take out what changes from one reader to the next."""
     for changing in (
         r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
         r"[\d-]{10} +[\d:]{8}",

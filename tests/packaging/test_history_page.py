@@ -30,7 +30,7 @@ class Reader:
         self.names: dict[str, Any] = {}
 
     def mine(self, text: str) -> str:
-        """Return what the page says with what things are called here."""
+        """Put the names of the things here into a text of the page."""
         first = Run.objects.order_by("created_at").first()
         for theirs, here in {SAMPLE: str(first.pk) if first else SAMPLE, "archive": "other"}.items():
             text = text.replace(theirs, here)

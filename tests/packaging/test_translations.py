@@ -31,7 +31,7 @@ def test_templates_have_no_words_of_their_own() -> None:
 
 
 def outside_of_tags(source: str) -> str:
-    """Return a template's text without its tags, variables, comments, and what it translates."""
+    """Read a template's text without its tags, variables, comments, and what it translates."""
     kept, is_translated = [], False
     for token in Lexer(source).tokenize():
         if token.token_type == TokenType.BLOCK:

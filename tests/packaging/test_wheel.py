@@ -106,7 +106,7 @@ def test_it_says_what_it_runs_on_and_under_which_licence(wheel: Path, metadata: 
 
 
 def interpreter(version: str) -> str:
-    """Return a Python of this version, or skip: this one, one on PATH, or that of `make test-browser-61`."""
+    """Find a Python of this version: this one, one on PATH, that of `make test-browser-61`; or skip."""
     told = (
         "import sys; print('%d.%d' % sys.version_info[:2], getattr(sys, '_base_executable', sys.executable))"
     )

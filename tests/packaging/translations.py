@@ -13,7 +13,7 @@ Texts = tuple[str, ...]  # one, or singular and plural
 
 
 def called(tree: ast.AST) -> Iterator[tuple[ast.Call, Texts]]:
-    """Yield each call of gettext, and what it is asked to translate."""
+    """Find each call of gettext, and what it is asked to translate."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
             texts = [one.value for one in node.args[: CALLS[node.func.id]] if isinstance(one, ast.Constant)]
@@ -22,7 +22,7 @@ def called(tree: ast.AST) -> Iterator[tuple[ast.Call, Texts]]:
 
 @cache
 def sources() -> list[tuple[Path, ast.Module]]:
-    """Return the modules that translate something."""
+    """List the modules that translate something."""
     texts = [(path, path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
     return [(path, ast.parse(text)) for path, text in texts if "gettext" in text]
 
