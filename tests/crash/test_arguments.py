@@ -204,3 +204,22 @@ def test_what_a_person_approved_is_what_every_attempt_is_given(effects: Effects)
     bound(shown, edited.digest, second, price="Decimal 0.99", missing="int 4")
     assert started(run) == [plain.digest, edited.digest, edited.digest]
     assert set(Approval.objects.values_list("status", flat=True)) == {"consumed"}
+
+
+def test_every_kind_of_argument_is_shown_bound_and_passed_alike(effects: Effects) -> None:
+    run_agent("asks-to-order", "do it", "s1", idempotency_key="s1")
+    plain, edited = Approval.objects.order_by("requested_at", "pk")
+    run = plain.run
+    made = payloads(run, "assistant")[0]["calls"]
+    cards = [(card.arguments, card.digest) for card in (plain, edited)]
+    assert cards == [(call["arguments"], call["digest"]) for call in made]
+    approve(plain.pk, None, digest=plain.digest)
+    left_out = {key: value for key, value in edited.arguments.items() if key not in ("request_id", "made")}
+    again = approve(edited.pk, None, digest=edited.digest, arguments=left_out)
+    assert again.arguments["request_id"] != edited.arguments["request_id"]
+    assert sweep().completed == 1
+    (_, first), (_, second) = ordered(effects)
+    bound(plain.arguments, plain.digest, first)
+    bound(again.arguments, again.digest, second)
+    assert started(run) == [plain.digest, again.digest]
+    assert effects.count("fresh") == 3, "for each call once, and once for the edit that left it out"

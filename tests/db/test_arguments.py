@@ -11,10 +11,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSer
 
 from agentruns import ToolContext, approve, resume_run, tool
 from agentruns.exceptions import ApprovalStateError
-from agentruns.models import Approval, Message
+from agentruns.models import Message
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
-from tests.crash.arguments import act, bound, ordered, started
 from tests.db.dying import die_at
 from tests.db.helpers import outcomes, payloads, run_turns, sound, the_run
 from tests.effects import Effects
@@ -134,26 +133,6 @@ def test_a_coercer_that_changes_under_a_started_call_repeats_nothing(how: str, e
     assert (run.status, effects.count(), outcomes(run)) == ("orphaned", 1, [])
     assert resume_run(run.pk).status == "completed"
     assert (effects.count(), outcomes(sound(run))) == (1, ["unknown"])
-
-
-def test_every_kind_of_argument_is_shown_bound_and_passed_alike(effects: Effects) -> None:
-    act("asks-to-order")
-    plain, edited = Approval.objects.order_by("requested_at", "pk")
-    run = plain.run
-    made = payloads(run, "assistant")[0]["calls"]
-    assert [(card.arguments, card.digest) for card in (plain, edited)] == [
-        (call["arguments"], call["digest"]) for call in made
-    ]
-    approve(plain.pk, None, digest=plain.digest)
-    left_out = {key: value for key, value in edited.arguments.items() if key not in ("request_id", "made")}
-    again = approve(edited.pk, None, digest=edited.digest, arguments=left_out)
-    assert again.arguments["request_id"] != edited.arguments["request_id"]
-    assert sweep().completed == 1
-    (_, first), (_, second) = ordered(effects)
-    bound(plain.arguments, plain.digest, first)
-    bound(again.arguments, again.digest, second)
-    assert started(run) == [plain.digest, again.digest]
-    assert effects.count("fresh") == 3, "for each call once, and once for the edit that left it out"
 
 
 class Sealed(BaseModel):
