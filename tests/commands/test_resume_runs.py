@@ -23,7 +23,7 @@ from agentruns.testing import crashing_at, expire_leases
 from tests.commands.running import run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 PEOPLE = "/admin/agentruns/run/?status=person"
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -214,7 +214,7 @@ class TestWatchingProcess:
         wait_for(lambda: has_heard(watcher), "it to hear the signal")
         assert watcher.poll() is None
         (tmp_path / "gate").unlink()
-        out, err = watcher.communicate(timeout=120)
+        out, err = watcher.communicate(timeout=LIMIT)
         assert watcher.returncode == 0, err
         assert out.splitlines()[-1] == "Stopped."
         queued.refresh_from_db()
@@ -227,7 +227,7 @@ class TestWatchingProcess:
         watcher.send_signal(signal.SIGINT)
         wait_for(lambda: has_heard(watcher), "it to hear the first one")
         watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(timeout=120) == -signal.SIGINT
+        assert watcher.wait(timeout=LIMIT) == -signal.SIGINT
 
 
 def test_hold_all_and_no_drive(effects: Effects) -> None:

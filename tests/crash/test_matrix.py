@@ -24,7 +24,7 @@ from tests.effects import VARIABLE, Effects
 from tests.settings import BRIEF as BRIEFLY
 from tests.settings import DATABASE
 from tests.shop.models import Order
-from tests.waiting import pause, wait_for
+from tests.waiting import LIMIT, pause, wait_for
 
 TABLE = cells(DATABASE)
 POSSIBLE = [cell for cell in TABLE if not cell.impossible]
@@ -117,12 +117,12 @@ def lose_commit(stage: Stage) -> str:
         return finished(worker)
     proxy.lose_next_commit(stage.cell.fault)
     worker.go()
-    assert proxy.cut.wait(120), "the COMMIT never came"
+    assert proxy.cut.wait(LIMIT), "the COMMIT never came"
     if stage.cell.fault.startswith("open"):
         wait_for(lambda: somebody_waits() or worker.pipe.poll(), "the worker to try again, or to end")
         proxy.release.set()
     word = finished(worker)
-    assert proxy.over.wait(120)
+    assert proxy.over.wait(LIMIT)
     return word
 
 

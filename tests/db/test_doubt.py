@@ -16,7 +16,7 @@ from tests.db.doubts import wire
 from tests.db.helpers import only_the_first_is_late, outcomes, payloads, run_turns, the_run, user
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -129,7 +129,7 @@ def test_a_timeout_is_no_result_and_what_comes_late_is_evidence(
     def slow(text: str) -> str:
         """Take longer than allowed."""
         effects.record("slow")
-        let_go.wait(120)
+        let_go.wait(LIMIT)
         return "too late"
 
     result = run_turns({"tools": [call("slow", text="x")]}, tools=[slow])

@@ -23,6 +23,7 @@ from tests.admin.people import browser
 from tests.db.helpers import payloads, sound, user
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WHY = "it refunds everybody"
@@ -112,7 +113,7 @@ def test_calls_that_are_journaled_as_started_and_wait_for_their_turn_are_refused
         if n == 0:
             switch("tool", "peek", "off", reason=WHY)
             is_off.set()
-        assert is_off.wait(120)
+        assert is_off.wait(LIMIT)
         return "seen"
 
     agent = shop_agent("peeks", {"tools": [call("peek", n=n) for n in range(20)]}, tools=[peek])

@@ -18,7 +18,7 @@ from agentruns.contrib.django_tasks import TasksDispatcher, advance_run
 from agentruns.models import Approval, Run
 from tests.effects import Effects
 from tests.programs import ROOT
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "agentruns.contrib.django_tasks.TasksDispatcher"
@@ -40,7 +40,7 @@ def worker() -> Iterator[subprocess.Popen[bytes]]:
     )
     yield child
     child.terminate()
-    assert child.wait(120) == 0
+    assert child.wait(LIMIT) == 0
 
 
 def ended(run: Run, status: str) -> bool:
