@@ -68,7 +68,7 @@ $(BRIEF): $(VENV)/dev
 
 brief-sqlite:
 	$(if $(COVERED),@$(BIN)/coverage erase)
-	AGENTRUNS_TEST_FORGETFUL=1 $(BIN)/$(if $(COVERED),coverage run -m )$(call BRIEFLY,4) $(call IGNORING,$(POSTGRESQL) $(BROWSER)) \
+	AGENTRUNS_TEST_FORGETFUL=1 $(BIN)/$(if $(COVERED),coverage run -m )$(call BRIEFLY,3) $(call IGNORING,$(POSTGRESQL) $(BROWSER)) \
 		$(addprefix --deselect=,$(LONG))
 
 brief-postgresql:
