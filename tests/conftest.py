@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from coverage import Coverage
 from django.contrib.contenttypes.models import ContentType
 from django.db import DatabaseError, InterfaceError, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -171,6 +172,13 @@ def two(settings: Any) -> dict[str, Run]:
     """A waiting run of each tenant under the same keys, whose every text names its tenant."""
     settings.AGENTRUNS_POLICY = "tests.tenants.policy.Policy"
     return waiting_runs()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Store the coverage of a process now: xdist kills a process that takes ten seconds to end."""
+    if "PYTEST_XDIST_WORKER" in os.environ and (measured := Coverage.current()) is not None:
+        measured.save()
 
 
 LEFT = 120.0  # seconds for what a test left at work
