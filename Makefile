@@ -23,7 +23,8 @@ POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
-	$(patsubst %,tests/db/test_%.py,cost engine hostile journal payloads rewound) tests/commands/test_watch.py
+	$(patsubst %,tests/db/test_%.py,cost engine hostile journal payloads rewound) tests/commands/test_watch.py \
+	tests/unit/test_checks.py::test_a_server_that_breaks_the_promise_is_found
 # Long, and about many runs, every combination, or what is built of the whole: only in `make test-full`.
 BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py tests/packaging/test_plugin.py \
 	tests/packaging/test_docs.py::test_the_site_builds_without_a_warning \
