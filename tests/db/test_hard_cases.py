@@ -54,14 +54,12 @@ def known_by_key(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurr
     return Occurred("the bank knows it") if happened else NotOccurred()
 
 
-@tool(reconcile=known_by_key, timeout=3600)
-def patient(ctx: ToolContext) -> str:
-    """Pay, which may take an hour."""
-    Effects.from_environment().record(ctx.idempotency_key)
-    return "paid"
-
-
 def test_nobody_reconciles_while_the_first_attempt_may_be_at_work(effects: Effects) -> None:
+    @tool(reconcile=known_by_key, timeout=3600)
+    def patient(ctx: ToolContext) -> str:
+        effects.record(ctx.idempotency_key)
+        return "paid"
+
     run = die_at("before_tool", shop_agent("patient", {"tools": [call("patient")]}, tools=[patient]))
     sweep()
     run = Run.objects.get(pk=run.pk)
@@ -92,28 +90,14 @@ def test_a_handler_that_is_still_at_work_here_is_not_run_beside_itself(
         resolve_orphan(result.run_id, result.orphans[0], "not_occurred", None)
 
 
-@tool(reconcile=known_by_key)
-def flaky_payment(ctx: ToolContext) -> str:
-    Effects.from_environment().record(ctx.idempotency_key)
-    raise ConnectionError("read timed out")
-
-
-def test_a_reconcile_tool_that_raises_is_asked_about() -> None:
-    run = the_run(run_turns({"tools": [call("flaky_payment")]}, tools=[flaky_payment]))
-    (row,) = payloads(run, "tool_result")
-    assert (row["outcome"], row["content"], row["reconciled"]) == ("ok", "the bank knows it", True)
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_hook_that_raises_after_the_commit_undoes_nothing(durable: bool) -> None:
+def test_a_hook_that_raises_after_the_commit_undoes_nothing() -> None:
     @tool(transactional=True)
     def write() -> str:
         Order.objects.create(number="A1", customer="Ada", total_cents=1)
         transaction.on_commit(lambda: 1 / 0)
         return "written"
 
-    agent = shop_agent("hooked", {"tools": [call("write")]}, tools=[write])
-    result = run_agent(agent, "do it", "s1" if durable else None)
+    result = run_agent(shop_agent("hooked", {"tools": [call("write")]}, tools=[write]), "do it")
     assert (result.status, Order.objects.count()) == ("completed", 1)
     assert result.messages[2]["content"][0]["content"] == "written"
 
@@ -131,16 +115,6 @@ def test_nobody_is_not_the_owner_of_what_belongs_to_nobody() -> None:
     assert Session.objects.count() == 1
 
 
-def test_a_caller_without_the_permission_does_not_surface() -> None:
-    ann = user("ann")
-    agent = shop_agent("wired", {"tools": [call("wire", text="x")]}, tools=[wire])
-    for _ in range(2):
-        result = run_agent(agent, "do it", "s1", actor=ann, idempotency_key="k")
-        assert (result.status, len(result.orphans)) == ("orphaned", 1)
-    boss = user("boss", "resume_run")
-    assert resume_run(result.run_id, boss).status == "completed"
-
-
 def test_the_programs_key_is_its_own_unless_it_names_an_owner() -> None:
     ann, agent = user("ann"), shop_agent("keyed")
     hers = run_agent(agent, "do it", "hers", actor=ann, idempotency_key="k")
@@ -152,13 +126,6 @@ def test_the_programs_key_is_its_own_unless_it_names_an_owner() -> None:
             start_run(agent, "do it", session, idempotency_key="k")
 
 
-def test_the_program_alone_is_no_quorum() -> None:
-    _result, card = transferring()
-    approve(card.pk, None)
-    with pytest.raises(ApprovalStateError, match="the program approved"):
-        approve(card.pk, None)
-
-
 def test_an_edit_changes_what_the_next_person_reads() -> None:
     @tool(
         requires_approval=True, approvals=2, describe=lambda args: f"Pay {args['cents']}", sensitive=["iban"]
@@ -166,7 +133,7 @@ def test_an_edit_changes_what_the_next_person_reads() -> None:
     def pay(cents: int, iban: str) -> str:
         return "paid"
 
-    result = run_turns({"tools": [call("pay", cents=5, iban="DE1")]}, tools=[pay])
+    result = run_turns({"tools": [call("pay", cents=5, iban="DE1")]}, tools=[pay], session="s2")
     ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
     with pytest.raises(ApprovalStateError, match="mask"):
         approve(result.pending[0].pk, ann, arguments={"cents": 9, "iban": "***"})
@@ -176,6 +143,10 @@ def test_an_edit_changes_what_the_next_person_reads() -> None:
         approve(card.pk, bob, digest=result.pending[0].digest)
     assert approve(card.pk, bob, digest=card.digest).status == "approved"
     the_run(result)
+    _result, card = transferring()
+    approve(card.pk, None)
+    with pytest.raises(ApprovalStateError, match="the program approved"):  # it alone is no quorum
+        approve(card.pk, None)
 
 
 UNUSABLE: list[dict[str, Any]] = [
@@ -206,22 +177,7 @@ def test_a_pause_that_was_only_requested_is_lifted_by_resume() -> None:
     Run.objects.update(lease_expires_at=Now() + timedelta(hours=1))  # as if its worker were live
     assert pause_run(run.pk, reason="wait for Bob").status == "running"
     kill(run)
-    assert resume_run(run.pk).status == "completed"
-    assert Run.objects.get().blocked_reason == ""
-
-
-def test_an_exception_without_a_text_is_still_an_error() -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no words")
-
-    @tool
-    def mute() -> str:
-        raise Mute
-
-    run = the_run(run_turns({"tools": [call("mute")]}, tools=[mute]))
-    (row,) = payloads(run, "tool_result")
-    assert (row["outcome"], "Mute" in row["content"]) == ("error", True)
+    assert (resume_run(run.pk).status, Run.objects.get().blocked_reason) == ("completed", "")
 
 
 def test_many_parallel_calls_share_few_threads_and_keep_their_own_time(settings: Any) -> None:
@@ -262,9 +218,13 @@ def test_a_cancel_reaches_a_long_handler() -> None:
 
 
 def test_a_verdict_is_recorded_where_the_call_is() -> None:
-    first = run_turns({"tools": [call("wire", text="x")]}, tools=[wire])
-    resume_run(first.run_id)
-    second = run_agent(shop_agent("next"), "and now?", "s1", idempotency_key="k2")
+    """A caller without the permission does not surface the call before."""
+    ann, agent = user("ann"), shop_agent("wired", {"tools": [call("wire", text="x")]}, tools=[wire])
+    for _ in range(2):
+        first = run_agent(agent, "do it", "s1", actor=ann, idempotency_key="k")
+        assert (first.status, len(first.orphans)) == ("orphaned", 1)
+    assert resume_run(first.run_id, user("boss", "resume_run")).status == "completed"
+    second = run_agent(shop_agent("next"), "and now?", "s1", actor=ann, idempotency_key="k2")
     with pytest.raises(RunStateError, match="not in doubt"):
         resolve_orphan(second.run_id, first.orphans[0], "occurred", None)
     resolve_orphan(first.run_id, first.orphans[0], "occurred", None, result={"at": timedelta(seconds=5)})

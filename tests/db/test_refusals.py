@@ -67,6 +67,11 @@ class ReadTimeout(Exception):
     """Stands for that of httpx."""
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 class HTTPError(Exception):
     """Stands for that of an HTTP client."""
 
@@ -95,6 +100,7 @@ DOUBTS: list[tuple[Exception, Any, dict[str, Any]]] = [
     (ExceptionGroup("several", [ToolRefused("one of them")]), (), {}),
     (TimeoutError("timed out"), (), {}),
     (ReadTimeout("timed out"), (), {}),
+    (Mute(), (), {}),
 ]
 
 
@@ -169,26 +175,30 @@ def test_any_other_exception_leaves_a_doubt_and_the_next_call_asks(
 
 @pytest.mark.parametrize("declares", ["safe_to_retry", "transactional"])
 def test_an_error_of_a_tool_that_can_be_repeated_is_an_error_as_ever(declares: str, effects: Effects) -> None:
-    result = go_on(PAY, MORE, tools=[payer(ValueError("a bug"), **{declares: True})])
-    run = the_run(result)
-    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error", "error"], 2)
-    assert not any("in_doubt" in told for told in payloads(run, "tool_result"))
-
-
-def test_arguments_that_do_not_fit_are_no_doubt(effects: Effects) -> None:
-    result = go_on({"tools": [call("pay", cents="many")]}, PAY, tools=[payer(None)])
-    run = the_run(result)
-    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error", "ok"], 1)
+    """It is not tried again: the model decides. Arguments that do not fit are no doubt either."""
+    pay = payer(ValueError("a bug"), **{declares: True})
+    run = the_run(go_on({"tools": [call("pay", cents="many")]}, PAY, MORE, tools=[pay]))
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"] * 3, 2)
+    unfit, *told = payloads(run, "tool_result")
+    assert not any("in_doubt" in one for one in (unfit, *told))
+    assert ["ValueError: a bug" in one["content"] for one in told] == [True, True]
 
 
 def test_approving_the_next_call_settles_the_doubt_about_the_failed_one(effects: Effects) -> None:
-    """Each failure costs one card: approved, the next call runs, and its own failure asks again."""
-    pay = payer(ConnectionError("lost"))
+    """Each failure costs one card: approved, the next call runs, and its own failure asks again.
+
+    Where two have to approve, the second one settles it; an edit voids what the first approved.
+    """
+    pay = payer(ConnectionError("lost"), requires_approval=lambda args, ctx: False, approvals=2)
     result = go_on(PAY, MORE, {"tools": [call("pay", cents=3)]}, tools=[pay])
     run, (first,) = the_run(result), [told.call_id for told in uncleared("default", the_run(result))]
-    approve(result.pending[0].pk, user("boss", "decide_approval"))
-    assert uncleared("default", the_run(result)) == []
-    assert payloads(run, "approval_decided")[0]["settles"] == [first]
+    card = result.pending[0].pk
+    approve(card, user("ann", "decide_approval"))
+    approve(card, user("ben", "decide_approval"), arguments={"cents": 4})
+    assert len(uncleared("default", run)) == 1
+    approve(card, user("cid", "decide_approval"), digest=Approval.objects.get().digest)
+    assert uncleared("default", run) == []
+    assert payloads(run, "approval_decided")[-1]["settles"] == [first]
     result = again(run.pk)
     (second,) = [wait.call_id for wait in uncleared("default", run)]
     assert (result.status, effects.count(), second != first) == ("awaiting-approval", 2, True)
@@ -199,18 +209,6 @@ def test_approving_the_next_call_settles_the_doubt_about_the_failed_one(effects:
     assert later.status == "awaiting-approval", "a denial is no verdict"
     assert second in later.pending[0].why
     assert effects.count() == 2
-
-
-def test_an_approval_by_two_settles_with_the_second() -> None:
-    pay = payer(ValueError("a bug"), requires_approval=lambda args, ctx: False, approvals=2)
-    result = go_on(PAY, MORE, tools=[pay])
-    card = result.pending[0].pk
-    approve(card, user("ann", "decide_approval"))
-    assert len(uncleared("default", the_run(result))) == 1
-    approve(card, user("ben", "decide_approval"), arguments={"cents": 3})  # voids what the first approved
-    assert len(uncleared("default", the_run(result))) == 1
-    approve(card, user("cid", "decide_approval"), digest=Approval.objects.get().digest)
-    assert uncleared("default", the_run(result)) == []
 
 
 @pytest.mark.parametrize(("verdict", "cards"), [("occurred", 0), ("not_occurred", 0), ("unknown", 1)])
@@ -242,12 +240,20 @@ def test_the_other_calls_of_the_reply_to_that_tool_are_not_run(effects: Effects)
     check_messages(result.messages)
 
 
-def test_a_stateless_run_tells_the_model_and_enforces_nothing(effects: Effects) -> None:
+def test_a_stateless_run_tells_the_model_and_enforces_nothing(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call in doubt is reconciled without waiting for a handler that has ended."""
     agent = shop_agent("stateless", PAY, MORE, tools=[payer(ValueError("a bug"))])
     result = run_agent(agent, "do it")
     assert (result.status, effects.count()) == ("completed", 2)
     told = [row["content"][0] for row in result.messages if row["content"][0]["type"] == "tool_result"]
     assert ["may or may not have happened" in block["content"] for block in told] == [True, True]
+    pay = payer(ToolDurabilityError("lost"), reconcile=ANSWERS[0][0], timeout=300)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
+    result = run_agent(shop_agent("payer", PAY, tools=[pay]), "do it")
+    assert (result.status, effects.count()) == ("completed", 3)
+    assert result.messages[2]["content"][0]["content"] == "paid, says the bank"
 
 
 def fails(ctx: ToolContext, args: dict[str, Any]) -> Answer:
@@ -393,23 +399,22 @@ def test_a_person_is_asked_each_time_the_tool_would_act_again(
     check_messages(result_of(run.pk).messages)
 
 
-def test_ctrl_c_inside_a_handler_stops_the_process_and_leaves_the_call_in_doubt(effects: Effects) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        go_on({"tools": [call("shaky", fate="ctrl-c", text="x")]}, tools=[tool(shaky)])
-    run = Run.objects.get()
-    assert (run.status, run.lease_expires_at, run.attempts) == ("queued", None, 1)
-    run = the_run(again(run.pk))
-    assert (run.status, outcomes(run), effects.count()) == ("orphaned", [], 1)
-    assert payloads(run, "run_resumed")[0]["reason"] == "the last drive failed"
-
-
-@pytest.mark.parametrize("fate", ["cancelled", "exit", "memory", "time limit"])
-def test_what_stops_a_handler_does_not_stop_the_sweep(fate: str) -> None:
-    turn = {"tools": [call("shaky", fate=fate, text="x")]}
-    start_run(shop_agent("shaky", turn, tools=[tool(shaky)]), "x", "s1")
+@pytest.mark.parametrize("fate", ["cancelled", "exit", "memory", "time limit", "ctrl-c"])
+def test_what_stops_a_handler_does_not_stop_the_sweep(fate: str, effects: Effects) -> None:
+    """Only ctrl-c stops the process; the call is in doubt each time."""
+    shaken = shop_agent("shaky", {"tools": [call("shaky", fate=fate, text="x")]}, tools=[tool(shaky)])
+    run = start_run(shaken, "x", "s1")
     start_run(shop_agent("steady"), "do it", "s2")
+    if fate == "ctrl-c":
+        with pytest.raises(KeyboardInterrupt):
+            sweep()
+        run.refresh_from_db()
+        assert (run.status, run.lease_expires_at, run.attempts) == ("queued", None, 1)
     swept = sweep()
     assert (swept.waiting, swept.completed, swept.errors) == (1, 1, 0)
+    run = the_run(result_of(run.pk))
+    assert (run.status, outcomes(run), effects.count()) == ("orphaned", [], 1)
+    assert fate != "ctrl-c" or payloads(run, "run_resumed")[0]["reason"] == "the last drive failed"
 
 
 def test_each_verdict_lifts_its_own_doubt_and_no_other(effects: Effects) -> None:
@@ -476,34 +481,21 @@ def test_a_caller_who_asks_is_told_when_reconcile_does_not_know(effects: Effects
 
 
 @pytest.mark.parametrize("where", ["handler", "reconcile"])
-def test_what_turns_autocommit_off_and_does_not_know_hides_no_row(where: str, effects: Effects) -> None:
-    def careless(ctx: ToolContext, args: dict[str, Any]) -> Unknown:
-        transaction.set_autocommit(False)
+def test_what_turns_autocommit_off_and_does_not_know_hides_no_row(where: str) -> None:
+    def at(place: str) -> Unknown:
+        if place == where:
+            transaction.set_autocommit(False)
         return Unknown("no record")
 
-    @tool(reconcile=careless if where == "reconcile" else no_idea)
-    def pay(ctx: ToolContext) -> str:
-        effects.record(ctx.idempotency_key)
-        if where == "handler":
-            transaction.set_autocommit(False)
-        raise ToolDurabilityError("lost")
+    @tool(reconcile=lambda ctx, args: at("reconcile"))
+    def pay() -> str:
+        raise ToolDurabilityError(at("handler").evidence)
 
     result = go_on({"tools": [call("pay")]}, tools=[pay])
     assert connection.get_autocommit()
     connection.close()  # what was not committed is gone with it
     assert the_run(result).status == "orphaned"
     assert len(payloads(the_run(result), "orphan_found")) == 2, "reconcile was asked, then it was held"
-
-
-def test_a_stateless_call_in_doubt_is_reconciled_without_waiting_for_a_handler_that_has_ended(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    says = ANSWERS[0][0]
-    pay = payer(ToolDurabilityError("lost"), reconcile=says, timeout=300)
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
-    result = run_agent(shop_agent("payer", PAY, tools=[pay]), "do it")
-    assert (result.status, effects.count()) == ("completed", 1)
-    assert result.messages[2]["content"][0]["content"] == "paid, says the bank"
 
 
 @pytest.mark.parametrize("word", ["pause", "cancel", "die"])
@@ -540,14 +532,9 @@ def test_a_reconciler_inside_a_testcase_sees_what_the_test_sees() -> None:
     def look(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
         return Occurred("seen") if Order.objects.exists() else NotOccurred()
 
-    @tool(reconcile=look, timeout=5)
-    def order(ctx: ToolContext) -> str:
-        """Order, and lose the answer."""
-        Order.objects.create(number="A1", customer="Ada", total_cents=1)
-        raise ConnectionError("lost")
-
+    Order.objects.create(number="A1", customer="Ada", total_cents=1)
     with frozen_clock() as clock:
-        result = go_on({"tools": [call("order")]}, tools=[order])
+        result = go_on(PAY, tools=[payer(ConnectionError("lost"), reconcile=look, timeout=5)])
         clock.forward(seconds=6)
         sweep()
     assert payloads(the_run(result), "tool_result")[0]["content"] == "seen"

@@ -326,7 +326,7 @@ RECOVERY = [
         "db/test_hard_cases.py::test_a_handler_that_is_still_at_work_here_is_not_run_beside_itself"),
     mutant("recovery: a reconcile tool that raises is asked about",
         Edit(CALLS, 'asks=observation.in_doubt and tool.recovery == "reconcile"', "asks=False"),
-        "db/test_hard_cases.py::test_a_reconcile_tool_that_raises_is_asked_about"),
+        "db/test_refusals.py::test_what_raised_is_asked_about_when_its_time_is_over"),
     mutant("recovery: a reconciler that does not know settles nothing",
         Edit(CALLS, "if not isinstance(verdict, Occurred | NotOccurred):", "if False:"),
         "db/test_refusals.py::test_a_caller_who_asks_is_told_when_reconcile_does_not_know"),
