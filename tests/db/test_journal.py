@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from agentruns import ToolContext, cancel_run, start_run, tool
+from agentruns import ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.store import Batch, DatabaseStore, load
@@ -29,32 +29,24 @@ def run() -> Run:
 
 
 def test_the_database_refuses_to_change_the_journal(run: Run) -> None:
+    """No SQL of its own does, such as TRUNCATE on PostgreSQL and INSERT OR REPLACE on SQLite."""
     rows = Message.objects.filter(run=run)
     before = list(rows.values_list("hash", flat=True))
+    columns = ", ".join(field.column for field in Message._meta.concrete_fields if field.column != "facts")
+    sql = {
+        "postgresql": "TRUNCATE agentruns_message",
+        "sqlite": f"INSERT OR REPLACE INTO agentruns_message ({columns}, facts)"
+        f" SELECT {columns}, '{{}}' FROM agentruns_message WHERE seq = 2",
+    }[connection.vendor]
     for change in (
         partial(rows.update, kind="user"),
         partial(rows.filter(seq=3).update, content={}),
         partial(rows._raw_delete, "default"),
+        lambda: connection.cursor().execute(sql),
     ):
         with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
             change()
         assert list(rows.values_list("hash", flat=True)) == before
-
-
-@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has no TRUNCATE")
-def test_postgresql_refuses_to_truncate_the_journal(run: Run) -> None:
-    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
-        connection.cursor().execute("TRUNCATE agentruns_message")
-
-
-@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQLite has INSERT OR REPLACE")
-def test_sqlite_cannot_replace_a_row(run: Run) -> None:
-    columns = ", ".join(field.column for field in Message._meta.concrete_fields if field.column != "facts")
-    with pytest.raises(DatabaseError, match="append-only"):
-        connection.cursor().execute(
-            f"INSERT OR REPLACE INTO agentruns_message ({columns}, facts)"
-            f" SELECT {columns}, '{{}}' FROM agentruns_message WHERE seq = 2"
-        )
 
 
 def test_a_tombstone_lets_one_session_be_deleted(run: Run) -> None:
@@ -120,31 +112,22 @@ def test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing(own
     with pytest.raises(JournalConflictError):
         append(stale, own=own)
     session = Session.objects.get()
-    assert (session.next_seq, Message.objects.count()) == (4, 3)
-    assert problems(session.pk) == []
+    assert (session.next_seq, Message.objects.count(), problems(session.pk)) == (4, 3, [])
 
 
 @own_commit
 def test_an_engine_row_of_another_epoch_is_refused(own: bool) -> None:
+    """A refused append leaves a connection for the next one."""
     run = start_run(shop_agent("fenced"), "do it", "s1", idempotency_key="k")
     Run.objects.update(lease_epoch=7)
     before = [Session.objects.values().get(), Run.objects.values().get()]
-    batch = Batch(load("default", run.session_id, run.pk), epoch=6)
-    batch.add("model_failed", {"error": {"type": "x", "text": "y"}})
-    with pytest.raises(JournalConflictError):
-        append(batch, own=own)
-    assert [Session.objects.values().get(), Run.objects.values().get()] == before
-    assert Message.objects.count() == 2
-
-
-def test_a_refused_append_leaves_a_connection_for_the_next_one() -> None:
-    run = start_run(shop_agent("fenced"), "do it", "s1", idempotency_key="k")
-    with own_connection("default"):
-        for epoch in (6, 0):
-            with pytest.raises(JournalConflictError) if epoch else nullcontext():
-                DatabaseStore().append(pausing(run, epoch=epoch), durable=True)
-    assert Message.objects.count() == 3
-    assert problems(run.session_id) == []
+    with own_connection("default") if own else nullcontext():
+        with pytest.raises(JournalConflictError):
+            DatabaseStore().append(pausing(run, epoch=6), durable=own)
+        assert [Session.objects.values().get(), Run.objects.values().get()] == before
+        assert Message.objects.count() == 2
+        DatabaseStore().append(pausing(run), durable=own)
+    assert (Message.objects.count(), problems(run.session_id)) == (3, [])
 
 
 def test_a_wrapper_of_the_host_hears_of_what_is_written_on_the_shared_connection() -> None:
@@ -205,38 +188,32 @@ def test_odd_text_survives_on_every_database() -> None:
         assert all("\x00" not in text for (text,) in cursor.fetchall())
 
 
-@tool
-def look_at_the_journal(ctx: ToolContext) -> str:
-    """Tell what another process would read while this handler is at work."""
-    kinds = elsewhere(lambda: list(Message.objects.order_by("seq").values_list("kind", flat=True)))
-    keys = elsewhere(lambda: [row["key"] for row in payloads(Run.objects.get(), "tool_started")])
-    Effects.from_environment().record(ctx.idempotency_key, kinds=kinds, keys=keys)
-    return "seen"
+def test_the_intent_and_the_start_are_committed_before_the_handler() -> None:
+    seen: list[Any] = []
 
+    @tool
+    def look(ctx: ToolContext) -> str:
+        """Look at the journal as another process would, while this handler is at work."""
+        rows = elsewhere(lambda: list(Message.objects.order_by("seq").values_list("kind", "facts")))
+        seen.append(([kind for kind, _facts in rows], rows[-1][1]["key"] == ctx.idempotency_key))
+        return "seen"
 
-def test_the_intent_and_the_start_are_committed_before_the_handler(effects: Effects) -> None:
-    run_turns({"tools": [call("look_at_the_journal")]}, tools=[look_at_the_journal])
-    (seen,) = effects.lines()
-    assert seen["kinds"] == ["run_started", "user", "assistant", "tool_started"]
-    assert seen["keys"] == [seen["key"]]
+    run_turns({"tools": [call("look")]}, tools=[look])
+    assert seen == [(["run_started", "user", "assistant", "tool_started"], True)]
 
 
 @pytest.mark.parametrize(("kind", "acted"), [("assistant", 0), ("tool_started", 0), ("tool_result", 1)])
-def test_a_write_that_fails_for_good_stops_the_run_aloud(
-    kind: str, acted: int, effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append = DatabaseStore.append
+def test_a_write_that_fails_for_good_stops_the_run_aloud(kind: str, acted: int, effects: Effects) -> None:
+    class Refusing(DatabaseStore):
+        def append(self, batch: Batch, **options: Any) -> None:
+            if any(row.kind == kind for row in batch.rows):
+                raise RuntimeError("the database says no")
+            super().append(batch, **options)
 
-    def refuse(store: DatabaseStore, batch: Batch, **options: Any) -> None:
-        if any(row.kind == kind for row in batch.rows):
-            raise RuntimeError("the database says no")
-        append(store, batch, **options)
-
-    monkeypatch.setattr(DatabaseStore, "append", refuse)
+    agent = shop_agent("refused", {"tools": [call("post", text="hi")]})
     with pytest.raises(RuntimeError, match="the database says no"):
-        run_turns({"tools": [call("post", text="hi")]})
+        run_agent(agent, "do it", "s1", store=Refusing())
     assert effects.count() == acted
-    monkeypatch.undo()
     assert Run.objects.get().status not in Run.ENDED
 
 
