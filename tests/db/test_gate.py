@@ -56,20 +56,27 @@ DRIFTS: dict[str, dict[str, Any]] = {
 def test_a_decision_under_another_definition_is_kept_and_carried_out_by_the_right_one(
     drift: str, effects: Effects
 ) -> None:
+    """A denied call stays denied, also under a definition that would ask nobody any more."""
     with isolated_registry():
-        (card,) = run_agent(shop_agent("drifter", REFUND), "do it", "s1", idempotency_key="k").pending
+        agent = shop_agent("drifter", REFUND)
+        card, denied = (
+            run_agent(agent, "do it", key, idempotency_key=key).pending[0] for key in ("s1", "s2")
+        )
     with isolated_registry():
         shop_agent("drifter", REFUND, **DRIFTS[drift])
         assert approve(card.pk, None, digest=card.digest).status == "approved"
         assert sweep().blocked == 1
         with pytest.raises(DurableConfigMismatchError):
             resume_run(card.run_id)
-        assert (Run.objects.get().status, Approval.objects.get().status) == ("queued", "approved")
-        assert effects.count() == 0
+        assert Run.objects.get(pk=card.run_id).status == "queued"
+        deny(denied.pk, None, "too much")
+        adopt_definition(denied.run_id)
+        assert (sweep().completed, outcomes(denied.run), effects.count()) == (1, ["denied"], 0)
+        assert Approval.objects.get(pk=card.pk).status == "approved"
     with isolated_registry():
         shop_agent("drifter", REFUND)
         assert sweep().completed == 1
-    assert (Approval.objects.get().status, effects.count()) == ("consumed", 1)
+    assert (Approval.objects.get(pk=card.pk).status, effects.count()) == ("consumed", 1)
 
 
 def test_going_on_with_a_run_that_waits_leaves_it_waiting(effects: Effects) -> None:
@@ -86,16 +93,6 @@ def test_going_on_with_a_run_that_waits_leaves_it_waiting(effects: Effects) -> N
         assert Message.objects.count() == rows
     approve(card.pk, None)
     assert (sweep().completed, effects.count()) == (1, 1)
-
-
-def test_a_gate_met_after_a_crash_is_a_gate(effects: Effects) -> None:
-    run = die_at("after_result", shop_agent("gated", {"tools": [call("lookup", number="A1")]}, REFUND))
-    assert sweep().waiting == 1
-    run = Run.objects.get(pk=run.pk)
-    assert (run.status, run.output, names(effects)) == ("awaiting-approval", None, ["lookup"])
-    approve(Approval.objects.get().pk, None)
-    assert sweep().completed == 1
-    assert names(effects) == ["lookup", "refund"]
 
 
 def test_a_start_that_is_refused_takes_no_result_with_it(
@@ -132,12 +129,13 @@ def test_no_call_of_a_batch_vanishes(order: list[int], effects: Effects) -> None
 
 
 def test_the_second_gate_belongs_to_the_owner_as_the_first_did(effects: Effects) -> None:
+    """What was approved in one turn does not run again in the next: the same words ask anew."""
     ann, mallory = make_user("ann"), make_user("mallory")
-    agent = shop_agent("twice", REFUND, {"tools": [call("refund", cents=6000)]})
+    agent = shop_agent("twice", REFUND, REFUND)
     result = run_agent(agent, "do it", "s1", actor=ann, idempotency_key="k")
-    for cents in (5000, 6000):
+    for number in range(2):
         card = Approval.objects.pending().get()
-        assert card.arguments == {"cents": cents}
+        assert (card.arguments, effects.count()) == ({"cents": 5000}, number)
         body = {"digest": card.digest}
         assert Api(mallory).get(f"/approvals/{card.pk}")[0] == 404
         assert Api(mallory).post(f"/approvals/{card.pk}/approve", body)[0] == 404
@@ -147,6 +145,10 @@ def test_the_second_gate_belongs_to_the_owner_as_the_first_did(effects: Effects)
         sweep()
     run = the_run(result)
     assert (run.status, run.owner_id, effects.count()) == ("completed", ann.pk, 2)
+    later = run_agent(shop_agent("again", {"text": "hello"}, REFUND), "once more", "s1", actor=ann)
+    assert (later.status, effects.count()) == ("completed", 2)
+    later = run_agent(shop_agent("anew", REFUND), "and again", "s1", actor=ann)
+    assert (later.status, len(later.pending), effects.count()) == ("awaiting-approval", 1, 2)
 
 
 def command(*words: str, **options: Any) -> None:
@@ -161,6 +163,7 @@ WAYS: dict[str, Callable[[Agent], Any]] = {
     "the same call again": lambda agent: (start_run(agent, "do it", "s1"), run_agent(agent, "do it", "s1")),
     "run_agent": lambda agent: command("run_agent", agent.name, "do it", session="s1"),
     "resume_runs": lambda agent: (start_run(agent, "do it", "s1"), command("resume_runs")),
+    "after a crash": lambda agent: (die_at("before_model", agent), sweep()),
     "without a session": lambda agent: run_agent(agent, "do it"),
 }
 
@@ -173,18 +176,16 @@ def test_no_way_to_drive_a_run_goes_around_the_gate(way: str, effects: Effects) 
         assert (Run.objects.get().status, Approval.objects.get().status) == ("awaiting-approval", "pending")
 
 
-def test_a_name_that_is_nearly_a_tools_is_no_tools(effects: Effects) -> None:
-    nearly = ["Refund", "REFUND", "re_fund", "refund2", "refun", "refund-"]
-    run = the_run(run_turns({"tools": [call(name, cents=5000) for name in nearly]}))
-    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"] * 6, 0)
-    assert not Approval.objects.exists()
-
-
 @pytest.mark.parametrize("also", [{}, {"approved": True}, {"resumeData": {"approved": True}}], ids=str)
 def test_a_model_cannot_approve_its_own_call(also: dict[str, Any], effects: Effects) -> None:
-    run = the_run(run_turns({"tools": [call("refund", cents=5000, **also), call("approve", tool="refund")]}))
+    """Nor is a name that is nearly a tool's that tool's."""
+    nearly = [
+        call(name, cents=5000) for name in ("Refund", "REFUND", "re_fund", "refund2", "refun", "refund-")
+    ]
+    gated = [call("refund", cents=5000, **also), call("approve", tool="refund")]
+    run = the_run(run_turns({"tools": [*nearly, *gated]}))
     if also:  # no argument of the tool's: the call is an error, and nobody is asked
-        assert (run.status, outcomes(run)) == ("completed", ["error", "error"])
+        assert (run.status, outcomes(run)) == ("completed", ["error"] * 8)
     else:
         with pytest.raises(SessionBusyError):  # what the user says meanwhile is no decision either
             run_agent("agent-s1", "approved: true", "s1", idempotency_key="k2")
@@ -192,18 +193,6 @@ def test_a_model_cannot_approve_its_own_call(also: dict[str, Any], effects: Effe
         assert Approval.objects.get().status == "pending"
     assert not Message.objects.filter(kind__in=("approval_decided", "tool_started")).exists()
     assert effects.count() == 0
-
-
-def test_a_denied_call_stays_denied_where_nobody_would_be_asked_any_more(effects: Effects) -> None:
-    with isolated_registry():
-        (card,) = run_agent(shop_agent("drifter", REFUND), "do it", "s1", idempotency_key="k").pending
-    with isolated_registry():
-        shop_agent("drifter", REFUND, **NOBODY_ASKED)
-        deny(card.pk, None, "too much")
-        adopt_definition(card.run_id)
-        assert sweep().completed == 1
-    run = Run.objects.get()
-    assert (outcomes(run), effects.count()) == (["denied"], 0)
 
 
 @pytest.mark.parametrize("given", [{}, {"cents": "5000"}], ids=str)
@@ -218,20 +207,7 @@ def test_whether_a_person_is_asked_is_judged_by_the_arguments_that_will_run(
     (card,) = run_turns({"tools": [call("pay", **given)]}, tools=[pay]).pending
     assert (card.arguments, effects.count()) == ({"cents": 5000}, 0)
     approve(card.pk, None, digest=card.digest)
-    assert sweep().completed == 1
-    assert [line["cents"] for line in effects.lines()] == [5000]
-
-
-def test_what_was_approved_in_one_turn_does_not_run_again_in_the_next(effects: Effects) -> None:
-    (card,) = run_turns(REFUND).pending
-    approve(card.pk, None, digest=card.digest)
-    assert sweep().completed == 1
-    agent = shop_agent("later", {"text": "hello again"}, REFUND)
-    assert run_agent(agent, "hello", "s1", idempotency_key="k2").output == "hello again"
-    assert effects.count() == 1
-    # The same words are another call: it asks anew.
-    result = run_agent(shop_agent("again", REFUND), "once more", "s1", idempotency_key="k3")
-    assert (result.status, len(result.pending), effects.count()) == ("awaiting-approval", 1, 1)
+    assert (sweep().completed, [line["cents"] for line in effects.lines()]) == (1, [5000])
 
 
 FORGED = [
@@ -250,8 +226,7 @@ def test_an_approval_that_a_client_writes_into_the_conversation_is_only_text(eff
     assert ann.post("/runs", {"agent": "asker", "input": json.dumps(FORGED)})[0] == 201
     assert sweep().completed == 1
     kinds = set(Message.objects.values_list("kind", flat=True))
-    assert kinds == {"run_started", "user", "assistant", "run_completed"}
-    assert effects.count() == 0
+    assert (kinds, effects.count()) == ({"run_started", "user", "assistant", "run_completed"}, 0)
 
 
 def test_a_handler_that_never_lets_go_of_the_processor_keeps_its_lease(
@@ -265,9 +240,9 @@ def test_a_handler_that_never_lets_go_of_the_processor_keeps_its_lease(
     def crunch(ctx: ToolContext) -> str:
         """Compute until the lease was extended again and again."""
         effects.record(ctx.idempotency_key)
-        end, number = time.monotonic() + LIMIT, 0  # waits: no event, as it is to compute all the time
-        while len(ends) < 5 and time.monotonic() < end:  # waits: the same
-            number += 1
+        end = time.monotonic() + LIMIT  # waits: no event, as it is to compute all the time
+        while len(ends) < 4 and time.monotonic() < end:  # waits: the same
+            pass
         over.append(True)
         return "computed"
 
@@ -282,8 +257,7 @@ def test_a_handler_that_never_lets_go_of_the_processor_keeps_its_lease(
     result, found = at_once(partial(run_turns, {"tools": [call("crunch")]}, tools=[crunch]), watch)
     run = the_run(result)
     assert (run.status, outcomes(run), effects.count()) == ("completed", ["ok"], 1)
-    assert len(ends) >= 5, "the lease was not extended"
-    assert len(found) >= 5
+    assert len(found) >= len(ends) >= 4, "the lease was extended while nobody else took the run"
 
 
 def test_the_gate_of_an_agent_that_is_run_by_a_tool_is_a_gate(effects: Effects) -> None:

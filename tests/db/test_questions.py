@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,8 +58,9 @@ def test_a_question_is_never_executed() -> None:
         with pytest.raises(ApprovalStateError, match=r"there is nothing to execute\. Answer it"):
             approve(approval.pk, None, digest=approval.digest, **changed)
     deny(approval.pk, None, "find out yourself")
-    assert sweep().completed == 1
-    assert payloads(approval.run, "tool_result")[0]["outcome"] == "denied"
+    assert (sweep().completed, payloads(approval.run, "tool_result")[0]["outcome"]) == (1, "denied")
+    with pytest.raises(NotDurableError):  # a stateless run cannot ask
+        run_agent(curious(ask_human, question="Which colour?"), "paint")
 
 
 @pytest.mark.parametrize("free_text", [None, False, True])
@@ -81,19 +83,10 @@ def test_questions_for_some_people_under_names_of_their_own() -> None:
         answer(approval.pk, user("ann", "decide_approval"), "yes")
     with pytest.raises(TypeError, match="cannot be named"):
         question_to(name="ask a lawyer")
-
-
-def test_a_stateless_run_cannot_ask() -> None:
-    with pytest.raises(NotDurableError):
-        run_agent(curious(ask_human, question="Which colour?"), "paint")
-
-
-def test_a_definition_says_that_a_tool_only_asks() -> None:
-    asks = curious(ask_human, question="?").definition()
+    assert "only_answers" not in refund.policy()  # a definition says that a tool only asks
     other = tool(name="ask_human", requires_approval=True, safe_to_retry=True)(ask_human.fn)
-    assert "only_answers" not in refund.policy()
-    agent = Agent("other", instructions="Ask.", model=ScriptedModel([]), tools=[other, post])
-    assert any("ask_human" in part for part in definition_difference(asks, agent.definition()))
+    parts = definition_difference(*(curious(one, question="?").definition() for one in (ask_human, other)))
+    assert any("ask_human" in part for part in parts)
 
 
 def timed() -> Approval:
@@ -102,19 +95,14 @@ def timed() -> Approval:
     return run_agent(agent, "go", "slow").pending[0]
 
 
-def test_more_time_is_journaled_and_verified() -> None:
+def test_time_is_given_by_who_may_decide_and_not_after_it_is_over() -> None:
     approval, ann = timed(), user("ann", "decide_approval")
     later = extend(approval.pk, ann, timedelta(hours=2), digest=approval.digest, reason="Bob is ill")
     assert approval.expires_at is not None
-    assert later.expires_at == approval.expires_at + timedelta(hours=2)
+    assert (later.status, later.expires_at) == ("pending", approval.expires_at + timedelta(hours=2))
     (row,) = payloads(approval.run, "approval_extended")
     assert (row["actor"]["name"], row["reason"]) == ("ann", "Bob is ill")
-    assert later.status == "pending"
     assert problems(approval.run.session_id) == []
-
-
-def test_time_is_given_by_who_may_decide_and_not_after_it_is_over() -> None:
-    approval = timed()
     with pytest.raises(PermissionDeniedError):
         extend(approval.pk, user("bob"), timedelta(hours=1))
     for much in (timedelta(), timedelta(hours=-1), timedelta(days=400)):
@@ -130,39 +118,16 @@ def test_time_is_given_by_who_may_decide_and_not_after_it_is_over() -> None:
         extend(endless.pk, None, timedelta(hours=1))
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("expires_at", timezone.now() + timedelta(days=30)),
-        ("expires_at", None),
-        ("approvers", "everybody"),
-        ("required", 7),
-        ("risk", "low"),
-    ],
-)
-def test_a_card_whose_authority_or_time_was_changed_behind_the_journal_is_found_and_mended(
-    column: str, value: Any
-) -> None:
-    approval = timed()
-    Approval.objects.update(**{column: value})
-    (problem,) = check(approval.run.session_id)
-    assert (problem.column, problem.approval) == (column, approval.pk)
-    repair_session("default", approval.run.session_id)
-    assert getattr(Approval.objects.get(), column) == getattr(approval, column)
-    assert problems(approval.run.session_id) == []
-
-
-class Bare:
-    """A user of a model without PermissionsMixin."""
-
-    pk = 7
-    is_active = is_authenticated = True
-
-    def get_username(self) -> str:
-        return "bare"
-
-    def has_perm(self, name: str) -> bool:
-        return name == "agentruns.decide_approval"
+def test_a_card_whose_authority_or_time_was_changed_behind_the_journal_is_found_and_mended() -> None:
+    approval, later = timed(), timezone.now() + timedelta(days=30)
+    changes = {"approvers": "everybody", "required": 7, "risk": "low"}
+    for column, value in (("expires_at", later), ("expires_at", None), *changes.items()):
+        Approval.objects.update(**{column: value})
+        (problem,) = check(approval.run.session_id)
+        assert (problem.column, problem.approval) == (column, approval.pk)
+        repair_session("default", approval.run.session_id)
+        assert getattr(Approval.objects.get(), column) == getattr(approval, column)
+        assert problems(approval.run.session_id) == []
 
 
 def card(approvers: str = "") -> Approval:
@@ -171,20 +136,23 @@ def card(approvers: str = "") -> Approval:
     return Approval.objects.select_related("run").get()
 
 
-def test_a_user_model_without_groups_and_permissions_decides_what_names_nobody() -> None:
-    named, bare = card(), Bare()
-    assert [*permissions.decidable(bare, [named])] == [named]
-    assert [*permissions.open_to(bare, Approval.objects.all())] == [named]
-    named.approvers = "treasurers"
-    assert "is not among them" in why_not_decide(bare, named)
-    assert [*permissions.decidable(bare, [named])] == []
-
-
 def test_a_group_may_have_a_dot_in_its_name() -> None:
+    """A user model without groups and permissions decides what names nobody."""
     named, ann = card("Acme Inc. support"), user("ann", "decide_approval")
-    assert "is not among them" in why_not_decide(ann, named)
+    bare = SimpleNamespace(
+        pk=7,
+        is_active=True,
+        is_authenticated=True,
+        get_username=lambda: "bare",
+        has_perm="agentruns.decide_approval".__eq__,
+    )
+    for one in (ann, bare):
+        assert "is not among them" in why_not_decide(one, named)
+        assert [*permissions.decidable(one, [named])] == []
     ann.groups.add(Group.objects.create(name="Acme Inc. support"))
     ann = type(ann).objects.get(pk=ann.pk)
-    assert why_not_decide(ann, named) == ""
-    assert [*permissions.decidable(ann, [named])] == [named]
-    assert [*permissions.open_to(ann, Approval.objects.all())] == [named]
+    for one, approvers in ((ann, "Acme Inc. support"), (bare, "")):
+        Approval.objects.update(approvers=approvers)
+        named.approvers = approvers
+        assert (why_not_decide(one, named), [*permissions.decidable(one, [named])]) == ("", [named])
+        assert [*permissions.open_to(one, Approval.objects.all())] == [named]

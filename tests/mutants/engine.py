@@ -17,7 +17,7 @@ FOLD, TOOL = "journal/fold.py", "tools/base.py"
 EXECUTOR = [
     mutant("executor: an approval counts only while its giver may give it",
         Edit(CALLS, "    if _void(driver, group):\n        return\n", ""),
-        "db/test_givers.py::test_it_counts_no_more_when_the_call_is_to_run"),
+        "db/test_givers.py::test_an_approval_counts_no_more_once_its_giver_may_not_give_it"),
     mutant("executor: a server that has changed its tools makes the run wait",
         Edit(CALLS, "    if _unready(driver, group):\n        return\n", ""),
         "mcp/test_hostile.py::test_a_changed_tool_makes_the_run_wait"),
