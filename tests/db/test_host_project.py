@@ -16,7 +16,6 @@ from django.core import serializers
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 from django.db.backends.signals import connection_created
-from django.test import TransactionTestCase
 
 from agentruns import approve, cancel_run, pause_run, resume_run, run_agent, start_run, tool
 from agentruns.checks.database import check_database
@@ -25,13 +24,12 @@ from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Run, Session, triggers
 from agentruns.services.sweep import sweep
-from agentruns.testing.database import JournalFlushMixin
-from tests.bells import Bell, WitnessBell
+from tests.bells import WitnessBell
 from tests.db.dying import elsewhere
 from tests.db.helpers import names, run_turns, the_run
 from tests.effects import Effects
 from tests.programs import run_program
-from tests.shop.agents import call
+from tests.shop.agents import call, charge
 from tests.shop.models import Order
 from tests.waiting import wait_for
 
@@ -77,41 +75,28 @@ def order(number: str) -> Order:
     return Order.objects.create(number=number, customer="Ada", total_cents=1)
 
 
-def test_a_start_that_is_rolled_back_leaves_nothing_at_all(effects: Effects, bell: type[WitnessBell]) -> None:
+def test_a_savepoint_takes_back_its_start_and_nothing_else(effects: Effects, bell: type[WitnessBell]) -> None:
+    """What is started beside an order is seen when the order is, or leaves nothing at all with it."""
     for _ in range(2):
         with transaction.atomic():
             order("A1")
-            start_run("calls-post", "do it", "s1", idempotency_key="k")
+            start_run("calls-annotate", "the first task", "s1", idempotency_key="k1")
             transaction.set_rollback(True)
         assert (everything(), Order.objects.count(), bell.rung) == ([0] * len(TABLES), 0, [])
         assert sweep().found == 0
-    run = start_run("calls-post", "do it", "s1", idempotency_key="k")
-    assert bell.rung == [(run.pk, True)]
-    assert (sweep().completed, effects.count(), problems(run.session_id)) == (1, 1, [])
-
-
-def test_a_start_beside_an_order_is_seen_when_the_order_is(bell: type[WitnessBell]) -> None:
     with transaction.atomic():
-        order("A1")
-        run = start_run("calls-annotate", "do it", "s1")
-        assert elsewhere(lambda: (everything(), Order.objects.count())) == ([0] * len(TABLES), 0)
-        assert bell.rung == []
-    assert bell.rung == [(run.pk, True)]
-    assert (sweep().completed, Order.objects.get().note) == (1, "seen")
-
-
-def test_a_savepoint_takes_back_its_start_and_nothing_else(effects: Effects, bell: type[WitnessBell]) -> None:
-    with transaction.atomic():
-        kept = start_run("calls-post", "the first task", "s1", idempotency_key="k1")
+        kept = start_run("calls-annotate", "the first task", "s1", idempotency_key="k1")
         with transaction.atomic():
             start_run("calls-post", "the second task", "s2", idempotency_key="k2")
             transaction.set_rollback(True)
         order("A1")
+        assert elsewhere(lambda: (everything(), Order.objects.count())) == ([0] * len(TABLES), 0)
+        assert bell.rung == []
     assert (Run.objects.get(), Session.objects.get().key, Message.objects.count()) == (kept, "s1", 2)
-    assert (Order.objects.count(), bell.rung) == (1, [(kept.pk, True)])
+    assert bell.rung == [(kept.pk, True)]
     again = start_run("calls-post", "the second task", "s2", idempotency_key="k2")
-    assert sweep().completed == 2
-    assert (effects.count(), problems(kept.session_id), problems(again.session_id)) == (2, [], [])
+    assert (sweep().completed, Order.objects.get().note, effects.count()) == (2, "seen", 1)
+    assert (problems(kept.session_id), problems(again.session_id)) == ([], [])
 
 
 def test_clicks_in_a_transaction_that_rolls_back_did_not_happen(
@@ -153,7 +138,9 @@ def manual(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     connection.close()
 
 
-def test_without_autocommit_nothing_is_driven(effects: Effects, manual: None) -> None:
+def test_without_autocommit_nothing_is_driven_and_a_start_is_the_callers_to_commit(
+    effects: Effects, manual: None
+) -> None:
     for drive in (
         lambda: run_agent("calls-post", "do it", "s1", idempotency_key="k"),
         sweep,
@@ -163,17 +150,11 @@ def test_without_autocommit_nothing_is_driven(effects: Effects, manual: None) ->
             drive()
         transaction.commit()
         assert (everything(), effects.count()) == ([0] * len(TABLES), 0)
-    transaction.commit()
-
-
-def test_without_autocommit_a_start_is_the_callers_to_commit(effects: Effects, manual: None) -> None:
-    order("A1")  # SQLite's transaction begins with the first change, not with a savepoint
-    start_run("calls-post", "do it", "s1", idempotency_key="k")
-    transaction.rollback()
-    assert (everything(), Order.objects.count()) == ([0] * len(TABLES), 0)
-    order("A1")
-    run = start_run("calls-post", "do it", "s1", idempotency_key="k")
-    transaction.commit()
+    for end in (transaction.rollback, transaction.commit):
+        order("A1")  # SQLite's transaction begins with the first change, not with a savepoint
+        run = start_run("calls-post", "do it", "s1", idempotency_key="k")
+        end()
+        assert Order.objects.count() == Run.objects.count() == (end is transaction.commit)
     with pytest.raises(NotDurableError, match="Turn AUTOCOMMIT on"):
         resume_run(run.pk)
     transaction.rollback()
@@ -184,28 +165,6 @@ def test_without_autocommit_a_start_is_the_callers_to_commit(effects: Effects, m
 
 
 # Connections that live long, or not at all
-
-
-@pytest.mark.parametrize("age", [None, 0, 60])
-def test_a_run_connects_once_however_long_connections_live(
-    age: int | None, effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[Any] = []
-    turn = {"tools": [call("post", text="x"), call("charge", cents=5)]}
-    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", age)
-    connection.close()
-
-    def count(**facts: Any) -> None:
-        opened.append(facts["connection"])
-
-    connection_created.connect(count)
-    try:
-        run = the_run(run_turns(turn, turn, turn))
-    finally:
-        connection_created.disconnect(count)
-        connection.close()
-    assert (run.status, effects.count()) == ("completed", 6)
-    assert len(opened) == 2, "the thread's, and the journal's own"
 
 
 @pytest.fixture
@@ -231,44 +190,37 @@ def is_closed(raw: Any) -> bool:
     return True
 
 
-def test_the_next_drive_has_the_same_until_that_of_the_thread_is_closed(kept: None) -> None:
-    run_turns()
-    first = used()
-    run_turns(session="s2")
-    assert used() is first
-    connections.close_all()
-    assert is_closed(first)
-    assert used() is not first
-
-
-def test_each_drive_has_its_own_where_connections_are_not_kept() -> None:
-    assert used() is not used()
-
-
-def test_a_heartbeat_leaves_none_behind(kept: None, settings: Any) -> None:
+@pytest.mark.parametrize("age", [0, 60])
+def test_a_run_connects_once_and_its_heartbeat_leaves_no_connection_behind(
+    age: int, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.05
-    made = []
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", age)
+    connection.close()
+    made: dict[str, list[Any]] = {}
 
     def note(connection: Any, **_signal: Any) -> None:
-        if threading.current_thread().name == "agentruns-heartbeat":
-            made.append((connection, connection.connection))
+        made.setdefault(threading.current_thread().name, []).append(connection.connection)
 
     @tool
     def dawdle() -> str:
-        wait_for(lambda: made, "a heartbeat")
+        wait_for(lambda: made.get("agentruns-heartbeat"), "a heartbeat")
         return "done"
 
     connection_created.connect(note)
     try:
-        run_turns({"tools": [call("dawdle")]}, tools=[dawdle])
+        run_turns(*[{"tools": [call("dawdle"), call("charge", cents=5)]}] * 3, tools=[dawdle, charge])
+        opened = len(made.pop(threading.current_thread().name))
+        assert opened == 2, "the thread's, and the journal's own"
     finally:
         connection_created.disconnect(note)
-    assert made
-    assert all(is_closed(raw) for _wrapper, raw in made)
+        connections.close_all()
+    assert all(is_closed(raw) for raw in made["agentruns-heartbeat"])
 
 
 def test_a_forked_process_leaves_it_to_its_parent(kept: None) -> None:
     first = used()
+    assert used() is first
     child = os.fork()
     if child == 0:
         status = 1
@@ -285,8 +237,14 @@ def test_a_forked_process_leaves_it_to_its_parent(kept: None) -> None:
 
 
 @pytest.mark.django_db
-def test_a_run_inside_a_testcase_has_no_threads(effects: Effects) -> None:
+def test_a_run_inside_a_testcase_has_no_threads(
+    effects: Effects, bell: type[WitnessBell], django_capture_on_commit_callbacks: Any
+) -> None:
     """Neither heartbeat nor parallel calls: another thread would see nothing of the transaction."""
+    with django_capture_on_commit_callbacks(execute=True):
+        run = start_run("calls-post", "do it", "rung")
+        assert bell.rung == []
+    assert [pk for pk, _is_seen in bell.rung] == [run.pk]
     searches = [call("search", query=query) for query in "xy"]
     writes = [call("post", text="x"), call("annotate", number="A1", note="seen"), call("charge", cents=5)]
     order("A1")
@@ -295,23 +253,11 @@ def test_a_run_inside_a_testcase_has_no_threads(effects: Effects) -> None:
     new = {*threading.enumerate()} - before
     assert not [thread for thread in new if thread.name.startswith("agentruns-")]
     approve(result.pending[0].pk, None)
-    assert sweep().completed == 1
+    assert sweep().completed == 2
     the_run(result)
-    assert effects.count() == 6
+    assert effects.count() == 7
     with transaction.atomic(), pytest.raises(NotDurableError):
         run_turns(session="inside another block")
-
-
-@pytest.mark.django_db
-def test_inside_a_testcase_the_doorbell_rings_on_commit(
-    settings: Any, django_capture_on_commit_callbacks: Any
-) -> None:
-    settings.AGENTRUNS_DISPATCHER = "tests.bells.Bell"
-    Bell.rung.clear()
-    with django_capture_on_commit_callbacks(execute=True):
-        run = start_run("calls-post", "do it", "s1")
-        assert Bell.rung == []
-    assert Bell.rung == [run.pk]
 
 
 def test_a_dump_of_the_journal_is_the_journal(effects: Effects, tmp_path: Path) -> None:
@@ -340,29 +286,3 @@ def test_a_project_without_pytest_empties_its_databases(effects: Effects) -> Non
     tested = run_program(*command, DJANGO_SETTINGS_MODULE="tests.hosts.base")
     assert "Ran 7 tests" in tested.stderr
     assert effects.count() == 2
-
-
-class WithTwoDatabases(TransactionTestCase):
-    """Here the pytest plugin does what the mixin does elsewhere."""
-
-    databases = {"default", "other"}
-
-    def test_first(self) -> None:
-        for alias in self.databases:
-            with self.settings(AGENTRUNS_DATABASE=alias):
-                self.assertEqual(Message.objects.using(alias).count(), 0)
-                run = start_run("calls-post", "do it", "in-both", idempotency_key="k")
-                self.assertEqual(problems(run.session_id, alias), [])
-                self.assertEqual(triggers.differences(connections[alias]), [])
-
-    def test_second(self) -> None:
-        self.test_first()
-
-
-class WithFlush(JournalFlushMixin, TransactionTestCase):
-    def test_first(self) -> None:
-        self.assertEqual(Message.objects.count(), 0)
-        start_run("calls-post", "do it", "flushed", idempotency_key="k")
-
-    def test_second(self) -> None:
-        self.test_first()

@@ -344,7 +344,7 @@ TRANSACTIONAL = [
         Edit(HANDLER, "fence = CommitFence.objects.using(alias).create(nothing_id=NOWHERE)",
              "fence = CommitFence(pk=0)"),
         Edit(HANDLER, "filter(pk=fence.pk).delete()[0] != 1:", "filter(pk=fence.pk).delete()[0] > 1:"),
-        "db/test_hostile.py::test_executescript_cannot_commit_what_a_transactional_handler_wrote"),
+        "db/test_hostile.py::test_a_transactional_handler_cannot_end_its_transaction"),
     mutant("transactional: the transaction is the one that the handler was entered in (the savepoint)",
         Edit(HANDLER, "                require_same_transaction(connection)\n", ""),
         "db/test_hostile.py::test_a_transactional_handler_cannot_end_its_transaction"),

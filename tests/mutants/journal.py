@@ -101,7 +101,7 @@ DURABLE = [
         Edit(CONNECTION, "if not connection.in_atomic_block and not connection.get_autocommit():",
              "if False:"),
         Edit(CONNECTION, "    if not connection.autocommit:\n        return True\n", ""),
-        "db/test_host_project.py::test_without_autocommit_nothing_is_driven"),
+        "db/test_host_project.py::test_without_autocommit_nothing_is_driven_and_a_start_is_the_callers_to_commit"),
 ]  # fmt: skip
 
 FOLDING = [
