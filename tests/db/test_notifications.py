@@ -40,7 +40,7 @@ from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 from tests.statements import captured_statements
-from tests.waiting import LIMIT, Hanging, pause
+from tests.waiting import LIMIT, pause
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -72,12 +72,13 @@ class Recorder:
 class Endings(Recorder):
     """Wants to know of the ends only."""
 
+    told: ClassVar[list[Notice]] = []
     events = ("run.completed", "run.failed", "run.cancelled")
 
 
 @pytest.fixture(autouse=True)
 def _afresh() -> Iterator[None]:
-    Recorder.told.clear()
+    Recorder.told.clear(), Endings.told.clear()
     resting.clear()
     yield
     resting.clear()
@@ -130,9 +131,11 @@ def cancelled(*sessions: str) -> None:
 
 
 def test_an_approval_and_its_run(recorder: Any, listening: Any) -> None:
-    result = run_turns(ASK)
-    (card,) = result.pending
-    approve(card.pk, None)
+    """A decision is told once enough people have approved."""
+    result, card = transferring()
+    approve(card.pk, user("ada", "decide_approval"))
+    assert Recorder.types() == ["approval.requested"]
+    approve(card.pk, user("bob", "decide_approval"))
     assert sweep().completed == 1
     expected = [("approval.requested", card.pk), ("approval.decided", card.pk), ("run.completed", None)]
     assert listening == expected
@@ -155,31 +158,15 @@ def test_what_a_person_is_needed_for_and_each_end(recorder: Any, listening: Any)
     cancel_run(paused.pk)
     assert run_turns(ASK, session="long", max_steps=1).status == "awaiting-approval"
     deny(Run.objects.get(session__key="long").approvals.get().pk, None, "no")
-    assert sweep().failed == 1
-    assert Recorder.types() == [event for event, _ in listening]
+    assert (sweep().failed, Recorder.types()) == (1, [event for event, _ in listening])
     assert Recorder.types()[1:] == [
         "run.paused", "run.cancelled", "approval.requested", "approval.decided", "run.failed",
     ]  # fmt: skip
 
 
-def test_a_decision_is_told_when_enough_people_have_approved(recorder: Any) -> None:
-    _result, card = transferring()
-    approve(card.pk, user("ada", "decide_approval"))
-    assert Recorder.types() == ["approval.requested"]
-    approve(card.pk, user("bob", "decide_approval"))
-    assert Recorder.types() == ["approval.requested", "approval.decided"]
-
-
-def test_a_notifier_gets_the_events_it_names(settings: Any) -> None:
+def test_the_payload_is_thin_and_carries_no_arguments(settings: Any) -> None:
+    """Each notifier gets the events that it names."""
     settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.Endings", RECORDER]
-    result = run_turns(ASK)
-    cancel_run(result.run_id or "")
-    rows = Notification.objects.order_by("notifier", "pk").values_list("notifier", "event")
-    both = [(RECORDER, "approval.requested"), (RECORDER, "run.cancelled")]
-    assert list(rows) == [(f"{__name__}.Endings", "run.cancelled"), *both]
-
-
-def test_the_payload_is_thin_and_carries_no_arguments(recorder: Any, settings: Any) -> None:
     settings.AGENTRUNS_BASE_URL = "https://shop.example/"
     result = run_turns({"tools": [call("refund", cents=987654)]})
     payload = Recorder.told[0].payload()
@@ -196,21 +183,17 @@ def test_the_payload_is_thin_and_carries_no_arguments(recorder: Any, settings: A
     ended = Recorder.told[1].payload()["data"]
     assert ended["url"] == f"https://shop.example/admin/agentruns/run/{result.run_id}/change/"
     assert (ended["approval_id"], ended["title"], ended["status"]) == (None, None, "cancelled")
-
-
-def test_a_title_is_redacted_and_without_an_admin_there_is_no_link(recorder: Any, settings: Any) -> None:
+    assert (len(Recorder.told), Endings.types()) == (2, ["run.cancelled"])
     settings.AGENTRUNS_REDACT = f"{__name__}.hide"
-    settings.AGENTRUNS_BASE_URL = "https://shop.example"
-    settings.ROOT_URLCONF = __name__
+    settings.ROOT_URLCONF = __name__  # without an admin there is no link
 
     @tool(requires_approval=True, describe=lambda args: "Pay 4111-1111 back")
     def pay() -> str:
         return "paid"
 
-    run_turns({"tools": [call("pay")]}, tools=[pay])
-    data = Recorder.told[0].payload()["data"]
-    assert data["title"] == "Pay [card] back"
-    assert "url" not in data
+    run_turns({"tools": [call("pay")]}, tools=[pay], session="s2")
+    data = Recorder.told[2].payload()["data"]
+    assert (data["title"], "url" in data) == ("Pay [card] back", False)
 
 
 def hide(text: str) -> str:
@@ -221,7 +204,9 @@ def hide(text: str) -> str:
 # --- in the transaction of what happened, or not at all ---
 
 
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_the_outbox_and_the_signals_roll_back_with_what_happened(recorder: Any, listening: Any) -> None:
+    """No open transaction waits for the network, of whatever database."""
     run = start_run(shop_agent("undone"), "do it", "s1")
     with transaction.atomic():
         cancel_run(run.pk)
@@ -234,34 +219,33 @@ def test_the_outbox_and_the_signals_roll_back_with_what_happened(recorder: Any, 
             transaction.set_rollback(True)  # of a savepoint only
         pause_run(run.pk)
         assert (listening, Recorder.told) == ([], [])
-    assert listening == [("run.paused", None)]
-    assert Recorder.types() == ["run.paused"]
+    assert (listening, Recorder.types()) == ([("run.paused", None)], ["run.paused"])
+    with transaction.atomic(using="other"):
+        transaction.get_connection("other").ensure_connection()
+        cancel_run(run.pk)
+        assert (Notification.objects.get(sent_at=None).attempts, len(Recorder.told)) == (0, 1)
+        assert listening[1:] == [("run.cancelled", None)]
+    sweep()
+    assert Recorder.types() == ["run.paused", "run.cancelled"]
 
 
-def test_with_no_listener_and_no_notifier_nothing_is_added(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cost(session: str) -> int:
-        with captured_statements() as captured:
-            result = run_turns(ASK, session=session)
-            pause_run(result.run_id or "")
-            with transaction.atomic():
-                cancel_run(result.run_id or "")
-                assert [hook[1].__module__ for hook in connection.run_on_commit] == []
-        assert not [sql for sql in captured if "agentruns_notification" in sql]
-        return len(captured)
-
-    with_hook = cost("a")
-    monkeypatch.setattr("agentruns.journal.store.announce", lambda alias, batch: None)
-    assert with_hook == cost("b")
+def test_with_no_listener_and_no_notifier_nothing_is_added() -> None:
+    with captured_statements() as captured:
+        result = run_turns(ASK)
+        pause_run(result.run_id or "")
+        with transaction.atomic():
+            cancel_run(result.run_id or "")
+            assert connection.run_on_commit == []
+    assert not [sql for sql in captured if "agentruns_notification" in sql]
 
 
-def test_a_listener_that_raises_harms_nothing(
-    listening: Any, effects: Effects, caplog: pytest.LogCaptureFixture
+def test_neither_a_listener_that_raises_nor_a_missing_notifier_harms_anything(
+    listening: Any, effects: Effects, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises(**about: Any) -> None:
         raise KeyError("my own mistake")
 
+    settings.AGENTRUNS_NOTIFIERS = ["nowhere.Notifier"]
     signals.run_ended.connect(raises)
     try:
         result = run_turns({"tools": [call("post", text="x")]})
@@ -269,21 +253,11 @@ def test_a_listener_that_raises_harms_nothing(
         signals.run_ended.disconnect(raises)
     assert (result.status, effects.count(), listening) == ("completed", 1, [("run.completed", None)])
     the_run(result)
-    assert "my own mistake" in caplog.text
-
-
-def test_a_notifier_that_cannot_be_imported_keeps_nothing_from_happening(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.AGENTRUNS_NOTIFIERS = ["nowhere.Notifier"]
-    assert run_turns({"tools": [call("post", text="x")]}).status == "completed"
-    row = Notification.objects.get()
-    assert (row.event, row.attempts, row.sent_at) == ("run.completed", 1, None)
-    assert "nowhere" in caplog.text
+    assert "my own mistake" in caplog.text and "nowhere" in caplog.text
     settings.AGENTRUNS_NOTIFIERS = []  # a notifier that was taken away is not called any more
     sweep_later()
-    row.refresh_from_db()
-    assert (row.attempts, row.sent_at) == (1, None)
+    row = Notification.objects.get()
+    assert (row.event, row.attempts, row.sent_at) == ("run.completed", 1, None)
 
 
 # --- delivered until it went through ---
@@ -358,18 +332,6 @@ def test_who_does_not_answer_holds_up_neither_a_run_nor_a_sweep(recorder: Any) -
     assert Recorder.types() == ["approval.requested", *["run.cancelled"] * 4], "the oldest first"
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_no_open_transaction_waits_for_the_network(recorder: Any, listening: Any) -> None:
-    run = start_run(shop_agent("elsewhere"), "do it", "s1")
-    with transaction.atomic(using="other"):
-        transaction.get_connection("other").ensure_connection()
-        cancel_run(run.pk)
-        assert (Notification.objects.get().attempts, Recorder.told) == (0, [])
-        assert listening == [("run.cancelled", None)]
-    sweep()
-    assert Recorder.types() == ["run.cancelled"]
-
-
 def test_two_sweepers_at_once_deliver_once(recorder: Any) -> None:
     recorder(lambda notice: pause())
     resting[RECORDER] = math.inf  # so that all of it is left to the sweepers
@@ -440,7 +402,6 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answer)
         self.answers: list[int] = []
         self.came: list[tuple[dict[str, str], bytes]] = []
-        self.hangs, self.hanging = False, Hanging()
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -450,8 +411,6 @@ class _Answer(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         assert self.path == "/hooks"
         self.server.came.append(({name.lower(): value for name, value in self.headers.items()}, body))
-        if self.server.hangs:
-            self.server.hanging.hang()
         status = self.server.answers.pop(0) if self.server.answers else 204
         self.send_response(status)
         if 300 <= status < 400:
@@ -473,7 +432,6 @@ def receiver(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receive
     monkeypatch.setattr("agentruns.journal.outbox.REST_SECONDS", 3600)
     tell(settings, server.server_port)
     yield server
-    server.hanging.let_go()
     server.shutdown()
     thread.join()
     server.server_close()
@@ -505,16 +463,6 @@ def test_what_is_no_success(answer: int, attempts: int, receiver: Receiver) -> N
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at) == (attempts, None)
     assert len(receiver.came) == 1, "a redirect is not followed"
-
-
-def test_a_receiver_that_does_not_answer_costs_the_time_out_once(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", 0.2)
-    receiver.hangs = True
-    cancelled(*(f"n{number}" for number in range(3)))
-    assert not receiver.hanging.was_waited_for, "the time-out, and not the answer, was waited for"
-    assert sorted(Notification.objects.values_list("attempts", flat=True)) == [0, 0, 1]
 
 
 class Drip(threading.Thread):
@@ -562,11 +510,15 @@ def test_a_delivery_ends_in_time_however_slowly_the_answer_drips(
 ) -> None:
     seconds, first, each, is_sent = DRIPS[drip]
     monkeypatch.setattr("agentruns.contrib.webhook.TIMEOUT", seconds)
+    monkeypatch.setattr("agentruns.journal.outbox.REST_SECONDS", 3600)
     dripping = Drip(listener, first, each)
     cancelled("s1")
     assert dripping.was_left(), "no thread waits for the end of the answer"
     row = Notification.objects.get()
     assert (row.attempts, row.sent_at is not None) == (1, is_sent)
+    if not is_sent:  # it costs its time once
+        cancelled("s2", "s3")
+        assert sorted(Notification.objects.values_list("attempts", flat=True)) == [0, 0, 1]
 
 
 def test_a_receiver_that_takes_no_connection(
@@ -613,6 +565,11 @@ def test_an_e_mail_says_what_is_asked(settings: Any, letters: list[Any]) -> None
     run_agent("calls-refund", "do it", "s-4111-1111", actor=user("4111-1111"), idempotency_key="k2")
     for line in ("Requester: [card]", "Session: s-[card]"):
         assert f"\n{line}\n" in letters[1].body
+    resting[MAIL] = math.inf
+    result = run_turns(ASK, session="s3")
+    deny(result.pending[0].pk, None, "no")
+    sweep()
+    assert len(letters) == 2, "what was decided meanwhile needs nobody"
     assert not Notification.objects.filter(sent_at=None).exists()
 
 
@@ -658,12 +615,3 @@ def test_a_hostile_title_is_one_line_of_the_letter(settings: Any, letters: list[
     assert not [line for line in lines if line.startswith(("Link:", "Bcc:", "Risk: low"))]
     assert "Expires: 2030-01-01 21:04 CST" in lines, "in the project's time zone"
     assert all(character.isprintable() for line in lines for character in line)
-
-
-def test_a_letter_about_what_was_decided_meanwhile_is_not_written(letters: list[Any]) -> None:
-    resting[MAIL] = math.inf
-    result = run_turns(ASK)
-    deny(result.pending[0].pk, None, "no")
-    sweep()
-    assert letters == []
-    assert not Notification.objects.filter(sent_at=None).exists()

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,19 +33,20 @@ from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioB
 from agentruns import approve, deny, resolve_orphan, run_agent, start_run, tool
 from agentruns.contrib.opentelemetry import OpenTelemetry, run_trace
 from agentruns.journal import telemetry
-from agentruns.journal.store import Batch, DatabaseStore
 from agentruns.models import Approval, Message, Run
-from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
+from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
 from agentruns.utils.redaction import RunFilter, bound, driven
 from tests.crash.child import Orders, serve
-from tests.crash.processes import expire_lease, start
+from tests.crash.processes import expire_lease
+from tests.crash.processes import start as start_child
 from tests.db.doubts import wire
 from tests.db.dying import elsewhere
+from tests.db.failures import start
 from tests.db.helpers import forget_backoff, run_turns, the_run
 from tests.programs import ROOT
 from tests.shop.agents import TOOLS, call, shop_agent
-from tests.statements import captured_statements
+from tests.statements import broken_commit, captured_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -84,10 +86,7 @@ class WithKey(OpenTelemetry):
 
 
 in_use: list[OpenTelemetry] = []  # the last one is the running test's
-
-
-def recorded() -> OpenTelemetry:
-    return in_use[-1]
+recorded = partial(in_use.__getitem__, -1)
 
 
 class ToFile(SpanExporter):
@@ -171,8 +170,7 @@ def test_a_drive_its_requests_and_its_tools_are_spans_and_metrics_without_conten
     chats, tools = watched.spans("chat"), watched.spans("execute_tool")
     names = [model, "execute_tool lookup", "execute_tool broken", model, "invoke_agent agent-0"]
     assert [span.name for span in watched.spans()] == names
-    assert above(drive) == run_trace(str(run.pk))[1]
-    assert watched.traces() == {run_trace(run.pk)[0]}
+    assert (above(drive), watched.traces()) == (run_trace(str(run.pk))[1], {run_trace(run.pk)[0]})
     assert {above(span) for span in chats + tools} == {drive.context.span_id}
     about = {of(span, "agentruns.run.id", "agentruns.epoch") for span in watched.spans()}
     assert about == {(str(run.pk), 1)}
@@ -201,12 +199,6 @@ def test_a_drive_its_requests_and_its_tools_are_spans_and_metrics_without_conten
     assert str(run.pk) not in everything, "an id would make a time series of each run"
 
 
-def test_the_session_s_key_is_told_only_when_asked_for(watch: Callable[..., Watched]) -> None:
-    watched = watch(kind=WithKey)
-    a_run()
-    assert of(watched.spans("invoke_agent")[0], "agentruns.session.key") == ("session-of-ada",)
-
-
 def test_an_approval_an_hour_later_is_in_the_same_trace(watched: Watched) -> None:
     run = the_run(run_turns({"tools": [call("refund", cents=5000)]}))
     with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(7, 8, False))):  # the request of a web page
@@ -225,7 +217,7 @@ def test_an_approval_an_hour_later_is_in_the_same_trace(watched: Watched) -> Non
 
 def test_a_killed_process_and_the_one_that_takes_over_share_a_trace(watched: Watched, tmp_path: Path) -> None:
     told = {SPANS: str(tmp_path / "spans"), "SHOP_KILL": "post:after"}
-    child = start("run", "calls-post", "s1", serve=serve_traced, **told)
+    child = start_child("run", "calls-post", "s1", serve=serve_traced, **told)
     assert child.ended() == -9
     child.close()
     run = Run.objects.get()
@@ -267,73 +259,50 @@ def test_parallel_calls_and_one_of_unknown_outcome_are_below_the_drive(watched: 
     assert of(tools[2], "agentruns.outcome", "error.type") == ("unknown", "ToolDurabilityError")
 
 
-def test_a_lost_lease_and_what_came_too_late_are_counted(watched: Watched) -> None:
+def test_a_failed_request_a_lost_lease_and_what_came_too_late_are_told(watched: Watched) -> None:
     @tool
     def robbed() -> str:
         Run.objects.update(lease_epoch=F("lease_epoch") + 1)
         return "too late"
 
-    run_turns({"tools": [call("robbed")]}, tools=[robbed])
-    assert watched.counts("agentruns.leases.lost", "gen_ai.agent.name") == {"agent-s1": 1}
-    assert watched.counts("agentruns.late_results", "gen_ai.tool.name") == {"robbed": 1}
-    assert of(watched.spans("invoke_agent")[0], "error.type") == ("LeaseLostError",)
-
-
-@pytest.mark.parametrize("is_reported", [True, False])
-def test_an_event_whose_commit_was_never_acknowledged_is_counted_once(
-    is_reported: bool, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append, unanswered = DatabaseStore.append, list[Batch]()
-
-    def append_unanswered(store: DatabaseStore, batch: Batch, **options: Any) -> None:
-        if unanswered or batch.rows[-1].kind != "run_completed":
-            append(store, batch, **options)
-            return
-        unanswered.append(batch)
-        with monkeypatch.context() as patch:
-            if not is_reported:
-                patch.setattr(telemetry, "stored", lambda batch, alias: None)
-            append(store, batch, **options)
-        raise OperationalError("the connection broke before the acknowledgement came")
-
-    monkeypatch.setattr(DatabaseStore, "append", append_unanswered)
-    assert run_agent(shop_agent("unanswered"), "do it", "s1").status == "completed"
-    assert unanswered
-    assert watched.counts("agentruns.runs.ended", "agentruns.status") == {"completed": 1}
-
-
-def test_a_failed_request_tells_the_kind_of_error_and_not_its_text(watched: Watched) -> None:
-    def busy(request: ModelRequest) -> ModelReply:
-        used = {"input_tokens": 3, "output_tokens": 1}
-        raise ProviderError(SAID[0], disposition="retry", type="overloaded_error", usage=used)
-
-    run = the_run(run_turns(busy))
+    used = {"input_tokens": 3, "output_tokens": 1}
+    run = start([ProviderError(SAID[0], disposition="retry", type="overloaded_error", usage=used)])
     [chat] = watched.spans("chat")
     assert of(chat, "error.type", "gen_ai.usage.input_tokens") == ("overloaded_error", 3)
-    assert SAID[0] not in chat.to_json()
+    assert SAID[0] not in chat.to_json(), "the kind of the error and not its text"
     forget_backoff(run)
     sweep()
     assert len(watched.traces()) == 1
+    run_turns({"tools": [call("robbed")]}, tools=[robbed], session="s2")
+    assert watched.counts("agentruns.leases.lost", "gen_ai.agent.name") == {"agent-s2": 1}
+    assert watched.counts("agentruns.late_results", "gen_ai.tool.name") == {"robbed": 1}
+    assert of(watched.spans("invoke_agent")[2], "error.type") == ("LeaseLostError",)
 
 
-def test_a_stateless_run_stays_in_its_caller_s_trace(watched: Watched) -> None:
-    with watched.tracers.get_tracer("host").start_as_current_span("request") as request:
-        run_agent(shop_agent("quick", tools=[]), "do it")
-    [drive] = watched.spans("invoke_agent")
-    assert above(drive) == request.get_span_context().span_id
-    assert list(drive.links) == []
+def test_an_event_whose_commit_was_never_acknowledged_is_counted_once(watched: Watched) -> None:
+    for nth in (1, 2, 3):
+        with broken_commit(nth, went_through=True):
+            assert run_agent(shop_agent("unanswered"), "do it", f"s{nth}").status == "completed"
+        assert watched.counts("agentruns.runs.ended", "agentruns.status") == {"completed": nth}
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_the_project_s_sampler_decides_for_whole_runs(ratio: float, watch: Callable[..., Watched]) -> None:
-    watched = watch(sampler=ParentBased(TraceIdRatioBased(ratio)))
-    run_turns({"tools": [call("refund", cents=5000)]})
+    """A stateless run stays in its caller's trace; a session's key is told only when asked for."""
+    watched = watch(sampler=ParentBased(TraceIdRatioBased(ratio)), kind=WithKey)
+    run_turns({"tools": [call("refund", cents=5000)]}, session=SAID[4])
     assert len(watched.spans()) == 2 * ratio
     approve(Approval.objects.get().pk, None)
     sweep()
     assert len(watched.spans()) == 5 * ratio
     ended = watched.counts("agentruns.runs.ended", "agentruns.status")
     assert ended == {"completed": 1}, "metrics are of all"
+    for drive in watched.spans("invoke_agent"):
+        assert of(drive, "agentruns.session.key") == (SAID[4],)
+    with watched.tracers.get_tracer("host").start_as_current_span("request") as request:
+        run_agent(shop_agent("quick", tools=[]), "do it")
+    for drive in watched.spans("invoke_agent")[2:]:
+        assert (above(drive), list(drive.links)) == (request.get_span_context().span_id, [])
 
 
 def on_fire(*about: Any, **more: Any) -> None:
@@ -372,8 +341,7 @@ def test_the_age_of_the_queue(watched: Watched) -> None:
 
     telemetry.event("sweep", {"name": "a sweeper", "found": 0})
     telemetry.event("of a later version", {})
-    assert watched.counts("agentruns.sweeps", "agentruns.sweeper") == {"a sweeper": 1}
-    assert age() == 0
+    assert (watched.counts("agentruns.sweeps", "agentruns.sweeper"), age()) == ({"a sweeper": 1}, 0)
     agent = shop_agent("waits")
     runs = [start_run(agent, "do it", f"s{number}") for number in range(3)]
     hour = {"updated_at": Now() - timedelta(hours=1)}
@@ -419,16 +387,13 @@ def test_records_of_a_drive_name_its_run_and_epoch(caplog: pytest.LogCaptureFixt
     own = [record for record in caplog.records if record.name == "shop"]
     assert [about(record) for record in own] == [(str(run.pk), 1)] * 2
     assert driven() == ("", 0), "nothing is left behind"
-
-
-def test_a_record_about_no_run_says_so_and_one_that_knows_its_run_keeps_it() -> None:
     record = logging.makeLogRecord({"msg": "hello"})
-    RunFilter().filter(record)
-    assert about(record) == ("", 0)
+    on_handler.filter(record)
+    assert about(record) == ("", 0), "it is about no run"
     own = logging.makeLogRecord({"msg": "hello", "run_id": "mine", "epoch": 3})
     with bound("another", 4):
-        RunFilter().filter(own)
-    assert about(own) == ("mine", 3)
+        on_handler.filter(own)
+    assert about(own) == ("mine", 3), "it knows its run"
 
 
 def test_the_page_s_settings_write_json(monkeypatch: pytest.MonkeyPatch) -> None:
