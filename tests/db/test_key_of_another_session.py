@@ -7,10 +7,10 @@ import pytest
 from agentruns import fork_run, run_agent, start_run
 from agentruns.agents.agent import Agent
 from agentruns.exceptions import RunStateError
-from agentruns.models import Run, Session
+from agentruns.models import Session
 from tests.api.http import Api
 from tests.commands.running import run as command
-from tests.db.helpers import the_run, user
+from tests.db.helpers import user
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -33,17 +33,16 @@ def test_python_refuses_the_key_and_names_the_run_and_its_session(shop: Agent, e
         assert run_agent(shop, "say hello", "customer-1", idempotency_key="k1").run_id == str(run.pk)
     assert not Session.objects.filter(key="customer-2").exists(), "nothing is left of a refusal"
     assert run_agent(shop, "say hello", "customer-2", idempotency_key="k2").status == "completed"
+    refused = command("run_agent", "shop", "say hello", "--idempotency-key=k1", "--session=customer-2")
+    assert (refused.code, "of session 'customer-1'" in refused.err) == (1, True)
+    again = command("run_agent", "shop", "say hello", "--idempotency-key=k1")
+    assert (again.code, "in session customer-1 is completed" in again.out) == (0, True)
     assert effects.count() == 2
-
-
-def test_a_fork_into_another_session_is_another_fork(shop: Agent, effects: Effects) -> None:
-    run = the_run(run_agent(shop, "say hello", "s1", idempotency_key="k1"))
     fork = fork_run(run.pk, 5, session="by letter", idempotency_key="once")
     with pytest.raises(RunStateError, match="a fork in session 'by letter', not in 'by mail'"):
         fork_run(run.pk, 5, session="by mail", idempotency_key="once")
     for same in ({"session": "by letter"}, {}):
         assert fork_run(run.pk, 5, idempotency_key="once", **same) == fork  # type: ignore[arg-type]
-    assert Run.objects.count() == 2
 
 
 def test_the_api_answers_409_with_the_run(shop: Agent) -> None:
@@ -59,13 +58,3 @@ def test_the_api_answers_409_with_the_run(shop: Agent) -> None:
     at = {"at": 1, "text": "and?", "idempotency_key": "once"}
     assert api.post(f"/runs/{made['id']}/fork", {**at, "session": "by letter"})[0] == 201
     assert api.post(f"/runs/{made['id']}/fork", {**at, "session": "by mail"})[0] == 409
-
-
-def test_the_commands_exit_with_the_error(shop: Agent, effects: Effects) -> None:
-    command_line = ("run_agent", "shop", "say hello", "--idempotency-key=k1")
-    assert command(*command_line, "--session=customer-1").code == 0
-    refused = command(*command_line, "--session=customer-2")
-    assert (refused.code, "of session 'customer-1'" in refused.err) == (1, True)
-    again = command(*command_line)
-    assert (again.code, "in session customer-1 is completed" in again.out) == (0, True)
-    assert effects.count() == 1

@@ -27,8 +27,7 @@ from agentruns.testing import ScriptedModel, check_messages
 from tests.admin.doubts import timed_out
 from tests.commands.running import run as command
 from tests.db.exports import exported, verified
-from tests.db.helpers import run_turns, the_run
-from tests.effects import Effects
+from tests.db.helpers import the_run
 from tests.files import MEGABYTE, alias, fetch, fetched, report_of, row_of, said, sha256, stored_in
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
@@ -84,12 +83,17 @@ def test_what_is_read_back_is_what_was_stored(kind: str, folder: Path) -> None:
     assert stored is not None
     assert (stored.is_text, payloads.content_of(stored)) == (kind == "text", ODD[kind])
     assert len(row["content"]) < payloads.PREVIEW + 150
+    for odd in (None, [], {}, {"stored": None}, {"stored": "x"}, {"stored": {"name": 1}}):
+        assert payloads.names_in(odd) == []
+    with pytest.raises(payloads.PayloadError, match="seq 3"):
+        payloads.of(Run().pk, 3, {"stored": {"name": "x"}})
+    with pytest.raises(payloads.PayloadError, match="cannot be read"):
+        payloads.check(Stored(Run().pk, 3, "../../etc/passwd", "0", 1, "text"))
 
 
 def test_the_limit_is_in_bytes_and_no_file_is_ever_overwritten(folder: Path) -> None:
     assert payloads.put("s/c", "x" * LIMIT) == {}
-    assert payloads.put("s/c", "\u20ac" * (LIMIT // 3)) == {}
-    assert fetched(1000).status == "completed"
+    assert (payloads.put("s/c", "\u20ac" * (LIMIT // 3)), fetched(1000).status) == ({}, "completed")
     assert not folder.exists(), "small results never come near the storage"
     names = {payloads.put("s/c", text)["stored"]["name"] for text in ("x" * (LIMIT + 1), "\u20ac" * LIMIT)}
     assert len(names) == len(stored_in(folder)) == 2
@@ -137,72 +141,59 @@ def test_a_file_that_is_not_what_it_was(fault: str, folder: Path) -> None:
     assert problems(run.session_id) == []
 
 
-def test_a_storage_that_fails_loses_nothing(
+def test_without_the_storage_a_check_says_so_and_results_stay_inline(
     folder: Path, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings.STORAGES |= alias(folder, "tests.files.BrokenStorage")
-    run = fetched()
-    assert (run.status, row_of(run).payload["content"]) == ("completed", report_of(MEGABYTE))
-    assert "No space left on device" in caplog.text
-    assert "stored" not in row_of(run).payload
-    assert problems(run.session_id) == []
-
-
-def test_without_the_storage_a_check_says_so_and_results_stay_inline(folder: Path, settings: Any) -> None:
+    """One that fails loses nothing either."""
     assert check_payload_storage(None) == []
+    settings.STORAGES |= alias(folder, "tests.files.BrokenStorage")
+    told = row_of(run := fetched(session="s2")).payload
+    assert (run.status, told["content"], "stored" in told) == ("completed", report_of(MEGABYTE), False)
+    assert "No space left on device" in caplog.text
+    assert problems(run.session_id) == []
     settings.STORAGES = {name: one for name, one in settings.STORAGES.items() if name != "agentruns"}
     (found,) = check_payload_storage(None)
     assert (found.id, "FileSystemStorage" in str(found.hint)) == ("agentruns.W005", True)
     assert row_of(fetched()).payload["content"] == report_of(MEGABYTE)
+    stateless = shop_agent("stateless", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch])
+    assert said_by(run_agent(stateless, "x" * MEGABYTE).messages) == report_of(MEGABYTE)
+    assert not folder.exists()
     settings.AGENTRUNS_PAYLOAD_STORAGE = ""
     assert check_payload_storage(None) == []
     settings.AGENTRUNS_PAYLOAD_INLINE_MAX = "64k"
     assert [one.id for one in check_values(None)] == ["agentruns.E012"]
 
 
-def test_a_stateless_run_has_no_files(folder: Path) -> None:
-    agent = shop_agent("stateless", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch])
-    result = run_agent(agent, "x" * MEGABYTE)
-    assert said_by(result.messages) == report_of(MEGABYTE)
-    assert not folder.exists()
+@pytest.mark.parametrize(
+    ("kind", "fails"), [("plain", False), ("transactional", False), ("transactional", True)]
+)
+def test_a_known_result_waits_for_the_database_and_is_put_away_once(
+    kind: str, fails: bool, folder: Path
+) -> None:
+    """The database refuses each append of a plain tool's run once, and one with a result six times."""
+    tries = Counter[int]()
 
+    class FullDisk(DatabaseStore):
+        def append(self, batch: Any, **options: Any) -> None:
+            tries[batch.first_seq] += 1
+            often = 6 if batch.rows[0].kind == "tool_result" else 1
+            if kind == "plain" and tries[batch.first_seq] <= often:
+                raise OperationalError("No space left on device")
+            super().append(batch, **options)
 
-@tool(transactional=True)
-def annotate_at_length(fails: bool) -> str:
-    Order.objects.create(number="A1", customer="x", total_cents=1)
-    if fails:
-        raise ValueError("x" * MEGABYTE)
-    return report_of(MEGABYTE)
+    @tool(transactional=kind == "transactional")
+    def annotate() -> str:
+        Order.objects.create(number="A1", customer="x", total_cents=1)
+        if fails:
+            raise ValueError("x" * MEGABYTE)
+        return report_of(MEGABYTE)
 
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_transactional_tool(fails: bool, folder: Path) -> None:
-    turn = {"tools": [call("annotate_at_length", fails=fails)]}
-    run = the_run(run_turns(turn, tools=[annotate_at_length]))
+    agent = shop_agent("flaky", {"tools": [call("annotate")]}, tools=[annotate])
+    run = the_run(run_agent(agent, "do it", "s1", store=FullDisk()))
     (path,) = stored_in(folder)
-    stored = row_of(run).payload["stored"]
-    assert (stored["name"], Order.objects.count()) == (f"{run.session_id}/{path.name}", not fails)
-
-
-class FullDisk(DatabaseStore):
-    """Refuses each append once, and one with a result six times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tries = Counter[int]()
-
-    def append(self, batch: Any, **options: Any) -> None:
-        self.tries[batch.first_seq] += 1
-        if self.tries[batch.first_seq] <= (6 if batch.rows[0].kind == "tool_result" else 1):
-            raise OperationalError("No space left on device")
-        super().append(batch, **options)
-
-
-def test_a_known_result_waits_for_the_database_and_is_put_away_once(folder: Path, effects: Effects) -> None:
-    agent, store = shop_agent("flaky", {"tools": [call("fetch", size=MEGABYTE)]}, tools=[fetch]), FullDisk()
-    run = the_run(run_agent(agent, "do it", "s1", store=store))
-    assert (run.status, len(stored_in(folder)), effects.count()) == ("completed", 1, 1)
-    assert max(store.tries.values()) == 7
+    assert row_of(run).payload["stored"]["name"] == f"{run.session_id}/{path.name}"
+    assert (run.status, Order.objects.count()) == ("completed", not fails)
+    assert kind != "plain" or max(tries.values()) == 7
 
 
 def test_what_came_too_late_can_be_told_as_it_was(folder: Path) -> None:
@@ -214,8 +205,7 @@ def test_what_came_too_late_can_be_told_as_it_was(folder: Path) -> None:
     assert row_of(run).payload["stored"] == evidence.payload["stored"]
     assert stored_in(folder) == [path]
     assert said_by(load("default", run.session_id, run.pk).conversation.messages()) == report_of(MEGABYTE)
-    assert sweep().completed == 1
-    assert problems(run.session_id) == []
+    assert (sweep().completed, problems(run.session_id)) == (1, [])
 
 
 def test_a_long_task(folder: Path) -> None:
@@ -233,24 +223,13 @@ def test_a_long_task(folder: Path) -> None:
     assert "stored" not in row_of(again, "user").payload
     assert sweep().completed == 1
     whole = {"role": "user", "content": [{"type": "text", "text": text}]}
-    assert (asked[0], asked[1][0]) == ([whole], whole)
-    assert problems(run.session_id) == []
+    assert (asked[0], asked[1][0], problems(run.session_id)) == ([whole], whole, [])
     assert stored_in(folder) == [path]
 
 
-def test_a_preview_shows_no_part_of_a_secret(folder: Path, settings: Any) -> None:
-    settings.AGENTRUNS_REDACT = "tests.files.without_cards"
-    start = "x" * (payloads.PREVIEW - 8)
-    for content in (
-        f"{start}4242 4242 4242 4242" + "y" * LIMIT,
-        [f"{start}4242 4242 4242 4242", "y" * LIMIT],
-    ):
-        row = payloads.put("s/c", content)
-        assert "4242" not in row["content"]
-        assert "[card]" in row["content"]
-
-
-def test_an_export_carries_the_files(folder: Path, tmp_path: Path) -> None:
+def test_an_export_carries_the_files_unless_it_is_redacted(
+    folder: Path, settings: Any, tmp_path: Path
+) -> None:
     run, path = fetched(3 * MEGABYTE), tmp_path / "run.jsonl"
     lines = exported(run, path)
     parts = [line for line in lines if "data" in line]
@@ -263,29 +242,17 @@ def test_an_export_carries_the_files(folder: Path, tmp_path: Path) -> None:
         path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
         code, out = verified(path)
         assert (code, f"the file of row {row_of(run).seq} is missing or was altered" in out) == (1, True), out
-    stored_in(folder)[0].unlink()
-    exported(run, path)
-    code, out = verified(path)
-    assert (code, "is missing" in out) == (1, True), out
-
-
-def test_a_redacted_export_leaves_the_files_out(folder: Path, settings: Any, tmp_path: Path) -> None:
-    run, path = fetched(), tmp_path / "run.jsonl"
     settings.AGENTRUNS_REDACT = "tests.files.without_cards"
     (line,) = (line for line in exported(run, path) if "file" in line)
     assert (line["of"], "data" in line) == (row_of(run).seq, False)
     assert "not to be shown" in line["left_out"]
     code, out = verified(path)
     assert (code, "0 files (1 left out)" in out) == (0, True), out
-    assert any("data" in line for line in exported(run, path, true_values=True))
-    assert verified(path)[0] == 0
-
-
-def test_names_of_rows_that_say_nothing(folder: Path) -> None:
-    for odd in (None, [], {}, {"stored": None}, {"stored": "x"}, {"stored": {"name": 1}}):
-        assert payloads.names_in(odd) == []
-    with pytest.raises(payloads.PayloadError, match="seq 3"):
-        payloads.of(Run().pk, 3, {"stored": {"name": "x"}})
-    outside = Stored(Run().pk, 3, "../../etc/passwd", "0", 1, "text")
-    with pytest.raises(payloads.PayloadError, match="cannot be read"):
-        payloads.check(outside)
+    secret = "x" * (payloads.PREVIEW - 8) + "4242 4242 4242 4242"
+    for content in (f"{secret}" + "y" * LIMIT, [secret, "y" * LIMIT]):
+        row = payloads.put("s/c", content)
+        assert ("4242" in row["content"], "[card]" in row["content"]) == (False, True)
+    stored_in(folder)[0].unlink()
+    exported(run, path, true_values=True)
+    code, out = verified(path)
+    assert (code, "is missing" in out) == (1, True), out

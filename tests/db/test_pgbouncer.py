@@ -80,10 +80,8 @@ def test_a_run_with_everything(effects: Effects, settings: Any) -> None:
     wait_for(lambda: len({backend() for _turn in range(6)}) > 1, "another connection to the server")
     assert sweep().waiting == 1
     approve(Approval.objects.get().pk, None)
-    assert sweep().completed == 1
-    assert outcomes(run) == ["ok"] * 5
-    assert (Order.objects.get().note, effects.count()) == ("seen", 4)
-    assert problems(run.session_id) == []
+    assert (sweep().completed, outcomes(run)) == (1, ["ok"] * 5)
+    assert (Order.objects.get().note, effects.count(), problems(run.session_id)) == ("seen", 4, [])
     assert [line["status"] for line in command("list_runs", "--json").lines] == ["completed"]
     assert command("verify_journal").code == 0
 
@@ -92,8 +90,7 @@ def test_a_crash(effects: Effects) -> None:
     run_and_die("run", "every-kind", "s1", SHOP_KILL="charge:after")
     run = Run.objects.get()
     expire_lease(run)
-    assert sweep().completed == 1
-    assert outcomes(run) == ["ok"] * 4
+    assert (sweep().completed, outcomes(run)) == (1, ["ok"] * 4)
     assert Counter(line["tool"] for line in effects.lines()) == {"post": 1, "charge": 1, "lookup": 1}
     assert problems(run.session_id) == []
 

@@ -81,6 +81,12 @@ def make(*turns: Any, **options: Any) -> tuple[Agent, Script]:
 def test_both_are_made_once_and_journaled() -> None:
     owner = User.objects.create_user("ann")
     agent, model = make({"tools": [call("lookup", number="A1")]})
+    definition = agent.definition()
+    assert definition["instructions"] == {"function": "tests.db.test_rendering.greeting"}
+    assert definition["tools_for"] == "tests.db.test_rendering.choice"
+    with isolated_registry():
+        other, _model = make(instructions="Serve.", tools_for=None)
+    assert definition_difference(definition, other.definition()) == ["instructions", "tools_for"]
     again = partial(run_agent, agent, "do it", "s1", actor=owner, context={"tenant": 7}, idempotency_key="k")
     result = again()
     assert (result.output, told(model)) == ("all done", [("Serve 7.", ["lookup"])] * 2)
@@ -94,15 +100,9 @@ def test_both_are_made_once_and_journaled() -> None:
     assert again() == result
     assert len(SEEN) == 1, "a run that is there is not made anew"
     assert problems(row.session_id) == []
-
-
-def test_the_definition_has_the_paths() -> None:
-    agent, _model = make()
-    assert agent.definition()["instructions"] == {"function": "tests.db.test_rendering.greeting"}
-    assert agent.definition()["tools_for"] == "tests.db.test_rendering.choice"
-    with isolated_registry():
-        other, _model = make(instructions="Serve.", tools_for=None)
-    assert definition_difference(agent.definition(), other.definition()) == ["instructions", "tools_for"]
+    agent.run("do it", context={"tenant": 8})
+    assert (told(model)[2], SEEN[1].session_key) == (("Serve 8.", ["lookup"]), None)
+    assert Run.objects.count() == 1, "a stateless run has its own"
 
 
 def test_a_call_of_a_tool_that_was_not_chosen_is_one_of_an_unknown_tool() -> None:
@@ -114,25 +114,6 @@ def test_a_call_of_a_tool_that_was_not_chosen_is_one_of_an_unknown_tool() -> Non
     CHOICE[0] = ()
     run_agent(agent, "do it", "s2")
     assert told(model)[-1][1] == []
-
-
-def test_a_resumed_run_and_a_replay_keep_them() -> None:
-    agent, model = make()
-    run = start_run(agent, "do it", "s1", context={"tenant": 7})
-    pause_run(run.pk)
-    SAYS[0], CHOICE[0] = "Serve somebody else.", ["post"]
-    resume_run(run.pk)
-    assert replay_run(run.pk).is_equal
-    assert replay_run(run.pk, model=model).is_equal
-    assert told(model) == [("Serve 7.", ["lookup"])] * 2
-
-
-def test_a_stateless_run_has_them_and_asks_only_for_its_choice() -> None:
-    agent, model = make({"tools": [call("lookup", number="A1")]})
-    assert agent.run("do it", context={"tenant": 7}).output == "all done"
-    assert told(model)[0] == ("Serve 7.", ["lookup"])
-    assert SEEN[0].session_key is None
-    assert Run.objects.count() == 0
 
 
 def test_a_fork_keeps_them_and_a_run_of_the_task_again_does_not() -> None:
@@ -170,6 +151,7 @@ def test_a_fork_makes_erased_ones_anew() -> None:
 
 
 def test_an_adopted_definition_keeps_them_and_makes_what_was_not_there() -> None:
+    """A resumed run and a replay keep them, too."""
     plain, _model = make(instructions="Plain.", tools_for=None)
     run = start_run(plain, "do it", "s1", context={"tenant": 7})
     _agent, model = make()
@@ -178,8 +160,10 @@ def test_an_adopted_definition_keeps_them_and_makes_what_was_not_there() -> None
     SAYS[0], CHOICE[0] = "Later.", ["post"]
     _agent, model = make(max_steps=7)
     adopt_definition(run.pk)
-    sweep()
-    assert told(model) == [("Serve 7.", ["lookup"])]
+    pause_run(run.pk)
+    resume_run(run.pk)
+    assert replay_run(run.pk, model=model).is_equal
+    assert told(model) == [("Serve 7.", ["lookup"])] * 2
     assert ("instructions" in payloads(run, "run_adopted")[1], problems(run.session_id)) == (False, [])
 
 

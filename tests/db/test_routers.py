@@ -26,33 +26,25 @@ from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
 SCOPES = ["runs:read", "runs:write", "approvals:decide"]
-COMMANDS = sorted(name for name, app in get_commands().items() if app == "agentruns")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_takes_a_database_and_speaks_json(name: str) -> None:
-    found = load_command_class("agentruns", name)
-    assert isinstance(found, AgentRunsCommand)
-    assert {"--database", "--json"} <= {*found.create_parser("manage.py", name)._option_string_actions}
+def test_every_command_takes_a_database_and_speaks_json() -> None:
+    for name in (name for name, app in get_commands().items() if app == "agentruns"):
+        found = load_command_class("agentruns", name)
+        assert isinstance(found, AgentRunsCommand)
+        assert {"--database", "--json"} <= {*found.create_parser("manage.py", name)._option_string_actions}
 
 
-@pytest.fixture
-def journal(settings: Any) -> None:
-    """The journal has a database of its own."""
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_users_are_found_where_they_are(settings: Any) -> None:
+    """The journal has a database of its own, in which its tables are made."""
     settings.AGENTRUNS_DATABASE = "other"
     settings.DATABASE_ROUTERS = ["agentruns.models.router.JournalRouter"]
-
-
-def test_tables_are_made_where_the_journal_is(journal: None) -> None:
     places = ("default", "other")
     assert [router.allow_migrate(place, "agentruns") for place in places] == [False, True]
     assert [router.allow_migrate(place, "auth") for place in places] == [True, True]
     assert (router.db_for_read(Run), router.db_for_write(Message)) == ("other", "other")
     assert (router.db_for_read(User), router.db_for_write(User)) == ("default", "default")
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_users_are_found_where_they_are(journal: None, settings: Any) -> None:
     al = user("al", "decide_approval")
     agent = shop_agent("routed", {"tools": [call("refund", cents=5000)]})
     run = start_run(agent, "do it", "s1", actor=al, idempotency_key="k")
@@ -108,8 +100,7 @@ def test_nothing_is_asked_of_a_replica(replica: None, effects: Effects) -> None:
     assert [client.get(url).status_code for url in pages] == [200] * 6
     approve = reverse("admin:agentruns_approval_approve", args=[card.pk])
     assert client.post(approve, {"digest": card.digest, "reason": "fine"}).status_code == 302
-    assert sweep().completed == 1
-    assert effects.count() == 4
+    assert (sweep().completed, effects.count()) == (1, 4)
     assert [client.get(url).status_code for url in pages] == [200] * 6
     ask(Client(headers={"Authorization": f"Bearer {create_token(boss, SCOPES)[1]}"}), run, card)
     for words in (
