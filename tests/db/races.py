@@ -15,7 +15,7 @@ from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 
-def one_of_many_deciders_wins() -> None:
+def one_of_many_deciders_wins(effects: Effects) -> None:
     """Let six threads decide on one card: one decision is kept."""
     for round_number in range(5):
         card = run_turns({"tools": [call("refund", cents=5000)]}, session=f"s{round_number}").pending[0]
@@ -27,7 +27,7 @@ def one_of_many_deciders_wins() -> None:
         assert problems(card.run.session_id) == []
 
 
-def many_starts_with_one_key_are_one_run() -> None:
+def many_starts_with_one_key_are_one_run(effects: Effects) -> None:
     """Let six threads start with one key: they get one run, or a refusal in another session."""
     agent = shop_agent("started")
     runs = at_once(*[partial(start_run, agent, "do it", "one", idempotency_key="k1")] * 6)
@@ -50,3 +50,6 @@ def many_sweeps_at_once_act_once(effects: Effects) -> None:
     assert not [result for result in results if isinstance(result, Exception)]
     assert effects.count() == 6
     assert set(Run.objects.values_list("status", flat=True)) == {"completed"}
+
+
+ALL = (one_of_many_deciders_wins, many_starts_with_one_key_are_one_run, many_sweeps_at_once_act_once)

@@ -97,6 +97,14 @@ def deadlocks() -> int:
     return int(count)
 
 
+def somebody_waits() -> bool:
+    """Tell whether a backend of PostgreSQL waits for a lock."""
+    waiters = "wait_event_type = 'Lock' AND datname = current_database()"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE {waiters})")
+        return bool(cursor.fetchone()[0])
+
+
 class Click:
     """What a person does about a run, once, and what came of it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -14,14 +13,11 @@ import pytest
 from django.db import connection, connections, transaction
 
 from agentruns import (
-    ModelRequest,
     ToolContext,
-    approve,
     cancel_run,
     deny,
     pause_run,
     resume_run,
-    run_agent,
     start_run,
     tool,
 )
@@ -30,13 +26,12 @@ from agentruns.journal.verify import problems
 from agentruns.models import Control, Message, Run, Session
 from agentruns.services import write as service_write
 from agentruns.services.sweep import sweep
-from agentruns.testing import check_messages
 from agentruns.utils import db
 from tests.crash.processes import expire_lease, run_and_die
 from tests.db import races
 from tests.db.dying import elsewhere
 from tests.db.helpers import outcomes, run_out, run_turns, the_run
-from tests.db.racing import Click, deadlocks
+from tests.db.racing import Click, deadlocks, somebody_waits
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, post, shop_agent
 from tests.shop.models import Order
@@ -74,11 +69,6 @@ def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     connection.close()
 
 
-@tool
-def look(ctx: ToolContext) -> str:
-    return level()
-
-
 @tool(transactional=True)
 def slow_note(ctx: ToolContext, note: str) -> str:
     """Write a note, slowly enough for some heartbeats."""
@@ -98,38 +88,20 @@ def wait_for_heartbeats(times: int) -> None:
     wait_for(are_enough, "heartbeats")
 
 
-def test_a_whole_run(isolation: str, effects: Effects) -> None:
-    turns = [
-        {"tools": [call("look"), call("post", text="x"), call("annotate", number="A1", note="seen")]},
-        {"tools": [call("search", query=str(number)) for number in range(4)]},
-        {"tools": [call("refund", cents=5000), call("charge", cents=5), call("broken")]},
-    ]
-    result = run_turns(*turns, tools=[*TOOLS, look])
-    assert result.status == "awaiting-approval"
-    pause_run(result.run_id or "")
-    assert resume_run(result.run_id or "").status == "awaiting-approval"
-    approve(result.pending[0].pk, None)
-    assert sweep().completed == 1
-    run = the_run(result)
-    assert outcomes(run) == ["ok"] * 9 + ["error"]
-    assert run.messages.filter(kind="tool_result").earliest("seq").payload["content"] == isolation
-    assert (effects.count(), Order.objects.get().note) == (8, "seen")
-    sent: list[list[dict[str, Any]]] = []
-
-    def answer(request: ModelRequest) -> dict[str, str]:
-        sent.append(request.messages)
-        return {"text": "thanks"}
-
-    run_agent(shop_agent("next", answer), "and now?", "s1")
-    check_messages(sent[0])
-
-
-def test_heartbeats_do_not_undo_a_transactional_tool(isolation: str, settings: Any) -> None:
+def test_a_run_with_a_transactional_tool_that_outlives_heartbeats(isolation: str, settings: Any) -> None:
     settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.05
-    run = the_run(run_turns({"tools": [call("slow_note", note="seen")]}, tools=[slow_note]))
-    assert (run.status, outcomes(run), Order.objects.get().note) == ("completed", ["ok"], "seen")
-    assert Message.objects.get(kind="tool_result").payload["content"] == "read committed"
-    assert Message.objects.filter(kind="tool_started").count() == 1
+
+    @tool
+    def look() -> str:
+        return level()
+
+    turn = {"tools": [call("look"), call("slow_note", note="seen"), call("search", query="x")]}
+    run = the_run(run_turns(turn, tools=[look, slow_note, *TOOLS]))
+    assert (run.status, outcomes(run), Order.objects.get().note) == ("completed", ["ok"] * 3, "seen")
+    rows = Message.objects.filter(run=run, kind="tool_result").order_by("seq")
+    levels = {row.tool_name: row.payload["content"] for row in rows}
+    assert (levels["look"], levels["slow_note"]) == (isolation, "read committed")
+    assert Message.objects.filter(kind="tool_started").count() == 3
 
 
 @pytest.mark.parametrize(("word", "ends"), [("cancel", "cancelled"), ("pause", "paused")])
@@ -154,24 +126,16 @@ def test_a_click_from_elsewhere_while_the_heartbeat_beats(
     assert (click.made, click.refused, run.status, run.attempts) == (True, None, ends, 0)
     assert effects.count() == 1
     if ends == "paused":
-        assert resume_run(run.pk).status == "completed"
-        assert effects.count() == 2
+        assert (resume_run(run.pk).status, effects.count()) == ("completed", 2)
     assert outcomes(the_run(result)) == ["ok", "cancelled" if ends == "cancelled" else "ok"]
 
 
-RACES: list[Callable[..., None]] = [
-    races.one_of_many_deciders_wins,
-    races.many_starts_with_one_key_are_one_run,
-    races.many_sweeps_at_once_act_once,
-]
-
-
 @SERIALIZABLE
-@pytest.mark.parametrize("race", RACES, ids=lambda race: race.__name__)
+@pytest.mark.parametrize("race", races.ALL, ids=lambda race: race.__name__)
 def test_races_end_as_at_the_default_level(
-    race: Callable[..., None], isolation: str, effects: Effects
+    race: Callable[[Effects], None], isolation: str, effects: Effects
 ) -> None:
-    race(*[effects] * len(inspect.signature(race).parameters))
+    race(effects)
 
 
 @SERIALIZABLE
@@ -182,8 +146,7 @@ def test_a_killed_process_of_such_a_project_is_taken_over(
     run_and_die("run", f"calls-{name}", "s1", SHOP_KILL=f"{name}:after")
     run = Run.objects.get()
     expire_lease(run)
-    assert sweep().completed == 1
-    assert (effects.count(), problems(run.session_id)) == (times, [])
+    assert (sweep().completed, effects.count(), problems(run.session_id)) == (1, times, [])
 
 
 # A transaction that never ends, as that of a frozen process, keeps its own session and no other
@@ -236,8 +199,7 @@ def test_a_frozen_session_keeps_no_other_run_and_no_service_waiting(
         with pytest.raises(JournalLockedError, match="locked"):
             deny(card.pk, None, reason="no")
     assert "put off" in caplog.text
-    assert sweep().expired == 1
-    assert effects.count() == 1
+    assert (sweep().expired, effects.count()) == (1, 1)
 
 
 def test_the_callers_transaction_goes_on_and_keeps_its_lock_timeout(waiting: Run) -> None:
@@ -250,14 +212,6 @@ def test_the_callers_transaction_goes_on_and_keeps_its_lock_timeout(waiting: Run
         pause_run(free.pk)
         assert show("lock_timeout") == before
     assert Run.objects.get(pk=free.pk).status == "paused"
-
-
-def somebody_waits() -> bool:
-    """Tell whether a backend waits for a lock."""
-    waiters = "wait_event_type = 'Lock' AND datname = current_database()"
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE {waiters})")
-        return bool(cursor.fetchone()[0])
 
 
 def test_a_service_and_a_worker_take_their_locks_in_the_same_order(
@@ -284,5 +238,4 @@ def test_a_service_and_a_worker_take_their_locks_in_the_same_order(
     turn = {"tools": [call("be_paused"), call("post", text="x")]}
     result = run_turns(turn, tools=[be_paused, post])
     clicks[0].join(LIMIT)
-    assert deadlocks() == before
-    assert (result.status, effects.count()) == ("paused", 0)
+    assert (deadlocks(), result.status, effects.count()) == (before, "paused", 0)

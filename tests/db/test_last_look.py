@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,7 @@ from tests.shop.agents import call, shop_agent
 from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
+ONE_WRITER = connection.vendor == "sqlite"
 first_spans: list[Callable[[], object]] = []  # what blocks the next span of a tool
 longer: list[Callable[[], object]] = []  # what makes the leases of this test long from now on
 
@@ -115,40 +117,25 @@ TOOLS = {
 
 @pytest.mark.parametrize("kind", TOOLS)
 def test_no_handler_is_entered_after_a_wait_that_outlasted_the_lease(kind: str, effects: Effects) -> None:
-    is_writing = kind == "transactional" and connection.vendor == "sqlite"  # then nobody can take over
+    is_writing = kind == "transactional" and ONE_WRITER  # then nobody can take over
     first_spans.append(wait_out_the_lease if is_writing else lose_the_run)
     run = run_with(TOOLS[kind])
     assert (run.status, outcomes(run), attempts(effects)) == ("completed", ["ok"], [1 if is_writing else 2])
     assert [one["never_entered"] for one in payloads(run, "late_result")] == [True] * (not is_writing)
 
 
-@pytest.mark.parametrize("kind", TOOLS)
-def test_where_nobody_took_over_the_lease_is_extended_first(kind: str, effects: Effects) -> None:
-    ends: list[Any] = []
-    first_spans.insert(0, lambda: ends.append(elsewhere(lambda: Run.objects.get().lease_expires_at)))
-    first_spans.append(wait_out_the_lease)
-    run = run_with(TOOLS[kind])
-    assert (run.status, outcomes(run), attempts(effects)) == ("completed", ["ok"], [1])
-    started = Message.objects.get(kind="tool_started").created_at
-    assert (ends[0] - started).total_seconds() > 1, "extended once more after the start was stored"
-
-
+@pytest.mark.parametrize("taken", [False, True], ids=["over", "taken"])
 def test_nothing_of_a_parallel_group_is_entered_then(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
+    taken: bool, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where nobody took over, a call that was not entered has its turn again."""
     monkeypatch.setattr("agentruns.engine.tool_calls.PARALLEL", 1)
-    first_spans.append(lose_the_run)
+    first_spans.append(lose_the_run if taken else wait_out_the_lease)
     run = run_with(*[tool(plain, safe_to_retry=True, parallel=True)] * 2)
-    assert (run.status, outcomes(run), attempts(effects)) == ("completed", ["ok", "ok"], [2, 2])
+    assert (run.status, outcomes(run), attempts(effects)) == ("completed", ["ok", "ok"], [1 + taken] * 2)
     late = Message.objects.filter(kind="late_result")
-    assert [row.payload["never_entered"] for row in late] == [True, True]
-    assert len(set(late.values_list("call_id", flat=True))) == 2
-
-
-def test_a_parallel_call_that_was_not_entered_has_its_turn_again(effects: Effects) -> None:
-    first_spans.append(wait_out_the_lease)
-    run = run_with(*[tool(plain, safe_to_retry=True, parallel=True)] * 2)
-    assert (run.status, outcomes(run), attempts(effects)) == ("completed", ["ok", "ok"], [1, 1])
+    assert [row.payload["never_entered"] for row in late] == [True, True] * taken
+    assert len(set(late.values_list("call_id", flat=True))) == 2 * taken
 
 
 def test_a_thread_that_nobody_waits_for_any_more_enters_no_handler(
@@ -185,58 +172,42 @@ def test_the_outside_world_is_asked_under_a_lease_only(effects: Effects) -> None
     assert asked[0] != threading.get_ident()
 
 
-@pytest.mark.parametrize("kind", ["nothing", "timeout", "async"])
-@pytest.mark.parametrize("taken", [False, True], ids=["over", "taken"])
+CASES: list[Any] = [
+    *itertools.product(["nothing", "timeout", "async"], [False, True]),
+    ("transactional", False),
+    pytest.param("in a block", False, marks=pytest.mark.skipif(ONE_WRITER, reason="the block itself")),
+]
+
+
+@pytest.mark.parametrize(("kind", "taken"), CASES)
 def test_a_handler_that_prepares_for_long_looks_before_it_acts(
     kind: str, taken: bool, effects: Effects
 ) -> None:
+    """A transactional one needs no more time: what is written is rolled back if somebody has the run."""
+
     def work(ctx: ToolContext) -> str:
         """Prepare for longer than the lease, then act if the run is still this worker's."""
         if ctx.attempt == 1:
             (lose_the_run if taken else wait_out_the_lease)()
-        ctx.require_lease()
-        assert elsewhere(lambda: Run.objects.runnable().exists()) is False, "the lease is live"
+        with transaction.atomic() if kind == "in a block" else nullcontext():
+            ctx.require_lease()
+            if kind == "in a block":
+                transaction.set_rollback(True)
+        if kind != "transactional":
+            assert elsewhere(lambda: Run.objects.runnable().exists()) is False, "the lease is live"
         return act(ctx)
 
     async def work_async(ctx: ToolContext) -> str:
         return work(ctx)
 
-    options: dict[str, Any] = {"timeout": LIMIT, "safe_to_retry": True} if kind == "timeout" else {}
+    options: dict[str, Any] = {"transactional": kind == "transactional"}
+    if kind == "timeout":
+        options = {"timeout": LIMIT, "safe_to_retry": True}
     run = run_with(tool(work_async if kind == "async" else work, **options))
     assert (run.status, outcomes(run), attempts(effects)) == ("completed", ["ok"], [2 if taken else 1])
     late = payloads(run, "late_result")
     assert [one.get("never_entered", False) for one in late] == [False] * taken
     assert all(one["is_error"] and "LeaseLostError" in one["content"] for one in late)
-
-
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer: the block itself")
-def test_a_look_inside_a_transaction_of_the_handlers_own(effects: Effects) -> None:
-    @tool
-    def work(ctx: ToolContext) -> str:
-        """Look inside a transaction that is then rolled back."""
-        wait_out_the_lease()
-        with transaction.atomic():
-            ctx.require_lease()
-            transaction.set_rollback(True)
-        assert elsewhere(lambda: Run.objects.runnable().exists()) is False, "the lease is live"
-        return act(ctx)
-
-    assert (run_with(work).status, attempts(effects)) == ("completed", [1])
-
-
-def test_a_transactional_tool_needs_no_more_time(effects: Effects) -> None:
-    @tool(transactional=True)
-    def work(ctx: ToolContext) -> str:
-        """Look after the lease is over: what is written is rolled back if somebody has the run."""
-        wait_out_the_lease()
-        ctx.require_lease()
-        return act(ctx)
-
-    assert (run_with(work).status, attempts(effects)) == ("completed", [1])
-
-
-def test_without_an_engine_there_is_no_lease() -> None:
-    ToolContext(run_id="r", call_id="c", tool_name="t", idempotency_key="k").require_lease()
 
 
 def test_a_handler_that_nobody_waits_for_may_not_act(
@@ -261,3 +232,4 @@ def test_a_handler_that_nobody_waits_for_may_not_act(
     assert (run_with(slow).status, attempts(effects)) == ("orphaned", [])
     wait_for(lambda: bool(refused), "the look")
     assert "Stop before you act" in refused[0]
+    ToolContext(run_id="r", call_id="c", tool_name="t", idempotency_key="k").require_lease()  # has no engine

@@ -24,7 +24,7 @@ from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from tests.db import races
 from tests.db.dying import elsewhere
-from tests.db.helpers import outcomes, run_turns, the_run
+from tests.db.helpers import outcomes
 from tests.db.racing import (
     CLICKS,
     LEVELS,
@@ -55,12 +55,9 @@ ENDS = {"approve": "ok", "deny": "denied"}
 TWO_CARDS = {"tools": [call("refund", cents=5000), call("search", query="x"), call("refund", cents=6000)]}
 
 
-def test_one_of_many_deciders_wins() -> None:
-    races.one_of_many_deciders_wins()
-
-
-def test_many_starts_with_one_key_are_one_run() -> None:
-    races.many_starts_with_one_key_are_one_run()
+@pytest.mark.parametrize("race", races.ALL, ids=lambda race: race.__name__)
+def test_of_many_at_once_one_wins(race: Callable[[Effects], None], effects: Effects) -> None:
+    race(effects)
 
 
 def test_many_callers_of_the_same_run_act_once(effects: Effects) -> None:
@@ -70,10 +67,6 @@ def test_many_callers_of_the_same_run_act_once(effects: Effects) -> None:
     assert all(isinstance(result, AgentRunsError) or result.run_id for result in results)
     run = Run.objects.get()
     assert (run.status, problems(run.session_id)) == ("completed", [])
-
-
-def test_many_sweeps_at_once_act_once(effects: Effects) -> None:
-    races.many_sweeps_at_once_act_once(effects)
 
 
 class ParkingStore(DatabaseStore):
@@ -91,18 +84,17 @@ class ParkingStore(DatabaseStore):
         super().append(batch, **options)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["approve"],
-        ["deny"],
-        ["approve", "deny"],
-        ["deny", "approve"],
-        ["approve the last", "approve"],
-        ["deny the last", "approve"],
-    ],
-    ids=" and ".join,
+ORDERS = (
+    "approve",
+    "deny",
+    "approve/deny",
+    "deny/approve",
+    "approve the last/approve",
+    "deny the last/approve",
 )
+
+
+@pytest.mark.parametrize("words", [words.split("/") for words in ORDERS], ids=ORDERS)
 def test_a_decision_just_before_the_parking_goes_on_in_that_drive(words: list[str], effects: Effects) -> None:
     order(effects)
     store = ParkingStore(*words)
@@ -123,8 +115,7 @@ def test_one_of_two_decisions_just_before_the_parking_waits_for_the_other(
         order(effects)
         run = drive(start_run(agent, "do it", click), ParkingStore(click))
         assert (run.status, run.lease_expires_at, sweep().found) == ("awaiting-approval", None, 0)
-        assert outcomes(run) == settled
-        assert end(run).status == "completed"
+        assert (outcomes(run), end(run).status) == (settled, "completed")
         nothing_lost(run, effects)
 
 
@@ -287,32 +278,6 @@ def test_a_lost_race_at_the_release_is_no_failed_drive() -> None:
         assert advance(run, "default", should_stop=lambda: True)
     run = Run.objects.get(pk=run.pk)
     assert (busy.failed, run.status, run.attempts) == (True, "queued", 0)
-
-
-@tool
-def stubborn(ctx: ToolContext) -> str:
-    """Return only after somebody took the run away."""
-    wait_for(lambda: cancel_run(ctx.run_id).status == "cancelled", "a cancel that does not wait for this")
-    return act("stubborn", ctx)
-
-
-def test_evidence_is_kept_although_the_journal_was_busy(
-    effects: Effects, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.AGENTRUNS_LEASE_SECONDS = 0.6  # after which a second cancel does not wait for the worker
-    append = DatabaseStore.append
-    refused: list[Any] = []
-
-    def append_when_quiet(store: DatabaseStore, batch: Any, **options: Any) -> None:
-        if not refused and batch.rows[0].kind == "late_result":
-            refused.append(batch)
-            raise OperationalError("could not serialize access due to concurrent update")
-        append(store, batch, **options)
-
-    monkeypatch.setattr(DatabaseStore, "append", append_when_quiet)
-    run = the_run(run_turns({"tools": [call("stubborn")]}, tools=[stubborn]))
-    assert (len(refused), run.status, outcomes(run), effects.count()) == (1, "cancelled", ["unknown"], 1)
-    assert Message.objects.get(kind="late_result").payload["content"] == "stubborn done"
 
 
 def test_runs_awaited_together_are_driven_together() -> None:

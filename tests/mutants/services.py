@@ -54,7 +54,7 @@ DECISIONS = [
     mutant("approvals: what was decided stays decided",
         Edit(APPROVALS, 'or pending.status != "pending" or approval.status != Approval.Status.PENDING:',
              "or False:"),
-        "db/test_races.py::test_one_of_many_deciders_wins"),
+        "db/test_races.py::test_of_many_at_once_one_wins"),
     mutant("approvals: nothing is decided of a run that is being cancelled",
         Edit(APPROVALS, "    if batch.state.run.ended or batch.state.run.cancel_requested:", "    if False:"),
         "crash/test_clicks.py::test_a_decision_after_cancel_is_refused"),
@@ -415,7 +415,7 @@ BEGUN = [
         "db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does"),
     mutant("submit: a session that another took meanwhile is not said to be begun",
         Edit(SUBMIT, "    if not stored:", "    if False:"),
-        "db/test_races.py::test_many_starts_with_one_key_are_one_run"),
+        "db/test_races.py::test_of_many_at_once_one_wins"),
 ]  # fmt: skip
 
 MUTANTS = [*BEGUN, *DECISIONS, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]
