@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 from django.core import checks
-from django.core.management import call_command
 from django.db import connection
 
 from agentruns import (
@@ -25,19 +24,12 @@ from agentruns import (
     start_run,
     tool,
 )
+from agentruns import exceptions as errors
 from agentruns.engine.leases import Lease, claim
-from agentruns.exceptions import (
-    JournalConflictError,
-    JournalLockedError,
-    JournalUnreadableError,
-    LeaseLostError,
-    RunStateError,
-)
 from agentruns.journal import committed, timeline
 from agentruns.journal.connection import separate_connection
 from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
-from agentruns.management.commands import resume_runs
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.services.control import pause_run
 from agentruns.services.retention import erase_session
@@ -114,8 +106,7 @@ def test_a_result_is_not_built_onto_what_is_left(effects: Effects, caplog: pytes
     card = Approval.objects.get()
     assert "may have been called" in card.why
     deny(card.pk, None, "it was")
-    assert resume_run(run.pk).status == "completed"
-    assert effects.count() == 1
+    assert (resume_run(run.pk).status, effects.count()) == ("completed", 1)
     assert problems(run.session_id) == []
 
 
@@ -130,7 +121,7 @@ def test_a_call_whose_start_is_lost_waits_for_a_verdict(verdict: str, effects: E
     sweep()
     assert get_run(run_id).status == "orphaned", "the start of the second may be lost"
     second = calls_of(run_id)[1].id
-    with pytest.raises(RunStateError, match="it did happen"):  # its return was kept as evidence
+    with pytest.raises(errors.RunStateError, match="it did happen"):  # its return was kept as evidence
         resolve_orphan(run_id, second, "not_occurred", None)
     resolve_orphan(run_id, second, verdict, None, result="it was, too")
     sweep()
@@ -154,14 +145,6 @@ def test_reconcile_is_asked_before_a_first_attempt(
     run = sound(run)
     assert (outcomes(run), names(effects)) == (ends, acted)
     assert payloads(run, "tool_result")[1]["reconciled"] is True
-
-
-def test_what_was_not_charged_is_charged_after_reconcile_has_said_so(effects: Effects) -> None:
-    run = begin(calls("charging"))
-    hold_all()
-    assert resume_run(run.pk).status == "completed"
-    assert effects.count() == 1
-    assert [each["verdict"] for each in payloads(sound(run), "orphan_resolved")] == ["not_occurred"]
 
 
 @pytest.mark.parametrize("verdict", ["occurred", "not_occurred"])
@@ -192,8 +175,7 @@ def test_an_approval_given_after_the_loss_counts_until_a_second_one(effects: Eff
     assert "the call may have been made" in page(f"/admin/agentruns/approval/{card.pk}/change/")
     approve(card.pk, None)
     copy = Copy()
-    assert resume_run(run.pk).status == "completed"
-    assert effects.count() == 1
+    assert (resume_run(run.pk).status, effects.count()) == ("completed", 1)
     copy.restore()
     committed.forget()  # as in processes that were started since
     assert hold_all() == 1
@@ -219,8 +201,7 @@ def test_a_loss_that_is_told_is_not_told_again_and_a_second_one_is(effects: Effe
     sweep()
     copy.restore()
     hold_all()
-    assert resume_run(run.pk).status == "awaiting-approval"
-    assert len(payloads(run, "run_paused")) == 1
+    assert (resume_run(run.pk).status, len(payloads(run, "run_paused"))) == ("awaiting-approval", 1)
     second = Copy()
     deny(Approval.objects.get().pk, None, "it was")
     sweep()
@@ -232,22 +213,11 @@ def test_a_loss_that_is_told_is_not_told_again_and_a_second_one_is(effects: Effe
     assert effects.count() == 1
 
 
-def test_a_run_that_is_gone_altogether_ends_no_worker(
-    effects: Effects, caplog: pytest.LogCaptureFixture
-) -> None:
-    At.todo = Copy().restore
-    begin(calls("acting"))
-    with caplog.at_level(logging.CRITICAL):
-        sweep()
-    assert (Run.objects.count(), Message.objects.count(), effects.count()) == (0, 0, 1)
-    assert "is gone altogether" in caplog.text
-
-
 def test_a_pruned_session_is_not_a_lost_one(effects: Effects) -> None:
     run = the_run(run_turns(POSTS))
     erase_session("s1")
     assert committed.last_row(run.session_id)
-    with pytest.raises(JournalUnreadableError):  # and not as one to be held
+    with pytest.raises(errors.JournalUnreadableError):  # and not as one to be held
         load("default", run.session_id, run.pk)
 
 
@@ -261,13 +231,14 @@ def test_an_epoch_that_was_given_twice_holds_for_one_owner(effects: Effects) -> 
     assert old is not None and new is not None and old.epoch == new.epoch == 1
     old.release(failed=True)
     assert get_run(run.pk).lease_owner == new.owner
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(errors.LeaseLostError):
         old.extend()
     refused = Batch(DatabaseStore().load(run.session_id, run.pk), old.epoch, owner=old.owner)
     refused.add("run_resumed", {"actor": None, "epoch": 1, "reason": "stale"})
-    with pytest.raises(JournalConflictError):
+    with pytest.raises(errors.JournalConflictError):
         DatabaseStore().append(refused)
     new.extend()
+    Lease("default", run.pk, run.session_id, new.epoch).extend()  # of older code, which names no owner
 
 
 def test_the_same_task_asked_again_has_the_same_keys(effects: Effects) -> None:
@@ -289,13 +260,16 @@ def test_the_same_task_asked_again_has_the_same_keys(effects: Effects) -> None:
     assert len({line["key"] for line in effects.lines()}) == 3
 
 
-def test_hold_all_marks_what_was_paused_too(effects: Effects) -> None:
-    run = begin(POSTS)
+@pytest.mark.parametrize(("tool", "ends"), [("acting", "awaiting-approval"), ("charging", "completed")])
+def test_hold_all_marks_what_was_paused_too(tool: str, ends: str, effects: Effects) -> None:
+    """What was not charged is charged once reconcile has said so; a person decides on another call."""
+    run = begin(calls(tool))
     pause_run(run.pk)
     assert hold_all() == 1
     assert hold_all() == 0, "it is marked already"
-    assert resume_run(run.pk).status == "awaiting-approval"
-    assert effects.count() == 0
+    assert (resume_run(run.pk).status, effects.count()) == (ends, tool == "charging")
+    verdicts = [each["verdict"] for each in payloads(sound(get_run(run.pk)), "orphan_resolved")]
+    assert verdicts == ["not_occurred"] * (tool == "charging")
 
 
 @on_postgresql  # SQLite is asked for no time: its clock is this machine's
@@ -323,12 +297,6 @@ def test_a_first_commit_is_patient_where_the_time_is_asked(effects: Effects, set
     assert (result.status, result.output, len(asked)) == ("completed", "written once", 1)
 
 
-def noted(timeline: str, replication: str) -> None:
-    Control.objects.update_or_create(
-        name="server", defaults={"reason": timeline, "actor": replication, "seen_at": "2026-01-01T00:00Z"}
-    )
-
-
 @on_postgresql
 def test_a_promoted_server_lends_no_run_before_all_are_held(
     effects: Effects, caplog: pytest.LogCaptureFixture
@@ -337,14 +305,15 @@ def test_a_promoted_server_lends_no_run_before_all_are_held(
     run = begin(POSTS)
     sweep(run_id=UUID(int=0))
     assert Control.objects.get(name="server").reason == "00000001"
-    noted("00000007", "asynchronous")
+    was = {"reason": "00000007", "actor": "asynchronous", "seen_at": "2026-01-01T00:00Z"}
+    Control.objects.update_or_create(name="server", defaults=was)
     assert claim("default", run.pk) is None, "the database itself refuses"
     other = separate_connection("default")
     assert other is not None
     with other.cursor() as cursor:
         cursor.execute("BEGIN")
         cursor.execute("SELECT 1 FROM agentruns_session FOR UPDATE")
-        with pytest.raises(JournalLockedError):
+        with pytest.raises(errors.JournalLockedError):
             sweep()
         cursor.execute("ROLLBACK")
     other.close()
@@ -362,12 +331,18 @@ def test_a_promoted_server_lends_no_run_before_all_are_held(
 
 @on_postgresql
 def test_a_server_whose_log_is_shorter_than_it_was_has_every_run_held(effects: Effects) -> None:
-    """A snapshot of the server was restored: its timeline is the same, and its notes are, too."""
-    sweep()
+    """A snapshot of the server was restored: its timeline is the same, and its notes are, too.
+
+    A synchronous replica that was promoted has lost nothing.
+    """
     run = begin(POSTS)
+    was = {"reason": "00000007", "actor": "synchronous", "seen_at": "2026-01-01T00:00Z"}
+    Control.objects.update_or_create(name="server", defaults=was)
+    assert (sweep().completed, get_run(run.pk).status, effects.count()) == (1, "completed", 1)
+    run = start_run("agent", "more", "s2", idempotency_key="k2")
     committed.take_position("default", 2**62)
     sweep()
-    assert (get_run(run.pk).status, effects.count()) == ("paused", 0)
+    assert (get_run(run.pk).status, effects.count()) == ("paused", 1)
     assert resume_run(run.pk).status == "awaiting-approval"
     assert sweep().found == 0, "it is told once"
     assert get_run(run.pk).status == "awaiting-approval"
@@ -390,36 +365,6 @@ def test_a_thread_that_asks_later_does_not_make_the_log_look_shorter(
     run = begin(POSTS)
     sweep()
     assert (get_run(run.pk).status, effects.count()) == ("completed", 1)
-
-
-@on_postgresql
-def test_a_promoted_synchronous_replica_has_lost_nothing(effects: Effects) -> None:
-    run = begin(POSTS)
-    noted("00000007", "synchronous")
-    assert sweep().completed == 1
-    assert (get_run(run.pk).status, effects.count()) == ("completed", 1)
-
-
-def test_a_watching_worker_outlives_any_error_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def failing(**options: Any) -> Any:
-        seen.append(1)
-        if len(seen) == 1:
-            raise KeyError("a call that is not in the journal any more")
-        monkeypatch.setattr(resume_runs.Stop, "__call__", lambda stop: True)
-        return resume_runs.Swept()
-
-    monkeypatch.setattr(resume_runs, "sweep", failing)
-    call_command("resume_runs", "--watch")
-    assert len(seen) == 2
-
-
-def test_a_lease_of_older_code_is_compared_by_its_epoch(effects: Effects) -> None:
-    run = start_run(shop_agent("plain"), "do it", "s1")
-    taken = claim("default", run.pk)
-    assert taken is not None
-    Lease("default", run.pk, run.session_id, taken.epoch).extend()
 
 
 def test_an_earlier_verdict_says_nothing_of_an_attempt_that_is_lost(effects: Effects) -> None:
@@ -446,20 +391,30 @@ def test_an_earlier_verdict_says_nothing_of_an_attempt_that_is_lost(effects: Eff
     committed.forget()
     assert hold_all() == 1
     resume_run(run.pk)
-    assert effects.count() == 1
-    assert outcomes(run) == ["unknown"]
+    assert (effects.count(), outcomes(run)) == (1, ["unknown"])
 
 
-def test_a_run_that_is_gone_does_not_free_the_one_before_it(effects: Effects) -> None:
+def test_a_run_that_is_gone_altogether_ends_no_worker_and_frees_none_before_it(
+    effects: Effects, caplog: pytest.LogCaptureFixture
+) -> None:
+    nothing = Copy()
     copy, run = a_copy_in_time(calls("acting"))
     sweep()
     second = shop_agent("second", {"tools": [call("looking", number=2)]}, tools=TOOLS)
     start_run(second, "more", "s1", idempotency_key="k2")
     At.todo = copy.restore
-    sweep()
+    with caplog.at_level(logging.CRITICAL):
+        sweep()
     sweep()
     assert get_run(run.pk).blocked_reason.startswith("journal_rewound")
     assert names(effects) == ["acting", "looking"]
+    nothing.restore()
+    At.todo = nothing.restore
+    begin(calls("acting"))
+    with caplog.at_level(logging.CRITICAL):
+        sweep()
+    assert (Run.objects.count(), Message.objects.count(), effects.count()) == (0, 0, 3)
+    assert "is gone altogether" in caplog.text
 
 
 def test_a_lost_call_that_was_not_made_does_not_run_after_an_unknown_one(effects: Effects) -> None:
@@ -473,29 +428,22 @@ def test_a_lost_call_that_was_not_made_does_not_run_after_an_unknown_one(effects
     run = start_run(shop_agent("both", turn, tools=TOOLS), "do it", "s1", idempotency_key="k")
     with pytest.raises(KeyboardInterrupt):
         sweep()
-    assert (hold_all(), names(effects)) == (1, ["acting"])
-    assert resume_run(run.pk).status == "completed"
+    assert (hold_all(), names(effects), resume_run(run.pk).status) == (1, ["acting"], "completed")
     assert (outcomes(run), names(effects)) == (["unknown", "cancelled"], ["acting"])
     assert problems(run.session_id) == []
 
 
-def test_a_run_that_is_cancelled_after_a_loss_leaves_a_doubt(effects: Effects) -> None:
-    run = lost_second(effects, "looking", "acting")
-    cancel_run(run.pk)
-    assert outcomes(run)[-1] == "unknown"
-    after = shop_agent("after", {"tools": [call("acting", number=2)]}, tools=TOOLS)
-    start_run(after, "go on please", "s1", idempotency_key="k2")
-    sweep()
-    assert Approval.objects.get(run__agent="after").status == "pending"
-    assert names(effects).count("acting") == 1
-
-
-def test_a_fork_of_a_held_run_takes_no_call_for_new(effects: Effects) -> None:
+@pytest.mark.parametrize("way", ["the next run", "a fork"])
+def test_what_follows_a_loss_takes_no_call_for_new(way: str, effects: Effects) -> None:
+    """Cancelled, the held run leaves a doubt; a fork of it has the call of its origin."""
     run = lost_second(effects, "looking", "acting")
     turn = {"tools": [call("acting", number=2)]}
-    again = shop_agent("again", turn, turn, tools=TOOLS)  # its first reply is its origin's
-    last = Message.objects.filter(run=run).latest("seq").seq
-    fork = fork_run(run.pk, last, agent=again)
+    after = shop_agent("after", turn, turn, tools=TOOLS)  # the first reply of a fork is its origin's
+    if way == "a fork":
+        later = fork_run(run.pk, Message.objects.filter(run=run).latest("seq").seq, agent=after)
+    else:
+        cancel_run(run.pk)
+        assert outcomes(run)[-1] == "unknown"
+        later = start_run(after, "go on please", "s1", idempotency_key="k2")
     sweep()
-    assert get_run(fork.pk).status == "awaiting-approval"
-    assert names(effects).count("acting") == 1
+    assert (get_run(later.pk).status, names(effects).count("acting")) == ("awaiting-approval", 1)

@@ -379,7 +379,7 @@ REWOUND = [
         "db/test_rewound.py::test_an_epoch_that_was_given_twice_holds_for_one_owner"),
     mutant("rewound: a call that may have been made is asked about first",
         Edit(CALLS, "    if declared := _doubted_since(driver, call):", "    if declared := '':"),
-        "db/test_rewound.py::test_what_was_not_charged_is_charged_after_reconcile_has_said_so",
+        "db/test_rewound.py::test_hold_all_marks_what_was_paused_too",
         "db/test_rewound.py::test_an_approval_from_before_the_loss_starts_nothing"),
     mutant("rewound: also where it would travel with the result before it",
         Edit(CALLS, 'and call.orphan != "reconcile" and not _doubted_since(driver, call)', "and True"),
