@@ -146,19 +146,13 @@ def test_an_idempotency_key_is_one_per_owner_and_scope(ann: Any, bob: Any) -> No
         start_run(agent, "x", "s2", scope="a", idempotency_key="k")
 
 
-def test_a_key_in_several_scopes_is_ambiguous() -> None:
-    agent = shop_agent("shop")
-    for scope in ("north", "south"):
-        start_run(agent, "x", "s1", scope=scope)
+def test_a_key_in_several_scopes_is_ambiguous_and_commands_take_the_scope() -> None:
+    agent = shop_agent("calls-nothing")
+    runs = {scope: str(run_agent(agent, "x", "s1", scope=scope).run_id) for scope in ("north", "south")}
     with pytest.raises(AmbiguousSessionError, match="in the scopes 'north', 'south'") as caught:
         find_session("s1")
     assert caught.value.scopes == ("north", "south")
     assert find_session("s1", "south").scope == "south"
-
-
-def test_commands_take_the_scope() -> None:
-    agent = shop_agent("calls-nothing")
-    runs = {scope: str(run_agent(agent, "x", "s1", scope=scope).run_id) for scope in ("north", "south")}
     for name in ("verify_journal", "prune_runs"):
         refused = command(name, "--session", "s1")
         assert refused.code and "north" in refused.err and "south" in refused.err
@@ -250,7 +244,7 @@ def test_a_user_who_is_gone_is_not_taken_for_the_program(ann: Any) -> None:
     assert seen == ["The user 'ann' whose run it is, is not there any more."]
 
 
-def test_a_context_is_a_bounded_dict_of_json() -> None:
+def test_a_context_is_a_bounded_dict_of_json_and_another_one_is_another_task() -> None:
     agent = shop_agent("shop")
     for kind in (["a"], "text", {"when": object()}):
         with pytest.raises(TypeError, match="The context must be a dict"):
@@ -263,13 +257,9 @@ def test_a_context_is_a_bounded_dict_of_json() -> None:
         with pytest.raises(ValueError, match="The context is"):
             start_run(agent, "x", "s1", context=wrong)
     assert not Session.objects.exists()
-    assert start_run(agent, "x", "s1", context=fits).context == fits
-
-
-def test_another_context_is_another_task() -> None:
-    agent = shop_agent("shop")
-    run = start_run(agent, "x", "s1", context={"tenant": 7}, idempotency_key="k")
-    assert start_run(agent, "x", "s1", context={"tenant": 7}) == run
+    run = start_run(agent, "x", "s1", context=fits, idempotency_key="k")
+    assert run.context == fits
+    assert start_run(agent, "x", "s1", context=fits) == run
     with pytest.raises(SessionBusyError, match="another agent, input or context"):
         start_run(agent, "x", "s1", context={"tenant": 8})
     with pytest.raises(RunStateError, match="input, context or origin"):
@@ -346,15 +336,12 @@ def test_of_two_racing_starts_at_the_limit_one_passes(limited: Any, ann: Any) ->
         assert Run.objects.filter(session__key__startswith=f"race-{round_number}-").count() == 1
 
 
-def test_a_visitor_owns_nothing() -> None:
+def test_a_visitor_owns_nothing_and_a_session_is_named_by_a_text() -> None:
     with pytest.raises(PermissionDeniedError, match="cannot belong to a visitor"):
         start_run(shop_agent("shop"), "x", "s1", owner=AnonymousUser())
     with pytest.raises(PermissionDeniedError):
         start_run(shop_agent("shop"), "x", "s1", actor=AnonymousUser())
     start_run(shop_agent("shop"), "x", "s1")
     assert (list_runs().count(), list_runs(owner=AnonymousUser()).count()) == (1, 0)
-
-
-def test_a_session_is_named_by_a_text() -> None:
     with pytest.raises(TypeError, match="The session must be a text, not 42"):
         start_run(shop_agent("shop"), "x", 42)  # type: ignore[arg-type]

@@ -6,13 +6,14 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.files.base import ContentFile
 from django.core.files.storage import FileSystemStorage, Storage
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from agentruns import resume_run, run_agent
 from agentruns.exceptions import PayloadError
@@ -72,14 +73,23 @@ class GarblingStorage(FileSystemStorage):
         return super()._save(name, ContentFile(content.read().upper()))
 
 
-@pytest.fixture
-def hangs(folder: Path, settings: Any) -> Iterator[None]:
-    """The storage hangs from now on, until the test is over."""
+@contextmanager
+def hanging(folder: Path, settings: Any) -> Iterator[None]:
+    """Let the storage hang in a block."""
     settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.5
     settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.HangingStorage")}
     HangingStorage.hanging.reset()
-    yield
-    HangingStorage.hanging.let_go()
+    try:
+        yield
+    finally:
+        HangingStorage.hanging.let_go()
+
+
+@pytest.fixture
+def hangs(folder: Path, settings: Any) -> Iterator[None]:
+    """The storage hangs from now on, until the test is over."""
+    with hanging(folder, settings):
+        yield
 
 
 def stored_of(run: Run) -> Stored:
@@ -100,19 +110,17 @@ def leave(folder: Path, *names: str) -> list[str]:
     return [f"{session}/{name}" for name in names]
 
 
-def test_a_content_is_out_of_reach_and_not_empty(folder: Path, settings: Any) -> None:
-    stored = stored_of(fetched())
+def test_a_content_is_out_of_reach_and_not_empty_or_not_what_its_row_remembers(
+    folder: Path, settings: Any
+) -> None:
+    stored, kept = stored_of(fetched()), settings.STORAGES
     settings.STORAGES = {name: value for name, value in settings.STORAGES.items() if name != "agentruns"}
     with pytest.raises(PayloadError, match="is out of reach: STORAGES has no such alias"):
         payloads.check(stored)
     with pytest.raises(PayloadError, match="has no place: STORAGES has no such alias"):
         payloads.check_parts(stored, [b"x"])
     assert (retention.delete_files([stored.name]), retention.delete_old_files()) == (0, 0)
-    assert len(stored_in(folder)) == 1
-
-
-def test_a_content_that_is_not_what_its_row_remembers_is_not_put_back(folder: Path) -> None:
-    stored = stored_of(fetched())
+    settings.STORAGES = kept
     (path,) = stored_in(folder)
     path.unlink()
     with pytest.raises(PayloadError, match="was altered"):
@@ -120,16 +128,13 @@ def test_a_content_that_is_not_what_its_row_remembers_is_not_put_back(folder: Pa
     assert stored_in(folder) == []
 
 
-def test_nothing_is_deleted_while_nobody_can_say_who_needs_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_deleted_while_nobody_can_say_who_needs_it(folder: Path, caplog: Any) -> None:
     names = leave(folder, "a", "b")
 
-    def away() -> Any:
+    def away(*_statement: Any) -> Any:
         raise OperationalError("the database is away")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(retention, "_journals", away)
+    with connection.execute_wrapper(away):
         assert (retention.delete_files(names), retention.delete_old_files()) == (0, 0)
     assert caplog.text.count("Files are left for the next time") == 2
     assert retention.delete_old_files(should_stop=lambda: True) == 0
@@ -173,13 +178,8 @@ def test_a_file_that_cannot_be_read_in_time_pauses_the_run(
     with pytest.raises(KeyError):
         run_agent(agent, "do it", "s1", idempotency_key="k")
     run = Run.objects.get()
-    settings.AGENTRUNS_PAYLOAD_TIMEOUT = 0.5
-    settings.STORAGES = {**settings.STORAGES, **alias(folder, f"{__name__}.HangingStorage")}
-    HangingStorage.hanging.reset()
-    try:
+    with hanging(folder, settings):
         assert resume_run(run.pk).status == "paused"
-    finally:
-        HangingStorage.hanging.let_go()
     assert not HangingStorage.hanging.was_waited_for
     settings.AGENTRUNS_PAYLOAD_TIMEOUT = LIMIT
     run.refresh_from_db()

@@ -155,7 +155,7 @@ def test_a_look_that_failed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert WHY in leases.why_off("default", "tool", "post")
 
 
-def test_who_may_switch() -> None:
+def test_who_may_switch_and_that_the_log_says_so_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(PermissionDeniedError):
         switch("tool", "post", "off", user("bob", is_staff=True), reason=WHY)
     for words in (("model", "x", "off"), ("tool", "", "off"), ("tool", "\0", "off"), ("tool", "post", "of")):
@@ -168,9 +168,7 @@ def test_who_may_switch() -> None:
     ((key, note),) = switched_off().items()
     assert (key, note.actor, note.reason) == (("tool", "post"), "ada", WHY)
     assert not Control.objects.sweepers().exists(), "a switch is no sweeper"
-
-
-def test_a_switch_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
     switch("tool", "post\nERROR all is lost\u202e", "off", reason=WHY)
     (record,) = (each for each in caplog.records if each.name == "agentruns.switches")
     assert record.getMessage().startswith("Switched tool post")

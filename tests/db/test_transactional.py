@@ -17,7 +17,7 @@ from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, payloads, sound, the_run
-from tests.db.racing import at_once
+from tests.db.racing import at_once, drive
 from tests.effects import Effects
 from tests.shop.agents import call, post, shop_agent
 from tests.shop.models import Order
@@ -96,20 +96,17 @@ def test_what_goes_well_is_written_once_with_its_result(then: str) -> None:
     assert Message.objects.filter(kind="tool_started").count() == 1
 
 
-def test_the_start_of_the_next_call_is_in_no_handlers_transaction(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_start_of_the_next_call_is_in_no_handlers_transaction(effects: Effects) -> None:
     """What a handler did to its connection, as SET synchronous_commit, decides nothing about a start."""
     batches: list[list[str]] = []
-    append = DatabaseStore.append
 
-    def seen(store: DatabaseStore, batch: Any, **options: Any) -> None:
-        append(store, batch, **options)
-        batches.append([row.kind for row in batch.rows])
+    class Seen(DatabaseStore):
+        def append(self, batch: Any, **options: Any) -> None:
+            super().append(batch, **options)
+            batches.append([row.kind for row in batch.rows])
 
-    monkeypatch.setattr(DatabaseStore, "append", seen)
     turn = {"tools": [call("write_and", number="A1", then="return"), call("post", text="x")]}
-    run_agent(shop_agent("writer", turn, tools=[write_and, post]), "do it", "s1", idempotency_key="k")
+    drive(start_run(shop_agent("writer", turn, tools=[write_and, post]), "do it", "s1"), Seen())
     first = next(kinds for kinds in batches if "tool_result" in kinds)
     assert first == ["tool_result"]
     assert (effects.count(), Order.objects.count()) == (1, 1)

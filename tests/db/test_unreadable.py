@@ -149,14 +149,11 @@ def test_a_result_that_is_refused_for_good_is_in_doubt(effects: Effects) -> None
     assert (run.status, effects.count(), len(payloads(run, "late_result"))) == ("orphaned", 1, 1)
 
 
-def test_an_error_that_ends_each_attempt_is_the_reason(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start_run(shop_agent("broken"), "do it", "s1", idempotency_key="k")
-
+def test_an_error_that_ends_each_attempt_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise AttributeError("no such part")
 
+    start_run(shop_agent("broken"), "do it", "s1", idempotency_key="k")
     monkeypatch.setattr("agentruns.engine.loop._request", broken)
     assert sweep_often() == 5
     run = sound(Run.objects.get())

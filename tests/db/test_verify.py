@@ -125,29 +125,23 @@ def test_a_forged_journal_is_found_by_what_it_says(approved: Run, change: Any, f
     assert repair_session("default", approved.session_id) == ([], [problem])
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "found"),
-    [
+def test_what_the_databases_constraints_refuse_is_found_too(approved: Run) -> None:
+    """The constraints may have been dropped, so nothing here leans on them."""
+    cases: list[tuple[str, dict[str, Any], str]] = [
         ("tool_result", {}, "is a second result of call"),
         ("tool_started", {"attempt": 2}, "starts call"),
         ("approval_requested", {}, "a second time"),
         ("approval_decided", {}, "which is consumed already"),
         ("assistant", {}, "a second time"),
         ("orphan_found", {}, "doubts call"),
-    ],
-)
-def test_what_the_databases_constraints_refuse_is_found_too(
-    approved: Run, kind: str, changes: Any, found: str
-) -> None:
-    """The constraints may have been dropped, so nothing here leans on them."""
-    history = History(approved.session)
-    assert history.read("default") is None
-    source = Message.objects.filter(kind="tool_started" if kind == "orphan_found" else kind).earliest("seq")
-    row = row_of(source)
-    row = row._replace(kind=kind, seq=history.seq + 1, prev_hash=history.head, **changes)
-    problem = history.add(*sealed(approved.session_id, row))
-    assert problem is not None
-    assert found in str(problem)
+    ]
+    for kind, changes, found in cases:
+        history = History(approved.session)
+        assert history.read("default") is None
+        source = Message.objects.filter(kind="tool_started" if kind == "orphan_found" else kind)
+        row = row_of(source.earliest("seq"))
+        row = row._replace(kind=kind, seq=history.seq + 1, prev_hash=history.head, **changes)
+        assert found in str(history.add(*sealed(approved.session_id, row)))
 
 
 def test_an_approval_is_consumed_once(approved: Run) -> None:
@@ -168,7 +162,7 @@ def test_an_approval_is_consumed_once(approved: Run) -> None:
     assert f"consumes approval {row.consumes} a second time" in str(second)
 
 
-DAMAGE = [
+DAMAGE: list[tuple[Any, dict[str, Any]]] = [
     (Run, {"status": "failed"}),
     (Run, {"status": "queued"}),
     (Run, {"step": 7}),
@@ -187,35 +181,29 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("model", "changes"), DAMAGE)
-def test_a_folded_column_is_found_and_mended_and_nothing_else_touched(
-    approved: Run, model: Any, changes: dict[str, Any]
-) -> None:
+def test_a_folded_column_is_found_and_mended_and_nothing_else_touched(approved: Run) -> None:
     def everything() -> list[Any]:
         return [list(each.objects.order_by("pk").values()) for each in (Message, Session, Run, Approval)]
 
     before = everything()
-    model.objects.update(**changes)
-    found = check(approved.session_id)
-    assert {problem.column for problem in found} == set(changes)
-    for problem in found:
-        assert f": {problem.column} " in str(problem)
-        assert len(str(problem)) < 500
-    assert "4111-1111" not in str(found[0])
-    changed, left = repair_session("default", approved.session_id)
-    assert (changed, left) == (found, [])
-    assert everything() == before
-    assert repair_session("default", approved.session_id) == ([], [])
-
-
-@pytest.mark.parametrize("text", ["", "{", "\\u0000"])
-def test_columns_that_do_not_parse_are_mended(approved: Run, text: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE agentruns_run SET usage = %s, pending_calls = %s", [text, text])
-        cursor.execute("UPDATE agentruns_approval SET arguments = %s", [text])
-    assert len(problems(approved.session_id)) == 3
-    assert repair_session("default", approved.session_id).left == []
-    assert problems(approved.session_id) == []
+    for model, changes in DAMAGE:
+        model.objects.update(**changes)
+        found = check(approved.session_id)
+        assert {problem.column for problem in found} == set(changes)
+        for problem in found:
+            assert f": {problem.column} " in str(problem)
+            assert len(str(problem)) < 500
+        assert "4111-1111" not in str(found[0])
+        assert repair_session("default", approved.session_id) == (found, [])
+        assert everything() == before
+        assert repair_session("default", approved.session_id) == ([], [])
+    for text in ("", "{", "\\u0000"):  # columns that do not parse
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE agentruns_run SET usage = %s, pending_calls = %s", [text, text])
+            cursor.execute("UPDATE agentruns_approval SET arguments = %s", [text])
+        assert len(problems(approved.session_id)) == 3
+        assert repair_session("default", approved.session_id).left == []
+        assert everything() == before
 
 
 def test_rows_that_are_missing_or_too_many_are_named_and_left(approved: Run) -> None:
@@ -245,17 +233,15 @@ def test_a_run_without_rows_and_rows_whose_run_went_elsewhere_are_named(approved
     assert "has no row" in problems(elsewhere.pk)[0]
 
 
-@pytest.mark.parametrize(
-    ("stored", "becomes"),
-    [("queued", "queued"), ("running", "running"), ("completed", "queued"), ("paused", "queued")],
-)
-def test_an_active_run_stays_with_who_drives_it(stored: str, becomes: str) -> None:
+def test_an_active_run_stays_with_who_drives_it() -> None:
     run = start_run(shop_agent("active"), "do it", "s1", idempotency_key="k")
-    Run.objects.update(status=stored, lease_owner="w", lease_epoch=4, attempts=2)
-    lease = Run.objects.values_list(*LEASE).get()
-    repair_session("default", run.session_id)
-    assert Run.objects.get().status == becomes
-    assert Run.objects.values_list(*LEASE).get() == lease
+    becomes = {"queued": "queued", "running": "running", "completed": "queued", "paused": "queued"}
+    for stored, status in becomes.items():
+        Run.objects.update(status=stored, lease_owner="w", lease_epoch=4, attempts=2)
+        lease = Run.objects.values_list(*LEASE).get()
+        repair_session("default", run.session_id)
+        assert Run.objects.get().status == status
+        assert Run.objects.values_list(*LEASE).get() == lease
 
 
 def test_the_unfinished_run_is_restored_after_the_ended_one(approved: Run) -> None:

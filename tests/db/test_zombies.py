@@ -295,50 +295,47 @@ def test_a_process_frozen_before_the_handler_for_longer_than_its_lease_does_not_
     assert (outcomes(the_only_run()), effects.count()) == (["ok"], 1)
 
 
-def late_acknowledgement(kind: str, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let others go on to the next reply before the first commit of such a row is told to its worker."""
-    append, others_went_on = DatabaseStore.append, threading.Event()
-    first = threading.Lock()
+class UnansweredStore(DatabaseStore):
+    """Lets others go on to the next reply before the first commit of a kind of row is told to its worker."""
 
-    def append_and_sleep(store: DatabaseStore, batch: Any, **options: Any) -> None:
-        append(store, batch, **options)
-        if any(row.kind == kind for row in batch.rows) and first.acquire(blocking=False):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.others_went_on = kind, threading.Event()
+
+    def append(self, batch: Any, **options: Any) -> None:
+        super().append(batch, **options)
+        if any(row.kind == self.kind for row in batch.rows) and not self.others_went_on.is_set():
             kill(Run.objects.get())
             elsewhere(sweep)
-            others_went_on.set()
+            self.others_went_on.set()
             raise OperationalError("the connection broke before the acknowledgement came")
 
-    monkeypatch.setattr(DatabaseStore, "append", append_and_sleep)
-    return others_went_on
 
-
-def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
-    effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others_went_on = late_acknowledgement("tool_started", monkeypatch)
+def test_a_start_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(effects: Effects) -> None:
+    store = UnansweredStore("tool_started")
 
     @tool(parallel=True, safe_to_retry=True)
     def look(ctx: ToolContext) -> str:
         return act(ctx)
 
     agent = shop_agent("zombie", {"tools": [call("look")]}, ASKS, tools=[look, refund])
-    assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
-    assert others_went_on.is_set()
-    assert outcomes(the_only_run()) == ["ok"]
+    advance(start_run(agent, "do it", "s1"), "default", store=store)
+    assert store.others_went_on.is_set()
+    assert (the_only_run().status, outcomes(the_only_run())) == ("awaiting-approval", ["ok"])
     assert [line["attempt"] for line in effects.lines()] == [2], "by the worker that took over"
 
 
 @pytest.mark.parametrize("outcome", ["ok", "unknown"])
 def test_a_result_whose_acknowledgement_came_after_others_went_on_to_the_next_reply(
-    outcome: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    outcome: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others_went_on = late_acknowledgement("tool_result", monkeypatch)
+    store = UnansweredStore("tool_result")
 
     @tool(parallel=True, safe_to_retry=True)
     def look(ctx: ToolContext, number: int) -> str:
         """Look something up; the second one is slower than that, or says that it does not know."""
         if ctx.attempt == 1 and number == 2:
-            assert others_went_on.wait(LIMIT)
+            assert store.others_went_on.wait(LIMIT)
             if outcome == "unknown":
                 raise ToolDurabilityError("no answer")
         return f"{number} at attempt {ctx.attempt}"
@@ -346,10 +343,10 @@ def test_a_result_whose_acknowledgement_came_after_others_went_on_to_the_next_re
     group = [call("look", number=1), call("look", number=2)]
     agent = shop_agent("zombie", {"tools": group}, ASKS, tools=[look, refund])
     with caplog.at_level(logging.WARNING, "agentruns.engine"):
-        assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "awaiting-approval"
+        advance(start_run(agent, "do it", "s1"), "default", store=store)
     found = the_only_run()
     assert "Lease lost" in caplog.text
-    assert outcomes(found) == ["ok", "ok"]
+    assert (found.status, outcomes(found)) == ("awaiting-approval", ["ok", "ok"])
     assert [one["content"] for one in late(found)] == ["2 at attempt 1"] * (outcome == "ok")
 
 
