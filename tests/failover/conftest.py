@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from tests.effects import Effects
 from tests.failover import replica
 from tests.failover.orders import Scene
 from tests.failover.replica import NAME
-from tests.programs import ROOT
+from tests.programs import start_program
 from tests.servers import Postgres
 from tests.waiting import wait_for
 
@@ -61,21 +60,11 @@ def scene(pair: replica.Pair, effects: Effects, tmp_path: Path) -> Iterator[Scen
             said = tmp_path / f"said-{len(made.workers)}"
             for where in stops:
                 made.gate(where).touch()
-            child = subprocess.Popen(
-                [sys.executable, "-m", "django", "resume_runs", "--watch", "--interval=1"],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    **pair.environment,
-                    "DJANGO_SETTINGS_MODULE": "tests.settings",
-                    "AGENTRUNS_TEST_DB_NAME": NAME,
-                    "AGENTRUNS_TEST_LEASE": lease,
-                    "SHOP_SLOW": " ".join(stops),
-                    "SHOP_GATE": str(made.gate("{where}")),
-                },
+            place = {"SHOP_SLOW": " ".join(stops), "SHOP_GATE": str(made.gate("{where}"))}
+            child = start_program(
+                *("-m", "django", "resume_runs", "--watch", "--interval=1"),
                 stdout=stack.enter_context(said.open("w")),
-                stderr=subprocess.STDOUT,
-                text=True,
+                **{**pair.environment, **place, "AGENTRUNS_TEST_LEASE": lease},
             )
             made.workers.append(child)
             stack.callback(child.wait)

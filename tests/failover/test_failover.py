@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from django.db import connection
@@ -14,7 +15,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Control, Run
 from tests.commands.running import run as command
 from tests.effects import Effects
-from tests.failover.orders import Scene, acted, begin, left_alone, settle
+from tests.failover.orders import AGENT, Scene, acted, begin, left_alone, settle
 from tests.failover.replica import Pair, ask
 from tests.settings import DATABASE
 from tests.waiting import LIMIT, wait_for
@@ -60,24 +61,14 @@ def test_a_commit_waits_for_a_synchronous_replica_which_then_has_it(pair: Pair) 
 # An asynchronous replica
 
 
-def in_the_handler(scene: Scene) -> None:
-    """Fail over while the one worker is in a handler whose start the replica never got."""
-    scene.start("lookup:after", "post:after")
-    begin()
+def at_work(where: str, agent: str, scene: Scene) -> None:
+    """Fail over while the one worker is at a place that comes after what the replica never got."""
+    scene.start("lookup:after", where)
+    begin(agent=agent)
     scene.lose("lookup:after")
-    scene.wait_at("post:after")
+    scene.wait_at(where)
     scene.fail_over()
-    scene.open("post:after")
-
-
-def in_the_reply(scene: Scene) -> None:
-    """Fail over while the model replies to a result that the replica never got."""
-    scene.start("lookup:after", "reply:before")
-    begin(agent="thinks-twice")
-    scene.lose("lookup:after")
-    scene.wait_at("reply:before")
-    scene.fail_over()
-    scene.open("reply:before")
+    scene.open(where)
 
 
 def after_the_run(scene: Scene) -> None:
@@ -112,11 +103,18 @@ def by_another(scene: Scene) -> None:
     scene.fail_over()
 
 
-@pytest.mark.parametrize("story", [in_the_handler, in_the_reply, after_the_run, before_the_claim, by_another])
+STORIES: dict[str, Callable[[Scene], None]] = {
+    "in_the_handler": partial(at_work, "post:after", AGENT),
+    "in_the_reply": partial(at_work, "reply:before", "thinks-twice"),
+    **{one.__name__: one for one in (after_the_run, before_the_claim, by_another)},
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
 def test_what_an_asynchronous_replica_lacks_is_done_at_most_once(
-    story: Callable[[Scene], None], scene: Scene, effects: Effects
+    story: str, scene: Scene, effects: Effects
 ) -> None:
-    story(scene)
+    STORIES[story](scene)
     run = left_alone(Run.objects.get())
     done = acted(effects)
     assert max(done["post"], done["charge"]) <= 1, done

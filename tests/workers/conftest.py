@@ -1,22 +1,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from agentruns import tasks
 from tests.celery_app import app
-from tests.programs import ROOT
+from tests.programs import start_program
 from tests.servers import Broker
-from tests.workers.processes import QUICK, Workers, kill
 
 
 @pytest.fixture(scope="session")
@@ -40,32 +38,22 @@ def broker(valkey: Broker, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Br
 
 
 @pytest.fixture
-def worker(broker: Broker, tmp_path: Path) -> Iterator[Workers]:
+def worker(broker: Broker, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """`worker("--time-limit=1", SHOP_SLOW=...)` starts a Celery worker on this test's database."""
+    quick = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
     with ExitStack() as stack:
         made: list[subprocess.Popen[str]] = []
 
         def start(*options: str, **environment: str) -> subprocess.Popen[str]:
             log = stack.enter_context((tmp_path / f"worker-{len(made)}.log").open("w"))
             options = ("--concurrency=1", *options) if "--concurrency" not in " ".join(options) else options
-            child = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "tests.celery_app", "worker", *QUICK, *options],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-                    "AGENTRUNS_TEST_LEASE": "2",
-                    "AGENTRUNS_TEST_BROKER": broker.url,
-                    **environment,
-                },
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-            made.append(child)
-            return child
+            environment = {"AGENTRUNS_TEST_LEASE": "2", "AGENTRUNS_TEST_BROKER": broker.url, **environment}
+            command = ["-m", "celery", "-A", "tests.celery_app", "worker", *quick, *options]
+            made.append(start_program(*command, stdout=log, **environment))
+            return made[-1]
 
         yield start
-        for child in made:
-            kill(child)
+        for child in made:  # and its pool
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()

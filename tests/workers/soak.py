@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -116,9 +117,9 @@ def disturb(runs: int, fleet: Fleet, broker: Broker, database: Postgres) -> None
     """Kill, restart, sweep and decide until every run has ended."""
     from django.db import DatabaseError, InterfaceError, connections
 
-    dice = random.Random(time.time_ns())
+    dice, crash = random.Random(time.time_ns()), partial(database.stop, signal.SIGQUIT)
     give_up = time.monotonic() + PATIENCE  # waits: an hour, in which it kills
-    to_come = [(runs // 3, broker.stop, broker.start), (2 * runs // 3, crash(database), database.start)]
+    to_come = [(runs // 3, broker.stop, broker.start), (2 * runs // 3, crash, database.start)]
     while True:
         try:
             ended = go_on(dice)
@@ -136,10 +137,6 @@ def disturb(runs: int, fleet: Fleet, broker: Broker, database: Postgres) -> None
             start()
         time.sleep(1 + 2 * dice.random())  # waits: the pace of the kills
         fleet.kill_one(dice)
-
-
-def crash(database: Postgres) -> Any:
-    return lambda: database.stop(signal.SIGQUIT)
 
 
 def go_on(dice: random.Random) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,10 @@ from tests.programs import run_program
 from tests.servers import Broker
 from tests.shop.agents import shop_agent
 from tests.waiting import LIMIT, wait_for
-from tests.workers.processes import Workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+Workers = Callable[..., subprocess.Popen[str]]
 
 
 def ended(run: Run, status: str = "completed") -> bool:

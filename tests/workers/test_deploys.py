@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from agentruns import adopt_definition, approve, start_run
 from agentruns.models import Approval, Run
 from tests.commands import running
 from tests.effects import Effects
-from tests.programs import ROOT
+from tests.programs import start_program
 from tests.registry import isolated_registry
 from tests.shop.releases import declare
 from tests.waiting import LIMIT, wait_for
@@ -34,22 +32,9 @@ def manage(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     children: list[Process] = []
 
     def start(release: str, *arguments: str) -> Process:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "django", *arguments],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "DJANGO_SETTINGS_MODULE": "tests.settings",
-                "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
-                "SHOP_RELEASE": release,
-                "SHOP_PACE": "0.05",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        children.append(child)
-        return child
+        environment = {"SHOP_RELEASE": release, "SHOP_PACE": "0.05"}
+        children.append(start_program("-m", "django", *arguments, stdout=subprocess.PIPE, **environment))
+        return children[-1]
 
     yield start
     for child in children:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django_tasks_db.models import DBTaskResult
 
 from agentruns import approve, start_run
@@ -17,7 +14,7 @@ from agentruns.checks.deployment import check_dispatcher
 from agentruns.contrib.django_tasks import TasksDispatcher, advance_run
 from agentruns.models import Approval, Run
 from tests.effects import Effects
-from tests.programs import ROOT
+from tests.programs import start_program
 from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,15 +27,10 @@ def _dispatcher(settings: Any) -> None:
 
 
 @pytest.fixture
-def worker() -> Iterator[subprocess.Popen[bytes]]:
+def worker() -> Iterator[None]:
     """A worker of django-tasks-db on this test's database."""
-    name = str(connection.settings_dict["NAME"])
-    child = subprocess.Popen(
-        [sys.executable, "-m", "django", "db_worker", "--interval=0.05", "--no-startup-delay"],
-        cwd=ROOT,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "AGENTRUNS_TEST_DB_NAME": name},
-    )
-    yield child
+    child = start_program("-m", "django", "db_worker", "--interval=0.05", "--no-startup-delay")
+    yield
     child.terminate()
     assert child.wait(LIMIT) == 0
 
@@ -47,9 +39,8 @@ def ended(run: Run, status: str) -> bool:
     return Run.objects.filter(pk=run.pk, status=status).exists()
 
 
-def test_a_task_is_enqueued_at_the_commit_and_its_worker_drives_the_run(
-    worker: subprocess.Popen[bytes], effects: Effects
-) -> None:
+@pytest.mark.usefixtures("worker")
+def test_a_task_is_enqueued_at_the_commit_and_its_worker_drives_the_run(effects: Effects) -> None:
     with transaction.atomic():
         run = start_run("calls-refund", "do it", "s1", idempotency_key="k1")
         assert not DBTaskResult.objects.exists()
