@@ -19,7 +19,7 @@ ENGINE = tests/db tests/crash tests/properties
 POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
 	$(patsubst %,tests/db/test_%.py,claims clock databases draining expiry_races forged_rows fork_races hard_cases isolation \
 	notifications pgbouncer races retention routers storage_away sweep transactional zombies) \
-	$(patsubst %,tests/api/test_%.py,drafts pagination races runs stream uploads) \
+	$(patsubst %,tests/api/test_%.py,drafts races runs stream uploads) \
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \

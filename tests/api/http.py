@@ -76,6 +76,13 @@ def strict_json(content: bytes) -> Any:
     return value
 
 
+def refused(answer: tuple[int, Any], status: int, kind: str) -> dict[str, Any]:
+    """Check the status and the type of a problem; return the problem."""
+    assert (answer[0], answer[1]["type"]) == (status, f"urn:agentruns:{kind}"), answer
+    problem: dict[str, Any] = answer[1]
+    return problem
+
+
 def make_user(name: str, *permissions: str, **fields: Any) -> Any:
     """Make a user with permissions of agentruns, by codename."""
     user = get_user_model().objects.create_user(name, **fields)

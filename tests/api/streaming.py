@@ -205,6 +205,15 @@ class Stream(Reader):
         self.feed(chunk or b"")
         return rows(self.events[before:])
 
+    def to_the_end(self) -> None:
+        """Let it poll until it ends."""
+        while self.is_open:
+            self.poll()
+
+    def drafted(self) -> list[str]:
+        """List the texts of the drafts that came."""
+        return [event.data["text"] for event in self.notes if event.name == "draft"]
+
 
 class Guest(Reader):
     """A listener of an ASGI application."""

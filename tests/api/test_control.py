@@ -1,24 +1,28 @@
-"""Operations on runs and approvals beyond start, cancel and approve; forks; and what is not sent again."""
+"""Operations on runs and approvals beyond start and cancel; forks; cards; and what is not sent again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
-from agentruns import cancel_run, run_agent, start_run, tool
+from agentruns import ToolContext, approve, cancel_run, deny, run_agent, start_run, tool
 from agentruns.agents.agent import Agent, registered
 from agentruns.api import runs
+from agentruns.engine.gate import call_digest
 from agentruns.engine.leases import claim
 from agentruns.journal.verify import problems
-from agentruns.models import Message, Run, Session
+from agentruns.models import Approval, Message, Run, Session
 from agentruns.services.sweep import sweep
+from agentruns.utils.clock import utc
 from tests.admin.world import World
-from tests.api.http import Api, make_user
-from tests.db.helpers import user
+from tests.api.http import Api, make_user, refused
+from tests.db.helpers import run_out, user
 from tests.effects import Effects
-from tests.shop.agents import call, shop_agent
+from tests.registry import isolated_registry
+from tests.shop.agents import call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,7 +80,15 @@ def test_an_answer_is_what_the_model_gets(
 )
 def test_a_verdict_ends_the_doubt(world: World, boss: Any, verdict: str, outcome: str | None) -> None:
     run, api = world.orphaned(), Api(boss)
-    path = f"/runs/{run.pk}/orphans/{doubt(run)}/resolve"
+    path, before = f"/runs/{run.pk}/orphans", run.messages.count()
+    for call_id in ("x", "%00", "x" * 5000, "%22%3Cscript%3E"):
+        problem = refused(api.post(f"{path}/{call_id}/resolve", {"verdict": "occurred"}), 404, "not-found")
+        assert len(problem["detail"]) < 200
+    path = f"{path}/{doubt(run)}/resolve"
+    for wrong in ({}, {"verdict": "maybe"}, {"verdict": "occurred", "result": float("nan")}):
+        assert api.post(path, wrong)[0] == 422
+    assert Api(make_user("viewer", "view_run")).post(path, {"verdict": "occurred"})[0] == 403
+    assert run.messages.count() == before
     body = {"verdict": verdict, "result": {"receipt": ["A1"]}, "evidence": "asked the bank"}
     status, answer = api.post(path, body)
     assert (status, answer["status"]) == (200, "queued")
@@ -87,25 +99,10 @@ def test_a_verdict_ends_the_doubt(world: World, boss: Any, verdict: str, outcome
     assert [result["outcome"] for result in results] == ([outcome] if outcome else [])
     if verdict == "occurred":
         assert results[0]["content"] == {"receipt": ["A1"]}
-        status, problem = api.post(path, body)
-        assert (status, problem["type"]) == (409, "urn:agentruns:run-state")
+        problem = refused(api.post(path, body), 409, "run-state")
         assert (problem["call_id"], problem["resolved_by_name"]) == (doubt(run), "boss")
         assert problem["resolved_at"].endswith("Z")
     assert problems(run.session_id) == []
-
-
-def test_a_verdict_that_cannot_be_given(world: World, boss: Any) -> None:
-    run, api = world.orphaned(), Api(boss)
-    path, before = f"/runs/{run.pk}/orphans", run.messages.count()
-    for call_id in ("x", "%00", "x" * 5000, "%22%3Cscript%3E"):
-        status, problem = api.post(f"{path}/{call_id}/resolve", {"verdict": "occurred"})
-        assert (status, problem["type"]) == (404, "urn:agentruns:not-found")
-        assert len(problem["detail"]) < 200
-    path = f"{path}/{doubt(run)}/resolve"
-    for body in ({}, {"verdict": "maybe"}, {"verdict": "occurred", "result": float("nan")}):
-        assert api.post(path, body)[0] == 422
-    assert Api(make_user("viewer", "view_run")).post(path, {"verdict": "occurred"})[0] == 403
-    assert run.messages.count() == before
 
 
 @tool(requires_approval=True)
@@ -140,8 +137,7 @@ def test_a_row_is_erased_with_permission_and_reason(api: Api, shop: Agent, owner
     assert api.post(path, body)[0] == 403, "the owner may not by owning it"
     staff = Api(user("eraser", "erase_payload", "view_run"))
     assert staff.post(path, {"reason": " "})[0] == 422
-    status, problem = staff.post(path, body)
-    assert (status, problem["type"]) == (409, "urn:agentruns:run-state"), "it has not ended"
+    refused(staff.post(path, body), 409, "run-state")
     cancel_run(run.pk)
     status, answer = staff.post(path, {**body, "idempotency_key": "once"})
     assert (status, answer["input"]) == (200, "[erased]")
@@ -165,7 +161,9 @@ def tagged(api: Api, run: Run, tag: str | None = None) -> tuple[int, str]:
     return response.status_code, response["ETag"]
 
 
-def test_what_is_known_is_neither_built_nor_sent(api: Api, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_is_neither_built_nor_sent_and_opens_nothing(
+    api: Api, run: Run, monkeypatch: Any
+) -> None:
     status, tag = tagged(api, run)
     assert (status, tag[:3], tag[-1]) == (200, 'W/"', '"')
     with monkeypatch.context() as patch:
@@ -174,6 +172,15 @@ def test_what_is_known_is_neither_built_nor_sent(api: Api, run: Run, monkeypatch
             assert tagged(api, run, known) == (304, tag)
     for other in ('"x"', 'W/"', "\x7f", tag.strip('W/"')):
         assert tagged(api, run, other) == (200, tag)
+    stranger = Api(make_user("other")).client
+    assert stranger.get(f"/api/runs/{run.pk}", headers={"If-None-Match": tag}).status_code == 404
+    # Nothing else is kept.
+    paths = ["runs", "approvals", "agents", "sessions/s1", "health", "runs/x", f"runs/{run.pk}/state"]
+    for path in paths:
+        api.get(f"/{path}")
+        assert (api.response["Cache-Control"], "ETag" in api.response) == ("private, no-store", False)
+    api.post(f"/runs/{run.pk}/cancel")
+    assert api.response["Cache-Control"] == "private, no-store"
 
 
 CHANGES: dict[str, Callable[[Run], Any]] = {
@@ -190,18 +197,6 @@ def test_what_has_changed_is_sent(api: Api, run: Run, change: str) -> None:
     CHANGES[change](run)
     status, new = tagged(api, run, tag)
     assert (status, new != tag) == (200, True)
-
-
-def test_a_tag_opens_nothing_and_nothing_else_is_kept(api: Api, run: Run) -> None:
-    _, tag = tagged(api, run)
-    stranger = Api(make_user("other")).client
-    assert stranger.get(f"/api/runs/{run.pk}", headers={"If-None-Match": tag}).status_code == 404
-    paths = ["runs", "approvals", "agents", "sessions/s1", "health", "runs/x", f"runs/{run.pk}/state"]
-    for path in paths:
-        api.get(f"/{path}")
-        assert (api.response["Cache-Control"], "ETag" in api.response) == ("private, no-store", False)
-    api.post(f"/runs/{run.pk}/cancel")
-    assert api.response["Cache-Control"] == "private, no-store"
 
 
 RESULT, END = 5, 7  # rows of the run: the result of its call, and its last one
@@ -248,7 +243,7 @@ def test_all_that_can_be_said_of_a_fork_and_a_key_is_one_for_ever(done: Run, api
     assert problems(Session.objects.get(key="mine").pk) == []
 
 
-def test_conflicts_of_a_fork_say_what_to_do_and_leave_nothing(done: Run, api: Api, owner: Any) -> None:
+def test_a_fork_that_cannot_be_says_what_to_do_and_leaves_nothing(done: Run, api: Api, owner: Any) -> None:
     start_run("poster", "another", "taken", actor=owner)
     before = Run.objects.count(), Session.objects.count()
     path = f"/runs/{done.pk}/fork"
@@ -263,27 +258,167 @@ def test_conflicts_of_a_fork_say_what_to_do_and_leave_nothing(done: Run, api: Ap
         assert words in problem["detail"]
         if kind == "run-state":
             assert (problem["run_id"], problem["run_status"]) == (str(done.pk), "completed")
-    assert (Run.objects.count(), Session.objects.count()) == before
-
-
-def test_a_fork_of_what_cannot_be_read_or_is_not_there(done: Run, api: Api) -> None:
-    path = f"/runs/{done.pk}/fork"
     assert api.post(path, {"at": RESULT, "agent": "nobody"})[1]["type"] == "urn:agentruns:unknown-agent"
     assert [api.post(path, "{")[0], api.post(path)[0], api.request("GET", path)[0]] == [400, 422, 405]
     assert api.post("/runs/x/fork", {"at": RESULT})[0] == 404
-    assert Run.objects.count() == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [
+    for change, place in (
         ({"at": None}, "at"), ({"at": -1}, "at"), ({"at": 2**63}, "at"), ({"at": "last"}, "at"),
         ({"text": " \n"}, "text"), ({"agent": ""}, "agent"), ({"session": "x" * 201}, "session"),
         ({"session": "a\u200bb"}, "session"), ({"idempotency_key": "a\u2028b"}, "idempotency_key"),
         ({"actor": "root"}, "actor"),
-    ],
-)  # fmt: skip
-def test_bad_fields_of_a_fork_are_named(done: Run, api: Api, change: dict[str, Any], place: str) -> None:
-    status, problem = api.post(f"/runs/{done.pk}/fork", {"at": RESULT, **change})
-    assert (status, problem["type"]) == (422, "urn:agentruns:validation")
-    assert [error["loc"] for error in problem["errors"]] == [["body", place]]
+    ):  # fmt: skip
+        problem = refused(api.post(path, {"at": RESULT, **change}), 422, "validation")
+        assert [error["loc"] for error in problem["errors"]] == [["body", place]]
+    assert (Run.objects.count(), Session.objects.count()) == before
+
+
+# Cards
+
+Pending = Callable[..., Approval]
+
+
+@pytest.fixture
+def staff(decider: Any) -> Api:
+    return Api(decider)
+
+
+def test_the_card_shows_effective_arguments_and_digest(staff: Api, pending: Pending) -> None:
+    approval = pending()
+    status, card = staff.get(f"/approvals/{approval.pk}")
+    assert status == 200
+    assert card["arguments"] == {"cents": 5000}
+    assert card["digest"] == call_digest(approval.run.session.secret, "refund", {"cents": 5000})
+    assert (card["run"], card["call_id"]) == (str(approval.run_id), approval.call_id)
+    assert (card["status"], card["risk"], card["tool_name"]) == ("pending", "high", "refund")
+    assert (card["decided_at"], card["decided_by"], card["reason"]) == (None, None, "")
+    assert card["requested_at"].endswith("Z")
+    assert staff.get("/approvals", status="pending")[1] == {"items": [card], "next": None}
+    assert staff.get("/approvals", status="denied")[1]["items"] == []
+    assert staff.get("/approvals", status="open")[0] == 422
+
+
+def test_approve_records_and_a_worker_executes_also_an_edit(
+    staff: Api, decider: Any, pending: Pending, effects: Effects
+) -> None:
+    approval, other = pending("s1"), pending("s2")
+    status, card = staff.post(
+        f"/approvals/{approval.pk}/approve", {"digest": approval.digest, "reason": "fine by me"}
+    )
+    assert (status, card["status"]) == (200, "approved")
+    assert (card["decided_by"], card["decided_by_name"]) == (str(decider.pk), "decider")
+    assert (card["reason"], card["decided_at"][-1]) == ("fine by me", "Z")
+    body = {"digest": other.digest, "arguments": {"cents": 4000}}
+    status, card = staff.post(f"/approvals/{other.pk}/approve", body)
+    assert (status, card["arguments"]) == (200, {"cents": 4000})
+    assert card["digest"] == call_digest(other.run.session.secret, "refund", {"cents": 4000})
+    assert effects.count() == 0
+    assert sweep().completed == 2
+    assert sorted(line["cents"] for line in effects.lines()) == [4000, 5000]
+
+
+def test_bad_bodies(staff: Api, pending: Pending) -> None:
+    approval = pending()
+    nested = "[" * 400 + "]" * 400
+    bad: dict[str, list[Any]] = {
+        "approve": [
+            {}, {"digest": None}, {"digest": "0" * 65}, {"digest": "x", "argument": {}},
+            {"digest": "x", "arguments": {"cents": float("nan")}}, {"digest": "x", "arguments": []},
+            {"digest": "x", "arguments": {"cents": -float("inf")}}, {"digest": "x", "reason": 5},
+            {"digest": "x", "actor": "root"}, '{"digest": "x", "arguments": ' + nested + "}",
+            {"digest": "x", "tool_name": "search", "arguments": {"query": "y"}},
+        ],
+        "deny": [{"digest": "x"}, {"digest": "x", "reason": " "}, {"reason": "no"}, "", "null", "[]"],
+    }  # fmt: skip
+    for verb, bodies in bad.items():
+        for body in bodies:
+            refused(staff.post(f"/approvals/{approval.pk}/{verb}", body), 422, "validation")
+    for body in ("{", b"\xff", "[" * 100_000, "{'digest': 1}"):
+        refused(staff.post(f"/approvals/{approval.pk}/approve", body), 400, "malformed")
+    for wrong in ({}, {"cents": "many"}, {"cents": 1, "more": 2}, {"cents": [[]] * 500}, {"\ud800": "\x00"}):
+        edit = {"digest": approval.digest, "arguments": wrong}
+        status, problem = staff.post(f"/approvals/{approval.pk}/approve", edit)
+        assert (status, problem["type"]) == (422, "urn:agentruns:invalid-arguments")
+    assert staff.get(f"/approvals/{approval.pk}")[1]["status"] == "pending"
+
+
+def test_deny_tells_the_model(staff: Api, pending: Pending, effects: Effects) -> None:
+    approval = pending()
+    reason = "<i>no</i> \x00 \ud800"
+    status, card = staff.post(f"/approvals/{approval.pk}/deny", {"digest": approval.digest, "reason": reason})
+    assert (status, card["status"]) == (200, "denied")
+    assert card["reason"] == "<i>no</i> \ufffd \ufffd"
+    assert Approval.objects.get().reason == reason
+    assert sweep().completed == 1
+    assert effects.count() == 0
+
+
+def test_a_decided_approval_says_who_and_when(staff: Api, pending: Pending) -> None:
+    denied, cancelled, expired = pending("s1"), pending("s2"), pending("s3")
+    other = make_user("quicker", "decide_approval", "cancel_run")
+    decided = deny(denied.pk, other, "no")
+    cancel_run(cancelled.run_id, other)
+    run_out(expired)
+    for approval, verb, more in (
+        (denied, "approve", {}), (denied, "deny", {"reason": "no"}), (cancelled, "approve", {}),
+    ):  # fmt: skip
+        status, problem = staff.post(f"/approvals/{approval.pk}/{verb}", {"digest": approval.digest, **more})
+        assert (status, problem["type"]) == (409, "urn:agentruns:approval-state")
+        state = "denied" if approval is denied else "cancelled"
+        assert (problem["approval_status"], problem["run_id"]) == (state, str(approval.run_id))
+        assert (problem["decided_by"], problem["decided_by_name"]) == (str(other.pk), "quicker")
+        assert problem["decided_at"][-1] == "Z"
+        assert approval is cancelled or problem["decided_at"] == utc(decided.decided_at)
+    status, problem = staff.post(f"/approvals/{expired.pk}/approve", {"digest": expired.digest})
+    assert (status, problem["type"]) == (409, "urn:agentruns:approval-state")
+    assert "expired" in problem["detail"]
+
+
+def test_a_stale_digest_says_who_edited(staff: Api) -> None:
+    @tool(requires_approval=True, approvals=2)
+    def ship(ctx: ToolContext, number: int) -> str:
+        """Ship."""
+        return "shipped"
+
+    agent = shop_agent("shipper", {"tools": [call("ship", number=1)]}, tools=[ship])
+    approval = run_agent(agent, "ship", "s1").pending[0]
+    editor = make_user("editor", "decide_approval")
+    approve(approval.pk, editor, digest=approval.digest, arguments={"number": 2})
+    status, problem = staff.post(f"/approvals/{approval.pk}/approve", {"digest": approval.digest})
+    assert (status, problem["approval_status"]) == (409, "pending")
+    assert problem["digest"] == call_digest(approval.run.session.secret, "ship", {"number": 2})
+    assert problem["decided_by_name"] == "editor"
+    card = staff.get(f"/approvals/{approval.pk}")[1]
+    assert (card["approved_count"], card["required"], card["arguments"]) == (1, 2, {"number": 2})
+    status, card = staff.post(f"/approvals/{approval.pk}/approve", {"digest": problem["digest"]})
+    assert (status, card["status"]) == (200, "approved")
+
+
+def test_a_wrong_digest_is_a_conflict(staff: Api, pending: Pending) -> None:
+    approval = pending()
+    for digest in ("", "0" * 64, "\x00"):
+        status, problem = staff.post(f"/approvals/{approval.pk}/approve", {"digest": digest})
+        assert (status, problem["type"]) == (409, "urn:agentruns:approval-state")
+        assert problem["digest"] == approval.digest
+
+
+def test_an_edit_of_an_agent_that_is_not_served_here(staff: Api, pending: Pending) -> None:
+    approval = pending()
+    path, body = f"/approvals/{approval.pk}/approve", {"digest": approval.digest}
+    with isolated_registry():
+        refused(staff.post(path, {**body, "arguments": {"cents": 1}}), 422, "unknown-agent")
+        assert staff.post(path, body)[0] == 200, "without an edit nothing of the agent is needed"
+
+
+def test_odd_arguments_are_legal_json(staff: Api) -> None:
+    @tool(requires_approval=True)
+    def say(ctx: ToolContext, text: str, weight: Annotated[float, Field(allow_inf_nan=True)]) -> str:
+        """Say."""
+        return "said"
+
+    odd = call("say", text="<img src=x onerror=alert(1)>\x00\ud800", weight=float("nan"))
+    agent = shop_agent("sayer", {"tools": [odd]}, tools=[say, refund])
+    approval = run_agent(agent, "say", "s1").pending[0]
+    card = staff.get(f"/approvals/{approval.pk}")[1]
+    assert card["arguments"] == {"text": "<img src=x onerror=alert(1)>\ufffd\ufffd", "weight": "NaN"}
+    assert card["digest"] == approval.digest
+    assert staff.post(f"/approvals/{approval.pk}/approve", {"digest": card["digest"]})[0] == 200

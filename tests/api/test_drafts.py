@@ -49,11 +49,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "LOOKS", 0.05)
 
 
-def drafted(listener: Stream) -> list[str]:
-    """Return the texts of the drafts that came."""
-    return [event.data["text"] for event in listener.notes if event.name == "draft"]
-
-
 def running(user: Any, session: str = "s1") -> Run:
     """Return a run as if its model were writing."""
     run = start_run(shop_agent("writes"), "do it", session, actor=user)
@@ -73,10 +68,9 @@ def test_the_words_come_as_they_are_written_and_then_the_row(owner: Any) -> None
     listener = Stream(owner, run)
     worker = threading.Thread(target=lambda: (sweep(), connections.close_all()))
     worker.start()
-    while listener.is_open:
-        listener.poll()
+    listener.to_the_end()
     worker.join()
-    texts = drafted(listener)
+    texts = listener.drafted()
     assert len(texts) >= 3
     assert all(later.startswith(one) for one, later in pairwise(texts))
     assert "Your order is on its way, with many words that follow.".startswith(texts[-1])
@@ -96,13 +90,13 @@ def test_a_draft_is_shown_only_for_the_runs_epoch_and_next_step(owner: Any) -> N
     for epoch, step, seen in ((1, 0, False), (3, 0, False), (2, 1, False), (2, 0, True)):
         write(run, f"{epoch} {step}", epoch=epoch, step=step)
         listener.poll()
-        assert drafted(listener) == ([f"{epoch} {step}"] if seen else [])
+        assert listener.drafted() == ([f"{epoch} {step}"] if seen else [])
     listener.poll()
-    assert len(drafted(listener)) == 1, "once"
+    assert len(listener.drafted()) == 1, "once"
     Run.objects.filter(pk=run.pk).update(status="queued")
     write(run, "given back")
     listener.poll()
-    assert len(drafted(listener)) == 1
+    assert len(listener.drafted()) == 1
     listener.response.close()
 
 
@@ -131,7 +125,7 @@ def test_who_lost_the_permission_gets_no_more_words(owner: Any, settings: Any) -
     write(run, "one two")
     listener.poll()
     listener.poll()
-    assert (listener.is_open, drafted(listener)) == (False, ["one"])
+    assert (listener.is_open, listener.drafted()) == (False, ["one"])
 
 
 def test_it_says_whom_the_run_waits_for_and_when_no_more(pending: Any, owner: Any, decider: Any) -> None:
@@ -144,8 +138,7 @@ def test_it_says_whom_the_run_waits_for_and_when_no_more(pending: Any, owner: An
     listener.poll()
     assert listener.notes[1].data == {**about, "status": "queued", "waits_for": None}
     sweep()
-    while listener.is_open:
-        listener.poll()
+    listener.to_the_end()
     assert len(listener.notes) == 2
     assert rows(listener.events) == journal(approval.run)
 
@@ -184,8 +177,7 @@ def test_who_comes_between_two_looks_takes_no_row_from_the_others(owner: Any) ->
 def test_nothing_is_written_for_a_run_that_has_ended(owner: Any) -> None:
     result = run_agent(shop_agent("ended"), "do it", "s1", actor=owner)
     listener = Stream(owner, Run.objects.get(pk=result.run_id))
-    while listener.is_open:
-        listener.poll()
+    listener.to_the_end()
     assert not Draft.objects.exists()
 
 

@@ -17,7 +17,7 @@ from django.db import OperationalError, connection
 from django.db.models.functions import Now
 from django.test import Client
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from ninja import NinjaAPI
 from ninja.errors import HttpError
@@ -31,14 +31,14 @@ from agentruns.services.api_tokens import create_token
 from agentruns.services.sweep import sweep
 from tests.admin.people import user
 from tests.admin.world import World
-from tests.api.http import Api, make_user, strict_json
+from tests.api.http import Api, make_user, refused, strict_json
 from tests.settings import BRIEF
 from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_every_exception_has_a_stable_type_of_its_own() -> None:
+def test_every_exception_has_a_stable_type_and_one_of_a_host_is_its_nearest_known_class() -> None:
     classes = [kind for _name, kind in inspect.getmembers(exceptions, inspect.isclass)]
     raised = {kind for kind in classes if issubclass(kind, exceptions.AgentRunsError)}
     assert raised - set(PROBLEMS) == {exceptions.DurableRunNotFoundError}  # a NotFoundError like the others
@@ -46,8 +46,6 @@ def test_every_exception_has_a_stable_type_of_its_own() -> None:
     assert len(set(types)) == len(types)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in types)
 
-
-def test_an_exception_of_a_host_is_its_nearest_known_class() -> None:
     class OurBusyError(exceptions.SessionBusyError):
         pass
 
@@ -61,16 +59,22 @@ def test_an_exception_of_a_host_is_its_nearest_known_class() -> None:
     assert parts.extras == {"parts": ("model",)}
 
 
-@pytest.mark.parametrize(("status", "title"), [(429, "Too Many Requests"), (499, "Error")])
-def test_an_error_of_a_hosts_decorator_has_no_type_of_ours(
-    api: Api, monkeypatch: Any, status: int, title: str
-) -> None:
-    def throttled(request: Any) -> None:
-        raise HttpError(status, "slower")
+def test_what_a_host_raises_has_no_type_of_ours_and_a_bug_is_not_hidden(api: Api, monkeypatch: Any) -> None:
+    raised: list[Exception] = []
 
-    monkeypatch.setattr("agentruns.api.runs.user_of", throttled)
-    problem = {"type": "about:blank", "title": title, "status": status, "detail": "slower"}
-    assert api.get("/runs") == (status, problem)
+    def broken(*args: Any) -> Any:
+        raise raised[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentruns.api.runs.user_of", broken)  # as a decorator of the host's
+        for status, title in ((429, "Too Many Requests"), (499, "Error")):
+            raised.append(HttpError(status, "slower"))
+            problem = {"type": "about:blank", "title": title, "status": status, "detail": "slower"}
+            assert api.get("/runs") == (status, problem)
+    raised.append(ZeroDivisionError())
+    # A 500 is Django's: it rolls the request's transaction back and tells whoever watches.
+    with connection.execute_wrapper(broken), pytest.raises(ZeroDivisionError):
+        api.get("/runs")
 
 
 ALLOWED = {
@@ -80,23 +84,12 @@ ALLOWED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ALLOWED)
-def test_other_methods_are_405(api: Api, path: str) -> None:
-    allowed = {*ALLOWED[path].split(", ")}
-    for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"} - allowed:
-        assert api.request(method, path)[0] == 405
-        assert {*api.response["Allow"].split(", ")} == allowed
-
-
-def test_a_bug_is_not_hidden(api: Api, shop: Agent, monkeypatch: Any) -> None:
-    """A 500 is Django's: it rolls the request's transaction back and tells whoever watches."""
-
-    def broken(*args: Any, **kwargs: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("agentruns.api.runs.starting.start_run", broken)
-    with pytest.raises(ZeroDivisionError):
-        api.post("/runs", {"agent": "shop", "input": "hi"})
+def test_other_methods_are_405(api: Api) -> None:
+    for path, named in ALLOWED.items():
+        allowed = {*named.split(", ")}
+        for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"} - allowed:
+            assert api.request(method, path)[0] == 405
+            assert {*api.response["Allow"].split(", ")} == allowed
 
 
 def test_scripts_come_back_as_text(api: Api, shop: Agent) -> None:
@@ -125,15 +118,12 @@ def test_the_size_of_a_body_is_limited_by_djangos_setting(api: Api, shop: Agent,
     assert Run.objects.count() == 3
 
 
-@pytest.mark.parametrize(
-    ("length", "status"),
-    [(str(MOST + 1), 413), ("9" * 5000, 400), ("many", 400), ("-1", 422), ("1e3", 400), ("²", 400)],
-)
-def test_a_length_that_is_said(api: Api, shop: Agent, length: str, status: int) -> None:
-    response = api.client.post(
-        "/api/runs", json.dumps({**START, "input": "hi"}), "application/json", CONTENT_LENGTH=length
-    )
-    assert (response.status_code, response["Content-Type"]) == (status, "application/problem+json")
+def test_a_length_that_is_said(api: Api, shop: Agent) -> None:
+    wrong = {str(MOST + 1): 413, "9" * 5000: 400, "many": 400, "-1": 422, "1e3": 400, "²": 400}
+    for length, status in wrong.items():
+        body = json.dumps({**START, "input": "hi"})
+        response = api.client.post("/api/runs", body, "application/json", CONTENT_LENGTH=length)
+        assert (response.status_code, response["Content-Type"]) == (status, "application/problem+json")
     assert not Run.objects.exists()
 
 
@@ -169,16 +159,16 @@ def test_a_host_tells_it_in_its_own_form(api: Api, shop: Agent, urlconf: Any) ->
     assert (response.status_code, list(response.json())) == (413, ["detail"])
 
 
-@pytest.mark.parametrize(("depth", "status"), [(61, 422), (62, 422), (63, 422), (500, 422), (100_000, 400)])
-def test_depth(pending: Any, decider: Any, depth: int, status: int) -> None:
+def test_depth(pending: Any, decider: Any) -> None:
     approval, staff = pending(), Api(decider)
-    nested = "[" * depth + "]" * depth
-    body = f'{{"digest": "{approval.digest}", "arguments": {{"cents": {nested}}}}}'
-    answer, problem = staff.post(f"/approvals/{approval.pk}/approve", body)
-    # 62 lists in two objects are 64 levels: what is wrong with those is that they are no number of cents.
-    name = "invalid-arguments" if depth <= 62 else "validation" if status == 422 else "malformed"
-    assert (answer, problem["type"]) == (status, f"urn:agentruns:{name}")
-    assert ("64 levels" in problem["detail"]) == (name == "validation")
+    for depth, status in ((61, 422), (62, 422), (63, 422), (500, 422), (100_000, 400)):
+        nested = "[" * depth + "]" * depth
+        body = f'{{"digest": "{approval.digest}", "arguments": {{"cents": {nested}}}}}'
+        answer, problem = staff.post(f"/approvals/{approval.pk}/approve", body)
+        # 62 lists in two objects are 64 levels: what is wrong with those is that they are no number of cents.
+        name = "invalid-arguments" if depth <= 62 else "validation" if status == 422 else "malformed"
+        assert (answer, problem["type"]) == (status, f"urn:agentruns:{name}")
+        assert ("64 levels" in problem["detail"]) == (name == "validation")
 
 
 def test_an_answer_is_never_much_larger_than_the_question(api: Api, shop: Agent) -> None:
@@ -194,6 +184,7 @@ def test_an_answer_is_never_much_larger_than_the_question(api: Api, shop: Agent)
     assert len(api.response.content) < 10_000
 
 
+EXAMPLES = 100 if BRIEF else 300
 texts = st.text(max_size=20) | st.sampled_from(
     ["\x00", "\ud800", "\u202e", "NaN", "-1", "9" * 30, "' OR 1=1 --"]
 )
@@ -252,13 +243,7 @@ def possible(headers: dict[str, str], body: bytes) -> dict[str, str]:
 
 
 @given(data=st.data(), signed_in=st.sampled_from([True, True, True, False]))
-@hypothesis_settings(
-    max_examples=100 if BRIEF else 300,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-)
+@examples(max_examples=EXAMPLES, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def check(clients: dict[bool, Client], ids: dict[str, str], data: Any, signed_in: bool) -> None:
     method, path = data.draw(st.sampled_from(paths()))
     for name, real in ids.items():
@@ -347,6 +332,5 @@ def test_health_without_a_database_tells_nothing_else(monkeypatch: Any) -> None:
         raise OperationalError("no password supplied for user secret")
 
     monkeypatch.setattr(connection, "cursor", broken)
-    status, problem = Api().get("/health")
-    assert (status, problem["type"]) == (503, "urn:agentruns:unavailable")
+    problem = refused(Api().get("/health"), 503, "unavailable")
     assert "secret" not in str(problem)

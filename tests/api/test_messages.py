@@ -27,7 +27,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils.clock import utc
 from tests.admin.people import browser
-from tests.api.http import Api, Program, make_user
+from tests.api.http import Api, Program, make_user, refused
 from tests.shop.agents import TOOLS, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -81,8 +81,7 @@ def test_others_learn_nothing_and_write_only_with_permission(chat: Agent) -> Non
     run_agent(chat, "refund it", "s1", actor=make_user("ann"))
     body = {"content": "hello"}
     for path in ("/sessions/s1/messages", "/sessions/none/messages"):
-        status, problem = Api(make_user(f"eve{len(path)}", "start_run")).post(path, body)
-        assert (status, problem["type"]) == (404, "urn:agentruns:session-not-found")
+        refused(Api(make_user(f"eve{len(path)}", "start_run")).post(path, body), 404, "session-not-found")
     assert Api(make_user("viewer", "view_run")).post("/sessions/s1/messages", body)[0] == 403
     clerk = Api(make_user("clerk", "view_run", "start_run"))
     assert clerk.post("/sessions/s1/messages", body)[0] == 201
@@ -209,13 +208,14 @@ def test_who_may_not_start_an_agent_any_more_writes_in_no_run_of_it() -> None:
 KEYS = ["ticket-42", "a/b//c/", "/x", "..", "50 % off?#1", "Grüße \U0001f600", '"><script>', "x" * 200]
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_a_session_is_found_by_its_key(api: Api, shop: Agent, owner: Any, key: str) -> None:
-    run = start_run(shop, "refund", key, actor=owner)
-    status, body = api.get(f"/sessions/{quote(key, safe='')}")
-    assert (status, {*body}) == (200, {"key", "scope", "title", "owner", "owner_name", "created_at", "runs"})
-    assert (body["key"], body["owner"], body["owner_name"]) == (key, str(owner.pk), "owner")
-    assert body["runs"] == {"items": [api.get(f"/runs/{run.pk}")[1]], "next": None}
+def test_a_session_is_found_by_its_key(api: Api, shop: Agent, owner: Any) -> None:
+    told = {"key", "scope", "title", "owner", "owner_name", "created_at", "runs"}
+    for key in KEYS:
+        run = start_run(shop, "refund", key, actor=owner)
+        status, body = api.get(f"/sessions/{quote(key, safe='')}")
+        assert (status, {*body}) == (200, told)
+        assert (body["key"], body["owner"], body["owner_name"]) == (key, str(owner.pk), "owner")
+        assert body["runs"] == {"items": [api.get(f"/runs/{run.pk}")[1]], "next": None}
 
 
 def test_its_runs_come_in_pages(api: Api, shop: Agent, owner: Any, monkeypatch: Any) -> None:
@@ -243,8 +243,7 @@ def test_not_yours_is_not_there(api: Api, shop: Agent) -> None:
     start_run(shop, "theirs", "s1", actor=make_user("other"))
     start_run(shop, "the program's", "s2")
     for key in ("s1", "s2", "s3", "x" * 201, "%00", "%F0%9F"):
-        status, problem = api.get(f"/sessions/{key}")
-        assert (status, problem["type"]) == (404, "urn:agentruns:session-not-found"), key
+        refused(api.get(f"/sessions/{key}"), 404, "session-not-found")
     assert api.get("/sessions/s1")[1]["detail"] == "There is no session 's1'."
     viewer = Api(make_user("viewer", "view_run"))
     assert [viewer.get(f"/sessions/{key}")[0] for key in ("s1", "s2", "s3")] == [200, 200, 404]

@@ -214,13 +214,10 @@ def test_datamodel_codegen(generated: Callable[..., str], shop: Agent, owner: An
         assert models.ToolOut.model_validate(tool).model_dump(mode="json") == tool
 
 
-def test_one_api_per_process() -> None:
+def test_there_is_one_api_per_process_and_our_router_takes_no_operation_of_somebody_else() -> None:
     assert build_api() is build_api()
     assert reverse("agentruns:list_runs") == "/api/runs"
     assert reverse("agentruns:approve", args=["x"]) == "/api/approvals/x/approve"
-
-
-def test_our_router_takes_no_operation_of_somebody_else() -> None:
     with pytest.raises(ConfigError, match="Cannot modify router"):
 
         @router.get("/theirs")
@@ -246,7 +243,9 @@ def test_under_a_namespace_and_twice(api: Api, urlconf: Any, shop: Agent, owner:
         assert there.client.get(f"{root}/docs").status_code == 200
 
 
-def test_in_somebody_elses_api(urlconf: Any, shop: Agent, owner: Any) -> None:
+def test_in_somebody_elses_api_with_and_without_register_errors(
+    urlconf: Any, shop: Agent, owner: Any
+) -> None:
     urlconf(at("host/", host().urls))
     ours = Api(owner, root="/host/agents")
     assert ours.get("/runs") == (200, {"items": [], "next": None})
@@ -268,11 +267,8 @@ def test_in_somebody_elses_api(urlconf: Any, shop: Agent, owner: Any) -> None:
         assert (status, [*answer]) == (expected, ["detail"])
     status, answer = theirs("busy")
     assert (status, answer["run_id"]) == (409, "the run")
-
-
-def test_without_register_errors_the_statuses_are_the_same(urlconf: Any, shop: Agent, owner: Any) -> None:
     urlconf(at("host/", host(errors=False).urls))
-    client = Api(owner).client
+    client = ours.client
     for url, status in {"/runs/x": 404, "/runs?cursor=x": 400, "/runs?status=x": 422}.items():
         response = client.get("/host/agents" + url)
         assert (response.status_code, response["Content-Type"]) == (status, "application/json; charset=utf-8")

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import base64
+import json
+from datetime import timedelta
+from itertools import islice, product
 from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
-from agentruns import pause_run, run_agent, start_run, tool
+from agentruns import cancel_run, pause_run, run_agent, start_run, tool
 from agentruns.agents.agent import Agent
 from agentruns.engine.leases import claim
-from agentruns.models import Run, Session
+from agentruns.models import Approval, Run, Session
 from agentruns.providers.names import model_identity
 from agentruns.services.sweep import sweep
-from tests.api.http import Api, make_user
+from tests.api.http import Api, make_user, refused
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
@@ -85,24 +92,23 @@ def test_somebody_elses_session_reads_as_one_that_is_not_there(api: Api, shop: A
         assert problem["detail"] == f"There is no session '{session}'."
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_bad_fields_are_named(api: Api, shop: Agent) -> None:
+    for field, value in (
         ("agent", None), ("agent", "x" * 101), ("input", " \n"), ("input", 7), ("session", ""),
         ("session", "a\x00b"), ("session", "a\ud800b"), ("session", "x" * 201),
         ("idempotency_key", "x" * 201), ("idempotency_key", "a\nb"), ("actor", "root"), ("owner", 1),
         ("odd\ud800", 1),
-    ],
-)  # fmt: skip
-def test_bad_fields_are_named(api: Api, shop: Agent, field: str, value: Any) -> None:
-    status, problem = api.post("/runs", {"agent": "shop", "input": "hi", field: value})
-    assert (status, problem["type"]) == (422, "urn:agentruns:validation")
-    named = ["body"] if field.startswith("odd") else ["body", field]
-    assert [error["loc"] for error in problem["errors"]] == [named]
+    ):  # fmt: skip
+        status, problem = api.post("/runs", {"agent": "shop", "input": "hi", field: value})
+        assert (status, problem["type"]) == (422, "urn:agentruns:validation")
+        named = ["body"] if field.startswith("odd") else ["body", field]
+        assert [error["loc"] for error in problem["errors"]] == [named]
     assert not Run.objects.exists()
 
 
-def test_odd_text_is_stored_as_it_is_and_answered_as_legal_json(api: Api, shop: Agent) -> None:
+def test_what_json_has_no_form_for_is_stored_as_it_is_and_answered_as_legal_json(
+    api: Api, shop: Agent, owner: Any
+) -> None:
     status, run = api.post("/runs", {"agent": "shop", "input": ODD})
     assert status == 201
     assert Run.objects.get().input == ODD
@@ -110,6 +116,16 @@ def test_odd_text_is_stored_as_it_is_and_answered_as_legal_json(api: Api, shop: 
     assert run["input"] == shown
     rows = api.get(f"/runs/{run['id']}/messages")[1]["items"]
     assert rows[1]["payload"]["content"] == [{"type": "text", "text": shown}]
+
+    @tool
+    def measure() -> dict[str, float]:
+        """Measure."""
+        return {"value": float("nan"), "high": float("inf")}
+
+    agent = shop_agent("nan", {"tools": [call("measure")]}, tools=[measure])
+    result = run_agent(agent, "measure", "s1", actor=owner)
+    rows = api.get(f"/runs/{result.run_id}/messages")[1]["items"]
+    assert rows[4]["payload"]["content"] == {"value": "NaN", "high": "Infinity"}
 
 
 def test_list_filters(api: Api, shop: Agent, owner: Any) -> None:
@@ -158,23 +174,20 @@ def test_messages_are_the_journal_in_order(api: Api, owner: Any) -> None:
         assert api.get(f"/runs/{run.pk}/messages", after=after)[0] == 422
 
 
-def test_messages_come_in_pages(api: Api, shop: Agent, owner: Any, monkeypatch: Any) -> None:
+def test_messages_come_in_pages_and_the_state_is_that_at_a_row(
+    api: Api, shop: Agent, owner: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("agentruns.api.pagination.PAGE", 2)
     run = Run.objects.get(pk=run_agent(shop, "refund", "s1", actor=owner).run_id)
     seen = [row["seq"] for row in api.every(f"/runs/{run.pk}/messages", "after")]
     assert seen == list(run.messages.order_by("seq").values_list("seq", flat=True))
-
-
-def test_a_result_with_nan_is_legal_json(api: Api, owner: Any) -> None:
-    @tool
-    def measure() -> dict[str, float]:
-        """Measure."""
-        return {"value": float("nan"), "high": float("inf")}
-
-    agent = shop_agent("nan", {"tools": [call("measure")]}, tools=[measure])
-    result = run_agent(agent, "measure", "s1", actor=owner)
-    rows = api.get(f"/runs/{result.run_id}/messages")[1]["items"]
-    assert rows[4]["payload"]["content"] == {"value": "NaN", "high": "Infinity"}
+    path = f"/runs/{run.pk}/state"
+    status, now = api.get(path)
+    assert (status, now["run"], now["status"]) == (200, str(run.pk), run.status)
+    status, then = api.get(path, at="2")
+    assert (status, then["status"], then["step"], then["calls"]) == (200, "active", 0, [])
+    assert [api.get(path, at="99")[0], api.get(path, at="-1")[0]] == [409, 422]
+    assert Api(make_user("other")).get(path)[0] == 404
 
 
 def test_cancel_records_and_a_second_one_says_who_and_when(api: Api, shop: Agent, owner: Any) -> None:
@@ -186,8 +199,7 @@ def test_cancel_records_and_a_second_one_says_who_and_when(api: Api, shop: Agent
     assert closing is not None
     assert closing.payload["actor"] == {"id": str(owner.pk), "name": "owner"}
     assert closing.payload["reason"] == "never mind"
-    status, problem = api.post(f"/runs/{run.pk}/cancel")
-    assert (status, problem["type"]) == (409, "urn:agentruns:run-state")
+    problem = refused(api.post(f"/runs/{run.pk}/cancel"), 409, "run-state")
     assert (problem["run_id"], problem["run_status"]) == (str(run.pk), "cancelled")
     assert (problem["ended_by"], problem["ended_by_name"]) == (str(owner.pk), "owner")
     assert problem["ended_at"] == closing.created_at.isoformat(timespec="microseconds")[:-6] + "Z"
@@ -196,8 +208,7 @@ def test_cancel_records_and_a_second_one_says_who_and_when(api: Api, shop: Agent
 def test_resume_needs_its_permission_and_only_queues(api: Api, shop: Agent, owner: Any) -> None:
     run = start_run(shop, "refund", "s1", actor=owner)
     pause_run(run.pk, None, reason="lunch")
-    status, problem = api.post(f"/runs/{run.pk}/resume")
-    assert (status, problem["type"]) == (403, "urn:agentruns:permission-denied")
+    refused(api.post(f"/runs/{run.pk}/resume"), 403, "permission-denied")
     staff = Api(make_user("staff", "resume_run", "view_run"))
     status, body = staff.post(f"/runs/{run.pk}/resume")
     assert (status, body["status"], body["blocked_reason"]) == (200, "queued", "")
@@ -210,8 +221,7 @@ def test_resume_of_a_run_that_is_live_or_ended(api: Api, shop: Agent) -> None:
     boss = Api(user)
     run = start_run(shop, "refund", "s1", actor=user)
     assert claim("default", run.pk) is not None
-    status, problem = boss.post(f"/runs/{run.pk}/resume")
-    assert (status, problem["type"]) == (409, "urn:agentruns:session-busy")
+    problem = refused(boss.post(f"/runs/{run.pk}/resume"), 409, "session-busy")
     assert problem["run_id"] == str(run.pk)
     assert problem["lease_expires_at"].endswith("Z")
     # A cancel of a live run is recorded; its worker ends it.
@@ -219,8 +229,7 @@ def test_resume_of_a_run_that_is_live_or_ended(api: Api, shop: Agent) -> None:
     assert (status, body["status"]) == (200, "running")
     ended = start_run(shop, "refund", "s2", actor=user)
     assert boss.post(f"/runs/{ended.pk}/cancel")[1]["status"] == "cancelled"
-    status, problem = boss.post(f"/runs/{ended.pk}/resume")
-    assert (status, problem["type"]) == (409, "urn:agentruns:run-state")
+    problem = refused(boss.post(f"/runs/{ended.pk}/resume"), 409, "run-state")
     assert UUID(problem["run_id"]) == ended.pk
 
 
@@ -230,12 +239,119 @@ def test_resume_of_a_waiting_run_returns_it(pending: Any) -> None:
     assert (status, body["status"]) == (200, "awaiting-approval")
 
 
-def test_the_state_at_a_row(api: Api, shop: Agent, owner: Any) -> None:
-    run = Run.objects.get(pk=run_agent(shop, "refund it", "s1", actor=owner).run_id)
-    path = f"/runs/{run.pk}/state"
-    status, now = api.get(path)
-    assert (status, now["run"], now["status"]) == (200, str(run.pk), run.status)
-    status, then = api.get(path, at="2")
-    assert (status, then["status"], then["step"], then["calls"]) == (200, "active", 0, [])
-    assert [api.get(path, at="99")[0], api.get(path, at="-1")[0]] == [409, 422]
-    assert Api(make_user("other")).get(path)[0] == 404
+# Pages
+
+ID = "01a20062-a3cc-73dc-8419-c54ab3a43655"
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Api:
+    monkeypatch.setattr("agentruns.api.pagination.PAGE", 3)
+    return Api(make_user("root", is_superuser=True))
+
+
+def walk(api: Api, path: str, **query: Any) -> list[str]:
+    """Follow `next` to the end, and list the ids."""
+    pages = list(api.pages(path, **query))
+    assert all(len(page) <= 3 for page in pages)
+    return [item["id"] for page in pages for item in page]
+
+
+def start(shop: Agent, count: int) -> list[Run]:
+    return apart([start_run(shop, "hi", f"s{number}") for number in range(count)], "updated_at")
+
+
+def apart(rows: list[Any], column: str) -> list[Any]:
+    """Date rows a minute apart: a process may find that its time of the database was some ms ahead."""
+    for number, row in enumerate(rows):
+        setattr(row, column, getattr(row, column) + timedelta(minutes=number - len(rows)))
+        row.save(update_fields=[column])
+    return rows
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 9, 10])
+def test_every_run_comes_once_newest_first(root: Api, shop: Agent, count: int) -> None:
+    runs = start(shop, count)
+    assert walk(root, "/runs") == [str(run.pk) for run in reversed(runs)]
+
+
+def test_runs_of_one_instant_come_in_the_order_of_their_ids(root: Api, shop: Agent) -> None:
+    """SQLite keeps times as text of different lengths, depending on who wrote them."""
+    runs = start(shop, 7)
+    for microsecond in (0, 120_000, 123_456):
+        Run.objects.update(updated_at=timezone.now().replace(microsecond=microsecond))
+        assert walk(root, "/runs") == sorted((str(run.pk) for run in runs), reverse=True)
+        if connection.vendor == "sqlite":
+            shorter = "UPDATE agentruns_run SET updated_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f', updated_at)"
+            with connection.cursor() as cursor:
+                cursor.execute(f"{shorter} WHERE id > %s", [runs[3].pk.hex])
+            assert sorted(walk(root, "/runs")) == sorted(str(run.pk) for run in runs)
+
+
+def test_changing_runs_are_never_seen_twice_and_unchanged_ones_always(root: Api, shop: Agent) -> None:
+    runs, seen = start(shop, 12), []
+    changing = iter([runs[0], runs[11], runs[1], start_run(shop, "hi", "new")])
+    for page in root.pages("/runs"):
+        seen += [item["id"] for item in page]
+        for run in islice(changing, 1):
+            cancel_run(run.pk)
+    assert len(seen) == len(set(seen)) > 9
+    assert {str(run.pk) for run in runs[2:]} <= set(seen)
+
+
+def test_filters_hold_on_every_page_and_a_cursor_shows_no_more_than_one_may_see(
+    root: Api, shop: Agent
+) -> None:
+    runs = start(shop, 8)
+    for run in runs[::2]:
+        cancel_run(run.pk)
+    assert walk(root, "/runs", status="queued") == [str(run.pk) for run in reversed(runs[1::2])]
+    cursor = root.get("/runs")[1]["next"]
+    assert Api(make_user("stranger")).get("/runs", cursor=cursor)[1] == {"items": [], "next": None}
+
+
+def test_approvals_come_in_pages_too(root: Api, pending: Any) -> None:
+    approvals = apart([pending(f"s{number}") for number in range(7)], "requested_at")
+    assert walk(root, "/approvals") == [str(approval.pk) for approval in reversed(approvals)]
+    Approval.objects.update(requested_at=timezone.now())
+    assert len(set(walk(root, "/approvals", status="pending"))) == 7
+
+
+def encoded(value: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
+
+
+BAD = [
+    "", "x", "?", "\x00", "\u00e9", "[" * 3000, "AAAA", encoded(None), encoded(7), encoded([]),
+    encoded("ab"), encoded(["0001-01-01 00:00:00+23:59", ID]), encoded(["9999-12-31 23:59:59-23:59", ID]),
+    encoded(["2026-01-01", "no uuid"]), encoded(["no time", ID]), encoded(["2026-13-01 00:00:00", ID]),
+    encoded([1, 2]), encoded(["2026-01-01 00:00:00", ID, 3]), encoded(["2026-01-01 00:00:00", [ID]]),
+    encoded(["2026-01-01 00:00:00\x00", ID]), encoded(["\ud800", ID]),
+]  # fmt: skip
+
+
+def test_a_bad_or_made_up_cursor_is_refused(root: Api, shop: Agent) -> None:
+    for cursor, path in product(BAD, ("/runs", "/approvals")):
+        refused(root.get(path, cursor=cursor), 400, "bad-cursor")
+    start(shop, 4)
+    cursor = root.get("/runs")[1]["next"]
+    assert root.get("/runs", cursor=cursor)[0] == 200
+    body, _, signature = cursor.rpartition(":")
+    for made_up in (body, f"{body}:{signature[:-1]}", f"x{cursor}", encoded(["2026-01-01 00:00:00", ID])):
+        assert root.get("/runs", cursor=made_up)[0] == 400
+
+
+def test_the_number_of_queries_does_not_grow(pending: Any) -> None:
+    user = make_user("staff", "view_run", "decide_approval")
+    for number in range(3):
+        approval, asked = pending(f"s{number}"), []
+        run = f"/runs/{approval.run_id}"
+        for path in ("/runs", run, f"{run}/messages", "/approvals", f"/approvals/{approval.pk}"):
+            api = Api(user)
+            with CaptureQueriesContext(connection) as queries:
+                assert api.get(path)[0] == 200
+            asked.append(len(queries))
+        # The session, the user, their own and their groups' permissions; then what is asked for, and the
+        # definitions that its session has named, by which it is masked. Those of agents here are known. Of
+        # cards also the messages that came since, of all of them at once.
+        assert asked == [6, 6, 7, 7, 7]

@@ -66,14 +66,11 @@ known: dict[str, list[str]] = {}
 
 
 def existing(given: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:
-    """Return what was thought of, with ids and names of what is there."""
-    return {name: chosen(value, names.get(name, [])) for name, value in given.items()}
-
-
-def chosen(value: Any, names: list[str]) -> Any:
-    if not names or not isinstance(value, str):
-        return value
-    return names[crc32(value.encode(errors="replace")) % len(names)]
+    """Replace ids and names that were thought of by those of what is there."""
+    found = {name: value for name, value in given.items() if names.get(name) and isinstance(value, str)}
+    for name, value in found.items():
+        found[name] = names[name][crc32(value.encode(errors="replace")) % len(names[name])]
+    return {**given, **found}
 
 
 @pytest.fixture
@@ -93,13 +90,7 @@ def token(folder: Path, settings: Any) -> str:
     return create_token(actor, ["runs:read", "runs:write", "approvals:decide"])[1]
 
 
-@examples(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@examples(max_examples=EXAMPLES, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def does_what_its_description_says(case: Any, token: str) -> None:
     from schemathesis.core.parameters import ParameterLocation
     from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import random
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from threading import Event, Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -317,7 +318,7 @@ class Endless:
     """A model that goes on until `enough` is set."""
 
     def __init__(self) -> None:
-        self.enough = threading.Event()
+        self.enough = Event()
         self.numbers = count()
 
     def runs(self, owner: Any) -> list[Run]:
@@ -339,7 +340,7 @@ def test_cut_off_two_hundred_times_a_client_gets_every_row_once_and_in_order(
 ) -> None:
     chance, model = random.Random(7), Endless()
     run, other = model.runs(owner)
-    workers = [threading.Thread(target=work, args=(each.pk,)) for each in (run, other)]
+    workers = [Thread(target=elsewhere, args=(partial(sweep, run_id=each.pk),)) for each in (run, other)]
     cookie, got, cuts, last = cookies(owner), [], 0, ""
     for worker in workers:
         worker.start()
@@ -371,10 +372,7 @@ def test_listeners_who_share_a_look_and_come_at_any_time_get_every_row(
     runs = model.runs(owner)
 
     def rows_of(number: int) -> int:
-        try:
-            return Message.objects.filter(run=runs[number % 2]).count()
-        finally:
-            connections.close_all()
+        return int(elsewhere(Message.objects.filter(run=runs[number % 2]).count))
 
     def listen(number: int) -> None:
         wait_for(lambda: rows_of(number) > 3 * number, "some rows more than for the one before")
@@ -382,8 +380,8 @@ def test_listeners_who_share_a_look_and_come_at_any_time_get_every_row(
         came.append(number)
         heard[number] = listener.to_the_end()
 
-    listeners = [threading.Thread(target=listen, args=(number,)) for number in range(LISTENERS)]
-    workers = [threading.Thread(target=work, args=(run.pk,)) for run in runs]
+    listeners = [Thread(target=listen, args=(number,)) for number in range(LISTENERS)]
+    workers = [Thread(target=elsewhere, args=(partial(sweep, run_id=run.pk),)) for run in runs]
     for thread in (*listeners, *workers):
         thread.start()
     wait_for(lambda: len(came) == LISTENERS, "all to listen")
@@ -395,13 +393,6 @@ def test_listeners_who_share_a_look_and_come_at_any_time_get_every_row(
     for number, events in heard.items():
         assert rows(events) == journal(runs[number % 2]), number
     assert len(heard) == LISTENERS
-
-
-def work(run_id: Any) -> None:
-    try:
-        sweep(run_id=run_id)
-    finally:
-        connections.close_all()
 
 
 def test_a_user_has_so_many_streams_at_once_and_the_server_goes_on(

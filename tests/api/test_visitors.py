@@ -25,7 +25,7 @@ from agentruns.services.runs import resume_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, frozen_clock
 from tests.api.hosting import Broken
-from tests.api.http import Api, Program, make_user
+from tests.api.http import Api, Program, make_user, refused
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -240,12 +240,24 @@ def test_each_session_is_throttled_by_itself(settings: Any) -> None:
 # approvers="requester" for users
 
 
-def test_the_owner_confirms_without_a_permission(chat: Agent, owner: Any, settings: Any) -> None:
+def test_the_owner_confirms_without_a_permission_nobody_else_does_and_staff_may_deny(
+    chat: Agent, owner: Any, settings: Any
+) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False  # does not concern what only they can confirm
     card = asked(chat, actor=owner)
     assert list(decidable_by(owner, Approval.objects.pending())) == [card]
     assert Api(owner).post(f"/approvals/{card.pk}/approve", {"digest": card.digest})[0] == 200
     assert resume_run(card.run_id).status == "completed"
+    assert CANCELLED == ["A1"]
+    card, named = asked(chat, "chat-18", actor=owner), make_user("named", "decide_approval")
+    named.groups.add(Group.objects.create(name="requester"))  # a group of that name is not meant
+    where, body, staff = f"/approvals/{card.pk}", {"digest": card.digest}, Api(named)
+    assert list(decidable_by(named, Approval.objects.pending())) == []
+    edit: dict[str, Any] = {"arguments": {"number": "B2"}}
+    for verb, more in (("approve", {}), ("approve", edit), ("answer", {"text": "done"})):
+        assert staff.post(f"{where}/{verb}", {**body, **more})[0] == 403
+    assert Approval.objects.get(pk=card.pk).status == "pending"
+    assert staff.post(f"{where}/deny", {**body, "reason": "fraud"})[0] == 200
     assert CANCELLED == ["A1"]
 
 
@@ -253,26 +265,12 @@ def test_a_token_needs_the_scope_for_own_calls(chat: Agent, decider: Any, pendin
     card, other = asked(chat, actor=decider), pending(actor=decider)
     where, body = f"/approvals/{card.pk}/approve", {"digest": card.digest}
     for scopes in (["runs:read", "runs:write"], ["approvals:decide"]):
-        status, problem = Program(api_tokens.create_token(decider, scopes)[1]).post(where, body)
-        assert (status, problem["type"]) == (403, "urn:agentruns:scope")
+        refused(Program(api_tokens.create_token(decider, scopes)[1]).post(where, body), 403, "scope")
     own = Program(api_tokens.create_token(decider, ["approvals:own"])[1])
     status, problem = own.post(f"/approvals/{other.pk}/approve", {"digest": other.digest})
     assert (status, problem["scopes"]) == (403, ["approvals:decide"])
     assert {one.status for one in Approval.objects.all()} == {"pending"}
     assert own.post(where, body)[0] == 200
-
-
-def test_nobody_else_confirms_it_and_staff_may_deny(chat: Agent, owner: Any) -> None:
-    card, named = asked(chat, actor=owner), make_user("named", "decide_approval")
-    named.groups.add(Group.objects.create(name="requester"))  # a group of that name is not meant
-    where, body, staff = f"/approvals/{card.pk}", {"digest": card.digest}, Api(named)
-    assert list(decidable_by(named, Approval.objects.pending())) == []
-    edit: dict[str, Any] = {"arguments": {"number": "B2"}}
-    for verb, more in (("approve", {}), ("approve", edit), ("answer", {"text": "done"})):
-        assert staff.post(f"{where}/{verb}", {**body, **more})[0] == 403
-    assert Approval.objects.get().status == "pending"
-    assert staff.post(f"{where}/deny", {**body, "reason": "fraud"})[0] == 200
-    assert CANCELLED == []
 
 
 def test_refused_at_the_start_without_anybody_who_could(chat: Agent, owner: Any) -> None:
