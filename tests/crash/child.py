@@ -63,11 +63,9 @@ def tally(number: str) -> str:
 
 
 CALLS = [
-    call("post", text="hello"),
-    call("charge", cents=700),
-    call("lookup", number="A1"),
+    call("post", text="hello"), call("charge", cents=700), call("lookup", number="A1"),
     call("tally", number="A1"),
-]
+]  # fmt: skip
 
 
 class Echo(ScriptedModel):
@@ -76,11 +74,8 @@ class Echo(ScriptedModel):
     def propose(self, request: ModelRequest) -> ModelReply:
         reply = super().propose(request)
         told = f"{request.system} {' '.join(tool['name'] for tool in request.tools)}"
-        return (
-            reply
-            if reply.stop_reason == "tool_use"
-            else replace(reply, content=[{"type": "text", "text": told}])
-        )
+        is_call = reply.stop_reason == "tool_use"
+        return reply if is_call else replace(reply, content=[{"type": "text", "text": told}])
 
 
 def said(run: RunContext) -> str:

@@ -73,6 +73,19 @@ def run_and_die(*action: str, **given: Any) -> None:
     assert run(*action, **given) == -signal.SIGKILL
 
 
+def die(*action: str, at: str = "", **given: Any) -> Run:
+    """Run a child that is killed at a place; return the only run once the dead worker's lease is over.
+
+    A place is a crash point, or "post:before" and "post:after" inside a handler or a model.
+    """
+    place = {"SHOP_KILL": at} if at.endswith((":before", ":after")) else {"point": at}
+    run_and_die(*action, **place, **given)
+    run = Run.objects.get()
+    if not run.is_ended:
+        expire_lease(run)
+    return run
+
+
 def interpret_and_die(*words: str, **environment: str) -> None:
     """Let a new interpreter work on this test's database, until it is killed by SIGKILL."""
     database = {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])}
@@ -107,11 +120,14 @@ def _is_anybody_inside() -> bool:
             except sqlite3.OperationalError:
                 return True
             return False
+    return is_any_backend("xact_start IS NOT NULL AND backend_type = 'client backend'")
+
+
+def is_any_backend(where: str) -> bool:
+    """Ask PostgreSQL whether any other backend of this database is in such a state."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
-            " AND pid <> pg_backend_pid() AND xact_start IS NOT NULL AND backend_type = 'client backend')"
-        )
+        activity = "pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        cursor.execute(f"SELECT EXISTS (SELECT FROM {activity} AND {where})")
         return bool(cursor.fetchone()[0])
 
 

@@ -15,10 +15,10 @@ from django.db.models.signals import post_save
 
 from agentruns import ToolContext, approve, signals, tool
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Message, Run
+from agentruns.models import Approval, Message
 from agentruns.services.sweep import sweep
 from tests.crash import child
-from tests.crash.processes import expire_lease, run_and_die
+from tests.crash.processes import die
 from tests.db.helpers import names, outcomes
 from tests.effects import Effects
 from tests.shop.agents import TOOLS, call, shop_agent
@@ -26,7 +26,7 @@ from tests.shop.agents import TOOLS, call, shop_agent
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def die(*arguments: object, **facts: object) -> None:
+def fall(*arguments: object, **facts: object) -> None:
     """Show outside that the project's code was reached, and end the process."""
     Effects.from_environment().record("told", tool="told")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -40,7 +40,7 @@ class Listener:
 
     def event(self, name: str, facts: dict[str, Any]) -> None:
         if name == "verdict":
-            die()
+            fall()
 
     def carried(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -50,13 +50,13 @@ class Listener:
 def write(ctx: ToolContext) -> str:
     """Write, and tell others once it is committed."""
     if os.environ.get("TOLD") == "hook":
-        transaction.on_commit(die)
+        transaction.on_commit(fall)
     return "written"
 
 
 def later(sender: type, **facts: object) -> None:
     """Do something once what was saved is committed, as a project's receivers do."""
-    transaction.on_commit(die)
+    transaction.on_commit(fall)
 
 
 shop_agent("asks-after-a-post", {"tools": [call("post", text="hello"), call("refund", cents=5000)]})
@@ -68,9 +68,9 @@ def perform(orders: child.Orders, pipe: Connection) -> None:
     """Do what is ordered, in a project that is told of commits as the variable TOLD says."""
     told = orders.environment["TOLD"]
     if told == "notifier":
-        django_settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.die"]
+        django_settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.fall"]
     elif told == "signal":
-        signals.approval_requested.connect(die)
+        signals.approval_requested.connect(fall)
     elif told == "model signal":
         post_save.connect(later, sender=Approval)
     elif told == "telemetry":
@@ -78,18 +78,11 @@ def perform(orders: child.Orders, pipe: Connection) -> None:
     child.serve(orders, pipe)
 
 
-def dies(*action: str, **given: str) -> None:
-    """Do it in another process, and make sure that this was killed."""
-    run_and_die(*action, serve=perform, **given)
-
-
 @pytest.mark.parametrize("told", ["notifier", "signal", "model signal"])
 def test_a_card_is_told_of_before_the_call_beside_it_starts(told: str, effects: Effects) -> None:
-    dies("run", "asks-after-a-post", "s1", TOLD=told)
-    run = Run.objects.get()
+    run = die("run", "asks-after-a-post", "s1", serve=perform, TOLD=told)
     assert names(effects) == ["told"]
     assert not Message.objects.filter(run=run, kind="tool_started").exists()
-    expire_lease(run)
     sweep()
     run.refresh_from_db()
     assert (run.status, names(effects)) == ("awaiting-approval", ["told", "post"]), "nothing is in doubt"
@@ -100,22 +93,17 @@ def test_a_card_is_told_of_before_the_call_beside_it_starts(told: str, effects: 
 
 
 def test_a_verdict_is_told_of_before_the_next_call_starts(effects: Effects) -> None:
-    dies("run", "charges-then-posts", "s1", TOLD="nothing", SHOP_KILL="charge:after")
-    run = Run.objects.get()
-    expire_lease(run)
-    dies("sweep", TOLD="telemetry")
+    die("run", "charges-then-posts", "s1", at="charge:after", serve=perform, TOLD="nothing")
+    run = die("sweep", serve=perform, TOLD="telemetry")
     assert names(effects) == ["charge", "told"]
-    expire_lease(run)
     assert sweep().completed == 1
     assert (outcomes(run), names(effects)) == (["ok", "ok"], ["charge", "told", "post"])
     assert problems(run.session_id) == []
 
 
 def test_a_handlers_own_hook_runs_before_the_next_call_starts(effects: Effects) -> None:
-    dies("run", "writes-then-posts", "s1", TOLD="hook")
-    run = Run.objects.get()
+    run = die("run", "writes-then-posts", "s1", serve=perform, TOLD="hook")
     assert (outcomes(run), names(effects)) == (["ok"], ["told"])
-    expire_lease(run)
     assert sweep().completed == 1
     assert (outcomes(run), names(effects)) == (["ok", "ok"], ["told", "post"])
     assert problems(run.session_id) == []

@@ -20,52 +20,31 @@ from agentruns.engine.gate import call_digest
 from agentruns.models import Approval, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
-from tests.crash.processes import expire_lease, run_and_die
+from tests.crash.processes import die
 from tests.db.helpers import payloads, sound
 from tests.effects import Effects
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 GIVEN: dict[str, Any] = {
-    "price": "1.10",
-    "aware": "2026-03-29T01:30:00+01:00",
-    "naive": "2026-03-29T02:30:00",
-    "day": "2026-02-28",
-    "at": "23:59:59.000001",
-    "within": 90.5,
-    "key": "018F0000-0000-7000-8000-00000000000A",
-    "colour": "red",
-    "level": 3,
-    "missing": None,
-    "either": "7",
-    "ratio": 1e16,
+    "price": "1.10", "aware": "2026-03-29T01:30:00+01:00", "naive": "2026-03-29T02:30:00",
+    "day": "2026-02-28", "at": "23:59:59.000001", "within": 90.5,
+    "key": "018F0000-0000-7000-8000-00000000000A", "colour": "red", "level": 3, "missing": None,
+    "either": "7", "ratio": 1e16,
     "parcel": {"sent": "2026-01-01T00:00:00Z", "to": {"street": "\u00c4 1", "since": "2020-01-01"}},
-    "lines": [{"sku": "a", "price": "0.10"}],
-    "prices": {"x": "1E+3"},
-    "pair": ["2026-01-01", "5"],
-    "raw": "h\u00e9llo\x00",
-    "payment": {"kind": "cash", "amount": 5},
-}
+    "lines": [{"sku": "a", "price": "0.10"}], "prices": {"x": "1E+3"}, "pair": ["2026-01-01", "5"],
+    "raw": "h\u00e9llo\x00", "payment": {"kind": "cash", "amount": 5},
+}  # fmt: skip
 # What the handler is to see; the values of factories are left out, for they are new each time they are made.
 SEEN = {
-    "price": "Decimal 1.10",
-    "aware": "datetime 2026-03-29 01:30:00+01:00",
-    "naive": "datetime 2026-03-29 02:30:00",
-    "day": "date 2026-02-28",
-    "at": "time 23:59:59.000001",
-    "within": "timedelta 0:01:30.500000",
-    "key": "UUID 018f0000-0000-7000-8000-00000000000a",
-    "colour": "Colour Colour.RED",
-    "level": "Level 3",
-    "missing": "NoneType None",
-    "either": "str 7",
-    "ratio": "float 1e+16",
-    "lines": "list [{'sku': 'a', 'price': Decimal('0.10')}]",
-    "prices": "dict {'x': Decimal('1E+3')}",
-    "pair": "tuple (datetime.date(2026, 1, 1), 5)",
-    "raw": r"bytes b'h\xc3\xa9llo\x00'",
-    "payment": "Cash kind='cash' amount=Decimal('5')",
-}
+    "price": "Decimal 1.10", "aware": "datetime 2026-03-29 01:30:00+01:00",
+    "naive": "datetime 2026-03-29 02:30:00", "day": "date 2026-02-28", "at": "time 23:59:59.000001",
+    "within": "timedelta 0:01:30.500000", "key": "UUID 018f0000-0000-7000-8000-00000000000a",
+    "colour": "Colour Colour.RED", "level": "Level 3", "missing": "NoneType None", "either": "str 7",
+    "ratio": "float 1e+16", "lines": "list [{'sku': 'a', 'price': Decimal('0.10')}]",
+    "prices": "dict {'x': Decimal('1E+3')}", "pair": "tuple (datetime.date(2026, 1, 1), 5)",
+    "raw": r"bytes b'h\xc3\xa9llo\x00'", "payment": "Cash kind='cash' amount=Decimal('5')",
+}  # fmt: skip
 NOW: Any = Field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -108,28 +87,12 @@ def fresh() -> UUID:
 
 
 def order(
-    ctx: ToolContext,
-    price: Decimal,
-    aware: datetime,
-    naive: datetime,
-    day: date,
-    at: time,
-    within: timedelta,
-    key: UUID,
-    colour: Colour,
-    level: Level,
-    missing: int | None,
-    either: int | str,
-    ratio: float,
-    parcel: Parcel,
-    lines: list[Line],
-    prices: dict[str, Decimal],
-    pair: tuple[date, int],
-    raw: bytes,
-    request_id: Annotated[UUID, Field(default_factory=fresh)],
-    payment: Annotated[Cash, Field(discriminator="kind")] | None = None,
-    made: datetime = NOW,
-) -> str:
+    ctx: ToolContext, price: Decimal, aware: datetime, naive: datetime, day: date, at: time,
+    within: timedelta, key: UUID, colour: Colour, level: Level, missing: int | None, either: int | str,
+    ratio: float, parcel: Parcel, lines: list[Line], prices: dict[str, Decimal], pair: tuple[date, int],
+    raw: bytes, request_id: Annotated[UUID, Field(default_factory=fresh)],
+    payment: Annotated[Cash, Field(discriminator="kind")] | None = None, made: datetime = NOW,
+) -> str:  # fmt: skip
     """Take an order and keep what it saw in the ledger."""
     arguments = {name: value for name, value in locals().items() if name != "ctx"}
     seen = {name: f"{type(value).__name__} {value}" for name, value in arguments.items()}
@@ -170,17 +133,9 @@ def started(run: Run) -> list[str]:
     return [row["digest"] for row in payloads(sound(run), "tool_started")]
 
 
-def die(*action: str, **death: str) -> Run:
-    """Let a process of its own do it and be killed in it; wait out its lease."""
-    run_and_die(*action, module=__name__, **death)
-    run = Run.objects.get()
-    expire_lease(run)
-    return run
-
-
 def test_a_default_is_made_once_and_every_process_sees_the_same_values(effects: Effects) -> None:
-    die("run", "orders", "s1", point="after_reply")
-    run = die("sweep", ORDER_KILL="NoneType None")
+    die("run", "orders", "s1", at="after_reply", module=__name__)
+    run = die("sweep", module=__name__, ORDER_KILL="NoneType None")
     assert sweep().completed == 1
     (call,) = payloads(run, "assistant")[0]["calls"]
     ((times, seen),) = ordered(effects)
@@ -189,37 +144,25 @@ def test_a_default_is_made_once_and_every_process_sees_the_same_values(effects: 
 
 
 def test_what_a_person_approved_is_what_every_attempt_is_given(effects: Effects) -> None:
-    """Of two equal calls one is approved as it is, the other with an edit, and a process dies in that."""
+    """Of two equal calls one is approved as it is, the other with an edit, and a process dies in that.
+
+    The edit leaves out two arguments that have defaults: these are made anew, once.
+    """
     run_agent("asks-to-order", "do it", "s1", idempotency_key="s1")
     plain, card = Approval.objects.order_by("requested_at", "pk")
+    made = [(call["arguments"], call["digest"]) for call in payloads(plain.run, "assistant")[0]["calls"]]
+    assert [(one.arguments, one.digest) for one in (plain, card)] == made
     approve(plain.pk, None, digest=plain.digest)
     shown = {**card.arguments, "price": "0.99", "missing": 4}
+    del shown["request_id"], shown["made"]
     edited = approve(card.pk, None, digest=card.digest, arguments=shown)
-    assert (edited.arguments, edited.digest != card.digest) == (shown, True)
-    run = die("sweep", ORDER_KILL="int 4")
+    assert (edited.arguments | shown, edited.digest != card.digest) == (edited.arguments, True)
+    assert edited.arguments["request_id"] != card.arguments["request_id"]
+    run = die("sweep", module=__name__, ORDER_KILL="int 4")
     assert sweep().completed == 1
     (once, first), (twice, second) = ordered(effects)
-    assert (once, twice, effects.count("fresh")) == (1, 2, 2)
+    assert (once, twice, effects.count("fresh")) == (1, 2, 3)
     bound(plain.arguments, plain.digest, first)
-    bound(shown, edited.digest, second, price="Decimal 0.99", missing="int 4")
+    bound(edited.arguments, edited.digest, second, price="Decimal 0.99", missing="int 4")
     assert started(run) == [plain.digest, edited.digest, edited.digest]
     assert set(Approval.objects.values_list("status", flat=True)) == {"consumed"}
-
-
-def test_every_kind_of_argument_is_shown_bound_and_passed_alike(effects: Effects) -> None:
-    run_agent("asks-to-order", "do it", "s1", idempotency_key="s1")
-    plain, edited = Approval.objects.order_by("requested_at", "pk")
-    run = plain.run
-    made = payloads(run, "assistant")[0]["calls"]
-    cards = [(card.arguments, card.digest) for card in (plain, edited)]
-    assert cards == [(call["arguments"], call["digest"]) for call in made]
-    approve(plain.pk, None, digest=plain.digest)
-    left_out = {key: value for key, value in edited.arguments.items() if key not in ("request_id", "made")}
-    again = approve(edited.pk, None, digest=edited.digest, arguments=left_out)
-    assert again.arguments["request_id"] != edited.arguments["request_id"]
-    assert sweep().completed == 1
-    (_, first), (_, second) = ordered(effects)
-    bound(plain.arguments, plain.digest, first)
-    bound(again.arguments, again.digest, second)
-    assert started(run) == [plain.digest, again.digest]
-    assert effects.count("fresh") == 3, "for each call once, and once for the edit that left it out"

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-import agentruns.engine.tool_calls
 from agentruns import Agent, NotOccurred, ToolContext, approve, deny, start_run, tool
 from agentruns.engine.leases import Lease
 from agentruns.engine.worker import advance
@@ -21,8 +20,8 @@ from agentruns.journal.store import DatabaseStore
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
-from agentruns.testing.crash import Crash
-from tests.db.helpers import kill, outcomes, sound
+from agentruns.testing import crashing_at
+from tests.db.helpers import kill, names, outcomes, sound
 from tests.db.racing import Click, decide, drive, end, nothing_lost, order
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -32,20 +31,12 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 WHENS = ("before", "after")
 ASKED = {"cancel": "run_cancel_requested", "pause": "run_pause_requested"}
 # A gated call in the middle: those after it wait for it, but for the reads.
-EVERY_KIND = [
-    {
-        "tools": [
-            *(
-                call("post", text="one"),
-                call("annotate", number="A1", note="seen"),
-                call("charge", cents=700),
-            ),
-            *(call("refund", cents=5000), call("post", text="two")),
-            *(call("search", query="x"), call("search", query="y")),
-        ]
-    },
-    {"tools": [call("post", text="three")]},
-]
+CALLS = (
+    call("post", text="one"), call("annotate", number="A1", note="seen"), call("charge", cents=700),
+    call("refund", cents=5000), call("post", text="two"),
+    call("search", query="x"), call("search", query="y"),
+)  # fmt: skip
+EVERY_KIND = [{"tools": [*CALLS]}, {"tools": [call("post", text="three")]}]
 
 
 class ClickedStore(DatabaseStore):
@@ -174,20 +165,12 @@ def test_a_decision_at_each_append(word: str, when: str, effects: Effects) -> No
     assert (live, parked) == ((8, 0) if when == "before" else (8, 1))
 
 
-def died_in(agent: Agent, session: str, point: str, monkeypatch: pytest.MonkeyPatch, effects: Effects) -> Run:
+def died_in(agent: Agent, session: str, point: str, effects: Effects) -> Run:
     """Let the worker of a run die in its first call; the run may be taken over then."""
-
-    def reached(at: str) -> None:
-        if at == point:
-            raise Crash(at)
-
     order(effects)
     run = start_run(agent, "do it", session)
-    with monkeypatch.context() as patch:
-        patch.setattr(Lease, "release", lambda self, **how: None)
-        patch.setattr(agentruns.engine.tool_calls, "reached", reached)
-        with pytest.raises(Crash):
-            advance(run, "default")
+    with crashing_at(point):
+        advance(run, "default")
     kill(run)
     return run
 
@@ -202,11 +185,11 @@ def died_in(agent: Agent, session: str, point: str, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_click_at_each_append_of_a_takeover(
-    first: Any, point: str, word: str, when: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+    first: Any, point: str, word: str, when: str, effects: Effects
 ) -> None:
     agent = shop_agent("taken-over", {"tools": [first, call("refund", cents=5000)]})
     for nth in itertools.count(1):
-        run = died_in(agent, f"s{nth}", point, monkeypatch, effects)
+        run = died_in(agent, f"s{nth}", point, effects)
         click = Click(word)
         run = drive_to_the_click(run, click, nth, when)
         if not click.made:
@@ -220,10 +203,7 @@ def test_a_click_at_each_append_of_a_takeover(
         assert end(run).status == "completed"
         nothing_lost(run, effects, doubtful=(first["name"],))
         assert "unknown" not in outcomes(run)
-        assert [line["tool"] for line in effects.lines()] == [
-            first["name"],
-            *["refund"] * (word == "approve"),
-        ]
+        assert names(effects) == [first["name"], *["refund"] * (word == "approve")]
 
 
 @tool(reconcile=lambda ctx, args: NotOccurred(), timeout=3600)
@@ -234,9 +214,7 @@ def patient(ctx: ToolContext) -> str:
 
 @pytest.mark.parametrize("when", WHENS)
 @pytest.mark.parametrize("waits_for", ["the provider", "the end of a dead attempt"])
-def test_a_cancel_is_not_put_off(
-    waits_for: str, when: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_is_not_put_off(waits_for: str, when: str, effects: Effects) -> None:
     def busy(request: Any) -> None:
         raise ProviderError("busy", disposition="retry", type="busy", retry_after=600.0)
 
@@ -244,7 +222,7 @@ def test_a_cancel_is_not_put_off(
         run = start_run(shop_agent("busy", busy), "do it", "s1")
     else:
         agent = shop_agent("patient", {"tools": [call("patient")]}, tools=[patient])
-        run = died_in(agent, "s1", "before_tool", monkeypatch, effects)
+        run = died_in(agent, "s1", "before_tool", effects)
     click = Click("cancel")
     drive(run, ClickedStore(click, 1, when))
     sweep()

@@ -19,7 +19,7 @@ from agentruns.testing import frozen_clock
 from agentruns.utils import clock
 from agentruns.utils.db import database_now, uptime
 from tests.crash import child
-from tests.crash.processes import Forked, expire_lease, finish, run_and_die, start, start_held
+from tests.crash.processes import Forked, die, expire_lease, finish, start, start_held
 from tests.db.helpers import outcomes
 from tests.effects import Effects
 from tests.shop.agents import act, call, charged, shop_agent
@@ -83,10 +83,8 @@ def test_nobody_is_asked_while_the_first_attempt_is_at_work(
 
 
 def test_a_run_is_not_delayed_to_tomorrow(effects: Effects) -> None:
-    place = {"module": __name__, "SHOP_KILL": "charge_in_time:after"}
-    run_and_die("run", "charges-in-time", "s1", skew=TOMORROW, **place)
-    run = Run.objects.get()
-    expire_lease(run)
+    at = "charge_in_time:after"
+    run = die("run", "charges-in-time", "s1", at=at, module=__name__, skew=TOMORROW)
     assert sweep().completed == 0, "its handler may be at work"
     assert swept_in_time() == 1
     assert (acted(effects), outcomes(run)) == (1, ["ok"])

@@ -86,10 +86,6 @@ def writing(gate: Path, **options: Any) -> tuple[Forked, Run, Stream]:
     return worker, run, listener
 
 
-def drafted(listener: Stream) -> list[str]:
-    return [event.data["text"] for event in listener.notes if event.name == "draft"]
-
-
 def nowhere(run: Run) -> None:
     """The words are in no history, and no listener who comes now is shown them."""
     assert problems(run.session_id) == []
@@ -101,9 +97,8 @@ def nowhere(run: Run) -> None:
 def late(run: Run, listener: Any) -> None:
     """The sweep takes away what nobody watches."""
     late = Stream(listener, run)
-    while late.is_open:
-        late.poll()
-    assert drafted(late) == []
+    late.to_the_end()
+    assert late.drafted() == []
     Draft.objects.update(watched_until=Now() - timedelta(minutes=2))
     sweep()
     assert not Draft.objects.exists()
@@ -111,16 +106,15 @@ def late(run: Run, listener: Any) -> None:
 
 def test_killed_while_it_writes(gate: Path) -> None:
     worker, run, listener = writing(gate)
-    wait_for(lambda: bool(listener.poll() or drafted(listener)), "the draft")
-    assert drafted(listener)[0].startswith(WORDS)
+    wait_for(lambda: bool(listener.poll() or listener.drafted()), "the draft")
+    assert listener.drafted()[0].startswith(WORDS)
     worker.close()  # by SIGKILL
     assert WORDS in Draft.objects.get(pk=run.pk).text, "nobody was there to take it away"
     expire_lease(run)
     assert sweep().completed == 1
-    seen = len(drafted(listener))
-    while listener.is_open:
-        listener.poll()
-    assert len(drafted(listener)) == seen, "of the dead nothing more is shown"
+    seen = len(listener.drafted())
+    listener.to_the_end()
+    assert len(listener.drafted()) == seen, "of the dead nothing more is shown"
     nowhere(run)
     late(run, run.owner)
 
@@ -146,16 +140,15 @@ def test_a_frozen_one_wakes_up_and_writes_on(gate: Path, effects: Effects) -> No
     freeze(worker)
     expire_lease(run)
     listener.poll()
-    frozen = len(drafted(listener))
+    frozen = len(listener.drafted())
     assert sweep().completed == 1
     written = effects.count("piece")
     worker.signal(signal.SIGCONT)
     wait_for(lambda: effects.count("piece") > written, "the words after")
     gate.unlink()
     finish(worker)
-    while listener.is_open:
-        listener.poll()
-    assert len(drafted(listener)) == frozen
+    listener.to_the_end()
+    assert len(listener.drafted()) == frozen
     nowhere(run)
     late(run, run.owner)
 
@@ -168,7 +161,7 @@ def test_a_zombie_writes_over_nobodys_draft(gate: Path, effects: Effects) -> Non
     mine = {"epoch": run.lease_epoch + 1, "text": "mine"}
     Run.objects.filter(pk=run.pk).update(lease_epoch=run.lease_epoch + 1)  # another has it now
     Draft.objects.filter(pk=run.pk).update(**mine)
-    before = len(drafted(listener))
+    before = len(listener.drafted())
     listener.poll()
     written = effects.count("piece")
     worker.signal(signal.SIGCONT)
@@ -178,7 +171,7 @@ def test_a_zombie_writes_over_nobodys_draft(gate: Path, effects: Effects) -> Non
         return effects.count("piece") > written + 10 or not worker.process.is_alive()
 
     wait_for(has_written, "many words more, or the end of who has lost the run")
-    assert drafted(listener)[before:] == ["mine"]
+    assert listener.drafted()[before:] == ["mine"]
     gate.unlink()
     finish(worker)
     assert Draft.objects.get(pk=run.pk).text == "mine"

@@ -8,13 +8,12 @@ append that is a transaction of its own.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, InterfaceError, OperationalError, connection, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
 from agentruns import Agent, approve, resume_run, run_agent
 from agentruns.journal.verify import problems
@@ -22,6 +21,7 @@ from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
+from tests.db.dying import elsewhere
 from tests.db.helpers import kill
 from tests.db.racing import decide
 from tests.effects import Effects
@@ -31,31 +31,18 @@ from tests.statements import broken_commit, statement_wrapper
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TURNS = [
-    {
-        "tools": [
-            call("lookup", number="A1"),
-            call("post", text="hello"),
-            call("annotate", number="A1", note="seen"),
-            call("charge", cents=700),
-        ]
-    },
-    {"tools": [call("search", query="x"), call("search", query="y"), call("post", text="again")]},
-]
+CALLS = (
+    call("lookup", number="A1"), call("post", text="hello"), call("annotate", number="A1", note="seen"),
+    call("charge", cents=700),
+    call("search", query="x"), call("search", query="y"), call("post", text="again"),
+)  # fmt: skip
+TURNS = [{"tools": [*CALLS[:4]]}, {"tools": [*CALLS[4:]]}]
 
 
-def terminate_backend(target: Any) -> None:
-    """Kill the PostgreSQL process that serves a connection."""
-    pid = target.connection.info.backend_pid
-
-    def ask() -> None:
-        with connections["default"].cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
-        connections.close_all()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
+def terminate_backend(pid: int) -> None:
+    """Kill a process of PostgreSQL."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
 
 class BrokenStatement:
@@ -71,7 +58,8 @@ class BrokenStatement:
         if self.when == "after":
             execute(sql, params, many, context)
         if connection.vendor == "postgresql":
-            terminate_backend(context["connection"])
+            pid = context["connection"].connection.info.backend_pid
+            elsewhere(lambda: terminate_backend(pid))
             return execute("SELECT 1", None, False, context)
         raise OperationalError("the connection broke")
 

@@ -18,7 +18,7 @@ from agentruns.testing import check_messages
 from agentruns.utils.failpoints import POINTS
 from tests.crash.child import Orders, perform
 from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, SERVED, Cell, cells
-from tests.crash.processes import LEASE, Forked, expire_lease
+from tests.crash.processes import LEASE, Forked, expire_lease, is_any_backend
 from tests.crash.proxy import PORT, Proxy
 from tests.effects import VARIABLE, Effects
 from tests.settings import BRIEF as BRIEFLY
@@ -64,11 +64,8 @@ class Stage:
         database = {"NAME": str(connection.settings_dict["NAME"])}
         if self.proxy is not None:
             database |= {"HOST": self.proxy.folder, "PORT": str(PORT)}
-        environment = {
-            VARIABLE: str(self.effects.path),
-            "SHOP_SAYS": "later",
-            **options.pop("environment", {}),
-        }
+        environment = {VARIABLE: str(self.effects.path), "SHOP_SAYS": "later"}
+        environment |= options.pop("environment", {})
         orders = Orders(list(actions), database=database, environment=environment, **options)
         self.children.append(Forked(perform, orders))
         return self.children[-1]
@@ -165,13 +162,8 @@ def stop(worker: Forked) -> None:
 
 
 DIES_OR_LOSES = {"sigkill": sigkill, "second": freeze}
-LIVES_ON = {
-    "terminate": terminate,
-    "committed": lose_commit,
-    "rolled_back": lose_commit,
-    "open_committed": lose_commit,
-    "open_rolled_back": lose_commit,
-}
+LOST = ("committed", "rolled_back", "open_committed", "open_rolled_back")
+LIVES_ON = {"terminate": terminate, **dict.fromkeys(LOST, lose_commit)}
 
 
 def finished(child: Forked) -> str:
@@ -183,13 +175,6 @@ def finished(child: Forked) -> str:
 
 
 HEARTBEAT = """LIKE 'UPDATE%SET "lease_expires_at"%'"""
-
-
-def is_any_backend(where: str) -> bool:
-    with connection.cursor() as cursor:
-        activity = "pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        cursor.execute(f"SELECT EXISTS (SELECT FROM {activity} AND {where})")
-        return bool(cursor.fetchone()[0])
 
 
 def somebody_waits() -> bool:

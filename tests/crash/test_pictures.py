@@ -19,7 +19,7 @@ from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.child import Orders, prepare
-from tests.crash.processes import expire_lease, run_and_die
+from tests.crash.processes import die, expire_lease, run_and_die
 from tests.db.helpers import GO_ON, sound
 from tests.effects import Effects
 from tests.files import MEGABYTE, alias, fetch, report_of, stored_in
@@ -103,12 +103,10 @@ def test_a_death(point: str, folder: Path, effects: Effects) -> None:
 
 
 def test_a_death_between_the_file_of_a_result_and_its_row(folder: Path, effects: Effects) -> None:
-    run_and_die("fetches-in-a-crash", str(folder), serve=serve)
-    run = Run.objects.get()
+    run = die("fetches-in-a-crash", str(folder), serve=serve)
     (path,) = stored_in(folder)
     assert path.read_text() == report_of(MEGABYTE)
     assert not any(names_in(row.payload) for row in Message.objects.all())
-    expire_lease(run)
     sweep()
     run.refresh_from_db()
     assert (run.status, effects.count()) == ("orphaned", 1)

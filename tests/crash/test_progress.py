@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from agentruns import Agent, ModelReply, ModelRequest, ToolContext, tool
-from agentruns.journal.verify import problems
+from agentruns import ModelRequest, ToolContext, tool
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
 from tests.crash.processes import Forked, expire_lease, finish, start, start_held
-from tests.db.helpers import outcomes
+from tests.db.helpers import outcomes, sound
 from tests.effects import Effects
 from tests.shop.agents import act, call, misfortune, shop_agent
 from tests.shop.models import Order
@@ -75,18 +74,13 @@ for one in (*PATIENT, asks_whether_to_stop):
     shop_agent(one.name, {"tools": [call(one.name)]}, tools=[one])
 
 
-class Hanging:
-    """A model object that hangs in the process of which a test says so."""
-
-    identity = "hanging"
-
-    def propose(self, request: ModelRequest) -> ModelReply:
-        """Answer, sooner or later."""
-        misfortune("model:before")
-        return ModelReply([{"type": "text", "text": "there"}], "end_turn")
+def hang(request: ModelRequest) -> dict[str, str]:
+    """Answer, sooner or later: the model hangs in the process of which a test says so."""
+    misfortune("model:before")
+    return {"text": "there"}
 
 
-Agent("hangs", instructions="Hang.", model=Hanging())
+shop_agent("hangs", hang)
 
 
 def hanging(agent: str, place: str, effects: Effects, gate: Path) -> tuple[Forked, Run]:
@@ -96,28 +90,25 @@ def hanging(agent: str, place: str, effects: Effects, gate: Path) -> tuple[Forke
     return worker, run
 
 
-@pytest.mark.parametrize(("agent", "status"), [("calls-post", "orphaned"), ("calls-lookup", "completed")])
-def test_a_tool_that_hangs_is_in_doubt_by_its_class(
-    agent: str, status: str, effects: Effects, tmp_path: Path
+@pytest.mark.parametrize(
+    ("agent", "at", "status", "late"),
+    [
+        ("calls-post", "post:before", "orphaned", 1),
+        ("calls-lookup", "lookup:before", "completed", 1),
+        ("hangs", "model:before", "completed", 0),
+    ],
+)
+def test_a_tool_or_a_model_that_hangs_is_in_doubt_by_its_class(
+    agent: str, at: str, status: str, late: int, effects: Effects, tmp_path: Path
 ) -> None:
-    name, gate = agent.removeprefix("calls-"), tmp_path / "gate"
-    worker, run = hanging(agent, f"{name}:before", effects, gate)
-    sweep()
-    assert Run.objects.get().status == status
+    gate = tmp_path / "gate"
+    worker, run = hanging(agent, at, effects, gate)
+    assert sweep().completed == (status == "completed")
     gate.unlink()
     finish(worker)
-    assert Run.objects.get().status == status
-    assert Message.objects.filter(kind="late_result").count() == 1
-    assert problems(run.session_id) == []
-
-
-def test_a_model_that_hangs_keeps_no_run(effects: Effects, tmp_path: Path) -> None:
-    worker, run = hanging("hangs", "model:before", effects, tmp_path / "gate")
-    assert sweep().completed == 1
-    (tmp_path / "gate").unlink()
-    finish(worker)
-    run = Run.objects.get()
-    assert (run.status, run.output, run.step, problems(run.session_id)) == ("completed", "there", 1, [])
+    run = sound(run)
+    assert (run.status, Message.objects.filter(kind="late_result").count()) == (status, late)
+    assert agent != "hangs" or (run.output, run.step) == ("there", 1)
 
 
 def test_a_handler_that_nobody_waits_for_is_told_so(effects: Effects) -> None:

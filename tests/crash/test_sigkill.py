@@ -1,20 +1,27 @@
-"""A real SIGKILL at each boundary of a run; judged by the ledger outside the database."""
+"""A real SIGKILL at each boundary of a run, a fallback and an exception; judged by the ledger outside."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from agentruns import approve, resume_run, send_message, start_run
+from agentruns import approve, cancel_run, pause_run, resolve_orphan, resume_run, send_message, start_run
+from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs import result_of
 from agentruns.services.sweep import sweep
+from agentruns.services.waiting import uncleared
 from agentruns.testing import check_messages
-from tests.crash.processes import expire_lease, finish, run_and_die, start
+from tests.crash import child  # noqa: F401 - its agents, for this process as well
+from tests.crash.processes import die, expire_lease, finish, run_and_die, start, start_held
 from tests.db.helpers import GO_ON, outcomes, payloads, sound
 from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+BETWEEN = ("after_start", "before_model", "after_model", "before_finish")
 # (tool, where the process dies) -> (effects, attempts started, where the sweep leaves the run)
 #
 # "before_tool" is the boundary between the committed tool_started and the handler; "after_tool" the one
@@ -32,17 +39,9 @@ WINDOWS = {
     ("charge", "charge:before"): (1, 2, "completed"),
     ("charge", "charge:after"): (1, 1, "completed"),
     ("charge", "before_result_commit"): (1, 1, "completed"),
+    ("charge", "after_reply"): (1, 2, "completed"),
+    **{("charge", between): (1, 1, "completed") for between in BETWEEN},
 }
-
-
-def die(tool: str, where: str, agent: str = "") -> Run:
-    """Run the agent that calls `tool` in a process that is killed at a place; wait out its lease."""
-    inside = where.startswith(f"{tool}:")
-    place = {"SHOP_KILL": where} if inside else {"point": where}
-    run_and_die("run", agent or f"calls-{tool}", "s1", **place)
-    run = Run.objects.get()
-    expire_lease(run)
-    return run
 
 
 def started(run: Run) -> int:
@@ -52,7 +51,7 @@ def started(run: Run) -> int:
 @pytest.mark.parametrize(("tool", "where"), WINDOWS, ids=[f"{tool}-{at}" for tool, at in WINDOWS])
 def test_one_call(tool: str, where: str, effects: Effects) -> None:
     effect_count, attempts, status = WINDOWS[tool, where]
-    run = die(tool, where)
+    run = die("run", f"calls-{tool}", "s1", at=where)
     swept = sweep()
     assert swept.found == 1
     run = sound(run)
@@ -63,7 +62,7 @@ def test_one_call(tool: str, where: str, effects: Effects) -> None:
 
 
 def test_a_caller_surfaces_the_orphan_and_the_model_decides(effects: Effects) -> None:
-    run = die("post", "post:after")
+    run = die("run", "calls-post", "s1", at="post:after")
     result = resume_run(run.pk)
     assert result.status == "completed"
     assert effects.count() == 1
@@ -75,7 +74,7 @@ def test_a_caller_surfaces_the_orphan_and_the_model_decides(effects: Effects) ->
 
 
 def test_repeating_the_same_call_goes_on_with_the_same_run(effects: Effects) -> None:
-    run = die("charge", "charge:after")
+    run = die("run", "calls-charge", "s1", at="charge:after")
     finish(start("run", "calls-charge", "s1"))
     run = sound(run)
     assert (run.status, effects.count(), Run.objects.count()) == ("completed", 1, 1)
@@ -84,7 +83,7 @@ def test_repeating_the_same_call_goes_on_with_the_same_run(effects: Effects) -> 
 @pytest.mark.parametrize("where", ["post:before", "post:after", "before_result_commit:2"])
 def test_only_the_call_in_flight_is_in_doubt(where: str, effects: Effects) -> None:
     """Of three calls the first keeps its result, the second is the orphan, the third never started."""
-    run = die("post", where, "posts-in-the-middle")
+    run = die("run", "posts-in-the-middle", "s1", at=where)
     sweep()
     run = sound(run)
     assert run.status == "orphaned"
@@ -112,35 +111,16 @@ def test_an_approved_call_that_dies_is_not_approved_twice(where: str, count: int
     finish(start("run", "calls-refund", "s1"))
     run = Run.objects.get()
     approve(run.approvals.get().pk, None)
-    run_and_die("sweep", SHOP_KILL=where)
-    expire_lease(run)
+    die("sweep", at=where)
     sweep()
     run = sound(run)
     assert (run.status, effects.count(), run.approvals.get().status) == ("orphaned", count, "consumed")
 
 
-@pytest.mark.parametrize(
-    "point", ["after_start", "before_model", "after_model", "after_reply", "before_finish"]
-)
-def test_between_steps_nothing_is_lost_or_repeated(point: str, effects: Effects) -> None:
-    run_and_die("run", "calls-charge", "s1", point=point)
-    run = Run.objects.get()
-    expire_lease(run)
-    assert sweep().completed == 1
-    assert effects.count() == 1
-    sound(run)
-
-
-def test_before_start_commits_there_is_nothing(effects: Effects) -> None:
-    run_and_die("run", "calls-post", "s1", point="before_start_commit")
-    assert (Run.objects.count(), Message.objects.count(), effects.count()) == (0, 0, 0)
-
-
 def test_a_process_that_dies_in_every_attempt_is_paused(settings: object) -> None:
     settings.AGENTRUNS_MAX_ATTEMPTS = 3  # type: ignore[attr-defined]
     for action in (("run", "calls-lookup", "s1"), ("sweep",), ("sweep",)):
-        run_and_die(*action, SHOP_KILL="lookup:before")
-        expire_lease(Run.objects.get())
+        die(*action, at="lookup:before")
     sweep()
     run = sound(Run.objects.get())
     assert (run.status, run.blocked_reason) == ("paused", "attempts_exhausted")
@@ -189,32 +169,176 @@ FIRST = {"SHOP_SAYS": "first", "SHOP_TOOL": "charge"}
 LATER = {"SHOP_SAYS": "later", "SHOP_TOOL": "post"}
 
 
-POINTS = (
-    "after_start", "before_model", "after_model", "after_reply", "before_tool", "after_result",
-    "before_finish",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("where", POINTS)
-def test_a_killed_run_goes_on_with_what_was_made_for_it(where: str) -> None:
-    run_and_die("run", "made", "s1", point=where, **FIRST)
-    run = Run.objects.get()
-    (row,) = payloads(run, "run_started")
-    assert (row["instructions"], row["tools"]) == ("first", ["lookup", "charge"])
-    expire_lease(run)
-    finish(start("run", "made", "s1", **LATER))
-    run = sound(run)
-    assert (run.status, run.output, Run.objects.count()) == ("completed", "first lookup charge", 1)
-
-
-def test_one_killed_before_its_start_was_committed_is_made_anew() -> None:
+def test_a_run_killed_before_its_start_leaves_nothing_and_is_made_anew() -> None:
     run_and_die("run", "made", "s1", point="before_start_commit", **FIRST)
     assert (Run.objects.count(), Message.objects.count()) == (0, 0)
     finish(start("run", "made", "s1", **LATER))
     assert sound(Run.objects.get()).output == "later post lookup"
 
 
-def test_a_queued_run_is_driven_by_another_process() -> None:
-    run_and_die("start", "made", "s1", point="after_start", **FIRST)
-    finish(start("sweep", **LATER))
-    assert sound(Run.objects.get()).output == "first lookup charge"
+@pytest.mark.parametrize("where", ["after_start", "before_tool", "before_finish"])
+def test_a_killed_run_goes_on_with_what_was_made_for_it(where: str) -> None:
+    run = die("run", "made", "s1", at=where, **FIRST)
+    (row,) = payloads(run, "run_started")
+    assert (row["instructions"], row["tools"]) == ("first", ["lookup", "charge"])
+    finish(start("run", "made", "s1", **LATER))
+    run = sound(run)
+    assert (run.status, run.output, Run.objects.count()) == ("completed", "first lookup charge", 1)
+
+
+# A fallback of an overloaded model
+
+# where the process dies at its first step -> replies that were paid and lost with it
+PLACES = {
+    **{"first:before": 0, "first:after": 0, "second:before": 0, "second:after": 1},
+    **{"before_model": 0, "after_model": 1, "after_reply": 0, "before_finish": 1, "after_finish": 0},
+}
+KILLS = [(where, "nothing") for where in PLACES]
+KILLS += [(where, then) for where in ("second:before", "second:after") for then in ("cancel", "pause")]
+ASKS: dict[str, Callable[[Run], object]] = {
+    "nothing": lambda run: None,
+    "cancel": lambda run: cancel_run(run.pk),
+    "pause": lambda run: pause_run(run.pk),
+}
+
+
+def accounts(run: Run, effects: Effects, lost: int) -> None:
+    """Check that each reply that can be known counts once, and that its row says who gave it."""
+    replies, failures = payloads(run, "assistant"), payloads(run, "model_failed")
+    assert effects.count("second") == len(replies) + lost
+    assert {row["fallback"] for row in [*replies, *failures]} <= {"second"}
+    assert run.step == len(replies)
+    assert run.usage.get("input_tokens", 0) == 100 * len(replies) + len(failures)
+    assert problems(run.session_id) == []
+
+
+@pytest.mark.parametrize(("where", "then"), KILLS)
+def test_no_reply_of_a_fallback_counts_twice_when_its_process_is_killed(
+    where: str, then: str, effects: Effects
+) -> None:
+    run = die("run", "falls-back", "s1", at=where)
+    ASKS[then](run)
+    finish(start("sweep"))
+    run.refresh_from_db()
+    accounts(run, effects, PLACES[where])
+    if then == "pause":
+        assert run.status == "paused"
+        assert resume_run(run.pk).status == "completed"
+        run.refresh_from_db()
+        accounts(run, effects, PLACES[where])
+    assert run.status == ("cancelled" if then == "cancel" else "completed")
+    assert sum(line.get("tool") == "charge" for line in effects.lines()) == (then != "cancel")
+
+
+@pytest.mark.parametrize("then", ["cancel", "pause"])
+@pytest.mark.parametrize(("where", "paid"), [("first:before", 0), ("second:before", 1)])
+def test_who_asks_for_a_stop_gets_it_before_the_fallback_or_after_its_reply(
+    where: str, paid: int, then: str, effects: Effects, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    child, run = start_held("falls-back", where, effects, gate)
+    ASKS[then](run)
+    gate.unlink()
+    finish(child)
+    run.refresh_from_db()
+    assert (run.status, effects.count("second")) == ({"cancel": "cancelled", "pause": "paused"}[then], paid)
+    accounts(run, effects, 0)
+
+
+# An exception of a handler
+
+ERROR = "ConnectionError: the line is dead"
+# Where the process dies -> whether the row with the error is stored by then.
+BOUNDARIES = {
+    "after_tool": False,
+    "before_result_commit": False,
+    "after_result": True,
+    "charged:before": True,  # inside reconcile
+    "after_repair:2": True,  # the first is at the start of each drive
+}
+
+
+def take_over() -> Run:
+    """Let a sweep go on with the only run, once its dead worker's lease is over."""
+    run = Run.objects.get()
+    expire_lease(run)
+    sweep()
+    return sound(run)
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("fails", ["charge:before", "charge:after"])
+@pytest.mark.parametrize("where", BOUNDARIES)
+def test_what_raised_is_asked_about_whoever_dies(
+    where: str, fails: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process finds the row with the error: it asks, and does not enter the handler again."""
+    die("run", "calls-charge", "s1", at=where, SHOP_FAIL=fails)
+    found = payloads(Run.objects.get(), "orphan_found")
+    assert [one.get("raised") for one in found] == ([ERROR] if BOUNDARIES[where] else [])
+    monkeypatch.setenv("SHOP_FAIL", fails)
+    run = take_over()
+    happened, entered = fails == "charge:after", len(payloads(run, "tool_started"))
+    assert (run.status, effects.count()) == ("completed", int(happened))
+    # Without that row it is an orphan like any other: entered again where it is known not to have happened.
+    assert entered == (1 if happened or BOUNDARIES[where] else 2)
+    (told,) = payloads(run, "tool_result")
+    assert told["reconciled"] is True
+    if happened:
+        assert (told["outcome"], told["content"]) == ("ok", "charge done, says the bank")
+    else:
+        assert (told["outcome"], told["content"]) == ("error", f"{ERROR} Nothing happened.")
+    check_messages(result_of(run.pk).messages)
+
+
+# Where reconcile does not know, there is no verdict to be stored.
+@pytest.mark.one_database
+@pytest.mark.parametrize("where", [where for where in BOUNDARIES if where != "after_repair:2"])
+def test_what_raised_and_is_not_known_waits_for_a_person(
+    where: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die("run", "calls-charge", "s1", at=where, SHOP_FAIL="charge:after", SHOP_RECONCILE="unknown")
+    monkeypatch.setenv("SHOP_RECONCILE", "unknown")
+    run = take_over()
+    assert (run.status, outcomes(run), effects.count()) == ("orphaned", [], 1)
+    evidence = payloads(run, "orphan_found")[-1]["evidence"]
+    assert (ERROR in evidence, "the bank does not answer" in evidence) == (BOUNDARIES[where], True)
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("where", ["after_tool", "before_result_commit", "after_result"])
+def test_a_failed_call_of_a_tool_that_declares_nothing_is_in_doubt_whoever_dies(
+    where: str, effects: Effects
+) -> None:
+    die("run", "breaks-twice", "s1", at=where)
+    run = take_over()
+    stored = where == "after_result"
+    assert (run.status, effects.count()) == ("awaiting-approval" if stored else "orphaned", 1)
+    if not stored:
+        (call_id,) = result_of(run.pk).orphans
+        resolve_orphan(run.pk, call_id, "unknown", None)
+        run = take_over()
+    result = result_of(run.pk)
+    assert (run.status, effects.count()) == ("awaiting-approval", 1)
+    (doubt,) = uncleared("default", run)
+    assert doubt.call_id in result.pending[0].why
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("where", ["after_decision", "before_tool"])
+def test_an_approval_settles_the_doubt_once_whoever_dies(where: str, effects: Effects) -> None:
+    finish(start("run", "breaks-twice", "s1"))
+    run = Run.objects.get()
+    card = result_of(run.pk).pending[0].pk
+    if where == "after_decision":
+        run_and_die("approve", str(card), point=where)
+    else:
+        approve(card, None)
+        run_and_die("sweep", point=where)
+    assert uncleared("default", run) == []
+    run = take_over()
+    result = result_of(run.pk)
+    if where == "after_decision":
+        assert (run.status, effects.count(), len(uncleared("default", run))) == ("completed", 2, 1)
+    else:  # started, and nobody knows
+        assert (run.status, effects.count(), len(result.orphans)) == ("orphaned", 1, 1)
