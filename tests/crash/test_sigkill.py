@@ -236,10 +236,10 @@ def test_who_asks_for_a_stop_gets_it_before_the_fallback_or_after_its_reply(
     where: str, paid: int, then: str, effects: Effects, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    child, run = start_held("falls-back", where, effects, gate)
+    worker, run = start_held("falls-back", where, effects, gate)
     ASKS[then](run)
     gate.unlink()
-    finish(child)
+    finish(worker)
     run.refresh_from_db()
     assert (run.status, effects.count("second")) == ({"cancel": "cancelled", "pause": "paused"}[then], paid)
     accounts(run, effects, 0)
