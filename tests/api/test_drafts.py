@@ -19,14 +19,13 @@ from django.db import OperationalError, connection, connections
 from django.db.backends.utils import CursorWrapper
 from django.db.models.functions import Now
 
-from agentruns import Agent, cancel_run, deny, pause_run, run_agent, start_run
+from agentruns import Agent, ModelReply, ModelRequest, cancel_run, deny, pause_run, run_agent, start_run
 from agentruns.api import stream
 from agentruns.api.poller import Poller
 from agentruns.engine import drafts
 from agentruns.models import Draft, Run
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run
-from agentruns.testing import ScriptedModel
 from tests.api.http import Api, make_user
 from tests.api.streaming import Event, Guest, Stream, connected, cookies, in_a_thread, journal, rows
 from tests.db.dying import elsewhere
@@ -62,18 +61,42 @@ def write(run: Run, text: str, *, epoch: int = 2, step: int = 0) -> None:
     assert Draft.objects.filter(pk=run.pk).update(epoch=epoch, step=step, text=text) == 1
 
 
+class Writing:
+    """A model that writes until its listener has been shown three drafts, and ends then."""
+
+    identity = "writing"
+
+    def __init__(self) -> None:
+        self.shown: Callable[[], int] = lambda: 0
+        self.said = ""
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        """Write."""
+        assert request.on_text is not None
+        write = request.on_text
+
+        def is_shown() -> bool:
+            self.said += "words "
+            write("words ")
+            return self.shown() >= 3
+
+        wait_for(is_shown, "three drafts")
+        return ModelReply([{"type": "text", "text": self.said}], "end_turn")
+
+
 def test_the_words_come_as_they_are_written_and_then_the_row(owner: Any) -> None:
-    model = ScriptedModel([{"text": "Your order is on its way, with many words that follow."}], pace=0.1)
+    model = Writing()
     run = start_run(Agent("paced", instructions="Say.", model=model), "where?", "s1", actor=owner)
     listener = Stream(owner, run)
-    worker = threading.Thread(target=lambda: (sweep(), connections.close_all()))
+    model.shown = lambda: len(listener.drafted())
+    worker = threading.Thread(target=elsewhere, args=(sweep,))
     worker.start()
     listener.to_the_end()
     worker.join()
     texts = listener.drafted()
     assert len(texts) >= 3
     assert all(later.startswith(one) for one, later in pairwise(texts))
-    assert "Your order is on its way, with many words that follow.".startswith(texts[-1])
+    assert model.said.startswith(texts[-1])
     assert {(event.id, event.data["run"], event.data["step"]) for event in listener.notes} == {
         ("", str(run.pk), 0)
     }
