@@ -62,14 +62,6 @@ def elsewhere(source: str, module: str = "shop.agents") -> ModuleType:
     return code
 
 
-def test_defaults() -> None:
-    agent = make()
-    assert (agent.version, agent.max_steps, agent.on_orphan) == ("1", 50, "hold")
-    assert (agent.tools, agent.token_budget, agent.deadline, agent.model_params) == ({}, None, None, {})
-    assert agent.module == __name__
-    assert repr(agent) == "<Agent support version 1>"
-
-
 def test_tools_are_found_by_name_and_nothing_else_is_one() -> None:
     def plain() -> None: ...
 
@@ -150,7 +142,9 @@ def test_the_definition_holds_no_token_and_does_not_change_when_it_is_renewed() 
     def research(token: str) -> Agent:
         server = {"type": "url", "name": "crm", "url": "https://mcp.example", "authorization_token": token}
         params = {"mcp_servers": [server], "max_tokens": 9}
-        return make(model_params=params, unjournaled_tools=True)
+        made = make(model_params=params, unjournaled_tools=True)
+        server["authorization_token"] = "changed"
+        return made
 
     old = research("sesame")
     assert "sesame" not in canonical.dumps(old.definition())
@@ -211,13 +205,6 @@ def test_the_definition_covers_the_cost_budget_and_the_schema_of_the_output() ->
 def test_the_hash_does_not_depend_on_the_order_of_tools() -> None:
     assert make(tools=[refund, ship]).definition_hash == make(tools=[ship, refund]).definition_hash
     assert make().definition_hash != make(tools=[ship]).definition_hash
-
-
-def test_model_params_are_copied() -> None:
-    params = {"metadata": {"user_id": "1"}}
-    agent = make(model_params=params)
-    params["metadata"]["user_id"] = "2"
-    assert agent.model_params == {"metadata": {"user_id": "1"}}
 
 
 def test_differences_are_named_part_by_part() -> None:
@@ -297,33 +284,25 @@ def test_unknown_agents_list_the_known_ones() -> None:
         get_agent("support")
 
 
-def test_a_module_may_replace_its_own_agent_and_another_declare_the_same() -> None:
+def test_a_module_may_replace_its_own_agent_and_another_declare_only_the_same() -> None:
     make()
-    changed = make(instructions="Changed.")
-    assert registered() == [changed]
+    mine = make(instructions="Changed.")
+    assert registered() == [mine]
+    with pytest.raises(ValueError) as caught:
+        elsewhere('a = Agent("support", instructions="Else.", model="claude-sonnet-5-5")')
+    assert get_agent("support") is mine
+    text = str(caught.value)
+    assert all(word in text for word in ("shop.agents", __name__, "instructions", "another version"))
     make()
     theirs = elsewhere('a = Agent("support", instructions="Help.", model="claude-sonnet-5-5")').a
-    assert theirs.module == "shop.agents"
+    assert (theirs.module, repr(theirs)) == ("shop.agents", "<Agent support version 1>")
     assert get_agent("support") is theirs
 
 
-def test_a_different_one_from_another_module_is_a_conflict() -> None:
-    mine = make()
-    with pytest.raises(ValueError) as caught:
-        elsewhere('a = Agent("support", instructions="Else.", model="claude-sonnet-5-5")')
-    text = str(caught.value)
-    assert all(word in text for word in ("shop.agents", __name__, "instructions", "another version"))
-    assert get_agent("support") is mine
-
-
-def test_autodiscover_imports_agents_of_installed_apps() -> None:
-    before = sys.modules.pop("tests.shop.agents", None)
-    try:
-        autodiscover()
-        assert "tests.shop.agents" in sys.modules
-    finally:
-        if before is not None:
-            sys.modules["tests.shop.agents"] = before
+def test_autodiscover_imports_agents_of_installed_apps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tests.shop.agents", raising=False)
+    autodiscover()
+    assert "tests.shop.agents" in sys.modules
 
 
 @pytest.mark.django_db(transaction=True)
