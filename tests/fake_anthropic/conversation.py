@@ -1,4 +1,4 @@
-"""Rules for the messages of a request: shape, pairs, unaltered thinking. check_messages has the others."""
+"""Rules for the messages of a request: shape and unaltered thinking. check_messages has the others."""
 
 from __future__ import annotations
 
@@ -52,17 +52,14 @@ class Replies:
         self._lock = threading.Lock()
         self._blocks: set[str] = set()
         self._thoughts: dict[str, list[list[str]]] = {}  # by tool_use id
-        self._paused: list[list[str]] = []
 
-    def remember(self, content: list[Block], stop_reason: str | None) -> None:
+    def remember(self, content: list[Block]) -> None:
         """Keep the reply."""
         with self._lock:
             self._blocks.update(_keys(content))
             for block in content:
                 if block["type"] == "tool_use":
                     self._thoughts.setdefault(str(block.get("id")), []).append(_thoughts(content))
-            if stop_reason == "pause_turn":
-                self._paused.append(_spoken(content))
 
     def has(self, block: Block) -> bool:
         """Tell if exactly this block was in a reply; all but thinking may have a breakpoint."""
@@ -77,12 +74,6 @@ class Replies:
             known = [self._thoughts.get(str(block.get("id")), [found]) for block in content]
         return all(any(_contains(found, thoughts) for thoughts in each) for each in known)
 
-    def was_paused(self, content: list[Block]) -> bool:
-        """Tell if the content ends with a reply that stopped with `pause_turn`."""
-        spoken = _spoken(content)
-        with self._lock:
-            return any(spoken[-len(each) :] == each for each in self._paused)
-
 
 def _thoughts(content: list[Block]) -> list[str]:
     return _keys(block for block in content if block["type"] in THINKING)
@@ -91,11 +82,6 @@ def _thoughts(content: list[Block]) -> list[str]:
 def _contains(whole: list[str], part: list[str]) -> bool:
     # A turn that was paused and went on may come back as one message.
     return any(whole[n : n + len(part)] == part for n in range(len(whole) - len(part) + 1))
-
-
-def _spoken(content: list[Block]) -> list[str]:
-    # Empty text may be left out of what is sent back; indeed it must be.
-    return _keys(block for block in content if block["type"] != "text" or block["text"].strip())
 
 
 def _keys(content: Iterable[Block]) -> list[str]:
@@ -122,23 +108,11 @@ def check_conversation(body: dict[str, Any], replies: Replies) -> None:
             turns[-1][1].extend(blocks)
         else:
             turns.append((role, blocks))
-    _pairs(turns)
     kind = (body.get("thinking") or {}).get("type")
     if kind != "disabled":  # some models think unless told not to
         _thinking(turns, replies, enabled=kind == "enabled")
-    role, blocks = turns[-1]
-    if role != "user" and not replies.was_paused([block for _, block in blocks]):
+    if turns[-1][0] != "user":
         raise Refused("This model does not support assistant message prefill.")
-
-
-def _pairs(turns: list[Turn]) -> None:
-    """Refuse a turn that does not answer each call of the turn before exactly once, without our own check."""
-    asked: list[str] = []
-    for _, blocks in turns:
-        answered = [block["tool_use_id"] for _, block in blocks if block["type"] == "tool_result"]
-        if sorted(answered) != sorted(asked):
-            raise Refused(f"`tool_use` ids {asked} need `tool_result` blocks immediately after: {answered}")
-        asked = [block["id"] for _, block in blocks if block["type"] == "tool_use"]
 
 
 def _block(block: Block, where: str, kinds: frozenset[str]) -> None:

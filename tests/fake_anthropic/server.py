@@ -99,7 +99,7 @@ class FakeAnthropic(Fake):
         replied = sum(message["role"] == "assistant" for message in body["messages"])
         content, stop_reason, given = self.turn(body, replied)
         content = signed(content, omitted=(body.get("thinking") or {}).get("display") == "omitted")
-        self._replies.remember(content, stop_reason)
+        self._replies.remember(content)
         refusal = {"type": "refusal", "category": None, "explanation": None}
         used = {**self.cache.usage(body), "output_tokens": count_content(content), "service_tier": "standard"}
         return {

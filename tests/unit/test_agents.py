@@ -113,27 +113,16 @@ def test_wrong_options_are_refused(
 
 def test_the_definition_is_json_part_by_part() -> None:
     """Runs that wait for people across an upgrade go on, so what is new may only show where it is used."""
-    agent = make(
-        tools=[refund],
-        model=ScriptedModel([]),
-        model_params={"max_tokens": 5, "stop_sequences": ("a",)},
-        deadline=timedelta(hours=1),
-        token_budget=100,
-        on_orphan="surface",
-    )
+    params = {"max_tokens": 5, "stop_sequences": ("a",)}
+    limits: dict[str, Any] = {"deadline": timedelta(hours=1), "token_budget": 100, "on_orphan": "surface"}
+    agent = make(tools=[refund], model=ScriptedModel([]), model_params=params, **limits)
     definition = agent.definition()
     assert definition == {
-        "agent": "support",
-        "version": "1",
-        "model": "agentruns.providers.scripted.ScriptedModel",
-        "model_params": {"max_tokens": 5, "stop_sequences": ["a"]},
-        "instructions": "Help.",
-        "tools": {"refund": refund.policy()},
-        "on_orphan": "surface",
-        "max_steps": 50,
-        "token_budget": 100,
+        "agent": "support", "version": "1", "model": "agentruns.providers.scripted.ScriptedModel",
+        "model_params": {"max_tokens": 5, "stop_sequences": ["a"]}, "instructions": "Help.",
+        "tools": {"refund": refund.policy()}, "on_orphan": "surface", "max_steps": 50, "token_budget": 100,
         "deadline": 3600.0,
-    }
+    }  # fmt: skip
     assert canonical.loads(canonical.dumps(definition)) == definition
     assert agent.definition_hash == canonical.digest(definition)
 
@@ -211,23 +200,14 @@ def test_differences_are_named_part_by_part() -> None:
     other = tool(refund.fn, risk="low", description="Other.")
     old = make(tools=[refund, ship]).definition()
     new = make(
-        tools=[other, tool(ship.fn, name="send")],
-        instructions="Else.",
-        model="claude-opus-5-5",
-        model_params={"max_tokens": 1},
-        max_steps=3,
-    ).definition()
+        tools=[other, tool(ship.fn, name="send")], instructions="Else.", model="claude-opus-5-5",
+        model_params={"max_tokens": 1}, max_steps=3,
+    ).definition()  # fmt: skip
     assert definition_difference(old, old) == []
     assert definition_difference(old, new) == [
-        "instructions",
-        "max_steps",
-        "model",
-        "model_params",
-        "tools.refund.description",
-        "tools.refund.risk",
-        "tools.send (added)",
-        "tools.ship (removed)",
-    ]
+        "instructions", "max_steps", "model", "model_params", "tools.refund.description",
+        "tools.refund.risk", "tools.send (added)", "tools.ship (removed)",
+    ]  # fmt: skip
 
     @tool(name="refund")
     def narrower(order: int) -> None:
@@ -260,12 +240,10 @@ def test_the_highest_version_is_found_by_name_alone() -> None:
 @pytest.mark.parametrize(
     "versions",
     [
-        ["1", "1.0", "1.0.1", "1.2", "1.10", "2"],
-        ["beta", "v1.0", "v1.0rc1", "v9", "v10", "1"],
-        ["2024-12-31", "2025-01-02", "0.1", "01", "1"],
-        ["\u0663", "0", "3"],
+        ["1", "1.0", "1.0.1", "1.2", "1.10", "2"], ["beta", "v1.0", "v1.0rc1", "v9", "v10", "1"],
+        ["2024-12-31", "2025-01-02", "0.1", "01", "1"], ["\u0663", "0", "3"],
     ],
-)
+)  # fmt: skip
 def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
     agents = {version: make(version=version) for version in reversed(versions)}
     for highest in reversed(versions):

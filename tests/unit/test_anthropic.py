@@ -21,16 +21,13 @@ from tests.fake_anthropic import FakeAnthropic
 from tests.providers.asking import FIND, HELLO, NAME, claude, failure, heard, request, sent, went_on
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "plain"])
-FOUND = {"url": "https://example.org", "title": "x", "page_age": None, "encrypted_content": "zz"}
+PAGE = {"url": "https://example.org", "title": "x", "page_age": None, "encrypted_content": "zz"}
+FOUND = {"type": "web_search_result", **PAGE}
 STRANGE: list[Any] = [
     {"type": "thinking", "thinking": "Let me see: ä."},
     {"type": "redacted_thinking", "data": "b3BhcXVl"},
     {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}},
-    {
-        "type": "web_search_tool_result",
-        "tool_use_id": "srvtoolu_1",
-        "content": [{"type": "web_search_result", **FOUND}],
-    },
+    {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [FOUND]},
     {"type": "block_of_the_future", "data": [1, {"b": None}], "n": 1e16},
     {"type": "text", "text": "So.", "citations": [{"type": "page", "cited_text": "x"}], "odd": {"a": 1}},
     {"type": "tool_use", "id": "toolu_1", "name": "find", "input": {"n": 1e16, "m": -0.0}},
@@ -56,9 +53,7 @@ def test_what_is_sent(streaming: bool) -> None:
         model.propose(request(system="", params={"max_tokens": 5}))
         first, second = sent(fake)
     assert first == {
-        "model": NAME,
-        "max_tokens": 8192,
-        "system": "Help.",
+        **{"model": NAME, "max_tokens": 8192, "system": "Help."},
         "messages": [*messages[:2], {"role": "user", "content": "a\ufffd\ufffd"}],
         "tools": [FIND],
         **params,
@@ -68,19 +63,18 @@ def test_what_is_sent(streaming: bool) -> None:
     assert second["max_tokens"] == 5
 
 
-def test_long_replies_and_own_time_outs(fake: FakeAnthropic) -> None:
+def test_long_replies_have_time_and_tools_of_the_provider_follow_the_agents_own(
+    fake: FakeAnthropic,
+) -> None:
     for options in ({}, {"streaming": False}, {"timeout": 5}, {"timeout": 5, "streaming": False}):
         claude(fake, **options).propose(request(params={"max_tokens": 64_000}))
     found = [call.headers["x-stainless-read-timeout"] for call in fake.calls]
     assert found == ["600", "1800.0", "5", "5"]
-
-
-def test_tools_the_provider_runs_follow_the_agents_own(fake: FakeAnthropic) -> None:
     search = {"type": "web_search_20260318", "name": "web_search", "max_uses": 3}
     params = {"tools": [search], "tool_choice": {"type": "auto"}}
     claude(fake, cache=None).propose(request(tools=[FIND], params=params))
     claude(fake, cache=None).propose(request(params={"tools": [search]}))
-    assert [body["tools"] for body in sent(fake)] == [[FIND, search], [search]]
+    assert [body["tools"] for body in sent(fake)[4:]] == [[FIND, search], [search]]
     assert params["tools"] == [search]
 
 

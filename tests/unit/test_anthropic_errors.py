@@ -45,12 +45,10 @@ def meeting(kind: Any, *, streaming: bool = True, turns: Any = TURNS, **options:
 @pytest.mark.parametrize(
     ("status", "code", "disposition"),
     [
-        (529, "some_code", "retry"),
-        (429, "enforced_spend_limit_reached", "pause"),
-        (429, "contract_spend_limit_reached", "pause"),
-        (400, "organization_on_hold", "pause"),
+        (529, "some_code", "retry"), (429, "enforced_spend_limit_reached", "pause"),
+        (429, "contract_spend_limit_reached", "pause"), (400, "organization_on_hold", "pause"),
     ],
-)
+)  # fmt: skip
 def test_a_status_with_a_code(streaming: bool, status: int, code: str, disposition: str) -> None:
     """A limit that no waiting lifts pauses, whatever its status."""
     error = meeting(status, streaming=streaming, message=f"no: {KEY}", error_code=code)

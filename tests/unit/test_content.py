@@ -108,16 +108,11 @@ def test_a_name_is_one_line_without_a_folder(name: str, kept: str) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ([], "neither"),
-        (None, "neither"),
-        (b"bytes", "neither"),
-        ({"type": "text"}, "neither"),
-        ([{"type": "text", "text": "x"}], "Block 0 is a dict"),
-        ([Text("x"), "y"], "Block 1 is a str"),
-        ([Text(" \n")], "Block 0 is an empty text"),
-        ([Text("x")] * 101, "has 101 blocks"),
+        ([], "neither"), (None, "neither"), (b"bytes", "neither"), ({"type": "text"}, "neither"),
+        ([{"type": "text", "text": "x"}], "Block 0 is a dict"), ([Text("x"), "y"], "Block 1 is a str"),
+        ([Text(" \n")], "Block 0 is an empty text"), ([Text("x")] * 101, "has 101 blocks"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_input(given: Any, why: str) -> None:
     with pytest.raises(ContentError, match=why):
         content.checked(given)

@@ -59,9 +59,7 @@ TABLES: dict[str, dict[str, str]] = {
     "agentruns.journal.fold:_APPLY": {},
     "agentruns.journal.conversation:_APPLY": {
         **because("the model is not told", *ENDS | OF_A_RUN - {events.USER, events.ASSISTANT}),
-        **because(
-            "the model sees the result that the call has in the end", *OF_A_CALL - {events.TOOL_RESULT}
-        ),
+        **because("the model sees the result that the call has in the end", *OF_A_CALL - {"tool_result"}),
     },
     "agentruns.journal.verify:_PAIRED": {
         **ABOUT_THE_RUN,
@@ -112,11 +110,9 @@ TABLES: dict[str, dict[str, str]] = {
 
 # Kind -> keys of its payload that hold arguments of a tool, which are masked; other kinds hold none.
 ARGUMENTS = {
-    events.ASSISTANT: {"content", "calls"},
-    events.APPROVAL_REQUESTED: {"arguments"},
-    events.APPROVAL_DECIDED: {"arguments", "edited"},
-    events.TOOL_RESULT: {"edited"},
-}
+    events.ASSISTANT: {"content", "calls"}, events.APPROVAL_REQUESTED: {"arguments"},
+    events.APPROVAL_DECIDED: {"arguments", "edited"}, events.TOOL_RESULT: {"edited"},
+}  # fmt: skip
 
 
 def test_the_kinds_are_those_of_the_payloads() -> None:
@@ -182,6 +178,9 @@ def test_the_reference_names_every_key(kind: str) -> None:
     optional = set(re.findall(r"\*`(\w+)`\*", line))
     assert optional == keys_of(kind) - required_of(kind) - {"v", "copied"}, "in italics"
     assert required_of(kind) <= set(re.findall(r"`(\w+)`", line.split("|")[3])) - optional
+    assert set(re.findall(r"^\| `(\w+)` \| [^|]* \| .* \|$", page, re.MULTILINE)) == KINDS
+    sentence = page.partition("Each of `calls` has")[2].partition("\n\n")[0]
+    assert set(members(events.AskedCall)) <= set(re.findall(r"`(\w+)`", sentence))
 
 
 def row_of(kind: str, payload: dict[str, Any]) -> events.Row:
@@ -194,8 +193,7 @@ def keys_of(kind: str) -> set[str]:
 
 
 def required_of(kind: str) -> set[str]:
-    hints = get_type_hints(PAYLOADS[kind], include_extras=True)
-    return {key for key, hint in hints.items() if get_origin(hint) is not NotRequired}
+    return {name for name, always in members(PAYLOADS[kind]).items() if always}
 
 
 def members(payload: type) -> dict[str, bool]:
@@ -234,24 +232,20 @@ def test_the_parts_add_up_and_an_erased_row_has_the_members_that_readers_count_o
     facts, content = split(kind, payload)
     assert content and merged(kind, facts, content) == payload
     left = merged(kind, facts, None)
-    required = {name for name, always in members(PAYLOADS[kind]).items() if always}
-    assert required - FORMS[kind].gone <= set(left) <= set(payload)
+    assert required_of(kind) - FORMS[kind].gone <= set(left) <= set(payload)
     assert set(FORMS[kind].optional) <= set(left), "it still tells which of these it had"
     for name in [*FORMS[kind].content, *FORMS[kind].optional]:
         assert left[name] != payload[name]
     assert not set(left) & (FORMS[kind].gone - {"content"})
 
 
-def test_what_nobody_has_decided_about_is_content() -> None:
+def test_what_nobody_has_decided_about_is_content_and_what_was_not_there_is_not_there_when_erased() -> None:
     newer = {"v": 9, "said": [1], "copied": {"run": "r", "seq": 1}}
     facts, content = split("of newer code", newer)
     assert (content, merged("of newer code", facts, content)) == ({"said": [1]}, newer)
-
-
-def test_an_optional_member_that_was_not_there_is_not_there_when_erased_either() -> None:
-    facts, content = split("approval_decided", {"verb": "approve", "digest": "d", "reason": "fine"})
-    assert merged("approval_decided", facts, None) == {"verb": "approve", "digest": "d", "reason": ERASED}
-    edit = {"verb": "approve", "digest": "d", "arguments": {"pin": 1234}}
-    facts, content = split("approval_decided", edit)
+    decided = {"verb": "approve", "digest": "d"}
+    facts, content = split("approval_decided", {**decided, "reason": "fine"})
+    assert merged("approval_decided", facts, None) == {**decided, "reason": ERASED}
+    facts, content = split("approval_decided", {**decided, "arguments": {"pin": 1234}})
     erased = merged("approval_decided", facts, None)
     assert (content, erased["arguments"]) == ({"arguments": {"pin": 1234}}, {})

@@ -26,11 +26,14 @@ STRANGE: list[Any] = [
 ]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
 CLOSED = {**SCHEMA, "additionalProperties": False}
+OPEN = {**CLOSED, "properties": {"a": {"type": "array", "items": SCHEMA}}}
 TOOL = {"name": "look", "description": "Look.", "input_schema": SCHEMA}
 EPHEMERAL: dict[str, Any] = {"type": "ephemeral"}
 MARK: dict[str, Any] = {"cache_control": EPHEMERAL}
+HOUR: dict[str, Any] = {"cache_control": {**EPHEMERAL, "ttl": "1h"}}
 THINKING: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
 SOURCE = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
+LINK = {"type": "document", "source": {"type": "url"}}
 PICTURE: dict[str, Any] = {"type": "image", "source": SOURCE}
 
 
@@ -137,57 +140,23 @@ def test_a_breakpoint_caches_what_is_before_it_and_nothing_else(fake: FakeAnthro
         ({"tools": [TOOL, TOOL]}, "tools: Tool names must be unique."),
         ({"tools": [{"name": "look"}]}, "tools.0.custom.input_schema: Field required"),
         ({"tools": [{**TOOL, "input_schema": {}}]}, "tools.0.custom.input_schema.type: Input should be"),
-        (
-            {"tools": [{**TOOL, "input_schema": {"type": "object", "anyOf": []}}]},
-            "tools.0.custom.input_schema: input_schema does not support oneOf, allOf, or anyOf",
-        ),
-        (
-            {"tools": [{**TOOL, "input_schema": {"type": "object", "properties": {"a b": {}}}}]},
-            "tools.0.custom.input_schema.properties: Property keys should match pattern",
-        ),
+        ({"tools": [{**TOOL, "input_schema": {**SCHEMA, "anyOf": []}}]}, "tools.0.custom.input_schema:"),
+        ({"tools": [{**TOOL, "input_schema": {**SCHEMA, "properties": {"a b": {}}}}]}, "tools.0.custom"),
         ({"tools": [{**TOOL, "risk": "high"}]}, "tools.0.custom.risk: Extra inputs are not permitted"),
-        (
-            {"output_config": {"format": {"type": "json_schema"}}},
-            "output_config.format.schema: Field required",
-        ),
-        (
-            {
-                "output_config": {
-                    "format": {
-                        "type": "json_schema",
-                        "schema": {**CLOSED, "properties": {"a": {"type": "array", "items": SCHEMA}}},
-                    }
-                }
-            },
-            "output_config.format.schema: For 'object' type, 'additionalProperties' must be",
-        ),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: Field"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": OPEN}}}, "output_config.format"),
         ({"messages": [user(*[text(f"{n}", **MARK) for n in range(5)])]}, "A maximum of 4 blocks"),
-        (
-            {"messages": [user(text("a", **MARK), text("b", cache_control={**EPHEMERAL, "ttl": "1h"}))]},
-            "cache_control: a ttl='1h' block must not come after",
-        ),
+        ({"messages": [user(text("a", **MARK), text("b", **HOUR))]}, "cache_control: a ttl='1h' block must"),
         # How calls and results have to follow one another is in test_check_messages.py.
         ({"messages": [HELLO, assistant(use()), HELLO]}, "messages.2.content.0: tool_use t1 has no"),
         ({"messages": [HELLO, assistant(text())]}, "This model does not support assistant message prefill."),
-        (
-            {"messages": [HELLO, assistant(text(parsed_output=None)), HELLO]},
-            "messages.1.content.0.text.parsed_output: Extra inputs are not permitted",
-        ),
+        ({"messages": [HELLO, assistant(text(parsed_output=None)), HELLO]}, "messages.1.content.0.text"),
         ({"messages": [user(text(citations=[]))]}, "messages.0.content.0.text.citations: Extra inputs"),
-        (
-            {"messages": [HELLO, assistant(use()), user(result(outcome="ok"))]},
-            "messages.2.content.0.tool_result.outcome: Extra inputs are not permitted",
-        ),
-        (
-            {"messages": [HELLO, assistant(use()), user(result(content=[text(odd=1)]))]},
-            "messages.2.content.0.content.0.text.odd: Extra inputs are not permitted",
-        ),
+        ({"messages": [HELLO, assistant(use()), user(result(outcome="ok"))]}, "messages.2.content.0.tool"),
+        ({"messages": [HELLO, assistant(use()), user(result(content=[text(odd=1)]))]}, "messages.2.content"),
         ({"messages": [HELLO, assistant({"type": "mine"}), HELLO]}, "messages.1.content.0: Input tag"),
         ({"messages": [user({**PICTURE, "title": "x"})]}, "messages.0.content.0.image.title: Extra inputs"),
-        (
-            {"messages": [user({"type": "document", "source": {"type": "url"}, "title": ""})]},
-            "messages.0.content.0.title: String should have between 1 and 500 characters",
-        ),
+        ({"messages": [user({**LINK, "title": ""})]}, "messages.0.content.0.title: String should have"),
     ],
 )  # fmt: skip
 def test_what_is_refused(strict: FakeAnthropic, changes: Any, told: str) -> None:
@@ -248,33 +217,3 @@ def test_manual_thinking_begins_every_turn_of_a_tool_loop_and_is_never_forged(th
     assert refusal(thinker, messages=said) == "messages.1.content.0: Invalid `signature`"
     del content[0]
     assert create(thinker, messages=said).content[0].text == "Bye.", "dropped of an earlier turn"
-
-
-def test_an_unknown_block_is_accepted_only_as_it_was_given(thinker: FakeAnthropic) -> None:
-    for place, changed, told in (
-        (3, {"data": [2]}, "messages.1.content.3: Input tag 'block_of_the_future' found using 'type'"),
-        (4, {"odd": {"a": 2}}, "messages.1.content.4.text.odd: Extra inputs are not permitted"),
-    ):
-        messages = went_on(create(thinker))
-        messages[1]["content"][place] |= changed
-        assert refusal(thinker, messages=messages).startswith(told)
-    messages = went_on(create(thinker))
-    messages[0] = user(messages[1]["content"][3])
-    assert "Input tag 'block_of_the_future'" in refusal(thinker, messages=messages)
-
-
-def test_a_paused_turn_is_sent_back_and_goes_on() -> None:
-    search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
-    turns: list[Any] = [
-        {"content": [STRANGE[0], search, text("")], "stop_reason": "pause_turn"},
-        {"content": [{"type": "thinking", "thinking": "More."}, use()]},
-        {"text": "Done."},
-    ]
-    with FakeAnthropic(turns) as fake:
-        paused = wire(create(fake))[:2]  # the empty text may not go back
-        again = create(fake, messages=[HELLO, assistant(*paused)])
-        assert again.stop_reason == "tool_use"
-        answered = [assistant(*wire(again)), user(result())]
-        assert create(fake, messages=[HELLO, assistant(*paused), *answered]).stop_reason == "end_turn"
-        search["id"] = "srvtoolu_2"
-        assert "prefill" in refusal(fake, messages=[HELLO, assistant(paused[0], search)])

@@ -24,30 +24,19 @@ VALUES = st.recursive(
 
 def same(left: object, right: object) -> bool:
     """Equality under which NaN is NaN and -0.0 is not 0.0."""
-    if isinstance(left, float) and isinstance(right, float):
-        return repr(left) == repr(right)
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return type(left) is type(right) and left == right
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
 @given(VALUES)
-def test_what_is_written_is_read_back(value: object) -> None:
+def test_what_is_written_is_read_back(value: Any) -> None:
     text = canonical.dumps(value)
     assert same(canonical.loads(text), value)
     assert canonical.dumps(canonical.loads(text)) == text
-    text.encode()  # no lone surrogate is left
-    assert "\x00" not in text
-    assert "\\u0000" not in text.replace("\\\\", "")
-
-
-@given(VALUES)
-def test_what_the_provider_gets_is_strict_json(value: object) -> None:
-    text = json.dumps(canonical.legal(value), allow_nan=False, ensure_ascii=False)
-    assert "\\u0000" not in text.replace("\\\\", "")
-    text.encode()
+    for strict in (text, json.dumps(canonical.legal(value), allow_nan=False, ensure_ascii=False)):
+        strict.encode()  # no lone surrogate is left, as what the provider gets has none
+        assert "\x00" not in strict
+        assert "\\u0000" not in strict.replace("\\\\", "")
+    assert first_difference(value, copy.deepcopy(value)) is None
 
 
 @given(st.dictionaries(TEXT, st.integers()), st.randoms())
@@ -113,11 +102,6 @@ def test_the_first_difference(then: Any, now: Any, path: str) -> None:
     assert found is not None
     assert found.path == path
     assert first_difference({"a": [1]}, {"a": []}) == ("$.a[0]", 1, None), "what is not there is none"
-
-
-@given(VALUES)
-def test_a_value_is_equal_to_its_copy(value: Any) -> None:
-    assert first_difference(value, copy.deepcopy(value)) is None
 
 
 def test_a_path_through_a_name() -> None:

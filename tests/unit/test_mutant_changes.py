@@ -10,9 +10,7 @@ import pytest
 from tests.mutants import Edit, Mutant, changes
 from tests.programs import run_program
 
-A, B = (
-    Mutant(name, (Edit(f"{name}.py", "old", "new"),), (f"db/test_{name}.py::test_it[case]",)) for name in "ab"
-)
+A, B = (Mutant(at, (Edit(f"{at}.py", "old", "new"),), (f"db/test_{at}.py::test_it[case]",)) for at in "ab")
 DEFINITIONS = "tests/mutants/engine.py"
 EMPTY = (
     "agentruns/a.py", "agentruns/b.py", "agentruns/c.py", "docs/page.md", "fixtures/old.json",
@@ -87,18 +85,20 @@ def test_a_new_or_changed_definition_selects_its_mutant(tree: Path) -> None:
     assert selected(tree, changed, B, new) == [changed, new]
 
 
-def test_definitions_that_no_longer_load_select_all(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tree / DEFINITIONS).write_text("from tests.mutants import a_name_that_has_gone")
-    commit(tree)
-    monkeypatch.setenv(changes.VARIABLE, "HEAD")
-    assert selected(tree) == [A, B]
-
-
-def test_without_a_green_commit_all_are_selected(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_green_commit_or_definitions_that_load_all_are_selected(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert selected(tree / "tests") == [A, B], "it is not the top of its repository"
     monkeypatch.setenv(changes.VARIABLE, "0" * 40)
     assert selected(tree) == [A, B]
     monkeypatch.delenv(changes.VARIABLE)
     assert selected(tree) == [A, B]
+    (tree / DEFINITIONS).write_text("from tests.mutants import a_name_that_has_gone")
+    commit(tree)
+    monkeypatch.setenv(changes.VARIABLE, "HEAD")
+    assert selected(tree) == [A, B]
+    monkeypatch.setenv("PATH", str(tree))
+    assert selected(tree) == [A, B], "there is no git"
 
 
 @pytest.mark.parametrize("base", ["refs/remotes/origin/HEAD", "refs/remotes/origin/main"])
@@ -113,12 +113,4 @@ def test_a_branch_is_compared_with_the_base_that_it_left(
     assert selected(tree) == [A]
     git(tree, "checkout", "-q", "--orphan", "elsewhere")
     commit(tree)
-    assert selected(tree) == [A, B]
-
-
-def test_outside_its_own_repository_or_without_git_all_are_selected(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert selected(tree / "tests") == [A, B]
-    monkeypatch.setenv("PATH", str(tree))
     assert selected(tree) == [A, B]

@@ -61,6 +61,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_the_exit_code_of_a_fork_is_that_of_a_new_interpreter(server: Server) -> None:
+    """No module and no variable of the fork before is there."""
     for code, expected in {
         "def test_it(): pass": 0,
         "def test_it(): assert False": 1,
@@ -72,20 +73,11 @@ def test_the_exit_code_of_a_fork_is_that_of_a_new_interpreter(server: Server) ->
         assert server.answer() == expected, code
     server.ask("import time\ndef test_it(): time.sleep(3600)", patience=0.1)
     assert server.answer() is None, "tests that hang are killed"
-    server.ask("def test_it(): pass")
-    assert server.answer() == 0
-
-
-def test_a_fork_sees_no_module_and_no_variable_of_the_fork_before(server: Server) -> None:
-    (server.folder / "guard.py").write_text("VALUE = 1")
     code = "import os, guard\ndef test_it(): assert guard.VALUE == 1 and os.environ['GIVEN'] == '1'"
-    server.ask(code, GIVEN="1")
-    assert server.answer() == 0
-    server.ask(code)
-    assert server.answer() == 1
-    (server.folder / "guard.py").write_text("VALUE = 1 + 1")
-    server.ask(code, GIVEN="1")
-    assert server.answer() == 1
+    for value, given, expected in (("1", {"GIVEN": "1"}, 0), ("1", {}, 1), ("1 + 1", {"GIVEN": "1"}, 1)):
+        (server.folder / "guard.py").write_text(f"VALUE = {value}")
+        server.ask(code, **given)
+        assert server.answer() == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to another process")

@@ -51,15 +51,18 @@ def test_a_name_stands_for_its_dated_versions_and_for_no_other_model(
     assert input_price(model) == expected
 
 
-def test_the_first_model_that_has_a_price_counts() -> None:
+def test_the_first_model_that_has_a_price_counts_and_a_wrong_price_spoils_no_other() -> None:
     assert input_price("scripted", "claude-sonnet-5-5") == 3
     assert input_price("claude-sonnet-5-5-20260901", "claude-sonnet-5-5") == 4
     assert input_price("scripted", "other") is None
     assert input_price() is None
     assert cost("gpt-7", input_tokens=5) is None
+    assert mistakes(PRICES) == mistakes({}) == []
+    with override_settings(AGENTRUNS_PRICES={**PRICES, "other": {}}):
+        assert (input_price("claude-sonnet-5"), input_price("other")) == (2, None)
 
 
-def test_every_kind_of_token_has_its_price() -> None:
+def test_every_kind_of_token_has_its_price_and_usage_that_says_nothing_none() -> None:
     million = 1_000_000
     assert cost(input_tokens=million) == 3
     assert cost(output_tokens=million) == 15
@@ -70,6 +73,9 @@ def test_every_kind_of_token_has_its_price() -> None:
     whole = {"input_tokens": 10, "output_tokens": 20, "cache_read_input_tokens": 30}
     written = {"cache_creation_input_tokens": 40, "cache_creation": {"ephemeral_1h_input_tokens": 40}}
     assert cost("claude-haiku-5-5", **whole, **written) == Decimal("0.000171")
+    assert cost() == cost(cache_creation={"ephemeral_1h_input_tokens": 7}) == 0
+    assert cost(input_tokens=None, output_tokens="many", cache_creation=5) == 0
+    assert cost(input_tokens=True, cache_creation_input_tokens=-3) == 0
 
 
 def test_a_cost_is_exact_however_few_digits_the_thread_calculates_with() -> None:
@@ -84,12 +90,6 @@ def test_a_cost_is_exact_however_few_digits_the_thread_calculates_with() -> None
     assert {value: amount(Decimal(value)) for value in digits} == digits
 
 
-def test_usage_that_says_nothing_costs_nothing() -> None:
-    assert cost() == cost(cache_creation={"ephemeral_1h_input_tokens": 7}) == 0
-    assert cost(input_tokens=None, output_tokens="many", cache_creation=5) == 0
-    assert cost(input_tokens=True, cache_creation_input_tokens=-3) == 0
-
-
 WRONG: list[Any] = [-1, True, "three", float("nan"), Decimal("Infinity"), None, "1e999"]
 OTHERS: list[Any] = [
     None, [], {5: {"input": 1, "output": 1}}, {"m": 3}, {"m": {"input": 3}},
@@ -102,10 +102,3 @@ def test_mistakes_are_found_and_a_wrong_price_is_none(wrong: Any) -> None:
     assert len(mistakes(wrong)) == 1
     with override_settings(AGENTRUNS_PRICES=wrong):
         assert cost("m", input_tokens=5) is None
-
-
-def test_right_prices_have_no_mistakes_and_one_wrong_one_spoils_no_other() -> None:
-    assert mistakes(PRICES) == mistakes({}) == []
-    with override_settings(AGENTRUNS_PRICES={**PRICES, "other": {}}):
-        assert input_price("claude-sonnet-5") == 2
-        assert input_price("other") is None

@@ -29,11 +29,18 @@ def failing(request: pytest.FixtureRequest, settings: Any) -> str:
     return str(request.param)
 
 
-def test_without_the_setting_everything_is_the_same_object() -> None:
+def test_without_the_setting_everything_is_the_same_object(caplog: pytest.LogCaptureFixture) -> None:
     text, value = f"pay {CARD}", {"card": [CARD]}
     assert redact(text) is text
     assert redacted(value) is value
     assert not carries_mask("[card]", "card", {"card": CARD})
+    try:
+        raise ValueError(KEY)
+    except ValueError:
+        get_logger("agentruns.tried").error("Failed for %s", CARD, exc_info=True)
+    (record,) = caplog.records
+    assert record.args == (CARD,)
+    assert record.exc_info is not None and str(record.exc_info[1]) == KEY
 
 
 def test_a_value_is_redacted_wherever_it_holds_text(hidden: None) -> None:
@@ -42,10 +49,7 @@ def test_a_value_is_redacted_wherever_it_holds_text(hidden: None) -> None:
     assert redacted(value) == {**hidden_of, "small": 12, "yes": True, "none": None, "f": 1.5}
     assert value["n"] == int(CARD)  # a copy
     assert redact(f"pay {CARD} with {KEY}") == "pay [card] with [key]"
-
-
-def test_keys_that_become_one_are_both_kept(hidden: None) -> None:
-    assert redacted({CARD: 1, CARD[::-1]: 2}) == {"[card]": 1, "[card] (2)": 2}
+    assert redacted({CARD: 1, CARD[::-1]: 2}) == {"[card]": 1, "[card] (2)": 2}, "both are kept"
 
 
 def test_a_function_that_fails_hides_the_text_and_is_logged_without_it(
@@ -53,9 +57,12 @@ def test_a_function_that_fails_hides_the_text_and_is_logged_without_it(
 ) -> None:
     assert redact(f"pay {CARD}") == FAILED
     assert redacted({"a": [CARD]}) == {FAILED: [FAILED]}
-    assert leaks(caplog.text) == []
     assert {record.levelname for record in caplog.records} == {"ERROR"}
     assert all("AGENTRUNS_REDACT" in record.getMessage() for record in caplog.records)
+    get_logger("agentruns.tried").error("Failed for %s", CARD)
+    assert FAILED in [record.getMessage() for record in caplog.records]
+    assert leaks(caplog.text) == []
+    assert carries_mask(FAILED, "card", ORIGINAL) and not carries_mask("fine", "safe", ORIGINAL)
 
 
 class Unsayable:
@@ -80,22 +87,6 @@ def test_a_log_record_holds_nothing_but_redacted_text(hidden: None, caplog: pyte
     assert leaks(caplog.text) == []
 
 
-def test_a_failing_function_hides_the_log_record(failing: str, caplog: pytest.LogCaptureFixture) -> None:
-    get_logger("agentruns.tried").error("Failed for %s", CARD)
-    assert leaks(caplog.text) == []
-    assert FAILED in [record.getMessage() for record in caplog.records]
-
-
-def test_without_the_setting_a_record_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    try:
-        raise ValueError(KEY)
-    except ValueError:
-        get_logger("agentruns.tried").error("Failed for %s", CARD, exc_info=True)
-    (record,) = caplog.records
-    assert record.args == (CARD,)
-    assert record.exc_info is not None and str(record.exc_info[1]) == KEY
-
-
 def test_every_logger_of_the_package_redacts() -> None:
     for found in pkgutil.walk_packages(agentruns.__path__, "agentruns."):
         if ".migrations" not in found.name and ".testing" not in found.name:
@@ -117,17 +108,15 @@ ORIGINAL = {"card": CARD, "text": f"Pay {CARD} or {KEY}, soon.", "more": {"notes
         (
             "text",
             [
-                "Pay [card] or [key], soon.",
-                "Pay [card] or [key], today.",
-                f"Pay {CARD} or [key], soon.",
-                "[key]",
+                "Pay [card] or [key], soon.", "Pay [card] or [key], today.",
+                f"Pay {CARD} or [key], soon.", "[key]",
             ],
             [f"Pay {CARD} or {KEY}, today.", "Pay nothing."],
         ),
         ("more", [{"notes": ["new", "[key]"]}, {"[key]": []}], [{"notes": [KEY, "new"]}]),
         ("safe", ["[card]"], ["fine", True]),
     ],
-)
+)  # fmt: skip
 def test_an_edit_that_carries_a_mask_is_found_and_one_with_true_values_carries_none(
     hidden: None, name: str, masked: list[Any], true: list[Any]
 ) -> None:
@@ -139,17 +128,9 @@ def test_a_text_that_was_in_the_argument_before_is_no_mask(hidden: None) -> None
     original = {"text": f"Write [card], not {CARD}", "card": CARD}
     assert not carries_mask("Write [card]", "text", original)
     assert carries_mask("Write [card]", "card", original)
-
-
-def test_an_edit_of_a_long_text_is_compared_quickly(hidden: None) -> None:
-    original = {"text": f"{CARD} " + "word " * 20_000 + KEY}
+    original = {"text": f"{CARD} " + "word " * 20_000 + KEY}  # compared in linear time
     assert carries_mask(redact(original["text"]), "text", original)
     assert not carries_mask(original["text"] + " more", "text", original)
-
-
-def test_what_a_failing_function_shows_is_no_value(failing: str) -> None:
-    assert carries_mask(FAILED, "card", ORIGINAL)
-    assert not carries_mask("fine", "safe", ORIGINAL)
 
 
 def test_a_mended_input_of_a_sensitive_tool_is_masked() -> None:

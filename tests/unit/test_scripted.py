@@ -20,29 +20,22 @@ def request(step: int = 0, run_id: str = "run-1") -> ModelRequest:
     return ModelRequest("m", "", [{"role": "user", "content": "hi"}], run_id=run_id, step=step)
 
 
-def test_the_turn_is_the_step() -> None:
-    model = ScriptedModel(TURNS)
-    first = model.propose(request())
+def test_the_turn_is_the_step_also_in_a_fresh_process() -> None:
+    model, there = ScriptedModel(TURNS), pickle.loads(pickle.dumps(ScriptedModel(TURNS)))
+    first, second, third, fourth = (model.propose(request(step)) for step in range(4))
     assert [block["type"] for block in first.content] == ["text", "tool_use", "tool_use"]
     assert first.content[1]["input"] == {"id": 1} and first.content[2]["input"] == {}
     assert (first.stop_reason, first.usage) == ("tool_use", {})
-    second = model.propose(request(1))
     assert second.content == [{"type": "tool_use", "id": "toolu_mine", "name": "refund", "input": {}}]
     assert second.usage == {"input_tokens": 3}
-    third = model.propose(request(2))
     assert third.content == TURNS[2]["content"] and third.stop_reason == "pause_turn"
-    fourth = model.propose(request(3))
     assert fourth == ModelReply([{"type": "text", "text": "Done."}], "end_turn", {}, "scripted")
     third.content[0]["thinking"] = "spoilt"
     first.content[1]["input"]["id"] = 9
     assert model.propose(request(2)).content[0]["thinking"] == "hm", "the script is not changed"
     assert model.propose(request()).content[1]["input"] == {"id": 1}
-
-
-def test_a_fresh_process_goes_on_where_the_last_one_was() -> None:
-    here, there = ScriptedModel(TURNS), pickle.loads(pickle.dumps(ScriptedModel(TURNS)))
     for step in (3, 0, 1, 0):
-        assert here.propose(request(step)) == there.propose(request(step))
+        assert model.propose(request(step)) == there.propose(request(step))
 
 
 def test_tool_ids_are_unique_within_a_session_and_the_same_when_asked_again() -> None:
@@ -66,29 +59,21 @@ def test_tool_ids_are_unique_within_a_session_and_the_same_when_asked_again() ->
     check_messages(messages)
 
 
-def test_running_out_of_turns_says_how_many_there_are() -> None:
-    with pytest.raises(ProviderError, match=r"has 4 turns and was asked for number 5") as caught:
-        ScriptedModel(TURNS).propose(request(4))
-    assert (caught.value.disposition, caught.value.type) == ("fail", "script_exhausted")
-
-
-def test_stop_reasons() -> None:
+def test_a_turn_may_be_a_function_or_a_reply_and_running_out_of_turns_says_how_many_there_are() -> None:
     raw = {"content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}
-    model = ScriptedModel([raw, {"content": []}, {"text": "cut", "stop_reason": "max_tokens"}])
-    reasons = [model.propose(request(step)).stop_reason for step in range(3)]
-    assert reasons == ["tool_use", "end_turn", "max_tokens"]
-    cut = ScriptedModel([{"content": [], "stop_reason": None}])
+    reply, cut = ModelReply([], "refusal"), {"text": "cut", "stop_reason": "max_tokens"}
+    model = ScriptedModel([raw, {"content": []}, cut, reply, lambda asked: {"text": f"step {asked.step}"}])
+    proposed = [model.propose(request(step)) for step in range(5)]
+    assert [each.stop_reason for each in proposed[:3]] == ["tool_use", "end_turn", "max_tokens"]
+    assert proposed[3] is reply
+    assert proposed[4].content == [{"type": "text", "text": "step 4"}]
+    with pytest.raises(ProviderError, match=r"has 5 turns and was asked for number 6") as caught:
+        model.propose(request(5))
+    assert (caught.value.disposition, caught.value.type) == ("fail", "script_exhausted")
     with pytest.raises(ProviderError, match="cut off"):
-        call_model(cut, request())
-
-
-def test_a_turn_may_be_a_function_or_a_reply() -> None:
-    reply = ModelReply([], "refusal")
-    model = ScriptedModel([lambda asked: {"text": f"step {asked.step}"}, reply, lambda asked: 3])
-    assert model.propose(request()).content == [{"type": "text", "text": "step 0"}]
-    assert model.propose(request(1)) is reply
-    with pytest.raises(ValueError, match="Turn 3 is a int"):
-        model.propose(request(2))
+        call_model(ScriptedModel([{"content": [], "stop_reason": None}]), request())
+    with pytest.raises(ValueError, match="Turn 1 is a int"):
+        ScriptedModel([lambda asked: 3]).propose(request())
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,15 @@ def never() -> Facts:
     raise AssertionError("asked though nobody listens")
 
 
-def test_facts_are_made_only_for_somebody() -> None:
+def test_facts_are_made_only_for_somebody_and_the_error_of_a_block_goes_through(settings: Any) -> None:
     with telemetry.span("tool", never) as told:
         told["outcome"] = "ok"
     telemetry.event("sweep", {})
     assert telemetry.listener() is None
+    for name in ("Notebook", "FailingLater"):
+        listen(settings, name)
+        with pytest.raises(ZeroDivisionError), telemetry.span("tool", dict):
+            raise ZeroDivisionError
 
 
 def test_a_listener_of_the_project_s_own(settings: Any) -> None:
@@ -100,13 +104,6 @@ def test_what_a_listener_raises_touches_no_run(
     assert run_agent(agent, "do it").output == "all done"
     said = [record for record in caplog.records if record.name == "agentruns.telemetry"]
     assert [record.levelno for record in said] == [logging.ERROR], "once"
-
-
-def test_the_error_of_a_block_goes_through_as_it_is(settings: Any) -> None:
-    for name in ("Notebook", "FailingLater"):
-        listen(settings, name)
-        with pytest.raises(ZeroDivisionError), telemetry.span("tool", dict):
-            raise ZeroDivisionError
 
 
 def test_another_thread_is_part_of_what_made_it(settings: Any) -> None:

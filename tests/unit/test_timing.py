@@ -38,10 +38,8 @@ def rows(*given: tuple[Any, ...]) -> list[Row]:
 
 def said(*given: tuple[Any, ...]) -> list[tuple[str, str]]:
     found = timings(rows(*given))
-    return [
-        (one.waited.replace("\xa0", " "), one.took.replace("\xa0", " "))
-        for _seq, one in sorted(found.items())
-    ]
+    texts = ((one.waited, one.took) for _seq, one in sorted(found.items()))
+    return [(waited.replace("\xa0", " "), took.replace("\xa0", " ")) for waited, took in texts]
 
 
 FAILED = (1, "model_failed", "", {"retry_in": 30})
@@ -84,14 +82,8 @@ SAID: dict[str, tuple[list[Any], list[tuple[str, str]]]] = {
         ],
         [("no word of its worker for 1 min", ""), ("", ""), ("waited 40 s for a verdict", ""), ("", "")],
     ),
-    "back-off": (
-        [ASKED[0], FAILED, (40, "assistant", "")],
-        [("waited 30 s for the next attempt", "9 s")],
-    ),
-    "back-off cut short": (
-        [ASKED[0], FAILED, (5, "assistant", "")],
-        [("waited 4 s for the next attempt", "0 s")],
-    ),
+    "back-off": ([ASKED[0], FAILED, (40, "assistant", "")], [("waited 30 s for the next attempt", "9 s")]),
+    "cut short": ([ASKED[0], FAILED, (5, "assistant", "")], [("waited 4 s for the next attempt", "0 s")]),
     "back-off ended by hand": (
         [ASKED[0], FAILED, (5, "run_resumed", "", ASKED_TO_GO_ON), (6, "assistant", "")],
         [("waited 4 s to be resumed", ""), ("", "1 s, time in the queue included")],
@@ -116,13 +108,9 @@ def test_what_is_said_of_waits_and_steps(case: str) -> None:
     assert said(*given)[-len(expected) :] == expected
 
 
-def test_the_history_of_a_fork_has_no_times() -> None:
+def test_the_history_of_a_fork_has_no_times_and_each_sixth_of_a_bar_is_tenfold() -> None:
     copied = [one._replace(payload={**one.payload, "copied": {}}) for one in rows(*ASKED)]
-    assert timings(copied) == {}
-    assert timings([*copied, row(4, 50, "assistant")]) == {}
-
-
-def test_each_sixth_of_the_bar_is_tenfold() -> None:
+    assert timings(copied) == timings([*copied, row(4, 50, "assistant")]) == {}
     for seconds, bar in ((0.0005, "0.0"), (0.1, "2.0"), (10, "4.0"), (DAY, "6.0")):
         found = timings(rows((0, "tool_started", "c1"), (seconds, "tool_result", "c1")))
         assert found[2].bar == bar

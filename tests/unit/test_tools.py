@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypedDict
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import (
     BaseModel,
@@ -165,7 +165,7 @@ def test_titles_go_and_properties_called_title_stay() -> None:
     assert plant.invoke(context(), arguments).content == "b"
 
 
-def test_name_and_description_can_be_given_and_parameters_be_missing() -> None:
+def test_a_name_can_be_given_but_none_that_providers_refuse_and_only_to_a_function() -> None:
     @tool(name="shop-refund", description="Given.")
     def refund() -> None:
         """Read."""
@@ -173,43 +173,29 @@ def test_name_and_description_can_be_given_and_parameters_be_missing() -> None:
     assert (refund.name, refund.description) == ("shop-refund", "Given.")
     assert refund.input_schema == {"type": "object", "properties": {}, "additionalProperties": False}
     assert (tool(function).description, refund.effective({})) == ("", {})
-
-
-def test_lambdas_classes_tools_and_names_that_providers_refuse_are_refused() -> None:
     for name in ("", "a b", "é", "x" * 65, "a.b", "a\n"):
         with pytest.raises(TypeError, match="cannot be named"):
             tool(name=name)(lambda: None)
-    with pytest.raises(TypeError, match="<lambda>"):
-        tool(lambda: None)
-    with pytest.raises(TypeError, match="declares a function"):
-        tool(Line)
-    with pytest.raises(TypeError, match="tool already"):
-        tool(tool(lambda: None, name="x"))
+    for wrong, why in ((lambda: None, "<lambda>"), (Line, "declares a function"), (refund, "tool already")):
+        with pytest.raises(TypeError, match=why):
+            tool(wrong)
 
 
-def test_the_context_is_found_by_annotation_anywhere() -> None:
-    @tool
-    def first(c: ToolContext, a: int) -> Any:
-        return c.call_id, a
-
-    @tool
-    def last(a: int, *, c: Annotated[ToolContext | None, "any"] = None) -> Any:
-        return c and c.call_id, a
-
-    for each in (first, last):
-        assert set(each.input_schema["properties"]) == {"a"}
-        assert each.invoke(context(call_id="x"), {"a": 1}).content == ["x", 1]
-
-
-def test_types_local_to_a_function_are_found() -> None:
+def test_the_context_is_found_by_annotation_anywhere_and_so_are_types_local_to_a_function() -> None:
     class Local(BaseModel):
         a: int
 
-    @tool(risk="low")
-    def use(local: Local) -> int:
-        return local.a
+    @tool
+    def first(c: ToolContext, a: Local) -> Any:
+        return c.call_id, a.a
 
-    assert use.invoke(context(), {"local": {"a": 1}}).content == 1
+    @tool(risk="low")
+    def last(a: Local, *, c: Annotated[ToolContext | None, "any"] = None) -> Any:
+        return c and c.call_id, a.a
+
+    for each in (first, last):
+        assert set(each.input_schema["properties"]) == {"a"}
+        assert each.invoke(context(call_id="x"), {"a": {"a": 1}}).content == ["x", 1]
 
 
 def test_signatures_that_no_model_can_fill_are_refused() -> None:
@@ -267,6 +253,7 @@ async def coroutine() -> None: ...
 def function() -> None: ...
 
 
+THREE = dict.fromkeys(("transactional", "parallel", "safe_to_retry"), True)
 WRONG: dict[str, list[Any]] = {
     "safe_to_retry": ["yes"], "transactional": [1], "parallel": [None], "approvals": [0, True, 1.5],
     "risk": ["huge"], "sensitive": ["card"], "timeout": [0, math.nan, "5", True], "expires_in": [5],
@@ -279,11 +266,7 @@ WRONG: dict[str, list[Any]] = {
     [
         (function, {"parallel": True}, ["parallel", "safe_to_retry"]),
         (coroutine, {"transactional": True}, ["transactional", "async"]),
-        (
-            function,
-            {"transactional": True, "parallel": True, "safe_to_retry": True},
-            ["transactional", "parallel"],
-        ),
+        (function, THREE, ["transactional", "parallel"]),
         (function, {"transactional": True, "timeout": 1}, ["transactional", "timeout"]),
         (function, {"transactional": True, "reconcile": always}, ["transactional", "reconcile"]),
         (function, {"transactional": True, "safe_to_retry": True}, ["transactional", "safe_to_retry"]),
@@ -291,11 +274,7 @@ WRONG: dict[str, list[Any]] = {
         (function, {"sensitive": ["card"]}, ["sensitive", "card"]),
         (function, {"timeout": timedelta(seconds=-1)}, ["timeout", "-1"]),
         (function, {"expires_in": timedelta(0)}, ["expires_in"]),
-        *(
-            (function, {option: value}, [option, repr(value)])
-            for option, values in WRONG.items()
-            for value in values
-        ),
+        *((function, {name: value}, [name, repr(value)]) for name, wrong in WRONG.items() for value in wrong),
     ],
 )
 def test_contradictions_are_type_errors_that_name_both(fn: Any, options: Any, words: list[str]) -> None:
@@ -319,34 +298,20 @@ def test_what_does_not_contradict_is_allowed(options: Any, recovery: str) -> Non
 
 def test_policy_is_json_and_complete() -> None:
     @tool(
-        requires_approval=always,
-        approvers="Support leads",
-        approvals=2,
-        expires_in=timedelta(hours=2),
-        risk="high",
-        reconcile=always,
-        timeout=timedelta(minutes=1),
-        sensitive=("card", "b"),
-    )
+        requires_approval=always, approvers="Support leads", approvals=2, expires_in=timedelta(hours=2),
+        risk="high", reconcile=always, timeout=timedelta(minutes=1), sensitive=("card", "b"),
+    )  # fmt: skip
     def pay(b: int, card: str) -> None:
         """Pay."""
 
     policy = pay.policy()
     assert canonical.loads(canonical.dumps(policy)) == policy
     assert policy == {
-        **pay.provider_schema(),
-        "requires_approval": "predicate",
-        "approvers": "Support leads",
-        "approvals": 2,
-        "expires_in": 7200.0,
-        "risk": "high",
-        "safe_to_retry": False,
-        "transactional": False,
-        "reconcile": True,
-        "parallel": False,
-        "timeout": 60.0,
+        **pay.provider_schema(), "requires_approval": "predicate", "approvers": "Support leads",
+        "approvals": 2, "expires_in": 7200.0, "risk": "high", "safe_to_retry": False,
+        "transactional": False, "reconcile": True, "parallel": False, "timeout": 60.0,
         "sensitive": ["b", "card"],
-    }
+    }  # fmt: skip
     assert tool(function).policy()["requires_approval"] is False
 
 
@@ -377,15 +342,9 @@ def everything(
 
 def test_values_are_coerced_dumped_and_given_back_as_python_objects() -> None:
     raw = {
-        "amount": "1.10",
-        "when": "2026-01-02T03:04:05.678901Z",
-        "line": {"sku": "x", "price": 2},
-        "kind": "a",
-        "size": "l",
-        "id": str(uuid4()),
-        "pair": [1, "2026-01-02"],
-        "raw": "né",
-    }
+        "amount": "1.10", "when": "2026-01-02T03:04:05.678901Z", "line": {"sku": "x", "price": 2},
+        "kind": "a", "size": "l", "id": str(uuid4()), "pair": [1, "2026-01-02"], "raw": "né",
+    }  # fmt: skip
     effective = everything.effective(raw)
     assert effective == {
         **raw,
@@ -471,14 +430,6 @@ def nested(depth: int) -> Any:
     return value
 
 
-def test_deep_and_circular_input_is_refused() -> None:
-    circle: list[Any] = []
-    circle.append(circle)
-    for value in (circle, nested(100_000)):
-        with pytest.raises(InvalidArguments):
-            anything_goes.effective({"a": value})
-
-
 def test_the_text_goes_field_by_field_and_stays_short() -> None:
     @tool
     def take(a: int, lines: list[Line]) -> None: ...
@@ -512,28 +463,20 @@ def test_a_coercer_that_is_no_fixed_point_or_breaks_is_refused() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [1e16, 1e-7, -0.0, 10**30, "\x00", "\ud800", "\x10", "é", True, None])
-def test_odd_values_survive(value: Any) -> None:
-    effective = anything_goes.effective({"a": value})
-    assert canonical.dumps(effective) == canonical.dumps({"a": value})
-    assert canonical.dumps(anything_goes.invoke(context(), effective).content) == canonical.dumps(value)
-
-
+finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters()),
+    st.none() | st.booleans() | st.integers() | finite | st.text(st.characters()),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
 
 
+@example([1e16, 1e-7, -0.0, 10**30, "\x00", "\ud800", "\x10", "é", True, None])
 @given(json_values)
 def test_any_input_is_effective_or_invalid_and_any_json_is_as_it_is(value: Any) -> None:
     effective = anything_goes.effective({"a": value})
     assert canonical.dumps(effective) == canonical.dumps({"a": value})
+    assert canonical.dumps(anything_goes.invoke(context(), effective).content) == canonical.dumps(value)
     assert anything_goes.effective(effective).keys() == {"a"}
     for raw in (value, {"amount": value, "line": value, "kind": value}):
         try:
@@ -549,8 +492,8 @@ def anything_goes(a: Any) -> Any:
     return a
 
 
-def test_invoke_refuses_arguments_that_are_not_effective() -> None:
-    entered = []
+def test_deep_and_circular_input_and_arguments_that_are_not_effective_are_refused() -> None:
+    entered: list[int] = []
 
     @tool
     def take(a: int, b: int = 2) -> None:
@@ -559,6 +502,11 @@ def test_invoke_refuses_arguments_that_are_not_effective() -> None:
     for arguments in ({"a": "1", "b": 2}, {"a": 1}, {"a": "x", "b": 2}):
         with pytest.raises(InvalidArguments):
             take.invoke(context(), arguments)
+    circle: list[Any] = []
+    circle.append(circle)
+    for value in (circle, nested(100_000)):
+        with pytest.raises(InvalidArguments):
+            anything_goes.effective({"a": value})
     assert not entered
 
 
@@ -612,7 +560,7 @@ def test_hooks_get_a_copy() -> None:
     assert arguments == {"a": [1]}
 
 
-def test_titles() -> None:
+def test_titles_are_what_describe_says_or_else_the_call_and_never_raise() -> None:
     @tool(describe=lambda args: f"Refund  {args['a']}\nnow\u202e\x00", sensitive=["b"])
     def pay(a: Any, b: str = "") -> None: ...
 
@@ -621,9 +569,6 @@ def test_titles() -> None:
         other = tool(pay.fn, describe=wrong, sensitive=["b"])
         assert other.title({"a": "x", "b": "4242"}) == "pay(a='x', b=***)"
     assert len(pay.title({"a": "y" * 10_000})) == 200
-
-
-def test_fallback_titles_never_raise_and_stay_short() -> None:
     deep = {"a": {"b": {"c": {}}}}
     for value in (10**5000, "x" * 10**6, nested(50_000), deep, "a\nb", "\ud800", math.nan, [1] * 9):
         title = tool(anything_goes.fn).title({"a": value})
@@ -635,9 +580,8 @@ def test_previews() -> None:
     def set_price(a: int) -> None: ...
 
     assert set_price.preview_of({"a": 2}) == {"before": "1.5", "after": 2, "links": []}
-    assert tool(set_price.fn).preview_of({"a": 2}) is None
-    assert tool(set_price.fn, preview=lambda args: "no dict").preview_of({"a": 2}) is None  # type: ignore[arg-type, return-value]
-    assert tool(set_price.fn, preview=lambda args: 1 / 0).preview_of({"a": 2}) is None  # type: ignore[arg-type, return-value]
+    without: list[Any] = [None, lambda args: "no dict", lambda args: 1 / 0]
+    assert [tool(set_price.fn, preview=each).preview_of({"a": 2}) for each in without] == [None] * 3
 
 
 # Reconcile

@@ -64,10 +64,13 @@ def tokens_of(asked: Any) -> int:
     return count_request({"messages": asked.messages, "tools": asked.tools, "system": asked.system})
 
 
-def test_small_requests_are_not_counted(running: FakeAnthropic) -> None:
+def test_small_requests_are_not_counted_and_an_estimate_is_never_too_low(running: FakeAnthropic) -> None:
     call_model(claude(running, compact=never), LONG)
     call_model(claude(running, context_window=10_000), LONG)
     assert [call.path for call in running.calls] == ["/v1/messages"] * 2
+    for text in ("word " * 50, "ä" * 50, "🔎" * 50, '"\\\n' * 50):
+        body = {"messages": [said("user", text)], "tools": [FIND], "system": text}
+        assert window.most_tokens(body) >= count_request(body)
 
 
 def test_near_the_window_the_provider_counts_and_what_fits_is_sent_as_it_is(running: FakeAnthropic) -> None:
@@ -90,33 +93,28 @@ def test_near_the_window_the_provider_counts_and_what_fits_is_sent_as_it_is(runn
 def test_what_does_not_fit_fails(running: FakeAnthropic, compact: Any, words: list[str]) -> None:
     limit = tokens_of(LONG) - 1
     error = failure(claude(running, context_window=limit, compact=compact), LONG)
-    assert sent(running) == []
     assert (error.disposition, error.type) == ("fail", "context_window_exceeded")
     for figure in (str(limit), str(limit + 1), *words):
         assert figure in str(error)
-
-
-def test_an_error_while_counting_is_an_error_like_others(running: FakeAnthropic) -> None:
-    model = claude(running, client=running.client(api_key="sk-ant-wrong"), context_window=50)
-    error = failure(model, LONG)
+    wrong = running.client(api_key="sk-ant-wrong")  # an error while counting is an error like others
+    error = failure(claude(running, client=wrong, context_window=limit, compact=compact), LONG)
     assert (error.disposition, error.type, sent(running)) == ("pause", "authentication_error", [])
-
-
-def test_an_estimate_is_never_too_low() -> None:
-    for text in ("word " * 50, "ä" * 50, "🔎" * 50, '"\\\n' * 50):
-        body = {"messages": [said("user", text)], "tools": [FIND], "system": text}
-        assert window.most_tokens(body) >= count_request(body)
 
 
 def test_the_window_is_asked_for_once_and_has_a_default_where_nobody_knows(running: FakeAnthropic) -> None:
     assert window.most_tokens({"messages": TOO_LONG.messages}) > window.SMALLEST > tokens_of(TOO_LONG)
     model = claude(running)
-    for _ in range(3):
+    for _ in range(2):
         call_model(model, TOO_LONG)
     paths = [(call.method, call.path) for call in running.calls]
     assert paths[0] == ("GET", f"/v1/models/{NAME}")
-    assert [path for _, path in paths[1:]] == [COUNT, "/v1/messages"] * 3
+    assert [path for _, path in paths[1:]] == [COUNT, "/v1/messages"] * 2
     assert model.context_window == window.SMALLEST
+    model = claude(running)
+    with ThreadPoolExecutor(4) as threads:  # which may ask at once
+        replies = [*threads.map(lambda _: call_model(model, TOO_LONG).content, range(4))]
+    assert model.context_window == window.SMALLEST
+    assert replies == [[{"type": "text", "text": "Done."}]] * 4
 
 
 @contextmanager
@@ -141,17 +139,15 @@ def asked_for_its_window(status: int, **page: Any) -> Iterator[tuple[AnthropicMo
         yield claude(running, client=client), asked
 
 
-def test_the_provider_knows_its_windows() -> None:
-    with asked_for_its_window(200, id=NAME, type="model", max_input_tokens=100) as (model, asked):
-        for _ in range(3):
-            assert "accepts 100." in str(failure(model, TOO_LONG))
-    assert asked == [f"/v1/models/{NAME}"]
-
-
-@pytest.mark.parametrize("status", [403, 400, 401, 429, 500])
+@pytest.mark.parametrize("status", [200, 403, 400, 401, 429, 500])
 def test_a_window_nobody_tells_is_no_reason_to_fail_unless_asking_again_may_tell_it(status: int) -> None:
-    with asked_for_its_window(status) as (model, _asked):
-        if status in (403, 400):
+    page = {"id": NAME, "type": "model", "max_input_tokens": 100} if status == 200 else {}
+    with asked_for_its_window(status, **page) as (model, asked):
+        if status == 200:
+            for _ in range(2):
+                assert "accepts 100." in str(failure(model, TOO_LONG))
+            assert asked == [f"/v1/models/{NAME}"]
+        elif status in (403, 400):
             assert call_model(model, TOO_LONG).stop_reason == "end_turn"
         else:
             assert failure(model, TOO_LONG).status == status
@@ -164,22 +160,16 @@ def test_compact_is_told_the_figures_and_decides_what_is_sent(running: FakeAnthr
     def compact(messages: Messages, tokens: int, limit: int) -> Messages:
         told.append((copy.deepcopy(messages), tokens, limit))
         messages[0]["content"].append("nonsense")  # what it was given is its own
-        return [said("user", "In short."), *exchange(9)]
+        return [{"role": "user", "content": "In short."}, *exchange(9)]
 
     before = copy.deepcopy(LONG)
     call_model(claude(running, context_window=300, compact=compact, cache=None), LONG)
-    assert [body["messages"] for body in sent(running)] == [[said("user", "In short."), *exchange(9)]]
+    assert [body["messages"] for body in sent(running)] == [compact(copy.deepcopy(LONG.messages), 0, 0)]
     assert len(sent(running, COUNT)) == 2, "what it returned is counted again"
-    assert told == [(before.messages, tokens_of(LONG), 300)]
+    assert told[0] == (before.messages, tokens_of(LONG), 300)
     assert before == LONG
-
-
-def test_a_summary_may_be_plain_text_and_is_cached_like_others(running: FakeAnthropic) -> None:
-    def compact(messages: Messages, tokens: int, limit: int) -> Messages:
-        return [{"role": "user", "content": "In short."}, *exchange(9)]
-
     call_model(claude(running, context_window=300, compact=compact), LONG)
-    assert "cache_control" in json.dumps(sent(running)[0]["messages"][0])
+    assert "cache_control" in json.dumps(sent(running)[1]["messages"][0]), "also a plain text"
 
 
 WHOLE = loop(3)
@@ -232,31 +222,18 @@ def test_a_compact_that_raises_is_named(running: FakeAnthropic, raised: Exceptio
     assert str(error).startswith("compact() failed: ")
 
 
-def test_replies_stay_with_their_results() -> None:
-    first, second = exchange(1), exchange(2)
-    assert window.exchanges([]) == []
-    assert window.exchanges([HELLO, *first, *second]) == [[HELLO], first, second]
-    paused = [said("assistant", "1"), said("assistant", "2"), *exchange(3)]
-    assert window.exchanges([HELLO, *paused]) == [[HELLO], paused]
-
-
-def test_drop_oldest_keeps_how_it_began_and_the_newest(running: FakeAnthropic) -> None:
-    limit = tokens_of(LONG) // 2
-    call_model(claude(running, context_window=limit, compact=window.drop_oldest, cache=None), LONG)
-    (messages,) = [body["messages"] for body in sent(running)]
-    assert running.calls[-1].status == 200
-    assert window.drop_oldest([HELLO], 1000, 10) == [HELLO]
-    kept = (len(messages) - 1) // 2
-    assert 2 <= kept < 10
-    assert messages == [LONG.messages[0], *LONG.messages[-2 * kept :]]
-
-
-def test_drop_oldest_keeps_what_the_user_said_last() -> None:
+def test_drop_oldest_keeps_what_the_user_said_last_and_leaves_words_out_only_after_tools() -> None:
     before = [HELLO, *exchange(0), said("assistant", "Done."), said("user", "Now something else.")]
     messages = [*before, *(each for number in range(1, 10) for each in exchange(number))]
     kept = window.drop_oldest(messages, 1000, 300)
     assert kept[:3] == [HELLO, *before[-2:]]
     assert kept[-2:] == messages[-2:] and len(kept) < len(messages)
+    messages = [*before, *exchange(1), said("assistant", "Done."), said("user", "Now?"), *exchange(2)]
+    kept = window.drop_oldest(messages, 1000, 700)
+    assert before[-1] in kept and len(kept) < len(messages)
+    assert before[-1] not in window.drop_oldest(messages, 1000, 1)
+    paused = [said("assistant", "1"), said("assistant", "2"), *exchange(3)]  # replies stay with their results
+    assert window.exchanges([HELLO, *paused, *exchange(4)]) == [[HELLO], paused, exchange(4)]
 
 
 @pytest.mark.parametrize("limit", [1, 100, 300, 600, 900, 2000])
@@ -275,20 +252,8 @@ def test_whatever_drop_oldest_leaves_can_be_sent(limit: int, spoken: tuple[int, 
     assert kept[0] == messages[0] and kept[-2:] == messages[-2:]
     if spoken:
         assert f"Question {spoken[-1]}." in json.dumps(kept)
-    assert [each for each in messages if each in kept] == kept, "in their order"
-
-
-def test_drop_oldest_leaves_out_what_the_user_said_only_after_the_tools() -> None:
-    spoken = [*exchange(0), said("assistant", "Done."), said("user", "The address is new.")]
-    messages = [HELLO, *spoken, *exchange(1), said("assistant", "Done."), said("user", "Now?"), *exchange(2)]
-    kept = window.drop_oldest(messages, 1000, 700)
-    assert said("user", "The address is new.") in kept and len(kept) < len(messages)
-    assert said("user", "The address is new.") not in window.drop_oldest(messages, 1000, 1)
-
-
-def test_threads_share_a_model_and_may_ask_for_the_window_at_once(running: FakeAnthropic) -> None:
-    model = claude(running)
-    with ThreadPoolExecutor(4) as threads:
-        replies = [*threads.map(lambda _: call_model(model, TOO_LONG).content, range(4))]
-    assert len(sent(running)) == 4 and model.context_window == window.SMALLEST
-    assert replies == [[{"type": "text", "text": "Done."}]] * 4
+        assert [each for each in messages if each in kept] == kept, "in their order"
+    else:
+        assert kept == [HELLO, *messages[1 - len(kept) :]], "how it began, and the newest"
+    assert (len(kept) < len(messages)) == (limit < 1000)
+    assert window.drop_oldest([HELLO], 1000, limit) == [HELLO]
