@@ -41,8 +41,7 @@ MUTANTS = [
         "providers/test_streams.py::test_forms_that_leave_a_doubt_are_asked_again"),
     mutant("providers: a call without a name is never left out",
         Edit(BLOCKS, " or not all(name for name, _ in calls):", ":"),
-        "providers/test_streams.py::"
-        "test_arguments_of_no_call_are_asked_for_again_and_nothing_runs_meanwhile"),
+        "providers/test_streams.py::test_forms_that_leave_a_doubt_are_asked_again"),
     mutant("providers: a call and one that may be the same call do not both run",
         Edit(CHAT, '[("", "")] * self._in_doubt', "[]"),
         "providers/test_streams.py::test_forms_that_leave_a_doubt_are_asked_again",

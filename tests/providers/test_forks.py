@@ -79,11 +79,9 @@ def test_forked_workers_store_the_replies_to_their_own_requests(kind: str, whose
         interpret(WORKER, kind, whose, fake.url, fake.api_key)
     said = {run.session.key: (run.status, run.output) for run in Run.objects.select_related("session")}
     assert said == {
-        "parent": ("completed", "reply to parent"),
-        "one": ("completed", "reply to one"),
-        "two": ("completed", "reply to two"),
-        "again": ("completed", "reply to parent"),
-    }
+        "parent": ("completed", "reply to parent"), "one": ("completed", "reply to one"),
+        "two": ("completed", "reply to two"), "again": ("completed", "reply to parent"),
+    }  # fmt: skip
 
 
 LOCKED = """

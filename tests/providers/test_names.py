@@ -13,8 +13,7 @@ from agentruns.checks.agents import check_agents
 from agentruns.checks.settings import check_models
 from agentruns.engine import budgets
 from agentruns.providers.anthropic import AnthropicModel
-from agentruns.providers.chat import QUIRKS
-from agentruns.providers.names import PROVIDERS, model_identity, provider_of, resolve
+from agentruns.providers.names import model_identity, provider_of, resolve
 from agentruns.providers.openai import OpenAIModel
 from agentruns.testing import ScriptedModel
 
@@ -35,10 +34,6 @@ NAMES = [
 @pytest.fixture(autouse=True)
 def _models(settings: Any) -> None:
     settings.AGENTRUNS_MODELS = {"local": LOCAL, "plain": {"model": "gpt-5.5"}}
-
-
-def test_every_provider_has_its_place() -> None:
-    assert {"anthropic", *QUIRKS} == PROVIDERS
 
 
 @pytest.mark.parametrize(("name", "identity", "provider"), NAMES)

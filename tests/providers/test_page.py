@@ -27,29 +27,23 @@ def defined(word: str) -> dict[str, Any]:
     return names
 
 
-def test_its_settings_can_be_used(settings: Any) -> None:
+def test_its_settings_and_names_can_be_used(settings: Any) -> None:
     settings.AGENTRUNS_MODELS = defined("AGENTRUNS_MODELS")["AGENTRUNS_MODELS"]
     found = {name: model_identity(resolve(name)) for name in settings.AGENTRUNS_MODELS}
     assert found == {"local": "ollama:llama3.3", "house": "azure:gpt-5.4", "gateway": "openai:gpt-5.4"}
     assert prices.mistakes(defined("AGENTRUNS_PRICES")["AGENTRUNS_PRICES"]) == []
-
-
-def test_its_names_are_names(settings: Any) -> None:
     (table,) = re.findall(r"## Names\n\n(.*?)\n\n", PAGE, re.DOTALL)
     named = {name.partition(":")[0] for name in re.findall(r'`"([^"]+:[^"]+)"`', table)}
-    assert named == PROVIDERS
+    assert named == PROVIDERS == {"anthropic", *QUIRKS}
 
 
 @pytest.mark.parametrize(
     ("column", "quirks"),
     [
-        (1, QUIRKS["openai"]),
-        (2, QUIRKS["openrouter"]),
-        (3, QUIRKS["ollama"]),
-        (3, QUIRKS["vllm"]),
+        (1, QUIRKS["openai"]), (2, QUIRKS["openrouter"]), (3, QUIRKS["ollama"]), (3, QUIRKS["vllm"]),
         (4, Quirks()),
     ],
-)
+)  # fmt: skip
 def test_its_table_of_servers_is_that_of_the_code(column: int, quirks: Quirks) -> None:
     rows = {}
     for line in re.findall(r"^\| (?:limit of|reasoning sent).*$", PAGE, re.MULTILINE):

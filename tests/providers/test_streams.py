@@ -20,7 +20,7 @@ from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ModelReply, ProviderError, call_model
 from agentruns.providers.openai import OpenAIModel
 from agentruns.tools.base import InvalidArguments
-from tests.db.helpers import forget_backoff, outcomes, the_run
+from tests.db.helpers import outcomes, the_run
 from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
@@ -92,30 +92,6 @@ def test_a_call_and_the_first_piece_of_its_arguments_in_one_event(effects: Effec
     assert (run.status, outcomes(run), facts(effects)) == ("completed", ["ok"], [WRITTEN])
 
 
-def without_names_of_arguments(events: Events) -> Events:
-    """Number every piece of arguments 7, of which no call ever begins."""
-    for event in events:
-        for choice in event["choices"]:
-            for piece in choice["delta"].get("tool_calls", []):
-                piece["index"] = piece["index"] if "id" in piece else 7
-    return events
-
-
-@pytest.mark.django_db(transaction=True)
-def test_arguments_of_no_call_are_asked_for_again_and_nothing_runs_meanwhile(effects: Effects) -> None:
-    script = turns({"name": "purge", "input": WRITTEN})
-    with FakeOpenAI(script, bend=without_names_of_arguments) as fake:
-        model = OpenAIModel("qwen3", provider="vllm", client=fake.client())
-        run = run_over(model)
-        assert (run.status, effects.count()) == ("queued", 0)
-        failed = run.messages.get(kind="model_failed").payload
-        assert failed["error"]["type"] == "incomplete_reply" and failed["usage"]
-        fake.bend = list
-        forget_backoff(run)
-        assert run_over(model).status == "completed"
-    assert facts(effects) == [WRITTEN]
-
-
 # Chat Completions, every form
 
 
@@ -137,32 +113,31 @@ def piece(text: Any = None, name: str | None = None, **labels: Any) -> Piece:
     return {**labels, "function": {each: value for each, value in said.items() if value is not None}}
 
 
+AS_A, AS_B = (piece("", "purge", index=at, id="ab"[at]) for at in (0, 1))
+NO_NUMBERS = [piece("", "purge", id="a"), piece("", "purge", id="b")]
 ONE, TWO = '{"days": 1}', '{"days": 2}'
 BOTH = [("purge", {"days": 1}), ("purge", {"days": 2})]
 RIGHT: dict[str, tuple[Events, Events]] = {
     "a name before, and again in each piece": (
-        [[piece("", "purge", index=0, id="a")], [piece('{"days"', "purge", index=0, id="a")],
-         [piece(": 1}", "purge", index=0, id="a")]],
+        [[AS_A], [piece('{"days"', "purge", index=0, id="a")], [piece(": 1}", "purge", index=0, id="a")]],
         BOTH[:1],
     ),
     "a name in pieces": (
         [[piece("", "pur", index=0, id="a")], [piece("", "ge", index=0, id="a")], [piece(ONE, index=0)]],
         BOTH[:1],
     ),
-    "pieces before the name": (
-        [[piece('{"days"', index=0)], [piece(": 1}", "purge", index=0, id="a")]],
-        BOTH[:1],
-    ),
+    "pieces before the name":
+        ([[piece('{"days"', index=0)], [piece(": 1}", "purge", index=0, id="a")]], BOTH[:1]),
     "no numbers at all": ([[piece('{"days"', "purge", id="a")], [piece(": 1}")]], BOTH[:1]),
     "no numbers and no ids": ([[piece(ONE, "purge"), piece(TWO, "purge")]], BOTH),
     "interleaved by number": (
-        [[piece("", "purge", index=0, id="a"), piece("", "purge", index=1, id="b")],
+        [[AS_A, AS_B],
          [piece('{"days"', index=1), piece('{"days"', index=0)],
          [piece(": 1}", index=0), piece(": 2}", index=1)]],
         BOTH,
     ),
     "interleaved by id": (
-        [[piece("", "purge", id="a"), piece("", "purge", id="b")],
+        [[*NO_NUMBERS],
          [piece('{"days"', id="b"), piece('{"days"', id="a")],
          [piece(": 1}", id="a"), piece(": 2}", id="b")]],
         BOTH,
@@ -173,10 +148,8 @@ RIGHT: dict[str, tuple[Events, Events]] = {
          [piece("", "purge", index=0, id="c")], [piece(TWO, index=0)]],
         [("sync", {}), *BOTH],
     ),
-    "each number 0, ids null": (
-        [[piece(ONE, "purge", index=0, id=None)], [piece(TWO, "purge", index=0, id=None)]],
-        BOTH,
-    ),
+    "each number 0, ids null":
+        ([[piece(ONE, "purge", index=0, id=None)], [piece(TWO, "purge", index=0, id=None)]], BOTH),
     "one id for all": (
         [[piece("", "purge", index=0, id="x")], [piece(ONE, index=0)],
          [piece("", "purge", index=1, id="x")], [piece(TWO, index=1)]],
@@ -186,18 +159,13 @@ RIGHT: dict[str, tuple[Events, Events]] = {
         [[piece({"days": 1}, "purge", index=0, id="a")], [piece({"days": 2}, "purge", index=1, id="b")]],
         BOTH,
     ),
-    "no arguments": (
-        [[piece("", "purge", index=0, id="a")], [piece("{}", "sync", index=1, id="b")]],
-        [("purge", {}), ("sync", {})],
-    ),
+    "no arguments": ([[AS_A], [piece("{}", "sync", index=1, id="b")]], [("purge", {}), ("sync", {})]),
     "an empty piece at the end": (
         [[piece(ONE, "purge", index=0, id="a")], [piece("", "", index=0), {"index": 1, "function": {}}]],
         BOTH[:1],
     ),
-    "a name in pieces, without an id": (
-        [[piece("", "pur", index=0)], [piece("", "ge", index=0)], [piece(ONE, index=0)]],
-        BOTH[:1],
-    ),
+    "a name in pieces, without an id":
+        ([[piece("", "pur", index=0)], [piece("", "ge", index=0)], [piece(ONE, index=0)]], BOTH[:1]),
     "the text null before, and null": (
         [[piece("null", "purge", index=0, id="a"), piece(None, "sync", index=1, id="b")],
          [piece(ONE, index=0)]],
@@ -214,44 +182,27 @@ def test_forms_that_are_right(form: str) -> None:
 
 
 UNREADABLE: dict[str, Events] = {
-    "no name": [[piece("", "purge", index=0, id="a")], [piece(ONE, index=1)]],
-    "the number of another": [
-        [piece("", "purge", index=0, id="a"), piece("", "purge", index=1, id="b")],
-        [piece(ONE, index=0), piece(TWO, index=0)],
-    ],
-    "two that wait, and no number": [
-        [piece("", "purge", id="a"), piece("", "purge", id="b")], [piece(ONE)],
-    ],
-    "two that wait, with one number": [
-        [piece("", "purge", index=0, id="a"), piece("", "purge", index=0, id="b")], [piece(ONE, index=0)],
-    ],
+    "no name": [[AS_A], [piece(ONE, index=1)]],
+    "the number of another": [[AS_A, AS_B], [piece(ONE, index=0), piece(TWO, index=0)]],
+    "two that wait, and no number": [[*NO_NUMBERS], [piece(ONE)]],
+    "two that wait, with one number": [[AS_A, piece("", "purge", index=0, id="b")], [piece(ONE, index=0)]],
     "an id that no call has": [[piece("", "purge", id="a")], [piece(ONE, id="b")]],
-    "a number that moves": [[piece("", "purge", index=0, id="a")], [piece(ONE, "purge", index=1, id="a")]],
-    "in the middle of another's": [
-        [piece('{"days"', "purge", index=0, id="a"), piece("", "purge", index=1, id="b")],
-        [piece(ONE, index=0), piece(": 1}", index=0)],
-    ],
-    "before its call": [
-        [piece("", "purge", index=0, id="a")], [piece(ONE)], [piece("", "purge", index=1, id="b")],
-    ],
+    "a number that moves": [[AS_A], [piece(ONE, "purge", index=1, id="a")]],
+    "in the middle of another's":
+        [[piece('{"days"', "purge", index=0, id="a"), AS_B], [piece(ONE, index=0), piece(": 1}", index=0)]],
+    "before its call": [[AS_A], [piece(ONE)], [AS_B]],
     "a name again after a placeholder": [
         [piece("{}", "purge", index=0, id="a")], [piece('{"days": 90}', "purge", index=0)],
     ],
     "a name again after a placeholder, without ids": [
         [piece("{}", "purge", index=0)], [piece('{"days": 90}', "purge", index=0)],
     ],
-    "a name again before a placeholder, without numbers": [
-        [piece(ONE, "purge")], [piece("{}", "purge")],
-    ],
+    "a name again before a placeholder, without numbers": [[piece(ONE, "purge")], [piece("{}", "purge")]],
     "a name again with more of the arguments": [
         [piece(ONE, "purge", index=0)], [piece('{"days": 1, "dry_run": true}', "purge", index=0)],
     ],
-    "a name again without its id": [
-        [piece(ONE, "purge", index=0, id="a")], [piece(TWO, "purge", index=0)],
-    ],
-    "a name after that of a tool, without an id": [
-        [piece("", "sync", index=0)], [piece(ONE, "purge", index=0)],
-    ],
+    "a name again without its id": [[piece(ONE, "purge", index=0, id="a")], [piece(TWO, "purge", index=0)]],
+    "a name after a tool's, without an id": [[piece("", "sync", index=0)], [piece(ONE, "purge", index=0)]],
     "null, and the number of another": [
         [piece("null", "purge", index=0, id="a"), piece("null", "purge", index=1, id="b")],
         [piece(ONE, index=0), piece(TWO, index=0)],
@@ -274,18 +225,14 @@ NAMED: list[Any] = [
 @pytest.mark.parametrize("labels", [{"index": 0}, {"index": 0, "id": "a"}, {}])
 @pytest.mark.parametrize("text", ["", "{}", None])
 def test_two_names_make_no_third(labels: Any, text: Any) -> None:
-    """Neither does a tool run whose name is the beginning of another's."""
-    for then in ("_all", "_al"):
-        chunks = [[piece(text, "delete", **labels)], [piece("", then, **{**labels, "id": None})]]
+    """Neither does a tool run whose name is the beginning of another's, or one that grows without an id."""
+    forms = [("delete", then, labels, text, "", NAMED) for then in ("_all", "_al")]
+    forms += [("delete_", "draft", {"index": 0}, "", "{}", [])]
+    forms += [("delete_", "delete_all", {"index": 0}, "", "{}", NAMED)]
+    for first, then, named, begun, more, tools in forms:
+        chunks = [[piece(begun, first, **named)], [piece(more, then, **{**named, "id": None})]]
         with pytest.raises(ProviderError, match="which arguments belong to which call"):
-            collected(chunks, NAMED)
-
-
-def test_a_name_that_grows_without_an_id_where_no_tool_or_the_whole_is_known() -> None:
-    for then, tools in (("draft", []), ("delete_all", NAMED)):
-        halves = [[piece("", "delete_", index=0)], [piece("{}", then, index=0)]]
-        with pytest.raises(ProviderError, match="which arguments belong to which call"):
-            collected(halves, tools)
+            collected(chunks, tools)
 
 
 @pytest.mark.parametrize("text", [None, "", "null", " null ", {}])
@@ -296,9 +243,8 @@ def test_a_call_without_arguments_however_it_is_said(text: Any) -> None:
         assert calls_of(collected([[{"index": 0, **each}]])) == [("sync", {})]
         whole = {"choices": [{"message": {"tool_calls": [each]}, "finish_reason": "stop"}]}
         assert calls_of(chat.reply(whole, "x:y")) == [("sync", {})]
-    assert calls_of(responded([event("output_item.done", item={**item(text), "name": "sync"})])) == [
-        ("sync", {})
-    ]
+    done = event(ITEM_DONE, item={**item(text), "name": "sync"})
+    assert calls_of(responded([done])) == [("sync", {})]
 
 
 @pytest.mark.parametrize("again", [WRITTEN, {"days": 1}, json.dumps(WRITTEN), "{}"])
@@ -307,13 +253,10 @@ def test_an_object_that_is_said_again_is_for_the_gate_to_refuse(again: Any) -> N
     assert not isinstance(calls_of(collected(chunks))[0][1], dict)
 
 
-def test_a_reply_that_was_cut_is_not_asked_again() -> None:
+def test_a_reply_that_was_cut_is_not_asked_again_and_a_thought_may_come_in_two_pieces() -> None:
     whole = chat.Collected(SCHEMAS)
     whole.add({"choices": [{"delta": {"tool_calls": [piece('{"da', index=3)]}, "finish_reason": "length"}]})
     assert chat.reply(whole.whole(), "x:y").stop_reason == "max_tokens"
-
-
-def test_two_pieces_of_a_thought_in_one_event() -> None:
     whole = chat.Collected()
     for texts in (["Let ", "me "], ["see."]):
         details = [{"type": "reasoning.text", "text": each, "index": 0} for each in texts]
@@ -420,33 +363,24 @@ def responded(events: Events, *output: Piece) -> ModelReply:
 
 DELTA, DONE = "function_call_arguments.delta", "function_call_arguments.done"
 ADDED, ITEM_DONE = "output_item.added", "output_item.done"
+DONE_A, DONE_B = event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item=item("", "b"))
 DELTAS = [event(DELTA, delta='{"days"', item_id="fc_a"), event(DELTA, delta=": 1}", item_id="fc_a")]
 RESPONDED: dict[str, tuple[Events, Events, int]] = {
-    "only in pieces": ([event(ADDED, item=item("")), *DELTAS, event(ITEM_DONE, item=item(""))], [], 1),
-    "pieces before their item": (
-        [*DELTAS, event(ADDED, item=item("")), event(ITEM_DONE, item=item(""))], [], 1,
-    ),
+    "only in pieces": ([event(ADDED, item=item("")), *DELTAS, DONE_A], [], 1),
+    "pieces before their item": ([*DELTAS, event(ADDED, item=item("")), DONE_A], [], 1),
     "only in the event at their end": (
         [event(DONE, arguments=ONE, item_id="fc_a"), event(ITEM_DONE, item=item(None))], [], 1,
     ),
-    "only in the last event": ([event(ITEM_DONE, item=item(""))], [item(ONE)], 1),
+    "only in the last event": ([DONE_A], [item(ONE)], 1),
     "pieces, and items in the last event only": ([event(ADDED, item=item("")), *DELTAS], [item("")], 1),
-    "another id in the pieces": (
-        [event(DELTA, delta=ONE, item_id="fc_z"), event(ITEM_DONE, item=item(""))], [], 1,
-    ),
+    "another id in the pieces": ([event(DELTA, delta=ONE, item_id="fc_z"), DONE_A], [], 1),
     "one place for two": (
         [event(ITEM_DONE, item=item(ONE)), event(ITEM_DONE, item=item(TWO, "b"))],
         [item(ONE), item(TWO, "b")],
         2,
     ),
-    "one item without its event": (
-        [event(ITEM_DONE, item=item(ONE))], [item(ONE), item(TWO, "b")], 2,
-    ),
-    "listed in another order": (
-        [event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item=item("", "b"))],
-        [item(TWO, "b"), item(ONE)],
-        2,
-    ),
+    "one item without its event": ([event(ITEM_DONE, item=item(ONE))], [item(ONE), item(TWO, "b")], 2),
+    "listed in another order": ([DONE_A, DONE_B], [item(TWO, "b"), item(ONE)], 2),
     "a call that the provider ran": (
         [event(ITEM_DONE, item=item(ONE)),
          event(ITEM_DONE, 1, item={"type": "mcp_call", "id": "m", "arguments": TWO})],
@@ -467,25 +401,17 @@ def test_arguments_of_a_response_wherever_they_are(form: str) -> None:
 
 
 NOT_TOLD: dict[str, tuple[Events, Events]] = {
-    "pieces of another place": ([event(DELTA, 5, delta=ONE), event(ITEM_DONE, item=item(""))], []),
+    "pieces of another place": ([event(DELTA, 5, delta=ONE), DONE_A], []),
     "an item that differs": ([*DELTAS, event(ITEM_DONE, item=item("{}"))], []),
     "two ends that differ": ([event(ITEM_DONE, item=item(ONE))], [item("{}")]),
     "a call that never ends": ([event(ADDED, item=item("")), *DELTAS], []),
     "one place for two": ([event(ITEM_DONE, item=item(ONE)), event(ITEM_DONE, item=item("", "b"))], []),
     "pieces of another's": (
-        [
-            event(DELTA, delta='{"days"'), event(DELTA, delta=TWO), event(DELTA, delta=": 1}"),
-            event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item=item("", "b")),
-        ],
+        [event(DELTA, delta='{"days"'), event(DELTA, delta=TWO), event(DELTA, delta=": 1}"), DONE_A, DONE_B],
         [],
     ),
-    "the id of one and the place of another": (
-        [
-            event(DELTA, 1, delta=ONE, item_id="fc_a"),
-            event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item=item("", "b")),
-        ],
-        [],
-    ),
+    "the id of one and the place of another":
+        ([event(DELTA, 1, delta=ONE, item_id="fc_a"), DONE_A, DONE_B], []),
     "places that are shifted": (
         [
             event(ITEM_DONE, item={"type": "reasoning", "id": "r"}), event(DELTA, delta=ONE),
@@ -494,12 +420,8 @@ NOT_TOLD: dict[str, tuple[Events, Events]] = {
         ],
         [],
     ),
-    "a place of two": (
-        [
-            event(ITEM_DONE, item=item("")), event(DELTA, delta=TWO), event(ITEM_DONE, item=item("", "b")),
-        ],
-        [item(""), item("", "b")],
-    ),
+    "a place of two":
+        ([DONE_A, event(DELTA, delta=TWO), event(ITEM_DONE, item=item("", "b"))], [item(""), item("", "b")]),
     "pieces with a place, items without": (
         [
             event(DELTA, 0, delta=ONE), event(DELTA, 1, delta=TWO),
@@ -507,10 +429,8 @@ NOT_TOLD: dict[str, tuple[Events, Events]] = {
         ],
         [],
     ),
-    "arguments of a call that only the last event has": (
-        [event(ITEM_DONE, item=item("")), event(ITEM_DONE, 1, item={"type": "reasoning", "id": "r"})],
-        [item(ONE, "b")],
-    ),
+    "arguments of a call that only the last event has":
+        ([DONE_A, event(ITEM_DONE, 1, item={"type": "reasoning", "id": "r"})], [item(ONE, "b")]),
 }  # fmt: skip
 
 
