@@ -160,25 +160,18 @@ def guessed(texts: dict[str, str], values: list[str], more_keys: Iterable[str] =
     return found
 
 
-@pytest.fixture
-def texts(settings: Any, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+def test_no_hidden_value_is_found_by_trying(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    return shown(story(settings), settings, caplog)
-
-
-def test_no_hidden_value_is_found_by_trying(texts: dict[str, str]) -> None:
+    texts = shown(story(settings), settings, caplog)
     said = {place: RANDOM.sub("", text) for place, text in texts.items()}
     assert {place for place, text in said.items() if PIN in text or CARD in text} == set()
-    shown = {one for one in HEX.findall(texts["export"]) if len(one) in (32, 64)}
+    keys = {one for one in HEX.findall(texts["export"]) if len(one) in (32, 64)}
     secret = Run.objects.get().session.secret
     for value, values in ((PIN, PINS), (CARD, CARDS)):
-        assert guessed(texts, values, shown) == set()
+        assert guessed(texts, values, keys) == set()
         assert guessed(texts, values, [secret]) == {value}, "the attacker is no fool: with the session's key"
-
-
-def test_no_salt_of_a_hidden_part_and_no_key_is_shown(texts: dict[str, str]) -> None:
     everything = "\n".join(texts.values())
-    assert Run.objects.get().session.secret not in everything
+    assert secret not in everything
     payloads = [(row, json.dumps(row.payload)) for row in Message.objects.all()]
     hiding = [row for row, text in payloads if PIN in RANDOM.sub("", text) or CARD in text]
     assert len(hiding) >= 4
@@ -186,15 +179,10 @@ def test_no_salt_of_a_hidden_part_and_no_key_is_shown(texts: dict[str, str]) -> 
     assert not [one.pk for one in Approval.objects.all() if one.same_call in everything]
 
 
-@tool(requires_approval=True, sensitive=["pin"])
-def unlock(pin: str, door: str) -> str:
-    """Open a door."""
-    return "open"
-
-
 def doors() -> Agent:
-    turns = [{"tools": [call("unlock", pin=PIN, door="front")]}, {"text": "Done."}, {"text": "Done again."}]
-    return Agent("doors", instructions="Open.", tools=[unlock], starters="anyone", model=ScriptedModel(turns))
+    turns = [{"tools": [call("open_door", pin=PIN)]}, {"text": "Done."}, {"text": "Done again."}]
+    model = ScriptedModel(turns)
+    return Agent("doors", instructions="Open.", tools=[open_door], starters="anyone", model=model)
 
 
 EVERY = [f"{number:04}" for number in range(10_000)]
@@ -220,11 +208,11 @@ def test_the_owner_asks_the_mask() -> None:
 
 
 def test_what_differs_only_in_its_digits_is_masked_in_a_text_by_a_person() -> None:
-    mask = masking.Mask([{"tools": {"unlock": unlock.policy()}}])
-    mask.know("unlock", {"pin": "12-34", "door": "front"})
+    mask = masking.Mask([{"tools": {"open_door": open_door.policy()}}])
+    mask.know("open_door", {"pin": "12-34"})
     assert mask.said("of 12-12-34 or 99-99, not 123-45; 12") == "of *** or ***, not 123-45; 12"
     assert mask.said({"n": [1234, "50-60 %"]}) == {"n": [1234, "*** %"]}
     assert mask.value("12-34, 99-99") == "***, 99-99"  # the model's words and a card's values stay readable
-    mask.know("unlock", {"pin": 880077003311, "door": "front"})
+    mask.know("open_door", {"pin": 880077003311})
     assert mask.said("1880077003311 and 5") == "*** and 5"  # at any place of a longer number
     assert mask.said([990011223344, 12]) == ["***", 12]

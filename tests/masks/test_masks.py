@@ -45,12 +45,9 @@ def previewed(args: dict[str, Any]) -> dict[str, Any]:
 
 
 @tool(
-    requires_approval=True,
-    sensitive=["pin", "number"],
-    sensitive_results=["iban"],
-    describe=lambda args: f"Send a letter with {args['pin']}",
-    preview=previewed,
-)
+    requires_approval=True, sensitive=["pin", "number"], sensitive_results=["iban"],
+    describe=lambda args: f"Send a letter with {args['pin']}", preview=previewed,
+)  # fmt: skip
 def letter(pin: str, number: int, note: str = "") -> dict[str, Any]:
     """Send a PIN by letter."""
     return {"sent": True, "iban": IBAN, "echo": f"number {number}, pin {pin}"}
@@ -138,10 +135,8 @@ def test_no_exit_shows_what_is_sensitive(reader: Client, settings: Any, caplog: 
     assert all(record.exc_info is None for record in ours if record.exc_text)  # no frame, no variable
     entries = LogEntry.objects.values_list("object_repr", "change_message")
     assert leaks({"admin log": str(list(entries))}, PIN, NUMBER, IBAN) == {}
-
-
-def test_a_waiting_card_shows_nothing_either(reader: Client) -> None:
-    assert leaks(shown(reader, waiting(note=f"it is {PIN}").run), PIN, NUMBER) == {}
+    waits = waiting(note=f"it is {PIN}").run
+    assert leaks(shown(reader, waits), PIN, NUMBER) == {}, "a waiting card shows nothing either"
 
 
 @hypothesis_settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
@@ -161,8 +156,12 @@ def test_random_values_never_leave(data: st.DataObject) -> None:
         assert f"{number:,}" not in told
 
 
-def test_short_values_are_masked_where_they_were_made_from() -> None:
-    mask = masking.Mask([{"tools": {"letter": letter.policy()}}])
+def test_short_values_are_masked_where_they_were_made_from_and_results_of_any_form_everywhere() -> None:
+    @tool(sensitive_results=["*"])
+    def secret() -> Any:
+        """Return a secret."""
+
+    mask = masking.Mask([{"tools": {"secret": secret.policy(), "letter": letter.policy()}}])
     mask.know("letter", {"pin": "42", "number": 7, "note": "x"})
     made = mask.made("letter", {"left": "42 left", "other": "142", "n": 7})
     assert made == {"left": "*** left", "other": "142", "n": "***"}
@@ -170,14 +169,6 @@ def test_short_values_are_masked_where_they_were_made_from() -> None:
     mask.know("letter", {"pin": "4711", "number": True})
     value = mask.value(["PIN 4711", 4711, 14711, "2047110", True])
     assert value == ["PIN ***", "***", 14711, "2047110", True]
-
-
-def test_a_result_of_any_form_is_masked() -> None:
-    @tool(sensitive_results=["*"])
-    def secret() -> Any:
-        """Return a secret."""
-
-    mask = masking.Mask([{"tools": {"secret": secret.policy(), "letter": letter.policy()}}])
     mask.know_result("secret", {"a": ["deep-secret", 990099]})
     assert mask.value("a deep-secret, 990099") == "a ***, ***"
     with pytest.raises(TypeError, match="sensitive_results must be a list"):
@@ -222,10 +213,8 @@ def test_a_mask_does_not_become_an_argument() -> None:
     decider = Api(make_user("decider", "decide_approval"))
     shown = decider.get(f"/approvals/{waits.pk}")[1]
     assert shown["arguments"]["note"] == "it is ***"
-    edit = {**waits.arguments, "note": "it is ***"}
-    status, problem = decider.post(
-        f"/approvals/{waits.pk}/approve", {"digest": shown["digest"], "arguments": edit}
-    )
+    body = {"digest": shown["digest"], "arguments": {**waits.arguments, "note": "it is ***"}}
+    status, problem = decider.post(f"/approvals/{waits.pk}/approve", body)
     assert (status, "The edited note is only the mask" in problem["detail"]) == (409, True)
     assert Approval.objects.get(pk=waits.pk).status == "pending"
 
@@ -293,25 +282,19 @@ def test_what_repeats_a_value_is_masked(what: str) -> None:
     assert PIN not in str(api.get(f"/runs/{run.run_id}"))
 
 
-def test_the_hash_of_a_guarded_task_is_not_shown(folder: Path, settings: Any) -> None:
+def test_the_hash_of_a_guarded_task_or_result_is_not_shown(folder: Path, settings: Any) -> None:
+    run, api = fetched(tools=[fetch_secretly]), reading()
+    row = Message.objects.get(run=run, kind="tool_result")
+    page = api.client.get(f"/admin/agentruns/run/{run.pk}/rows/{row.seq}/content/").content.decode()
+    assert row.payload["stored"]["sha256"] not in page + str(api.get(f"/runs/{run.pk}/messages"))
     settings.AGENTRUNS_PAYLOAD_INLINE_MAX = 2_000
     task = "Dear agent. " * 300 + "The PIN is {}"
-    run = unlocking(task.format("7306"), "7306")
-    api = reading()
-    assert api.get(f"/runs/{run.run_id}/messages/2/content")[0] == 403
-    shown = json.dumps(api.get(f"/runs/{run.run_id}/messages")[1])
+    waits = unlocking(task.format("7306"), "7306")
+    assert api.get(f"/runs/{waits.run_id}/messages/2/content")[0] == 403
+    told = json.dumps(api.get(f"/runs/{waits.run_id}/messages")[1])
     pins = ("7305", "7306", "7307")
     hashes = {pin: hashlib.sha256(task.format(pin).encode()).hexdigest() for pin in pins}
-    assert [pin for pin in pins if hashes[pin] in shown] == []
-
-
-def test_the_console_shows_no_hash_that_the_api_hides(folder: Path) -> None:
-    run = fetched(tools=[fetch_secretly])
-    row = Message.objects.get(run=run, kind="tool_result")
-    sha256, api = row.payload["stored"]["sha256"], reading()
-    assert sha256 not in str(api.get(f"/runs/{run.pk}/messages"))
-    page = api.client.get(f"/admin/agentruns/run/{run.pk}/rows/{row.seq}/content/")
-    assert sha256 not in page.content.decode()
+    assert [pin for pin in pins if hashes[pin] in told] == []
 
 
 class Fails(Policy):
@@ -378,12 +361,6 @@ def test_what_staff_wrote_of_a_run_is_masked_in_its_history() -> None:
 MAY = ("view_run", "fork_run", "start_run", "adopt_definition")
 
 
-@tool(sensitive=["pin"], requires_approval=True)
-def check(pin: str) -> str:
-    """Check."""
-    return "ok"
-
-
 def serves(run: RunContext) -> str:
     """Tell what is said of the run."""
     return f"Serve {run.context.get('note', 'nobody')}."
@@ -404,9 +381,9 @@ def misfits(run: RunContext) -> str:
 def test_what_a_function_of_an_agent_raises_is_masked(
     caplog: pytest.LogCaptureFixture, door: str, instructions: Any
 ) -> None:
-    turn = {"tools": [{"name": "check", "input": {"pin": PIN}}]}
+    turn = {"tools": [{"name": "unlock", "input": {"pin": PIN}}]}
     model = ScriptedModel([turn, turn] if door == "adopt" else [turn, {"text": "done"}])
-    options: dict[str, Any] = {"tools": [check], "model": model, "starters": "anyone"}
+    options: dict[str, Any] = {"tools": [unlock], "model": model, "starters": "anyone"}
     user = make_user("vv", *MAY, is_staff=True)
     plain = "Serve." if door == "adopt" else serves
     Agent("pins", instructions=plain, **options)

@@ -156,19 +156,3 @@ def test_a_list_of_runs_reads_no_whole_journals() -> None:
     titles = {one["id"]: (one["title"], one["error"]) for one in api.get("/runs")[1]["items"]}
     assert titles == {first: ("list them", ""), large: ("***", "")}
     assert api.get(f"/runs/{large}")[1]["title"] == "list them"
-
-
-def test_the_page_of_a_reply_is_linear_in_its_calls() -> None:
-    @tool(requires_approval=True)
-    def note(text: str) -> str:
-        """Note."""
-        return "noted"
-
-    api = Api(make_user("decider", "view_run", "decide_approval", is_staff=True))
-    pages = {}
-    for count in (16, 64):
-        calls = [call("note", text=f"{number} of many") for number in range(count)]
-        agent = shop_agent(f"notes-{count}", {"tools": calls}, tools=[note])
-        run_id = run_agent(agent, "note", f"s{count}").run_id
-        pages[count] = partial(api.client.get, f"/admin/agentruns/approval/turn/{run_id}/")
-    assert grows_at_most(5, pages[16], pages[64])
