@@ -38,7 +38,9 @@ def keys() -> list[str]:
 
 
 @pytest.mark.usefixtures("old")
-def test_what_is_old_is_pruned_in_portions() -> None:
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_what_is_old_is_pruned_in_portions_in_one_database() -> None:
+    assert run("prune_runs", "--older-than=90", "--database=other").out == "Pruned: nothing.\n"
     assert run("prune_runs", "--older-than=90", "--dry-run").out == "To be pruned: sessions 3, runs 3.\n"
     assert len(keys()) == 4
     outcome = run("prune_runs", "--older-than=90", "--limit=1")
@@ -88,12 +90,6 @@ def test_a_session_is_erased() -> None:
     assert run("prune_runs", "--session=nobody's").code == 1
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_another_database(old: None) -> None:
-    assert run("prune_runs", "--older-than=90", "--database=other").out == "Pruned: nothing.\n"
-    assert len(keys()) == 4
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -115,7 +111,7 @@ def done() -> Run:
     return Run.objects.get(pk=result.run_id)
 
 
-def test_a_row_is_erased(done: Run) -> None:
+def test_a_row_is_erased_and_then_its_session(done: Run) -> None:
     row = ("--row", str(done.pk), "2")
     assert run("erase", *row).code == 2, "a reason is needed"
     assert run("erase", "--row", str(done.pk), "x", "--reason=r").code == 2
@@ -131,6 +127,12 @@ def test_a_row_is_erased(done: Run) -> None:
     assert (told["actor"]["name"], told["reason"], told["seq"]) == ("erase", "by letter", 2)
     assert run("erase", "--row", str(done.pk), "99", "--reason=r").code == 1
     assert run("verify_journal").code == 0
+    assert "rows 5" in run("erase", "--session=s1", "--dry-run").out
+    outcome = run("erase", "--session=s1")
+    assert outcome.code == 0 and "Erased: rows 5" in outcome.out
+    assert not Run.objects.exists()
+    assert Tombstone.objects.get().key.startswith("sha256:"), "hashes are left"
+    assert run("erase", "--session=s9").code == 1
 
 
 def test_a_user_is_erased_also_one_who_is_gone(done: Run) -> None:
@@ -146,12 +148,3 @@ def test_a_user_is_erased_also_one_who_is_gone(done: Run) -> None:
     texts = [str(row.content) for row in Message.objects.all()]
     assert not any("BOBS" in text for text in texts) and any("ADAS" in text for text in texts)
     assert run("erase", "--user=nobody", "--reason=r").code == 2
-
-
-def test_an_erased_session_leaves_hashes(done: Run) -> None:
-    assert "rows 4" in run("erase", "--session=s1", "--dry-run").out
-    outcome = run("erase", "--session=s1")
-    assert outcome.code == 0 and "Erased: rows 4" in outcome.out
-    assert not Run.objects.exists()
-    assert Tombstone.objects.get().key.startswith("sha256:")
-    assert run("erase", "--session=s9").code == 1

@@ -23,6 +23,7 @@ from agentruns.testing import crashing_at, expire_leases
 from tests.commands.running import run
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
+from tests.statements import statement_wrapper
 from tests.waiting import LIMIT, wait_for
 
 PEOPLE = "/admin/agentruns/run/?status=person"
@@ -82,41 +83,35 @@ def test_it_names_the_runs_it_held_ten_at_most() -> None:
 def test_what_is_known_when_nothing_can_go_on(runs: int) -> None:
     agent = shop_agent("swept")
     queued = [start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}") for number in range(runs)]
-    claimed = [claim("default", one.pk) for one in queued]
+    assert None not in [claim("default", one.pk) for one in queued]
     for number in range(runs):
         pause_run(start_run(agent, "go", f"p{number}", idempotency_key=f"p{number}").pk)
-    assert all(claimed)
     until = Run.objects.filter(status="running").aggregate(first=Min("lease_expires_at"))["first"]
-    said = {
-        1: f"1 run is held by a live lease until {moment(until)} UTC; if its process died it is taken over "
-        f"then. 1 run waits for a person ({PEOPLE}).\n",
-        2: f"2 runs are held by live leases, the first until {moment(until)} UTC; a run whose process died "
-        f"is taken over then. 2 runs wait for a person ({PEOPLE}).\n",
-    }[runs]
-    assert run("resume_runs").out == run("resume_runs", "--dry-run").out == f"Nothing can go on now. {said}"
+    said = run("resume_runs").out
+    assert said == run("resume_runs", "--dry-run").out
+    held = ["1 run is held by a live lease", "2 runs are held by live leases, the first"][runs - 1]
+    assert said.startswith(f"Nothing can go on now. {held} until {moment(until)} UTC; ")
+    waits = ["1 run waits", "2 runs wait"][runs - 1]
+    assert said.endswith(f" {waits} for a person ({PEOPLE}).\n")
     printed = run("resume_runs", "--json").lines[0]
     assert (printed["found"], printed["leased"], printed["for_people"]) == (0, runs, runs)
     assert datetime.fromisoformat(printed["leased_until"]) == until
     assert run("resume_runs", f"--run={queued[0].pk}", "--json").lines[0]["leased"] == 1
 
 
-def test_only_one_run_or_only_some() -> None:
+def test_only_one_run_or_only_some_and_a_dry_run_drives_none() -> None:
     agent = shop_agent("swept")
     runs = [start_run(agent, "go", f"s{number}", idempotency_key=f"k{number}") for number in range(3)]
+    lines = run("resume_runs", "--dry-run").out.splitlines()[1:]
+    assert [line.split()[:4] for line in lines] == [
+        [str(one.pk), "queued", "swept", f"s{number}"] for number, one in enumerate(runs)
+    ]
+    assert run("resume_runs", "--dry-run", "--json").lines[0]["id"] == str(runs[0].pk)
     assert run("resume_runs", f"--run={runs[1].pk}").out.startswith("found 1, driven 1")
     assert Run.objects.get(status="completed").pk == runs[1].pk
     (told,) = run("resume_runs", "--limit=1", "--json").lines
     assert (told["found"], told["driven"], told["completed"]) == (1, 1, 1)
     assert run("resume_runs", "--run=nonsense").code == 1
-
-
-def test_a_dry_run_drives_nothing() -> None:
-    queued = start_run(shop_agent("swept"), "say hi", "s1", idempotency_key="k1")
-    outcome = run("resume_runs", "--dry-run")
-    assert outcome.out.splitlines()[1].split()[:4] == [str(queued.pk), "queued", "swept", "s1"]
-    assert run("resume_runs", "--dry-run", "--json").lines[0]["id"] == str(queued.pk)
-    queued.refresh_from_db()
-    assert queued.status == "queued"
 
 
 def test_a_drive_that_fails_is_counted_and_is_exit_1() -> None:
@@ -139,22 +134,21 @@ def test_usage(options: str) -> None:
     assert caught.value.code == 2
 
 
-def test_a_watching_worker_survives_a_database_that_is_away(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_watching_worker_survives_a_database_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
     start_run(shop_agent("swept"), "go", "s1", idempotency_key="k1")
-    true_sweep, tries = resume_runs.sweep, []
+    is_away = [True]
 
-    def sweep(**options: Any) -> Any:
-        tries.append(1)
-        if len(tries) == 1:
+    def statement(execute: Any, sql: Any, *about: Any) -> Any:
+        if "agentruns_run" in str(sql) and is_away:
+            is_away.clear()
             raise OperationalError("the server is restarting")
-        if len(tries) == 3:
+        outcome = execute(sql, *about)
+        if "run_completed" in str(about[:1]):
             os.kill(os.getpid(), signal.SIGTERM)
-        return true_sweep(**options)
+        return outcome
 
-    monkeypatch.setattr(resume_runs, "sweep", sweep)
-    outcome = run("resume_runs", "--watch", "--interval=0.01")
+    with statement_wrapper(statement):
+        outcome = run("resume_runs", "--watch", "--interval=0.01")
     assert outcome.out.splitlines()[1:] == ["found 1, driven 1, completed 1", "Stopped."]
     assert "Sweep failed" in caplog.text
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -190,20 +184,23 @@ class TestWatchingProcess:
     def watcher(self, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         (tmp_path / "gate").touch()
         gate = {"SHOP_SLOW": "post:after", "SHOP_GATE": str(tmp_path / "gate")}
-        command = (
-            "from django.core.management import execute_from_command_line as run; import sys; run(sys.argv)"
-        )
+        gate |= {"AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])}
         child = subprocess.Popen(
-            [sys.executable, "-c", command, "resume_runs", "--watch", "--interval=0.05"],
-            cwd=ROOT,
-            env={**os.environ, **gate, "AGENTRUNS_TEST_DB_NAME": str(connection.settings_dict["NAME"])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            [sys.executable, "-m", "django", "resume_runs", "--watch", "--interval=0.05"],
+            cwd=ROOT, env={**os.environ, **gate, "DJANGO_SETTINGS_MODULE": "tests.settings"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         yield child
         child.kill()
         child.communicate()
+
+    def test_a_second_signal_leaves_at_once(self, watcher: subprocess.Popen[str], effects: Effects) -> None:
+        start_run("posts-in-the-middle", "go", "s1", idempotency_key="k1")
+        wait_for(lambda: effects.count("at:post:after") == 1, "the call")
+        watcher.send_signal(signal.SIGINT)
+        wait_for(lambda: has_heard(watcher), "it to hear the first one")
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(timeout=LIMIT) == -signal.SIGINT
 
     def test_sigterm_finishes_the_call_and_gives_the_run_back(
         self, watcher: subprocess.Popen[str], effects: Effects, tmp_path: Path
@@ -220,14 +217,6 @@ class TestWatchingProcess:
         queued.refresh_from_db()
         assert (queued.status, queued.lease_expires_at, queued.attempts) == ("queued", None, 0)
         assert [line["tool"] for line in effects.lines() if "tool" in line] == ["lookup", "post"]
-
-    def test_a_second_signal_leaves_at_once(self, watcher: subprocess.Popen[str], effects: Effects) -> None:
-        start_run("posts-in-the-middle", "go", "s1", idempotency_key="k1")
-        wait_for(lambda: effects.count("at:post:after") == 1, "the call")
-        watcher.send_signal(signal.SIGINT)
-        wait_for(lambda: has_heard(watcher), "it to hear the first one")
-        watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(timeout=LIMIT) == -signal.SIGINT
 
 
 def test_hold_all_and_no_drive(effects: Effects) -> None:

@@ -42,24 +42,19 @@ def test_without_a_session_it_makes_one_for_a_user_if_one_is_named() -> None:
     assert {*Run.objects.values_list("owner_id", flat=True)} == {None, user.pk}
 
 
-def test_json_lines() -> None:
-    shop_agent("cli", {"tools": [call("post", text="hi")]})
-    *rows, end = run("run_agent", "cli", "say hi", "--session=s1", "--json").lines
-    assert [row["seq"] for row in rows] == list(range(1, 8))
-    assert end == {
-        "run": str(Run.objects.get().pk), "session": "s1", "status": "completed", "output": "all done",
-        "error": "",
-    }  # fmt: skip
-
-
-def test_an_output_that_is_a_value_is_printed_as_json() -> None:
+def test_json_lines_and_an_output_that_is_a_value() -> None:
     class Answer(BaseModel):
         total: int
 
     model = ScriptedModel([{"text": '{ "total": 5 }'}])
     Agent("cli", instructions="Add up.", model=model, output_type=Answer)
     assert run("run_agent", "cli", "add").out.splitlines()[-1] == '{"total":5}'
-    assert run("run_agent", "cli", "add", "--json").lines[-1]["output"] == '{"total":5}'
+    *rows, end = run("run_agent", "cli", "add", "--session=s1", "--json").lines
+    assert [row["seq"] for row in rows] == list(range(1, 5))
+    assert end == {
+        "run": str(Run.objects.get(session__key="s1").pk), "session": "s1", "status": "completed",
+        "output": '{"total":5}', "error": "",
+    }  # fmt: skip
 
 
 def test_it_says_where_to_decide_and_names_the_call_once(
@@ -100,12 +95,23 @@ class TestExitCodes:
     def _agent(self) -> None:
         shop_agent("cli", {"tools": [call("refund", cents=5000)]})
 
-    def command(self, agent: str = "cli") -> Outcome:
-        return run("run_agent", agent, "do it", "--session=s1", "--idempotency-key=k1")
+    def command(self) -> Outcome:
+        return run("run_agent", "cli", "do it", "--session=s1", "--idempotency-key=k1")
 
-    def test_failed(self) -> None:
+    def test_failed_in_back_off_live_elsewhere_and_unknown(self) -> None:
+        def busy(request: object) -> object:
+            raise ProviderError("busy", disposition="retry", retry_after=60)
+
         shop_agent("too-long", *[{"tools": [call("lookup", number="1")]}] * 3, max_steps=2)
-        assert self.command("too-long").code == 1
+        shop_agent("busy", busy)
+        assert run("run_agent", "too-long", "do it", "--session=s2").code == 1
+        assert run("run_agent", "busy", "do it", "--session=s3").code == 4
+        queued = start_run("cli", "do it", "s1", idempotency_key="k1")
+        assert claim("default", queued.pk) is not None
+        outcome = self.command()
+        assert (outcome.code, "is live in another process" in outcome.err) == (4, True)
+        outcome = run("run_agent", "nobody\x1b[2J", "do it")
+        assert (outcome.code, "There is no agent" in outcome.err, "\x1b" in outcome.err) == (1, True, False)
 
     def test_waiting_for_a_person(self) -> None:
         outcome = self.command()
@@ -123,24 +129,6 @@ class TestExitCodes:
         assert outcome.out.endswith(f"Held: the bank is shut. Put that right, then press Resume on {path}\n")
         cancel_run(paused.pk)
         assert self.command().code == 5
-
-    def test_in_back_off(self) -> None:
-        def busy(request: object) -> object:
-            raise ProviderError("busy", disposition="retry", retry_after=60)
-
-        shop_agent("busy", busy)
-        assert self.command("busy").code == 4
-
-    def test_live_elsewhere(self) -> None:
-        queued = start_run("cli", "do it", "s1", idempotency_key="k1")
-        assert claim("default", queued.pk) is not None
-        outcome = self.command()
-        assert (outcome.code, "is live in another process" in outcome.err) == (4, True)
-
-    def test_unknown_agent(self) -> None:
-        outcome = run("run_agent", "nobody\x1b[2J", "do it")
-        assert (outcome.code, "There is no agent" in outcome.err) == (1, True)
-        assert "\x1b" not in outcome.err
 
     @pytest.mark.parametrize("arguments", [("cli", " "), ("cli", "do it", "--user=nobody")])
     def test_usage(self, arguments: tuple[str, ...]) -> None:
