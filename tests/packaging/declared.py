@@ -50,40 +50,13 @@ def wrong_calls(ctx: ToolContext) -> None:
     find("A1") + 1  # type: ignore[operator]
 
 
-def text_for_yes() -> Any:
-    return tool(plain, safe_to_retry="yes")  # type: ignore[call-overload]
-
-
-def text_for_yes_in_parentheses() -> Any:
-    return tool(safe_to_retry="yes")(plain)  # type: ignore[call-overload]
-
-
-def unknown_option() -> Any:
-    return tool(plain, retries=3)  # type: ignore[call-overload]
-
-
-def risk_that_is_none() -> Any:
-    return tool(plain, risk="enormous")  # type: ignore[call-overload]
-
-
-def text_for_a_count() -> Any:
-    return tool(plain, requires_approval=True, approvals="two")  # type: ignore[call-overload]
-
-
-def function_for_a_tool() -> Any:
-    return Agent("plain", instructions="Help.", tools=[plain], model=MODEL)  # type: ignore[list-item]
-
-
-def text_for_steps() -> Any:
-    return Agent("steps", instructions="Help.", model=MODEL, max_steps="5")  # type: ignore[arg-type]
-
-
+# Found when it runs, too.
 WRONG: list[Callable[[], Any]] = [
-    text_for_yes,
-    text_for_yes_in_parentheses,
-    unknown_option,
-    risk_that_is_none,
-    text_for_a_count,
-    function_for_a_tool,
-    text_for_steps,
+    lambda: tool(plain, safe_to_retry="yes"),  # type: ignore[call-overload]
+    lambda: tool(safe_to_retry="yes")(plain),  # type: ignore[call-overload]
+    lambda: tool(plain, retries=3),  # type: ignore[call-overload]
+    lambda: tool(plain, risk="enormous"),  # type: ignore[call-overload]
+    lambda: tool(plain, requires_approval=True, approvals="two"),  # type: ignore[call-overload]
+    lambda: Agent("plain", instructions="Help.", tools=[plain], model=MODEL),  # type: ignore[list-item]
+    lambda: Agent("steps", instructions="Help.", model=MODEL, max_steps="5"),  # type: ignore[arg-type]
 ]

@@ -85,8 +85,5 @@ def missing() -> dict[str, str]:
 if __name__ == "__main__":
     sys.path[0] = os.getcwd()
     django.setup()
-    print(
-        json.dumps(
-            {"admin": with_admin, "bare": without_admin}[sys.argv[1]]() | {"django": django.__version__}
-        )
-    )
+    lived = {"admin": with_admin, "bare": without_admin}[sys.argv[1]]()
+    print(json.dumps(lived | {"django": django.__version__}))

@@ -8,10 +8,8 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ninja import NinjaAPI
 from pytest_django.live_server_helper import LiveServer
 
 from agentruns import Agent, tool
@@ -26,7 +24,6 @@ from tests.programs import run_program
 from tests.shop.agents import call
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-CHAPTERS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
 # What is another one each time, and what the page leaves out.
 CHANGING = {
     r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}": "ID",
@@ -48,7 +45,7 @@ def refund(order: str, cents: int) -> str:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """Find the commands of a chapter, each with what it prints."""
+    """Find the commands of a text, each with what it prints."""
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             lines = part.splitlines(keepends=True)
@@ -96,7 +93,7 @@ def test_every_request_of_the_page_is_answered_as_it_says(server: str) -> None:
     _token, text = create_token(ann, ["runs:read", "runs:write", "approvals:decide"])
     names = {**os.environ, "TOKEN": text}
     sent = 0
-    for command, said in (each for chapter in CHAPTERS for each in commands(chapter)):
+    for command, said in commands(PAGE):
         if command.startswith("curl "):
             names |= here()
             answered = curl(command if said else f"{command} --fail", names, server)
@@ -135,15 +132,3 @@ def test_the_table_of_errors_has_every_type() -> None:
         rf'"type": "{URN}([\w-]+)",\s+"title": "[^"]*",\s+"status": (\d+)', FILE.read_text()
     )
     assert rows == known | {(int(status), name) for name, status in documented}
-
-
-def test_the_api_of_the_page_is_mounted(urlconf: Any, client: Any) -> None:
-    from django.urls import path
-
-    (code,) = re.findall(r"```python\n(from ninja import NinjaAPI.*?)```", PAGE, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code.replace("NinjaAPI()", 'NinjaAPI(urls_namespace="page")'), names)
-    assert isinstance(names["api"], NinjaAPI)
-    urlconf(path("", names["api"].urls))
-    answer = client.get("/agents/runs/x")
-    assert (answer.status_code, answer["Content-Type"]) == (401, "application/problem+json")

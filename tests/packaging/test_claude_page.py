@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +14,7 @@ from agentruns.providers import anthropic as provider
 from agentruns.providers import window
 from agentruns.providers.base import ModelRequest, call_model
 from tests.fake_anthropic import FakeAnthropic
-from tests.programs import ROOT, run_program
+from tests.programs import ROOT
 from tests.providers.asking import HELLO
 
 PAGE = (ROOT / "docs" / "claude.md").read_text()
@@ -39,36 +37,24 @@ def page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         names[name]._given.close()
 
 
-def test_the_models_of_the_page_answer(page: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_models_and_the_hook_of_the_page_work_and_its_figures_are_true(
+    page: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     with FakeAnthropic([{"text": "Hello."}]) as fake:
         for name in ("patient", "uncached", "simple", "strict"):
             page[name]._given = fake.client()
             reply = call_model(page[name], ModelRequest("claude-sonnet-5-5", "Help.", [HELLO]))
             assert reply.content == [{"type": "text", "text": "Hello."}]
     assert capsys.readouterr().out == "Hello." * 4, "the listener of the page"
-
-
-def test_the_hook_of_the_page_cuts_where_it_may(page: dict[str, Any]) -> None:
     messages: list[dict[str, Any]] = [HELLO]
     for number in range(9):
         call = {"type": "tool_use", "id": f"t{number}", "name": "find", "input": {}}
         result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": "x"}
         messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     kept = page["keep_five"](messages, 10, 5)
-    assert kept == [HELLO, *messages[-10:]]
-    assert window.broken_pairs(kept, messages) == ""
-
-
-def test_prices_parameters_and_figures_are_true(page: dict[str, Any]) -> None:
+    assert (kept, window.broken_pairs(kept, messages)) == ([HELLO, *messages[-10:]], "")
     assert prices.mistakes(page["AGENTRUNS_PRICES"]) == []
     assert page["research"].model_params["betas"]
     assert f"has {provider.DEFAULT_MAX_TOKENS}" in PAGE
     assert f"{window.SMALLEST:,}".replace(",", " ") in PAGE
     assert MAX_PAUSE_TURNS == 10 and "at most ten times" in PAGE
-
-
-def test_the_first_block_is_a_module_that_does_not_load_the_sdk() -> None:
-    code = f"{BLOCKS[0]}\nimport sys; print('anthropic' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = run_program(sys.executable, "-c", code, env=environment)
-    assert done.stdout.strip() == "False"

@@ -37,12 +37,10 @@ from tests.shop import models
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_ELSEWHERE = {
-    "README.md": "test_readme.py",
-    "claude.md": "test_claude_page.py",
-    "history.md": "test_history_page.py",
-    "testing.md": "test_plugin.py",
+    "README.md": "test_readme.py", "claude.md": "test_claude_page.py",
+    "history.md": "test_history_page.py", "testing.md": "test_plugin.py",
     "tutorial.md": "test_docs_tutorial.py",
-}
+}  # fmt: skip
 # Commands that are not ours; make is looked up in the Makefile, manage.py's commands in Django.
 SHELL = {"pip", "python", "django-admin", "curl", "celery", "cat", "sleep", "uv", "git", "npm", "twine"}
 PRELUDE = """

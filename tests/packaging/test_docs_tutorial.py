@@ -62,9 +62,8 @@ class Reader:
         subprocess.run([sys.executable, "-c", VISITOR], cwd=self.folder, env=names, check=True, timeout=LIMIT)
 
     def give(self, command: str, said: str) -> None:
-        done = run_program(
-            "sh", "-c", command.replace(SAMPLE, self.run_id), code=None, cwd=self.folder, env=self.names
-        )
+        command = command.replace(SAMPLE, self.run_id)
+        done = run_program("sh", "-c", command, code=None, cwd=self.folder, env=self.names)
         expected = 3 if " run_agent " in command else 0
         if said == "Killed\n":  # how a shell says it, which may run the command in its own place
             assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)

@@ -35,34 +35,17 @@ def imported(tree: ast.Module) -> set[str]:
 
 
 def test_no_module_imports_a_module_of_tests_or_a_conftest() -> None:
-    assert {
-        name: private
-        for name, tree in MODULES.items()
-        if (private := sorted(filter(is_private, imported(tree))))
-    } == {}
-
-
-def test_fixtures_are_defined_where_pytest_finds_them() -> None:
-    """A fixture in a helper module reaches a test only through an import."""
-    assert [
-        f"{name}: {node.name}"
-        for name, tree in MODULES.items()
-        if not is_private(dotted(name))
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
-    ] == []
-
-
-def test_no_module_of_tests_lists_public_names() -> None:
-    """`__all__` keeps an import that nothing uses, such as that of a fixture."""
-    assert [
-        name
-        for name, tree in MODULES.items()
-        if is_private(dotted(name))
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and node.id == "__all__"
-    ] == []
+    """A fixture in a helper module would reach a test only through an import, which `__all__` keeps."""
+    wrong = []
+    for name, tree in MODULES.items():
+        wrong += [f"{name}: imports {each}" for each in imported(tree) if is_private(each)]
+        for node in ast.walk(tree):
+            if is_private(dotted(name)):
+                wrong += [name] if isinstance(node, ast.Name) and node.id == "__all__" else []
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                decorated = "fixture" in "".join(map(ast.unparse, node.decorator_list))
+                wrong += [f"{name}: {node.name}"] * decorated
+    assert wrong == []
 
 
 def test_the_page_about_the_layout_names_every_folder_of_the_tests() -> None:

@@ -49,9 +49,8 @@ class Reader:
     def console(self, text: str) -> None:
         for line, said in re.findall(r"^\$ python manage\.py (.*)\n((?:[^$].*\n)*)", text, re.MULTILINE):
             command, _, file = self.mine(line).partition(" > ")
-            words = [
-                str(self.folder / word) if word.endswith(".jsonl") else word for word in shlex.split(command)
-            ]
+            words = shlex.split(command)
+            words = [str(self.folder / word) if word.endswith(".jsonl") else word for word in words]
             outcome = manage(*words)
             assert outcome.code == 0, outcome.err
             if file:

@@ -84,17 +84,14 @@ def german(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_words_are_translated_when_they_are_shown(german: None) -> None:
+@pytest.mark.django_db  # who has the address is looked up
+def test_words_and_mails_are_in_the_language_of_the_project(
+    german: None, settings: Any, mailoutbox: list[Any]
+) -> None:
     assert str(Run.Status.ORPHANED.label) == "ungeklärt"
     assert str(Approval._meta.verbose_name_plural) == "Freigaben"
     with override("en"):
         assert str(Run.Status.ORPHANED.label) == "in doubt"
-
-
-@pytest.mark.django_db  # who has the address is looked up
-def test_a_mail_is_written_in_the_language_of_the_project(
-    german: None, settings: Any, mailoutbox: list[Any]
-) -> None:
     settings.AGENTRUNS_NOTIFY_EMAILS = ["ops@shop.example"]
     notice = Notice(
         id=uuid7(), type="approval.requested", timestamp=datetime(2026, 11, 22, tzinfo=UTC), run_id=uuid7(),

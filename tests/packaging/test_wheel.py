@@ -9,28 +9,23 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentruns import __version__
 from tests.programs import ROOT, run_program
 
 UV = shutil.which("uv", path=str(Path(sys.executable).parent))
-ENVIRONMENT = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith(("DJANGO", "AGENTRUNS", "PYTHON"))
-}
+OTHERS = ("DJANGO", "AGENTRUNS", "PYTHON")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
 # Modules whose one purpose is an extra, or the tests of a project.
 DOORS = {
-    "agentruns.tasks": "celery",
-    "agentruns.contrib.opentelemetry": "opentelemetry",
-    "agentruns.testing.pytest_plugin": "pytest",
-    "agentruns.tools.mcp.http": "httpx2",
-}
+    "agentruns.tasks": "celery", "agentruns.contrib.opentelemetry": "opentelemetry",
+    "agentruns.testing.pytest_plugin": "pytest", "agentruns.tools.mcp.http": "httpx2",
+}  # fmt: skip
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
@@ -48,68 +43,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def metadata(wheel: Path) -> Message:
+def test_it_holds_the_package_and_nothing_else_and_asks_for_little(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        return BytesParser().parsebytes(archive.read(name))
-
-
-def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+        held = {name.partition(".dist-info/")[2]: name for name in archive.namelist()}
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        metadata = BytesParser().parsebytes(archive.read(held["METADATA"]))
+        assert archive.read(held["licenses/LICENSE"]) == (ROOT / "LICENSE").read_bytes()
+        points = archive.read(held["entry_points.txt"]).decode().split()
+    assert points == ["[pytest11]", "agentruns", "=", "agentruns.testing.pytest_plugin"]
     package = ROOT / "agentruns"
     ours = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert names == {str(path.relative_to(ROOT)) for path in ours}
     suffixes = {Path(name).suffix for name in names}
     assert {".py", ".html", ".css", ".js"} <= suffixes and "agentruns/py.typed" in names
-
-
-def test_it_asks_for_little_and_offers_its_extras(metadata: Message) -> None:
+    assert (metadata["Version"], metadata["Requires-Python"]) == (__version__, ">=3.11")
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("MIT", "LICENSE")
     asked: dict[str, set[str]] = {}
     for line in metadata.get_all("Requires-Dist", []):
         requirement, _, marker = line.partition(";")
         (extra,) = re.findall(r"extra == '(\w+)'", marker) or [""]
         asked.setdefault(extra, set()).add(re.split(r"[<>=~!]", requirement.strip())[0].lower())
-    offered = {
-        "anthropic": {"anthropic"},
-        "celery": {"celery"},
-        "mcp": {"mcp"},
-        "openai": {"openai"},
-        "otel": {"opentelemetry-api"},
-        "postgres": {"psycopg[binary]"},
-    }
-    everything = set().union(*offered.values())
-    assert asked == {
-        "": {"django", "django-ninja", "markdown-it-py", "nh3", "pydantic"},
-        **offered,
-        "all": everything,
-    }
+    offered = {name: {name} for name in ("anthropic", "celery", "mcp", "openai")}
+    offered |= {"otel": {"opentelemetry-api"}, "postgres": {"psycopg[binary]"}}
+    needed = {"django", "django-ninja", "markdown-it-py", "nh3", "pydantic"}
+    assert asked == {"": needed, **offered, "all": set().union(*offered.values())}
     assert set(metadata.get_all("Provides-Extra", [])) == {*offered, "all"}
-
-
-def test_it_says_what_it_runs_on_and_under_which_licence(wheel: Path, metadata: Message) -> None:
-    from agentruns import __version__
-
-    assert (metadata["Version"], metadata["Requires-Python"]) == (__version__, ">=3.11")
-    assert (metadata["License-Expression"], metadata["License-File"]) == ("MIT", "LICENSE")
-    with zipfile.ZipFile(wheel) as archive:
-        (licence,) = [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
-        (points,) = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
-        assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
-        assert archive.read(points).decode().split() == [
-            "[pytest11]",
-            "agentruns",
-            "=",
-            "agentruns.testing.pytest_plugin",
-        ]
 
 
 def interpreter(version: str) -> str:
     """Find a Python of this version: this one, one on PATH, that of `make test-browser-61`; or skip."""
-    told = (
-        "import sys; print('%d.%d' % sys.version_info[:2], getattr(sys, '_base_executable', sys.executable))"
-    )
+    told = "import sys; print('%d.%d' % sys.version_info[:2], sys._base_executable)"
     for candidate in (sys.executable, shutil.which(f"python{version}"), str(ROOT / ".venv61/bin/python")):
         if candidate is None or not Path(candidate).exists():
             continue
