@@ -15,13 +15,9 @@ from tests.shop.agents import call, shop_agent
 HERE = Path(__file__).parent
 COMMAND = (sys.executable, str(HERE / "hostile.py"))
 TOOLS = mcp_tools(
-    COMMAND,
-    name="hostile",
-    allow=["post", "kills", "slow"],
-    env={"LEDGER": os.environ.get(VARIABLE, os.devnull)},
-    requires_approval=False,
-    timeout=30,
-)
+    COMMAND, name="hostile", allow=["post", "kills", "slow"],
+    env={"LEDGER": os.environ.get(VARIABLE, os.devnull)}, requires_approval=False, timeout=30,
+)  # fmt: skip
 POST = call("hostile__post", text="hello")
 for _name, _call in {
     "post": POST,

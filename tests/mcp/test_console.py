@@ -43,14 +43,12 @@ def test_card_and_run_say_which_server_a_tool_comes_from(hostile: Declare, staff
     assert payload["origin"]["server"] == "h"
     run = page(staff, "run", Run.objects.get().pk)
     assert told in run and "post of the MCP server h" in run
-
-
-def test_a_hint_is_hostile_text(hostile: Declare, staff: Client) -> None:
-    tools = hostile(requires_approval=True, allow=["liar"])
-    tools[0].origin = {"server": "h", "tool": "<script>x</script>", "at": "\u202ea", "hints": {"<b>": "<i>"}}
-    run_agent(shop_agent("asks", {"tools": [call("h__liar", text="hi")]}, tools=tools), "do it", "s1")
-    for name, shown in (("approval", Approval), ("run", Run)):
-        text = page(staff, name, shown.objects.get().pk)
+    bad = {"server": "h", "tool": "<script>x</script>", "at": "\u202ea", "hints": {"<b>": "<i>"}}
+    next(tool for tool in tools if tool.name == "h__liar").origin = bad
+    run_agent(shop_agent("more", {"tools": [call("h__liar", text="hi")]}, tools=tools), "do it", "s2")
+    for name, shown in (("approval", Approval.objects), ("run", Run.objects)):
+        text = page(staff, name, shown.latest("pk").pk)
+        assert "script&gt;x" in text, "a hint is hostile text"
         assert "<script>x" not in text and "<b>=" not in text and "\u202e" not in text
 
 

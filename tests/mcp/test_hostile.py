@@ -64,8 +64,13 @@ def test_a_call_is_an_ordinary_call(declare: Declare, effects: Effects) -> None:
     assert texts[2:] == ["[resource more: file:///etc/passwd]", "inside", '{"total":3}']
 
 
-def test_a_person_is_asked_unless_the_project_says_otherwise(hostile: Declare, effects: Effects) -> None:
+def test_a_person_is_asked_of_what_the_schema_takes_unless_the_project_says_otherwise(
+    hostile: Declare, effects: Effects
+) -> None:
     tools = hostile(requires_approval=True)
+    run = drive(tools, "post", text=3, more=True)
+    assert run.status == "completed"
+    assert "3 is not of type 'string'" in results(run)[0] and "'more' was unexpected" in results(run)[0]
     run = drive(tools, "post", text="hello")
     assert (run.status, acted(effects, "post")) == ("awaiting-approval", 0)
     approve(Approval.objects.get().pk, None)
@@ -83,14 +88,6 @@ def test_hints_are_not_believed_unless_the_project_does(hostile: Declare, effect
     assert (by_name["h__post"].recovery, by_name["h__post"].requires_approval) == ("safe_to_retry", False)
     assert by_name["h__liar"].requires_approval is True
     assert by_name["h__liar"].policy()["origin"]["hints"] == {"readOnlyHint": True, "idempotentHint": True}
-
-
-def test_what_the_schema_does_not_take_is_not_sent(hostile: Declare, effects: Effects) -> None:
-    run = drive(hostile(), "post", text=3, more=True)
-    assert run.status == "completed"
-    assert "3 is not of type 'string'" in results(run)[0]
-    assert "'more' was unexpected" in results(run)[0]
-    assert acted(effects, "post") == 0
 
 
 @pytest.mark.parametrize("name", ["silent", "dies"])
@@ -291,13 +288,10 @@ def test_a_call_whose_time_is_over_before_the_server_answers_is_never_sent(effec
 @pytest.mark.parametrize(
     "headers",
     [
-        {"X": "sesame\n"},
-        {"X": "sésame"},
-        {"X": "Bearer sesame "},
-        {"X Y": "sesame"},
+        {"X": "sesame\n"}, {"X": "sésame"}, {"X": "Bearer sesame "}, {"X Y": "sesame"},
         lambda ctx: {"X": ctx.context["no"]},
     ],
-)
+)  # fmt: skip
 def test_headers_that_cannot_be_sent_are_not_told(over_http: Declare, effects: Effects, headers: Any) -> None:
     over_http(ERA="modern")
     (server,) = declared.servers()

@@ -78,15 +78,6 @@ def test_git_commits_once_after_a_person_said_so(tmp_path: Path, repository: Pat
     assert problems(Run.objects.get().session_id) == []
 
 
-def test_git_refuses_a_path_outside_its_repository(tmp_path: Path, repository: Path) -> None:
-    tools = git_tools(tmp_path, repository, requires_approval=False)
-    agent = shop_agent("outside", {"tools": [call("git__git_status", repo_path="/")]}, tools=tools)
-    run_agent(agent, "do it", "s1")
-    row = Message.objects.get(kind="tool_result")
-    assert row.payload["is_error"], row.payload
-    assert "is outside the allowed repository" in row.payload["content"]
-
-
 def test_time_tells_the_time_and_needs_nobody(tmp_path: Path) -> None:
     command = f"{server('mcp-server-time')} --local-timezone=UTC"
     tools = lock(command, "clock", tmp_path / "clock.json", trust_hints=True)

@@ -30,19 +30,11 @@ from tests.rebuild import examples
 from tests.shop.agents import call
 
 CALLS = [
-    call("post", text="hi"),
-    call("post", text="hi"),
-    call("post", wrong=1),
-    call("lookup", number="A1"),
-    call("search", query="x"),
-    call("search", query="y"),
-    call("annotate", number="A1", note="seen"),
-    call("charge", cents=500),
-    call("refund", cents=5000),
-    call("refund", cents=5),
-    call("broken"),
-    call("unknown_tool"),
-]
+    call("post", text="hi"), call("post", text="hi"), call("post", wrong=1),
+    call("lookup", number="A1"), call("search", query="x"), call("search", query="y"),
+    call("annotate", number="A1", note="seen"), call("charge", cents=500), call("refund", cents=5000),
+    call("refund", cents=5), call("broken"), call("unknown_tool"),
+]  # fmt: skip
 STOPS = ["tool_use"] * 12 + ["max_tokens", "refusal", "pause_turn"]
 POINTS = [
     "before_model", "after_model", "after_reply", "before_tool", "after_tool", "before_result_commit",

@@ -82,9 +82,8 @@ SOMEWHERE = st.tuples(HOW, st.just(ANYWHERE), st.integers(1, 20))
 FATES = st.none() | SOMEWHERE | SOMEWHERE | st.tuples(HOW, st.sampled_from(PLACES), st.integers(1, 2))
 TROUBLES = st.sampled_from([""] * 9 + ["busy", "no_key", "bad_request", "unwell"])
 PICK = st.integers(0, 5)  # the how manieth of what there is, counted round
-HOSTILITY = (
-    st.none() | st.none() | st.tuples(st.sampled_from(["handler", "model"]), st.sampled_from([*HOSTILITIES]))
-)
+PLACE = st.sampled_from(["handler", "model"])
+HOSTILITY = st.none() | st.none() | st.tuples(PLACE, st.sampled_from([*HOSTILITIES]))
 # By which worker, much later, with what trouble, to what fate, beside what hostile user code.
 Drive = tuple[int, bool, str, Fate | None, Hostility | None]
 DRIVES = st.tuples(PICK, st.booleans(), TROUBLES, FATES, HOSTILITY)

@@ -260,10 +260,20 @@ def test_a_tool_may_allow_it_number_by_number(kind: Any, fits: Any, misfits: Any
             pay.effective({"amount": misfits})
 
 
-def test_a_name_is_no_number() -> None:
+def test_a_name_is_no_number_and_json_of_a_server_has_none() -> None:
     names = [*TEXTS, "Nan"]
     for kind, said in ((str, "Nan"), (list[str], names), (dict[str, Any], {"NaN": names}), (Any, names)):
         assert taking(kind, [], []).effective({"amount": said}) == {"amount": said}
+    schema = {"type": "object", "properties": {"amount": {"type": "number"}}}
+    pay = taking(float, [], [])
+    pay.signature = Signature(arguments_model("pay", schema, quotes=True), {}, None, "", schema, None)
+    assert pay.effective({"amount": 1}) == {"amount": 1}
+    with pytest.raises(InvalidArguments, match=r"- amount: .*finite"):
+        pay.effective({"amount": math.nan})
+    for once in (Iterable[float], Generator[float], list[Iterable[int]], Iterable):
+        # It would be read to be stored, and the handler would receive nothing.
+        with pytest.raises(TypeError, match=r"parameter 'amount' of tool 'pay' contains .* once.* Use list"):
+            taking(once, [], [])
 
 
 @pytest.mark.parametrize("default", [math.nan, "-inf", Field(default=math.inf)])
@@ -285,24 +295,6 @@ def test_one_that_is_only_written() -> None:
     hides = Annotated[Any, AfterValidator(lambda text: object()), PlainSerializer(lambda value: math.nan)]
     with pytest.raises(InvalidArguments, match=r"- amount: .*finite"):
         taking(hides, [], []).effective({"amount": "1"})
-
-
-@pytest.mark.parametrize("kind", [Iterable[float], Generator[float], list[Iterable[int]], Iterable])
-def test_nothing_is_read_once(kind: Any) -> None:
-    """It was read to be stored, and the handler received nothing."""
-    with pytest.raises(TypeError, match=r"parameter 'amount' of tool 'pay' contains .* read once.* Use list"):
-        taking(kind, [], [])
-
-
-def test_the_arguments_of_a_server_are_json() -> None:
-    """JSON has no such number, so no schema of a server can allow one."""
-    schema = {"type": "object", "properties": {"amount": {"type": "number"}}}
-    model = arguments_model("pay", schema, quotes=True)
-    pay = taking(float, [], [])
-    pay.signature = Signature(model, {}, None, "", schema, None)
-    assert pay.effective({"amount": 1}) == {"amount": 1}
-    with pytest.raises(InvalidArguments, match=r"- amount: .*finite"):
-        pay.effective({"amount": math.nan})
 
 
 @tool(requires_approval=lambda args, ctx: args["amount"] > 50)

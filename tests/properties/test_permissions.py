@@ -25,15 +25,7 @@ pytestmark = pytest.mark.django_db
 DECIDE = "decide_approval"
 GROUPS = ("treasurers", "Acme Inc. support", DECIDE)
 HELD = (DECIDE, "view_run", "add_user")
-APPROVERS = (
-    "",
-    "treasurers",
-    "Acme Inc. support",
-    "view_run",
-    "agentruns.view_run",
-    "auth.add_user",
-    "nobody",
-)
+APPROVERS = ("", *GROUPS[:2], "view_run", "agentruns.view_run", "auth.add_user", "nobody")
 
 people = st.fixed_dictionaries(
     {
@@ -45,12 +37,10 @@ people = st.fixed_dictionaries(
 )
 cards = st.fixed_dictionaries(
     {
-        "approvers": st.sampled_from(APPROVERS),
-        "expires_in": st.sampled_from([None, -60, 3600]),
-        "owner": st.sampled_from([None, 0, 1]),
-        "given_by": st.sampled_from([None, None, 0, 1]),
+        "approvers": st.sampled_from(APPROVERS), "expires_in": st.sampled_from([None, -60, 3600]),
+        "owner": st.sampled_from([None, 0, 1]), "given_by": st.sampled_from([None, None, 0, 1]),
     }
-)
+)  # fmt: skip
 
 
 @tool(requires_approval=True, approvals=2)
@@ -70,9 +60,8 @@ class Even(Policy):
 
 
 def make_user(number: int, person: dict[str, Any]) -> User:
-    user = User.objects.create_user(
-        f"user-{number}", is_active=person["is_active"], is_superuser=person["is_superuser"]
-    )
+    flags = {name: person[name] for name in ("is_active", "is_superuser")}
+    user = User.objects.create_user(f"user-{number}", **flags)
     user.groups.set([Group.objects.get_or_create(name=name)[0] for name in person["groups"]])
     user.user_permissions.set(Permission.objects.filter(codename__in=person["held"]))
     return User.objects.get(pk=user.pk)
