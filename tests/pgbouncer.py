@@ -7,15 +7,13 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.servers import stop_with_parent
-from tests.waiting import wait_for
+from tests.servers import listens, stop_with_parent, wait_until_ready
 
 PORT = "6432"
 # Three connections to the server, taken in turns: what a session keeps is not there at the next transaction.
@@ -52,27 +50,13 @@ def pgbouncer(host: str, port: str, user: str) -> Iterator[str]:
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
         with log.open("wb") as output:
             server = subprocess.Popen(
-                [str(binary()), str(config)],
-                stdout=output,
-                stderr=output,
-                preexec_fn=stop_with_parent,
+                [str(binary()), str(config)], stdout=output, stderr=output, preexec_fn=stop_with_parent,
                 **identity,
-            )
+            )  # fmt: skip
         try:
-            _wait_until_ready(server, str(folder / f".s.PGSQL.{PORT}"), log)
+            path = str(folder / f".s.PGSQL.{PORT}")
+            wait_until_ready(server, lambda: listens(path), f"pgbouncer with its log in {log}")
             yield name
         finally:
             server.send_signal(signal.SIGTERM)  # at once; SIGINT would wait for the clients
             server.wait()
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], path: str, log: Path) -> None:
-    def answers() -> bool:
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-            probe.connect(path)
-            return True
-        if server.poll() is not None:
-            raise RuntimeError(f"pgbouncer did not start:\n{log.read_text()}")
-        return False
-
-    wait_for(answers, "pgbouncer")

@@ -28,14 +28,9 @@ def run_program(
     The environment is `env`, or this process's, and `added`.
     """
     done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**(os.environ if env is None else env), **added},
-        capture_output=True,
-        text=True,
-        timeout=patience,
-        check=False,
-    )
+        command, cwd=cwd, env={**(os.environ if env is None else env), **added}, capture_output=True,
+        text=True, timeout=patience, check=False,
+    )  # fmt: skip
     assert code in (None, done.returncode), f"{command}\n{done.stdout}\n{done.stderr}"
     return done
 

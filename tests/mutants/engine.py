@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from tests.mutants import POSTGRESQL, Edit, mutant
 
-CALLS, DOUBT, GATE, HANDLER = (
-    "engine/tool_calls.py",
-    "engine/in_doubt.py",
-    "engine/gate.py",
-    "engine/handler.py",
-)
+CALLS, DOUBT = "engine/tool_calls.py", "engine/in_doubt.py"
+GATE, HANDLER = "engine/gate.py", "engine/handler.py"
 STATEMENTS = "journal/statements.py"
 DRIVER, LEASES, LOOP, WORKER = "engine/driver.py", "engine/leases.py", "engine/loop.py", "engine/worker.py"
 FOLD, TOOL = "journal/fold.py", "tools/base.py"

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from tests.mutants import POSTGRESQL, Edit, mutant
 
-STORE, STATEMENTS, CONNECTION, DB = (
-    "journal/store.py", "journal/statements.py", "journal/connection.py", "utils/db.py",
-)  # fmt: skip
-FOLD, STATE, VERIFY, TRIGGERS = (
-    "journal/fold.py", "journal/conversation.py", "journal/verify.py", "models/triggers.py",
-)  # fmt: skip
+STORE, STATEMENTS, CONNECTION = "journal/store.py", "journal/statements.py", "journal/connection.py"
+FOLD, VERIFY, TRIGGERS = "journal/fold.py", "journal/verify.py", "models/triggers.py"
 
 DOUBTS = "journal/doubts.py"
 ALTERED = "db/test_altered_columns.py"
