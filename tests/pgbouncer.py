@@ -55,7 +55,7 @@ def pgbouncer(host: str, port: str, user: str) -> Iterator[str]:
             )  # fmt: skip
         try:
             path = str(folder / f".s.PGSQL.{PORT}")
-            wait_until_ready(server, lambda: listens(path), f"pgbouncer with its log in {log}")
+            wait_until_ready(server, lambda: listens(path), "pgbouncer", log)
             yield name
         finally:
             server.send_signal(signal.SIGTERM)  # at once; SIGINT would wait for the clients

@@ -87,7 +87,7 @@ class Postgres:
             )
         probe = [self.binaries / "pg_isready", "-q", "-h", self.folder]
         is_ready = lambda: subprocess.run(probe, check=False, env={}).returncode == 0  # noqa: E731
-        wait_until_ready(self.server, is_ready, f"PostgreSQL with its log in {self.log}")
+        wait_until_ready(self.server, is_ready, "PostgreSQL", self.log)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop it: by SIGINT after a checkpoint; by SIGQUIT at once, and the next start has to recover."""
@@ -140,14 +140,16 @@ class Broker:
             self.socket.unlink(missing_ok=True)
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], answers: Callable[[], bool], name: str) -> None:
+def wait_until_ready(
+    server: subprocess.Popen[bytes], answers: Callable[[], bool], name: str, log: Path | None = None
+) -> None:
     """Wait until a server answers; fail if it ends before."""
 
     def is_ready() -> bool:
         if answers():
             return True
         if server.poll() is not None:
-            raise RuntimeError(f"{name} did not start.")
+            raise RuntimeError(f"{name} did not start:\n{log.read_text() if log else ''}")
         return False
 
     wait_for(is_ready, name)

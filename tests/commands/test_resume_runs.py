@@ -22,14 +22,13 @@ from agentruns.models import Approval, Message, Run
 from agentruns.testing import crashing_at, expire_leases
 from tests.commands.running import run
 from tests.effects import Effects
+from tests.programs import ROOT
 from tests.shop.agents import call, shop_agent
 from tests.statements import statement_wrapper
 from tests.waiting import LIMIT, wait_for
 
 PEOPLE = "/admin/agentruns/run/?status=person"
 pytestmark = pytest.mark.django_db(transaction=True)
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_one_sweep_drives_what_can_go_on() -> None:

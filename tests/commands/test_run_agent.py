@@ -34,21 +34,16 @@ def test_it_prints_the_journal_and_the_answer_once(effects: Effects) -> None:
     assert second.out == f"\n{end}"
 
 
-def test_without_a_session_it_makes_one_for_a_user_if_one_is_named() -> None:
-    shop_agent("cli")
-    user = User.objects.create_user("ann")
-    for more in ([], ["--user=ann"]):
-        assert run("run_agent", "cli", "say hi", *more).code == 0
-    assert {*Run.objects.values_list("owner_id", flat=True)} == {None, user.pk}
-
-
 def test_json_lines_and_an_output_that_is_a_value() -> None:
     class Answer(BaseModel):
         total: int
 
-    model = ScriptedModel([{"text": '{ "total": 5 }'}])
+    model, user = ScriptedModel([{"text": '{ "total": 5 }'}]), User.objects.create_user("ann")
     Agent("cli", instructions="Add up.", model=model, output_type=Answer)
-    assert run("run_agent", "cli", "add").out.splitlines()[-1] == '{"total":5}'
+    for more in ((), ("--user=ann",)):
+        assert run("run_agent", "cli", "add", *more).out.splitlines()[-1] == '{"total":5}'
+    owners = Run.objects.values_list("owner_id", flat=True)
+    assert {*owners} == {None, user.pk}, "without a session it makes one"
     *rows, end = run("run_agent", "cli", "add", "--session=s1", "--json").lines
     assert [row["seq"] for row in rows] == list(range(1, 5))
     assert end == {

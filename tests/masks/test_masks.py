@@ -283,7 +283,7 @@ def test_what_repeats_a_value_is_masked(what: str) -> None:
 
 
 def test_the_hash_of_a_guarded_task_or_result_is_not_shown(folder: Path, settings: Any) -> None:
-    run, api = fetched(tools=[fetch_secretly]), reading()
+    run, api = fetched(tools=[fetch_secretly], session="s2"), reading()
     row = Message.objects.get(run=run, kind="tool_result")
     page = api.client.get(f"/admin/agentruns/run/{run.pk}/rows/{row.seq}/content/").content.decode()
     assert row.payload["stored"]["sha256"] not in page + str(api.get(f"/runs/{run.pk}/messages"))

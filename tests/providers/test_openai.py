@@ -276,9 +276,7 @@ def test_a_response_that_failed_and_a_completion_that_is_none() -> None:
 class Says:
     """A server that answers each request with one text, whole, whatever was asked."""
 
-    def __init__(
-        self, said: Any, kind: str = "application/json", base_url: str = "http://localhost/v1"
-    ) -> None:
+    def __init__(self, said: Any, kind: str = "application/json", base_url: str = "http://x/v1") -> None:
         import httpx2
         import openai
 

@@ -85,18 +85,16 @@ def test_an_hour_if_wished_or_nothing_at_all(fake: FakeAnthropic) -> None:
         AnthropicModel(NAME, cache="10m")  # type: ignore[arg-type]
 
 
-def test_a_retried_request_reads_what_the_failed_one_wrote(fake: FakeAnthropic) -> None:
-    fake.fault("truncate", after=3)
-    model, asked = claude(fake), request(tools=[FIND])
-    with pytest.raises(Exception, match="cut off"):
-        call_model(model, asked)
-    assert call_model(model, asked).usage["cache_read_input_tokens"] > 0
-
-
-def test_a_single_request_without_tools_is_not_marked() -> None:
+def test_a_retried_request_reads_what_the_failed_one_wrote_and_a_single_one_is_not_marked() -> None:
+    with FakeAnthropic(LOOP) as fake:
+        fake.fault("truncate", after=3)
+        model, asked = claude(fake), request(tools=[FIND])
+        with pytest.raises(Exception, match="cut off"):
+            call_model(model, asked)
+        assert call_model(model, asked).usage["cache_read_input_tokens"] > 0
     with FakeAnthropic([{"text": "1"}, {"text": "2"}]) as fake:
         model = claude(fake)
-        first = call_model(model, request())
+        first = call_model(model, request())  # without tools
         assert first.usage["cache_creation_input_tokens"] == 0
         model.propose(request(messages=[*went_on([HELLO], first), HELLO]))
         assert [bool(marks(body)) for body in sent(fake)] == [False, True]

@@ -32,8 +32,7 @@ def cost(model: str = "claude-sonnet-5-5", **usage: Any) -> Decimal | None:
 
 
 def input_price(*models: str) -> Decimal | None:
-    price = price_of(*models)
-    return price["input"] if price else None
+    return (price_of(*models) or {}).get("input")
 
 
 @pytest.mark.parametrize(
