@@ -50,7 +50,7 @@ def text_of(user: Any, path: str, form: Any = None, status: int = 200) -> str:
 
 
 def boss() -> Any:
-    return make_user("boss", is_superuser=True, is_staff=True)
+    return User.objects.filter(username="boss").first() or User.objects.create_superuser("boss")
 
 
 @pytest.fixture
@@ -67,22 +67,27 @@ def mixed(settings: Any) -> tuple[Any, Run, Run]:
     return reader, *(Run.objects.get(pk=one.run_id) for one in (hidden, seen))
 
 
-@pytest.mark.parametrize("path", ["/sessions", "/sessions/s1"])
-def test_the_title_is_not_that_of_a_hidden_run(mixed: Any, path: str) -> None:
+def test_the_title_is_not_that_of_a_hidden_run(mixed: Any) -> None:
     reader, _hidden, _seen = mixed
-    assert NAME not in str(Api(reader).get(path))
-    assert NAME in str(Api(boss()).get(path)), "who may see it"
     run_agent("chat", "a title", "s2", owner=reader)
-    assert "a title" in str(Api(reader).get(path.replace("s1", "s2")))
+    for path in ("/sessions", "/sessions/s1"):
+        assert NAME not in str(Api(reader).get(path))
+        assert NAME in str(Api(boss()).get(path)), "who may see it"
+        assert "a title" in str(Api(reader).get(path.replace("s1", "s2")))
 
 
-@pytest.mark.parametrize("door", ["export", "at", "replay"])
-def test_the_console_reads_no_rows_of_a_hidden_run(mixed: Any, door: str) -> None:
+def test_the_console_reads_no_rows_of_a_hidden_run(mixed: Any) -> None:
     reader, hidden, seen = mixed
-    path, form = f"/admin/agentruns/run/{seen.pk}/{door}/", None if door == "at" else {"who": "code"}
-    shown = text_of(reader, path, form, 403)
-    assert (NAME in shown, str(hidden.pk) in shown) == (False, False)
-    assert (NAME in text_of(boss(), path, form)) is (door != "replay")
+    for door in ("export", "at", "replay"):
+        path, form = f"/admin/agentruns/run/{seen.pk}/{door}/", None if door == "at" else {"who": "code"}
+        shown = text_of(reader, path, form, 403)
+        assert (NAME in shown, str(hidden.pk) in shown) == (False, False)
+        assert (NAME in text_of(boss(), path, form)) is (door != "replay")
+    with triggers.lifted(connection):
+        Message.objects.filter(run=hidden, seq=2).update(hash="0" * 64)
+    for user, is_shown in ((reader, False), (boss(), True)):
+        text = text_of(user, f"/admin/agentruns/run/{seen.pk}/verify/", {})
+        assert (f"{hidden.pk}/rows/2/" in text) is is_shown, "nor is a damaged row linked"
 
 
 def test_a_fork_copies_no_rows_of_a_hidden_run(mixed: Any) -> None:
@@ -120,17 +125,7 @@ def test_the_page_of_a_run_lists_no_doubt_of_a_hidden_one(mixed: Any) -> None:
         assert (str(hidden.run_id) in text) is shown
 
 
-def test_a_damaged_row_of_a_hidden_run_is_not_linked(mixed: Any) -> None:
-    reader, hidden, seen = mixed
-    with triggers.lifted(connection):
-        Message.objects.filter(run=hidden, seq=2).update(hash="0" * 64)
-    for user, shown in ((reader, False), (boss(), True)):
-        text = text_of(user, f"/admin/agentruns/run/{seen.pk}/verify/", {})
-        assert (f"{hidden.pk}/rows/2/" in text) is shown
-
-
-@pytest.mark.parametrize("text", ["and Eve", "another text"])
-def test_the_key_of_a_message_does_not_tell_of_a_hidden_run(settings: Any, text: str) -> None:
+def test_the_key_of_a_message_does_not_tell_of_a_hidden_run(settings: Any) -> None:
     settings.AGENTRUNS_POLICY = f"{__name__}.HidesHr"
     chat("hr", GATED)
     chat("chat")
@@ -140,36 +135,31 @@ def test_the_key_of_a_message_does_not_tell_of_a_hidden_run(settings: Any, text:
     cancel_run(hidden)
     chat("chat", GATED, version="2")
     run_agent("chat", "hello", "s1", actor=ann)
-    status, answer = Api(reader).post("/sessions/s1/messages", {"content": text, "idempotency_key": "m1"})
-    assert (status, "you may not see" in str(answer)) == (404 if text == "and Eve" else 409, True)
-    assert str(hidden) not in str(answer)
-    assert NAME not in str(answer)
+    for text, refusal in (("and Eve", 404), ("another text", 409)):
+        sent = {"content": text, "idempotency_key": "m1"}
+        status, answer = Api(reader).post("/sessions/s1/messages", sent)
+        assert (status, "you may not see" in str(answer)) == (refusal, True)
+        assert str(hidden) not in str(answer)
+        assert NAME not in str(answer)
 
 
-@pytest.mark.parametrize("door", ["messages", "runs", "fork"])
-def test_a_key_does_not_tell_of_a_hidden_run_in_another_session(mixed: Any, door: str) -> None:
+def test_a_key_does_not_tell_of_a_hidden_run_in_another_session(mixed: Any) -> None:
     reader, hidden, seen = mixed
     ann = type(reader).objects.get(username=hidden.owner_name)
     other = start_run("hr", "Fire Carl", "s2", owner=ann, idempotency_key="payroll")
-    body: dict[str, Any] = {"idempotency_key": "payroll"}
-    if door == "messages":
-        answer = Api(reader).post("/sessions/s1/messages", {"content": "x", **body})
-    elif door == "runs":
-        answer = Api(ann).post("/runs", {"agent": "chat", "input": "x", **body})
-    else:
-        answer = Api(ann).post(f"/runs/{seen.pk}/fork", {"at": seen.messages.earliest("seq").seq, **body})
-    assert answer[0] in (403, 409)
-    for secret in (str(other.pk), "hr", "s2", "queued"):
-        assert secret not in str(answer[1]), answer
-
-
-def test_the_program_is_told_of_every_run(mixed: Any) -> None:
-    _reader, hidden, seen = mixed
-    other = start_run("hr", "Fire Carl", "s2", idempotency_key="payroll")
-    with pytest.raises(RunStateError, match=str(other.pk)):
+    body, first = {"idempotency_key": "payroll"}, seen.messages.earliest("seq").seq
+    for who, path, more in (
+        (reader, "/sessions/s1/messages", {"content": "x"}),
+        (ann, "/runs", {"agent": "chat", "input": "x"}),
+        (ann, f"/runs/{seen.pk}/fork", {"at": first}),
+    ):
+        status, answer = Api(who).post(path, {**more, **body})
+        assert status in (403, 409), path
+        for secret in (str(other.pk), "hr", "s2", "queued"):
+            assert secret not in str(answer), answer
+    with pytest.raises(RunStateError, match=str(other.pk)):  # the program is told of every run
         start_run("chat", "x", "s2", idempotency_key="payroll")
-    owner = type(_reader).objects.get(username=hidden.owner_name)
-    assert fork_run(seen.pk, seen.messages.latest("seq").seq, text="and?", owner=owner)
+    assert fork_run(seen.pk, seen.messages.latest("seq").seq, text="and?", owner=ann)
 
 
 def test_refusals_do_not_name_a_hidden_open_run(settings: Any) -> None:
@@ -282,20 +272,16 @@ def test_cards_warn_of_what_may_be_seen_only(acme: Approval) -> None:
     assert ann.get(f"{APPROVALS}turn/{twin.run_id}/").status_code == 302
 
 
-def test_a_service_called_by_the_project_itself_hides_it_too(acme: Approval) -> None:
-    bob = staff("bolt-bob")
+def test_a_service_hides_it_too_and_a_policy_that_fails_shows_nothing_and_says_so(
+    acme: Approval, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bob, ann = staff("bolt-bob"), User.objects.get(username="acme-ann")
     with pytest.raises(NotFoundError, match="There is no approval"):
         approve(acme.pk, bob)
     with pytest.raises(DurableRunNotFoundError, match="There is no run"):
         cancel_run(acme.run_id, bob)
     assert Run.objects.get(pk=acme.run_id).status == "awaiting-approval"
-
-
-def test_a_policy_that_fails_shows_nothing_and_says_so(
-    acme: Approval, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
     settings.AGENTRUNS_POLICY = f"{__name__}.Broken"
-    ann = User.objects.get(username="acme-ann")
     assert Api(ann).get("/runs") == (200, {"items": [], "next": None})
     assert Api(ann).client.get(url(acme)).status_code == 404
     assert "AGENTRUNS_POLICY failed in visible()" in caplog.text

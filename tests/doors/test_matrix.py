@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 from urllib.parse import urlencode
@@ -159,20 +160,14 @@ API = {
     "nothing": set[str](),
 }
 CONSOLE = {
+    **{key: {"stranger", "superuser"} for key in ("list tokens", "see token", "revoke", "switch")},
+    **{key: {"superuser"} for key in ("do with one's own", "operate", "reveal")},
+    **{key: set[str]() for key in ("nothing", "Django's")},
     "list": {"viewer", "stranger", "superuser"},
     "list approvals": {"viewer", "decider", "stranger", "superuser"},
-    "list tokens": {"stranger", "superuser"},
     "see": {"viewer", "superuser"},
     "see approval": {"viewer", "decider", "superuser"},
-    "see token": {"superuser", "stranger"},
-    "do with one's own": {"superuser"},
-    "operate": {"superuser"},
     "decide": {"decider", "superuser"},
-    "reveal": {"superuser"},
-    "revoke": {"superuser", "stranger"},
-    "switch": {"superuser", "stranger"},
-    "nothing": set[str](),
-    "Django's": set[str](),
 }
 
 
@@ -192,23 +187,12 @@ OWNS = "do with one's own"
 API_RULES = {
     "GET agents": Rule("list agents"),
     "GET health": Rule("look in"),
-    "GET runs": Rule("list"),
-    "GET runs agent=": Rule("list"),
-    "GET runs session=": Rule("list"),
-    "GET runs context=": Rule("list"),
-    "GET runs scope=": Rule("list"),
     "POST runs": Rule("start", "start", TASK),
     "POST runs agent=": Rule("start what is for some", "start what is for some", TASK),
     "POST runs session=": Rule("write into the owner's session", "write into the owner's session", TASK),
     "POST runs owner=": Rule("act for the owner", "act for the owner", TASK),
     "POST runs scope=": Rule("act in a scope", "act in a scope", TASK),
     "POST runs context=": Rule("nothing", "nothing", TASK),
-    "GET runs/{run}": Rule("see"),
-    "GET runs/{run}/messages": Rule("see"),
-    "GET runs/{run}/messages/{seq}/content": Rule("see state"),
-    "GET runs/{run}/files/{sha256}": Rule("see state"),
-    "GET runs/{run}/state": Rule("see state"),
-    "GET runs/{run}/events": Rule("see"),
     "POST runs/{run}/fork": Rule(OWNS, OWNS, FORK),
     "POST runs/{run}/fork agent=": Rule("fork with what is for some", "fork with what is for some", FORK),
     "POST runs/{run}/fork session=": Rule(OWNS, "nothing", FORK),  # which is there
@@ -220,12 +204,6 @@ API_RULES = {
     "POST runs/{orphan}/resume": Rule("operate", "operate", {}),
     "POST runs/{orphan}/orphans/{call}/resolve": Rule("operate", "operate", {"verdict": "unknown"}),
     "POST runs/{ended}/rows/2/erase": Rule("operate", "operate", {"reason": "no"}),
-    "GET sessions": Rule("list"),
-    "GET sessions scope=": Rule("list"),
-    "GET sessions/{session}/messages": Rule("see"),
-    "GET sessions/{session}/messages scope=": Rule("nothing"),
-    "GET sessions/{session}": Rule("see"),
-    "GET sessions/{session} scope=": Rule("nothing"),  # it has none in that scope
     "POST sessions/{session}/messages": Rule("say something", "say something", {"content": "hi"}),
     "POST sessions/{session}/messages scope=": Rule("nothing", "nothing", {"content": "hi"}),
     "POST sessions/{session}/messages agent=": Rule("nothing", "nothing", {"content": "hi"}),  # it is busy
@@ -240,10 +218,19 @@ API_RULES = {
     "GET approvals/{own} reveal=": Rule("reveal"),
     "POST approvals/{own}/approve": Rule("confirm", "confirm", {}),
     "POST approvals/{own}/approve arguments=": Rule("nothing", "nothing", {}),
-    "POST approvals/{own}/deny": Rule(
-        "deny what another confirms", "deny what another confirms", {"reason": "no"}
-    ),
+    "POST approvals/{own}/deny": Rule(*["deny what another confirms"] * 2, {"reason": "no"}),
     "POST approvals/{own}/answer": Rule("nothing", "nothing", {"text": "no"}),  # it asks no question
+    **{f"GET runs{option}": Rule("list") for option in ("", " agent=", " session=", " context=", " scope=")},
+    **{f"GET sessions{option}": Rule("list") for option in ("", " scope=")},
+    **{f"GET runs/{{run}}{part}": Rule("see") for part in ("", "/messages", "/events")},
+    **{f"GET sessions/{{session}}{part}": Rule("see") for part in ("", "/messages")},
+    **{
+        f"GET sessions/{{session}}{part} scope=": Rule("nothing") for part in ("", "/messages")
+    },  # it has none
+    **{
+        f"GET runs/{{run}}/{part}": Rule("see state")
+        for part in ("messages/{seq}/content", "files/{sha256}", "state")
+    },
     # Pages about the API, which tell of no run.
     **dict.fromkeys(("GET openapi.json", "GET docs", "GET "), Rule("look in")),
 }
@@ -415,9 +402,8 @@ def options_of(operation: Any) -> set[str]:
     names = set()
     for model in operation.models:
         for name, field in model.model_fields.items():
-            bodies = [
-                getattr(one, "model_fields", {}) for one in get_args(field.annotation) or [field.annotation]
-            ]
+            annotations = get_args(field.annotation) or [field.annotation]
+            bodies = [getattr(one, "model_fields", {}) for one in annotations]
             if model.__ninja_param_source__ != "path":
                 names |= {name} if not any(bodies) else {each for body in bodies for each in body}
     return {f" {name}=" for name in names - HARMLESS}
@@ -595,19 +581,19 @@ def rule_of(model: str, name: str, method: str, card: str) -> Rule:
 
 
 @pytest.mark.parametrize("who", sorted(SIGNED))
-@pytest.mark.parametrize("command", AS_USER)
-def test_commands_in_somebodys_name(command: str, who: str, ids: Ids, settings: Any) -> None:
+def test_commands_in_somebodys_name(who: str, ids: Ids, settings: Any) -> None:
     client_of(who, settings)
-    verb = command.removesuffix("_call")
-    for card in ("approval", "own"):
+    for command, card in product(AS_USER, ("approval", "own")):
         arguments = [command, getattr(ids, card), "--user", who, *AS_USER[command]]
         before = rows()
-        if who in API[API_RULES[f"POST approvals/{{{card}}}/{verb}"].act]:
-            call_command(*arguments)
-            assert rows() != before
-            continue
-        with pytest.raises((CommandError, SystemExit)) as refused:
-            call_command(*arguments)
+        with transaction.atomic():
+            if who in API[API_RULES[f"POST approvals/{{{card}}}/{command.removesuffix('_call')}"].act]:
+                call_command(*arguments)
+                assert rows() != before
+                transaction.set_rollback(True)
+                continue
+            with pytest.raises((CommandError, SystemExit)) as refused:
+                call_command(*arguments)
         assert rows() == before
         assert SECRET not in str(refused.value)
         assert PIN not in str(refused.value)
@@ -635,9 +621,8 @@ def test_an_export_asks_the_policy(ids: Ids, settings: Any) -> None:
         assert (response.status_code, b'"format"' in response.getvalue()) == (status, status == 200)
 
 
-@pytest.mark.parametrize("where", ["admin", "api", "management"])
-def test_doors_ask_the_policy_and_no_permission(where: str) -> None:
-    folder = Path(agentruns.__file__).parent / where
-    lines = [line.strip() for path in folder.rglob("*.py") for line in path.read_text().splitlines()]
-    asking = [line for line in lines if ".has_perm(" in line and "reveal" not in line.lower()]
-    assert asking == []
+def test_doors_ask_the_policy_and_no_permission() -> None:
+    for where in ("admin", "api", "management"):
+        folder = Path(agentruns.__file__).parent / where
+        lines = [line.strip() for path in folder.rglob("*.py") for line in path.read_text().splitlines()]
+        assert not [line for line in lines if ".has_perm(" in line and "reveal" not in line.lower()]

@@ -48,9 +48,9 @@ def ann(settings: Any) -> Any:
     return make_user("ann", "decide_approval", "view_approval", is_staff=True, password=PASSWORD)
 
 
-def cards(*calls: Any) -> list[Approval]:
-    agent = shop_agent("payer", {"tools": list(calls)}, tools=[pay, note])
-    return list(run_agent(agent, "pay", "s1").pending)
+def cards(*calls: Any, session: str = "s1") -> list[Approval]:
+    agent = shop_agent(f"payer-{session}", {"tools": list(calls)}, tools=[pay, note])
+    return list(run_agent(agent, "pay", session).pending)
 
 
 def decided() -> int:
@@ -64,63 +64,59 @@ def age(client: Client, seconds: float) -> None:
     session.save()
 
 
-@pytest.mark.parametrize("verb", ["approve", "edit"])
-def test_the_card_asks_and_keeps_what_was_typed(verb: str, ann: Any) -> None:
-    (card,) = cards(call("pay", cents=5))
-    client = Api(ann).client
-    assert "Your password" in read(client.get(url(card))).text
-    given = {"digest": card.digest, "reason": "a long story", "argument-cents": "4"}
+def test_the_card_asks_and_keeps_what_was_typed(ann: Any) -> None:
     make_user("bob", password="another one")
-    for password in ("", "wrong", "another one"):
-        answer = client.post(url(card, verb), {**given, "password": password})
-        page = read(answer)
-        assert (answer.status_code, decided()) == (403, 0)
-        assert "Nothing was decided" in page.text
-        form = page.forms[url(card, verb)]
-        assert (form["reason"].strip(), form["password"]) == ("a long story", "")
-    assert client.post(url(card, verb), {**given, "password": PASSWORD}).status_code == 302
-    assert decided() == 1
+    client, two = Api(ann).client, cards(call("pay", cents=5), call("pay", cents=6))
+    for decisions, (verb, card) in enumerate(zip(("approve", "edit"), two, strict=True)):
+        age(client, 301)
+        assert "Your password" in read(client.get(url(card))).text
+        given = {"digest": card.digest, "reason": "a long story", "argument-cents": "4"}
+        for password in ("", "wrong", "another one"):
+            answer = client.post(url(card, verb), {**given, "password": password})
+            page = read(answer)
+            assert (answer.status_code, decided()) == (403, decisions)
+            assert "Nothing was decided" in page.text
+            form = page.forms[url(card, verb)]
+            assert (form["reason"].strip(), form["password"]) == ("a long story", "")
+        assert client.post(url(card, verb), {**given, "password": PASSWORD}).status_code == 302
+        assert decided() == decisions + 1
     assert PASSWORD not in str([row.payload for row in Message.objects.all()])
 
 
-def test_it_is_asked_again_when_it_was_given_too_long_ago(ann: Any) -> None:
-    first, second, third = cards(call("pay", cents=1), call("pay", cents=2), call("pay", cents=3))
+def test_it_is_asked_again_but_not_for_other_risks_or_without_the_setting(ann: Any, settings: Any) -> None:
+    first, second, third, fourth, by_service = cards(*(call("pay", cents=cents) for cents in range(1, 6)))
     client = Api(ann).client
+    assert approve(by_service.pk, ann).status == "approved", "as from a shell"
     client.post(url(first, "approve"), {"digest": first.digest, "password": PASSWORD})
     assert client.post(url(second, "approve"), {"digest": second.digest}).status_code == 302
     age(client, 301)
     assert client.post(url(third, "approve"), {"digest": third.digest}).status_code == 403
     assert client.post(url(third, "deny"), {"digest": third.digest, "reason": "no"}).status_code == 302
-    assert decided() == 3
-
-
-def test_without_the_setting_for_other_risks_and_in_a_shell_nobody_is_asked(ann: Any, settings: Any) -> None:
-    risky, plain, by_service = cards(call("pay", cents=5), call("note", text="x"), call("pay", cents=6))
-    client = Api(ann).client
-    assert approve(by_service.pk, ann).status == "approved", "as from a shell"
+    assert decided() == 4
+    (plain,) = cards(call("note", text="x"), session="s2")
     assert "Your password" not in read(client.get(url(plain))).text
     assert client.post(url(plain, "approve"), {"digest": plain.digest}).status_code == 302
     settings.AGENTRUNS_REAUTH_SECONDS = None
-    assert client.post(url(risky, "approve"), {"digest": risky.digest}).status_code == 302
+    assert client.post(url(fourth, "approve"), {"digest": fourth.digest}).status_code == 302
 
 
-@pytest.mark.parametrize("where", ["list", "turn"])
-def test_several_at_once_ask_likewise(where: str, ann: Any) -> None:
-    risky, plain = cards(call("pay", cents=5), call("note", text="x"))
-    client, both = Api(ann).client, (risky, plain)
-    given: dict[str, Any] = {f"digest-{one.pk}": one.digest for one in both}
-    given |= {"_selected_action": [str(one.pk) for one in both], "reason": "my note"}
-    to, how = LIST, {"action": "approve_selected", "confirmed": "1"}
-    if where == "turn":
-        to, how = f"{LIST}turn/{risky.run_id}/", {"verb": "approve"}
-    given |= how
-    answer = client.post(to, given)
-    assert (answer.status_code, decided()) == (403, 0)
-    page = read(answer)
-    assert "give your password" in page.text
-    assert "my note" in str(page.forms)
-    assert client.post(to, {**given, "password": PASSWORD}).status_code in (200, 302)
-    assert decided() == 2
+def test_several_at_once_ask_likewise(ann: Any) -> None:
+    client = Api(ann).client
+    for decisions, where in ((0, "list"), (2, "turn")):
+        age(client, 301)
+        both = cards(call("pay", cents=5), call("note", text="x"), session=where)
+        given: dict[str, Any] = {f"digest-{one.pk}": one.digest for one in both}
+        given |= {"_selected_action": [str(one.pk) for one in both], "reason": "my note"}
+        to, how = LIST, {"action": "approve_selected", "confirmed": "1"}
+        if where == "turn":
+            to, how = f"{LIST}turn/{both[0].run_id}/", {"verb": "approve"}
+        answer = client.post(to, {**given, **how})
+        assert (answer.status_code, decided()) == (403, decisions)
+        page = read(answer)
+        assert "give your password" in page.text
+        assert "my note" in str(page.forms)
+        answer = client.post(to, {**given, **how, "password": PASSWORD})
+        assert (answer.status_code in (200, 302), decided()) == (True, decisions + 2)
 
 
 def test_the_api_says_what_is_missing(ann: Any, settings: Any) -> None:
