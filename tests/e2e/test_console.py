@@ -29,8 +29,8 @@ class Browser:
         self.cookies = CookieJar()
         self.opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self.cookies))
 
-    def get(self, path: str) -> str:
-        with self.opener.open(self.base + path, timeout=LIMIT) as answer:
+    def get(self, path: str, data: bytes | None = None) -> str:
+        with self.opener.open(self.base + path, data, timeout=LIMIT) as answer:
             return str(answer.read().decode())
 
     def log_in(self) -> str:
@@ -38,9 +38,7 @@ class Browser:
         self.get("/admin/login/")
         token = next(cookie.value for cookie in self.cookies if cookie.name == "csrftoken")
         form = {"username": "demo", "password": "demo", "csrfmiddlewaretoken": token, "next": "/admin/"}
-        data = urllib.parse.urlencode(form).encode()
-        with self.opener.open(f"{self.base}/admin/login/", data, timeout=LIMIT) as answer:
-            return str(answer.read().decode())
+        return self.get("/admin/login/", urllib.parse.urlencode(form).encode())
 
 
 def is_there(pid: int) -> bool:

@@ -14,8 +14,6 @@ CARD = 'card = run("ticket-4").approvals.get(); '
 APPROVED = CARD + 'agentruns.approve(card.pk, user, digest=card.digest, reason="be generous")\n'
 DENIED = CARD + 'agentruns.deny(card.pk, user, "repair it", digest=card.digest)\n'
 VERDICT = 'held = run("ticket-5"); agentruns.resolve_orphan(held.pk, held.pending_calls[0], "{}", user)\n'
-ONCE = "Every effect happened once"
-
 Ended = tuple[Project, subprocess.CompletedProcess[str]]
 
 
@@ -27,18 +25,14 @@ def effects(project: Project) -> list[tuple[str, str]]:
     return [(line["session"], line["kind"]) for line in project.ledger()]
 
 
-def test_it_ends_well_and_says_how_to_go_on(ended: Ended) -> None:
-    _, demo = ended
+def test_every_effect_happened_once_and_it_says_how_to_go_on(ended: Ended) -> None:
+    project, demo = ended
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert demo.stderr == ""
     for text in (
         "kill -9", "writes again", "make console", "http://127.0.0.1:8000/admin/", "user demo, password demo",
     ):  # fmt: skip
         assert text in demo.stdout
-
-
-def test_every_effect_happened_once(ended: Ended) -> None:
-    project = ended[0]
     assert effects(project) == EFFECTS
     assert set(Counter(line["key"] for line in project.ledger()).values()) == {1}
     assert {session: run["status"] for session, run in project.runs().items()} == STATUSES
@@ -88,23 +82,27 @@ def test_again_doubles_nothing(project: Project) -> None:
 @pytest.mark.parametrize(
     ("decisions", "more", "says"),
     [
-        (APPROVED + VERDICT.format("occurred"), [("ticket-4", "refund"), ("ticket-4", "email")], ONCE),
-        (DENIED + VERDICT.format("unknown"), [("ticket-4", "email")], ONCE),
-        (VERDICT.format("not_occurred"), [("ticket-5", "email")], "2 times, as a person ordered"),
+        (
+            APPROVED + VERDICT.format("not_occurred"),
+            {("ticket-4", "refund"), ("ticket-4", "email"), ("ticket-5", "email")},
+            "2 times, as a person ordered",
+        ),
+        (DENIED + VERDICT.format("unknown"), {("ticket-4", "email")}, "Every effect happened once"),
     ],
 )
 def test_again_after_decisions_goes_on_from_them(
-    project: Project, decisions: str, more: list[tuple[str, str]], says: str
+    project: Project, decisions: str, more: set[tuple[str, str]], says: str
 ) -> None:
     project.python(decisions)
     again = project.run("demo")
     assert again.returncode == 0, again.stdout + again.stderr
     assert says in again.stdout
-    assert effects(project) == EFFECTS + more
+    done = effects(project)
+    assert (done[: len(EFFECTS)], sorted(done[len(EFFECTS) :])) == (EFFECTS, sorted(more))
     assert project.runs()["ticket-5"]["status"] == "completed"
 
 
-def test_an_effect_that_happened_twice_and_a_result_without_its_effect_are_exit_1(project: Project) -> None:
+def test_a_doubled_a_missing_effect_and_an_unreadable_ledger_are_exit_1(project: Project) -> None:
     ledger = project.folder / "effects.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     mail, refund = lines[-len(EFFECTS)], lines[-len(EFFECTS) + 1]
@@ -114,11 +112,6 @@ def test_an_effect_that_happened_twice_and_a_result_without_its_effect_are_exit_
     assert again.returncode == 1
     assert f"The refund of ticket-2 with key {key[:12]} happened 2 times." in again.stderr
     assert "email_customer of ticket-1 succeeded" in again.stderr
-
-
-def test_a_ledger_that_cannot_be_read_is_exit_1(project: Project) -> None:
-    ledger = project.folder / "effects.jsonl"
-    lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join([*lines, "{not json\n"]))
     again = project.run("demo")
     assert (again.returncode, f"Line {len(lines) + 1} of" in again.stderr) == (1, True)

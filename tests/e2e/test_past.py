@@ -66,9 +66,7 @@ print(json.dumps([days, get("/admin/agentruns/run/start/")]))
 """
 
 
-def test_the_front_page_leads_to_the_runs_of_each_day_and_who_starts_one_is_told_of_transcripts(
-    shop: Project,
-) -> None:
+def test_the_front_page_leads_to_the_runs_of_each_day_and_a_start_tells_of_transcripts(shop: Project) -> None:
     days, page = json.loads(shop.python(LOOK))
     assert len(days) >= 7, "and those that failed"
     assert sum(count for count, _listed in days) > 14
