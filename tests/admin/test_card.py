@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
@@ -13,25 +12,14 @@ from django.db import connection, connections, transaction
 from django.urls import reverse
 from pydantic import AfterValidator
 
-from agentruns import (
-    Agent,
-    Policy,
-    ToolContext,
-    approve,
-    ask_human,
-    deny,
-    pause_run,
-    resume_run,
-    run_agent,
-    tool,
-)
+from agentruns import Agent, Policy, ToolContext, approve, ask_human, deny, pause_run, run_agent, tool
 from agentruns.admin.approvals.texts import Preview, brief, preview
 from agentruns.admin.forms import ValueField
 from agentruns.admin.html import named, spoken
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.masking import Mask
 from agentruns.models import Approval, Message, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs import result_of, resume_run
 from agentruns.services.starting import send_message
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
@@ -85,13 +73,10 @@ def note_down(number: str, note: str) -> str:
     return "noted"
 
 
-def noted(world: World) -> Approval:
-    Order.objects.create(number="A1", customer="Ada", total_cents=100, note="old")
-    return asked(call("note_down", number="A1", note="new"), tools=[note_down])[0]
-
-
+@ELSEWHERE
 def test_a_preview_that_is_no_longer_true_is_shown_anew_and_flagged(world: World) -> None:
-    approval = noted(world)
+    Order.objects.create(number="A1", customer="Ada", total_cents=100, note="old")
+    approval = asked(call("note_down", number="A1", note="new"), tools=[note_down])[0]
     page = look(approval, "What it changes")
     assert page.cells("ar-preview") == [["note", "old", "new"], ["total", "100", "100"]]
     assert "/admin/shop/order/1/" in page.links
@@ -101,6 +86,8 @@ def test_a_preview_that_is_no_longer_true_is_shown_anew_and_flagged(world: World
     Order.objects.update(note="newer")
     page = look(approval, "The preview has changed since the agent asked.")
     assert page.cells("ar-preview")[0] == ["note", "newer", "new"]
+    Order.objects.all().delete()
+    assert look(approval, "The preview cannot be refreshed").cells("ar-preview")[0] == ["note", "old", "new"]
     deny(approval.pk, None, "no")
     assert look(approval).cells("ar-preview")[0] == ["note", "old", "new"], "as it was decided upon"
 
@@ -123,22 +110,18 @@ def pays(cents: int) -> str:
     return "paid"
 
 
-@pytest.fixture
-def hanging(world: World) -> Iterator[list[Approval]]:
-    """Two cards of one reply whose preview hangs."""
+@ELSEWHERE
+def test_a_preview_that_hangs_holds_up_no_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     ASKED.clear()
     HANGS.reset()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(card, "PATIENCE", 0.3)
-        patch.setattr(card, "_lane", Lane("tests", 4))
-        yield asked(call("pays", cents=100), call("pays", cents=200), tools=[pays])
-        assert not HANGS.was_waited_for
-        HANGS.let_go()
-
-
-@ELSEWHERE
-def test_a_preview_that_hangs_holds_up_no_card_and_no_decision(hanging: list[Approval]) -> None:
-    first, second = hanging
+    monkeypatch.setattr(card, "PATIENCE", 0.3)
+    monkeypatch.setattr(card, "_lane", Lane("tests", 16))
+    cards = asked(*(call("pays", cents=cents) for cents in (100, 200, 300)), tools=[pays])
+    first, second, third = cards
+    client, where = browser("decider"), reverse("admin:agentruns_approval_turn", args=[first.run_id])
+    page = read(client.get(where))
+    assert page.text.count("The preview cannot be refreshed, which took too long") == 3
+    assert " checked>" not in page.html, "nobody approves by mistake what nobody could look at"
     page = look(first, "The preview cannot be refreshed, which took too long")
     assert page.cells("ar-preview") == [["paid", "nothing", "100"]], "as it was when the agent asked"
     assert url(first, "approve") in page.forms
@@ -150,18 +133,11 @@ def test_a_preview_that_hangs_holds_up_no_card_and_no_decision(hanging: list[App
     page = look(edited, "The preview is not there: making it took too long.", role="decider")
     assert "What it changes" not in page.text
     assert send(second, "deny", reason="no").status_code == 302
-
-
-@ELSEWHERE
-def test_previews_that_hang_hold_up_a_page_of_several_once(hanging: list[Approval]) -> None:
-    client, where = browser("decider"), reverse("admin:agentruns_approval_turn", args=[hanging[0].run_id])
-    page = read(client.get(where))
-    assert page.text.count("The preview cannot be refreshed, which took too long") == 2
-    assert " checked>" not in page.html, "nobody approves by mistake what nobody could look at"
-    sent = {f"digest-{one.pk}": one.digest for one in hanging}
-    sent |= {"_selected_action": [str(one.pk) for one in hanging], "verb": "deny", "reason": "no"}
-    assert client.post(where, sent).status_code == 302
-    assert set(Approval.objects.values_list("status", flat=True)) == {"denied"}
+    sent = {f"digest-{third.pk}": third.digest, "_selected_action": str(third.pk)}
+    assert client.post(where, {**sent, "verb": "deny", "reason": "no"}).status_code == 302
+    assert Approval.objects.get(pk=third.pk).status == "denied"
+    assert not HANGS.was_waited_for
+    HANGS.let_go()
 
 
 def test_what_the_agent_said_stands_apart_and_its_other_calls_too(world: World) -> None:
@@ -221,33 +197,23 @@ def test_each_button_says_word_for_word_what_the_model_will_get(world: World, ef
     assert " ".join(told(denied).split()) in words(page)
     assert send(answered, "answer", text=" Pay her 20 EUR\r\nby hand. ").status_code == 302
     assert told(answered) == " Pay her 20 EUR\nby hand. ", "to the letter"
-    assert send(edited, "edit", **{"argument-cents": "2000", "reason": "enough"}).status_code == 302
+    for entered, refusal in {
+        "7000": "You changed nothing.", "": "This field is required.", "many": "Enter a whole number.",
+    }.items():  # fmt: skip
+        with unchanged():
+            response = send(edited, "edit", **{"argument-cents": entered, "reason": "because I say so"})
+            says(response, refusal, "because I say so", status=400)
+    assert send(edited, "edit", **{"argument-cents": " 2000 ", "reason": "enough"}).status_code == 302
+    assert LogEntry.objects.latest("pk").get_change_message() == "Approved with edited arguments."
     told(edited)
     assert [line["cents"] for line in effects.lines()] == [2000]
     messages = str(result_of(edited.run_id).messages)
     assert 'Executed with the arguments a person set: {"cents":2000}' in messages
-
-
-def test_an_edit_keeps_what_was_proposed_what_was_entered_and_what_runs(world: World) -> None:
-    approval = world.waiting()
-    assert send(approval, "edit", **{"argument-cents": " 2000 ", "reason": "enough"}).status_code == 302
-    rows = {row.kind: row.payload for row in Message.objects.filter(run=approval.run)}
-    assert rows["assistant"]["calls"][0]["arguments"] == {"cents": 5000}
+    rows = {row.kind: row.payload for row in edited.run.messages.all()}
     decided = rows["approval_decided"]
     assert (decided["edited"], decided["arguments"]) == ({"cents": 2000}, {"cents": 2000})
     assert (decided["actor"]["name"], decided["reason"]) == ("superuser", "enough")
-    look(approval, "Edited by a person. The model had proposed:", "5000")
-    assert LogEntry.objects.get().get_change_message() == "Approved with edited arguments."
-
-
-def test_a_refused_edit_keeps_what_was_entered(world: World) -> None:
-    approval = world.waiting()
-    for entered, told in {
-        "5000": "You changed nothing.", "": "This field is required.", "many": "Enter a whole number.",
-    }.items():  # fmt: skip
-        with unchanged():
-            response = send(approval, "edit", **{"argument-cents": entered, "reason": "because I say so"})
-            says(response, told, "because I say so", status=400)
+    look(edited, "Edited by a person. The model had proposed:", "7000")
 
 
 @tool(requires_approval=True)
@@ -256,6 +222,12 @@ def everything(
 ) -> str:
     """Take one of each."""
     return "done"
+
+
+@tool(requires_approval=True)
+def letter(copies: int, body: str) -> str:
+    """Write."""
+    return "written"
 
 
 def test_every_kind_of_argument_can_be_edited_and_what_is_left_alone_stays(world: World) -> None:
@@ -274,18 +246,9 @@ def test_every_kind_of_argument_can_be_edited_and_what_is_left_alone_stays(world
     assert send(approval, "edit", **{**sent, **changed}).status_code == 302
     approval.refresh_from_db()
     assert approval.arguments == {**given, "flag": False, "tags": ["c"], "maybe": "x"}
-
-
-@tool(requires_approval=True)
-def letter(copies: int, body: str) -> str:
-    """Write."""
-    return "written"
-
-
-def test_an_edit_of_one_argument_leaves_the_others_to_the_letter(world: World) -> None:
     bodies = ("  - indented\n- list\n\n", "\t tab", "line\n", "\nlead", " ", "")
-    calls = [call("letter", copies=1, body=body) for body in bodies]
     for name in ("sent as shown", "not sent"):
+        calls = [call("letter", copies=1, body=body) for body in bodies]
         for approval in asked(*calls, name=name, tools=[letter]):
             body = approval.arguments["body"]
             shown = look(approval).forms[url(approval, "edit")]["argument-body"].replace("\n", "\r\n")
@@ -361,14 +324,14 @@ def test_more_time(world: World) -> None:
     assert send(approval, "extend", hours="5", seen=seen).status_code == 400
 
 
-@pytest.mark.parametrize("sent", ["[" * 100_000, "1" * 5000, "{"], ids=["deep", "long", "cut off"])
-def test_what_no_parser_takes_is_no_json_and_is_shown_again(sent: str) -> None:
+def test_what_no_parser_takes_is_no_json_and_is_shown_again() -> None:
     class Edit(forms.Form):
         value = ValueField()
 
-    form = Edit({"value": sent})
-    assert form.errors == {"value": ["This is not JSON."]}
-    assert sent in str(form["value"])
+    for sent in ("[" * 100_000, "1" * 5000, "{"):
+        form = Edit({"value": sent})
+        assert form.errors == {"value": ["This is not JSON."]}
+        assert sent in str(form["value"])
 
 
 def test_a_question_is_answered_or_denied_and_never_approved(world: World) -> None:
@@ -418,9 +381,7 @@ def pay_back(zeal: str, iban: str, cents: int, alpha: str = "a") -> str:
     return "paid"
 
 
-@pytest.fixture
-def looked(world: World) -> Approval:
-    """A payment that is asked for after the order was looked up."""
+def test_the_request_what_the_agent_relied_on_and_warnings_stand_before_the_buttons(world: World) -> None:
     pays = call("pay_back", zeal="much", iban="DE02-secret", cents=19290)
     turns = [
         {"tools": [call("look_up", number="4107")]},
@@ -428,11 +389,8 @@ def looked(world: World) -> Approval:
     ]
     agent = Agent("payer", instructions="Pay.", model=ScriptedModel(turns), tools=[look_up, pay_back])
     text = "Please refund the broken kettle to DE02-secret.\n\n" + "It is broken. " * 40
-    return run_agent(agent, text, "order-4107", actor=user("viewer")).pending[0]
-
-
-def test_the_request_and_what_the_agent_relied_on_stand_before_the_buttons(looked: Approval) -> None:
-    page = look(looked)
+    approval = run_agent(agent, text, "order-4107", actor=user("viewer")).pending[0]
+    page = look(approval)
     before = above(page)
     for text in (
         "viewer: “Please refund the broken kettle to ***. It is broken.",
@@ -441,6 +399,7 @@ def test_the_request_and_what_the_agent_relied_on_stand_before_the_buttons(looke
         "paid 189.00 EUR",
         "iban: ***",
         "zeal: much",
+        "than was paid",
     ):
         assert text in before, text
     assert "19290" not in before, "the sentence names the amount"
@@ -448,37 +407,16 @@ def test_the_request_and_what_the_agent_relied_on_stand_before_the_buttons(looke
     assert "DE99" not in page.text
     assert "DE02" not in page.text
     assert page.text.count("It is broken. ") >= 40, "the whole of it is folded below"
-
-
-def test_warnings_and_arguments_in_the_order_of_the_signature(looked: Approval) -> None:
-    page = look(looked)
     flag = '<p class="ar-flag ar-flag--bad" role="note">&lt;b&gt;more&lt;/b&gt; than was paid to ***'
     assert f"{flag} (the tool" in page.html
     assert "{&quot;limit&quot;: 100}" in page.html
-    assert "than was paid" in above(page)
-    assert "than was paid to ***" in turn(looked).text, "also where several are decided"
+    assert "than was paid to ***" in turn(approval).text, "also where several are decided"
     exact = page.text[page.text.index("exactly these arguments") :]
     order = ("zeal text", "iban text", "cents number: how much, in cents", "alpha")
     places = [exact.index(text) for text in order]
-    assert places == sorted(places)
+    assert places == sorted(places), "in the order of the signature"
     with isolated_registry():
-        assert "exactly these arguments" in look(looked).text, "in their own order where it is not known"
-
-
-@tool(
-    requires_approval=True,
-    preview=lambda args: {"warnings": ["<b>More</b> than was paid"] if args["cents"] > 4990 else []},
-)
-def give_back(cents: int) -> str:
-    """Give money back."""
-    return f"{cents} given back"
-
-
-MUCH = {"argument-cents": "9999"}
-
-
-def given_back(*cents: int) -> list[Approval]:
-    return asked(*(call("give_back", cents=one) for one in cents), tools=[give_back])
+        assert "exactly these arguments" in look(approval).text, "in their own order where it is not known"
 
 
 def mark_of(response: Any) -> str:
@@ -488,7 +426,7 @@ def mark_of(response: Any) -> str:
 
 
 def test_an_edit_that_the_preview_warns_of_takes_a_second_press(world: World) -> None:
-    approval, other = given_back(1250, 1300)
+    approval, other, cheap, dear = paid_by_pin(1250, 1300, 1350, 9000)
     answer = send(approval, "edit", **MUCH)
     warned = "With these arguments the tool's preview warns: <b>More</b> than was paid."
     page = says(answer, warned, status=400)
@@ -501,31 +439,33 @@ def test_an_edit_that_the_preview_warns_of_takes_a_second_press(world: World) ->
     mark = mark_of(send(other, "edit", **MUCH))
     assert send(other, "deny", "decider", reason="no").status_code == 302
     assert send(other, "edit", **MUCH, warned=mark).status_code == 409, "of what another decided since"
-    assert told(approval).endswith("9999 given back")
-    assert "Reason: no" in told(other)
-
-
-def test_an_edit_without_a_new_warning_is_one_press(world: World) -> None:
-    first, second = given_back(1250, 9000)
-    answer = send(first, "edit", "viewer", **MUCH)  # who may not decide has no preview asked
+    answer = send(cheap, "edit", "viewer", **MUCH)  # who may not decide has no preview asked
     assert (answer.status_code, b"than was paid" in answer.content) == (403, False)
-    for approval, cents in ((first, "1200"), (second, "9999")):
-        assert send(approval, "edit", **{"argument-cents": cents}).status_code == 302, "or on the card before"
+    for one, cents in ((cheap, "1200"), (dear, "9999")):
+        assert send(one, "edit", **{"argument-cents": cents}).status_code == 302, "or on the card before"
+    assert told(approval).endswith("9999 paid")
+    assert "Reason: no" in told(other)
 
 
 @tool(
     requires_approval=True,
     sensitive=["pin"],
-    preview=lambda args: {"warnings": ["Much"] * (args["cents"] > 9)},
+    preview=lambda args: {"warnings": ["<b>More</b> than was paid"] * (args["cents"] > 4990)},
 )
 def pay_by_pin(cents: int, pin: str) -> str:
     """Pay."""
     return f"{cents} paid"
 
 
+MUCH = {"argument-cents": "9999"}
+
+
+def paid_by_pin(*cents: int) -> list[Approval]:
+    return asked(*(call("pay_by_pin", cents=one, pin="pin-4711") for one in cents), tools=[pay_by_pin])
+
+
 def test_the_mark_of_a_second_press_is_of_one_person_and_card_and_tells_nothing(world: World) -> None:
-    calls = [call("pay_by_pin", cents=cents, pin="pin-4711") for cents in (5, 6)]
-    first, second = asked(*calls, tools=[pay_by_pin])
+    first, second = paid_by_pin(5, 6)
 
     def mark(approval: Approval, role: str, **data: str) -> str:
         answer = send(approval, "edit", role, **MUCH, **data)
@@ -533,7 +473,7 @@ def test_the_mark_of_a_second_press_is_of_one_person_and_card_and_tells_nothing(
         return mark_of(answer)
 
     mine = mark(first, "superuser")
-    guessed = [{"cents": 9999, "pin": "pin-4711"}, "Much"]
+    guessed = [{"cents": 9999, "pin": "pin-4711"}, "<b>More</b> than was paid"]
     assert mine != canonical.digest(guessed), "whoever tries all PINs would find it"
     assert len({mine, mark(second, "superuser"), mark(first, "decider", warned=mine)}) == 3
     assert mark(first, "superuser", warned=canonical.digest(guessed)) == mine, "a forged mark is none"
@@ -602,13 +542,6 @@ def test_a_preview_that_breaks_the_database_breaks_no_page(
     assert approval.status == "approved"
 
 
-@ELSEWHERE
-def test_a_preview_that_is_gone_says_so(world: World) -> None:
-    approval = noted(world)
-    Order.objects.all().delete()
-    assert look(approval, "The preview cannot be refreshed").cells("ar-preview")[0] == ["note", "old", "new"]
-
-
 def made(value: Any) -> Preview:
     """Build a preview of what a tool returned."""
     found = preview(value)
@@ -616,7 +549,7 @@ def made(value: Any) -> Preview:
     return found
 
 
-def test_a_preview_names_and_writes_amounts_as_the_card_does() -> None:
+def test_previews_links_and_quotes_are_in_words_and_amounts_are_written_as_on_the_card() -> None:
     def line(before: Any, after: Any) -> tuple[str, str, str]:
         [one] = made({"before": {"paid_cents": before}, "after": {"paid_cents": after}}).changes
         return one.label, one.before, one.after
@@ -625,30 +558,6 @@ def test_a_preview_names_and_writes_amounts_as_the_card_does() -> None:
     assert line(None, 990) == ("paid", "", "9.90")
     for odd in ("nothing", 99.5, True):  # of which nobody knows what unit it has
         assert line(990, odd)[:2] == ("paid_cents", "990")
-
-
-def test_an_endless_or_odd_preview_breaks_nothing() -> None:
-    values = {f"line {number}": "x" * 5000 for number in range(300)}
-    endless = made({"before": values, "after": values})
-    assert (len(endless.changes), endless.left_out) == (100, 200)
-    assert "and 3000 characters more" in endless.changes[0].before
-    for odd in (None, "", [], {}, "one", ["a", None, "", 7, {"x": "<b>"}], {"a": 1}, 5, True, ["w"] * 300):
-        warnings = made({"warnings": odd, "after": {"n": 1}}).warnings
-        assert len(warnings) <= 100
-        assert not [text for text in warnings if "<b>" in text]
-    assert made({"warnings": "only one"}).warnings == ["only one"]
-
-
-def test_a_preview_masks_what_is_sensitive() -> None:
-    mask = Mask([{"tools": {"pay": {"sensitive": ["iban"]}}}])
-    hidden = made(mask.made("pay", {"before": None, "after": {"iban": "DE1", "to": {"iban": "DE2"}}}))
-    assert "DE" not in str(hidden)
-    mask.know("pay", {"iban": "DE4711"})
-    assert "4711" not in str(preview(mask.made("pay", {"note": "to DE4711 today", "other": 5})))
-    assert preview(mask.made("pay", {"note": "to de 47 11", "other": 5})) == Preview(note="***")  # in doubt
-
-
-def test_a_link_of_a_preview_is_in_words_and_so_are_amounts() -> None:
     links = ["/admin/shop/order/27/change/", "https://bank.example/a?b=1", ["Order 27", "/x"]]
     texts = [text for text, _url in made({"links": links}).links]
     assert texts == ["Open the page about it", "Open bank.example", "Order 27"]
@@ -660,6 +569,24 @@ def test_a_link_of_a_preview_is_in_words_and_so_are_amounts() -> None:
     assert spoken(found) == "title Returns, paid 24.90, open yes, tracking -;\ntitle Repairs"
     quotes = brief("Refund 1234.56 EUR for order 7", {"order": 7, "amount_cents": 123456, "other_cents": 5})
     assert [(one.label, one.short) for one in quotes] == [("other", "0.05")]
+
+
+def test_an_endless_or_odd_preview_breaks_nothing_and_masks_what_is_sensitive() -> None:
+    values = {f"line {number}": "x" * 5000 for number in range(300)}
+    endless = made({"before": values, "after": values})
+    assert (len(endless.changes), endless.left_out) == (100, 200)
+    assert "and 3000 characters more" in endless.changes[0].before
+    for odd in (None, "", [], {}, "one", ["a", None, "", 7, {"x": "<b>"}], {"a": 1}, 5, True, ["w"] * 300):
+        warnings = made({"warnings": odd, "after": {"n": 1}}).warnings
+        assert len(warnings) <= 100
+        assert not [text for text in warnings if "<b>" in text]
+    assert made({"warnings": "only one"}).warnings == ["only one"]
+    mask = Mask([{"tools": {"pay": {"sensitive": ["iban"]}}}])
+    hidden = made(mask.made("pay", {"before": None, "after": {"iban": "DE1", "to": {"iban": "DE2"}}}))
+    assert "DE" not in str(hidden)
+    mask.know("pay", {"iban": "DE4711"})
+    assert "4711" not in str(preview(mask.made("pay", {"note": "to DE4711 today", "other": 5})))
+    assert preview(mask.made("pay", {"note": "to de 47 11", "other": 5})) == Preview(note="***")  # in doubt
 
 
 class OnlyCheap(Policy):
@@ -687,28 +614,14 @@ def test_an_approval_that_an_edit_voided_can_be_given_again(world: World) -> Non
     approve(approval.pk, user("superuser"), digest=edited.digest, arguments={"cents": 5000})
     assert "You approved it already." not in look(approval, role="decider").text
     assert send(approval, "approve", "decider").status_code == 302
-    approval.refresh_from_db()
-    assert approval.status == "approved"
+    assert Approval.objects.get(pk=approval.pk).status == "approved"
 
 
-def test_an_approved_call_of_a_paused_run_says_that_it_waits(world: World) -> None:
-    approval = world.waiting()
-    waits = f"It waits for a person to decide: Waits for approval: {approval.title}"
-    assert waits in words(look(approval.run))
-    pause_run(approval.run_id, None)
-    answer = send(approval, "approve", follow=True)
-    says(answer, "The call runs when somebody resumes the run, which is paused.")
-    assert "when a person lets its run go on" in look(approval).text
-    assert f"A worker then carries out what was approved: {approval.title}." in words(look(approval.run))
-    chosen = {"action": "resume_selected", "_selected_action": str(approval.run_id)}
-    bulk = read(browser("superuser").post("/admin/agentruns/run/", chosen)).text
-    assert f"carries out what was approved: {approval.title}." in bulk
-    assert "refund the lamp" in bulk, "the first line of its task"
-
-
-def test_a_card_says_at_its_top_that_its_run_stands_still(world: World) -> None:
+def test_a_card_of_a_run_that_stands_still_says_so_before_and_after_the_approval(world: World) -> None:
     approval = world.waiting(tools=[secretive])
     assert "what is approved runs only when" not in look(approval).text
+    waits = f"It waits for a person to decide: Waits for approval: {approval.title}"
+    assert waits in words(look(approval.run))
     pause_run(approval.run_id, user("superuser"), reason="the bank of DE02-secret is closed")
     before = above(look(approval))
     assert "Its run is paused: what is approved runs only when somebody resumes it." in before
@@ -719,6 +632,15 @@ def test_a_card_says_at_its_top_that_its_run_stands_still(world: World) -> None:
     assert "paused" in listed("approval").text
     Run.objects.update(status="orphaned")
     assert "A call of its run is in doubt: what is approved runs only when" in look(approval).text
+    Run.objects.update(status="paused")
+    answer = send(approval, "approve", follow=True)
+    says(answer, "The call runs when somebody resumes the run, which is paused.")
+    assert "when a person lets its run go on" in look(approval).text
+    assert f"A worker then carries out what was approved: {approval.title}." in words(look(approval.run))
+    chosen = {"action": "resume_selected", "_selected_action": str(approval.run_id)}
+    bulk = read(browser("superuser").post("/admin/agentruns/run/", chosen)).text
+    assert f"carries out what was approved: {approval.title}." in bulk
+    assert "refund the lamp" in bulk, "the first line of its task"
 
 
 def test_who_only_passed_on_a_text_is_not_its_author_and_nobody_is_the_program(world: World) -> None:
@@ -771,12 +693,3 @@ def test_what_the_customer_wrote_since_stands_on_the_card(world: World) -> None:
     html, written = page.html.split('class="ar-written', 1)
     assert html.count("<details") == html.count("</details>"), "they stand open"
     assert written[: written.index("</div>")].count("<summary>") == 3, "only the rest of a long one is folded"
-
-
-def test_filters_that_came_from_no_list_of_ours_break_nothing(world: World) -> None:
-    approval = world.waiting()
-    for filters in ("foo%3Dbar", "run__x%3D1", "id%3Dx", "status%3Dall%26p%3D99"):
-        kept = f"?_changelist_filters={filters}"
-        look(approval, query=kept)
-        sent = {"digest": approval.digest}
-        assert browser("superuser").post(url(approval, "approve") + kept, sent).status_code == 302

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.urls import reverse
 
-from agentruns import Policy, approve, run_agent, tool
+from agentruns import Policy, approve, run_agent
 from agentruns.models import Approval
 from tests.admin import pages
 from tests.admin.pages import leads_to, look, queries, says, send, url
 from tests.admin.people import browser, user
-from tests.admin.world import World, asked
+from tests.admin.world import World, waiting
 from tests.db.helpers import run_out
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db
 QUEUE = reverse("admin:agentruns_approval_changelist")
-
-
-def waiting(name: str, agent: str = "", risk: Any = "normal", hours: int = 0, **options: Any) -> Approval:
-    def act(number: int = 1) -> str:
-        """Act."""
-        return "acted"
-
-    lifetime = timedelta(hours=hours) if hours else None
-    made = tool(name=name, requires_approval=True, risk=risk, expires_in=lifetime, **options)(act)
-    return asked(call(name), name=f"agent-{agent or name}", tools=[made])[0]
 
 
 def listed(role: str = "superuser", **query: str) -> list[str]:
@@ -79,6 +68,11 @@ def test_mine_are_those_that_i_can_decide_and_have_not_decided(settings: Any) ->
     assert listed("decider", mine="yes") == ["free"]
     assert len(listed("decider")) == 4
     assert listed("viewer", mine="yes") == []
+    client = browser("decider")
+    few = queries(lambda: client.get(QUEUE, {"mine": "yes"}))
+    for number in range(7):
+        waiting(f"t{number}", approvers="treasurers")
+    assert len(queries(lambda: client.get(QUEUE, {"mine": "yes"}))) == len(few)
     settings.AGENTRUNS_POLICY = f"{__name__}.Nobody"
     assert listed("superuser", mine="yes") == []
 
@@ -98,6 +92,10 @@ def test_after_a_decision_the_next_card_that_i_can_decide_opens() -> None:
     answer = send(first, "deny", "decider", reason="no", follow=True)
     assert answer.redirect_chain[-1][0] == QUEUE
     says(answer, "Nothing else waits for you.")
+    last, over = waiting("last"), waiting("over", hours=1)
+    run_out(over)
+    assert listed("decider", mine="yes") == ["last"], "what is over is not mine, and not next"
+    assert send(last, "deny", "decider", reason="no").url == QUEUE
 
 
 def test_the_filtered_list_is_kept_on_the_way() -> None:
@@ -112,19 +110,8 @@ def test_the_filtered_list_is_kept_on_the_way() -> None:
     assert response.url == url(again) + kept
     response = client.post(url(again, "approve") + kept, {"digest": again.digest})
     assert response.url == QUEUE + "?tool=one", "two is not of this list"
-
-
-def test_what_is_over_is_not_mine_and_not_next() -> None:
-    first, over = waiting("first"), waiting("over", hours=1)
-    run_out(over)
-    assert listed("decider", mine="yes") == ["first"]
-    assert send(first, "deny", "decider", reason="no").url == QUEUE
-
-
-def test_mine_costs_the_same_for_more_cards() -> None:
-    waiting("t0", approvers="treasurers")
-    client = browser("decider")
-    few = queries(lambda: client.get(QUEUE, {"mine": "yes"}))
-    for number in range(1, 8):
-        waiting(f"t{number}", approvers="treasurers")
-    assert len(queries(lambda: client.get(QUEUE, {"mine": "yes"}))) == len(few)
+    odd = waiting("odd")
+    for filters in ("foo%3Dbar", "run__x%3D1", "id%3Dx", "status%3Dall%26p%3D99"):  # of no list of ours
+        kept = f"?_changelist_filters={filters}"
+        look(odd, query=kept)
+        assert client.post(url(odd, "approve") + kept, {"digest": odd.digest}).status_code == 302

@@ -18,10 +18,10 @@ from agentruns.services.runs import resume_run
 from agentruns.services.sweep import sweep
 from tests.admin.pages import Page, read, says, snapshot, unchanged, words
 from tests.admin.people import browser, user
-from tests.admin.world import ONCE, World
+from tests.admin.world import World
 from tests.effects import Effects
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
+pytestmark = pytest.mark.django_db(transaction=True)
 LIST = reverse("admin:agentruns_run_changelist")
 
 
@@ -93,7 +93,7 @@ def test_pausing_stops_what_is_at_work_however_far_it_came(world: World) -> None
     assert live.messages.latest("seq").kind == "run_pause_requested"
 
 
-def test_a_run_that_moved_on_since_it_was_shown_is_skipped(world: World) -> None:
+def test_a_run_that_moved_on_since_it_was_shown_is_skipped(world: World, requests_commit: str) -> None:
     moved, ended, still = world.paused("moved"), world.paused("ended"), world.paused("still")
     page = read(select("resume", moved, ended, still))
     resume_run(moved.pk, drive=False)
@@ -106,7 +106,9 @@ def test_a_run_that_moved_on_since_it_was_shown_is_skipped(world: World) -> None
     assert moved.messages.count() == before
 
 
-def test_one_that_fails_stops_no_other(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_fails_stops_no_other(
+    world: World, requests_commit: str, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = [world.paused("a"), world.paused("b"), world.paused("c")]
     page, failing = read(select("cancel", *runs)), str(runs[1].pk)
 
@@ -125,7 +127,6 @@ def test_one_that_fails_stops_no_other(world: World, caplog: pytest.LogCaptureFi
     assert all(problems(run.session_id) == [] for run in runs)
 
 
-@ONCE
 @pytest.mark.parametrize("verb", ["resume", "pause", "cancel"])
 def test_who_may(world: World, verb: str) -> None:
     make = world.paused if verb == "resume" else world.queued
@@ -142,9 +143,10 @@ def test_who_may(world: World, verb: str) -> None:
             assert Message.objects.latest("pk").payload["actor"]["name"] == role
 
 
-def test_nonsense_and_too_much_change_nothing(world: World) -> None:
+def test_nonsense_too_much_and_an_owner_without_the_permission_change_nothing(world: World) -> None:
     run, client = world.paused(), browser("superuser")
     too_many = [f"00000000-0000-7000-8000-{number:012}" for number in range(101)]
+    own = world.waiting(actor=user("viewer")).run
     with unchanged():
         for sent, told in (
             (["nonsense"], "choose from the list"),
@@ -159,9 +161,4 @@ def test_nonsense_and_too_much_change_nothing(world: World) -> None:
         says(response, "Nothing was done. Correct the form below.", status=400)
         strict = browser("superuser", enforce_csrf_checks=True)
         assert strict.post(LIST, {"action": "cancel_selected", **data}).status_code == 403
-
-
-def test_an_owner_without_the_permission_has_no_bulk(world: World) -> None:
-    run = world.waiting(actor=user("viewer")).run
-    with unchanged():
-        select("cancel", run, role="viewer", confirmed="1", reason="", **{f"seen-{run.pk}": "3"})
+        select("cancel", own, role="viewer", confirmed="1", reason="", **{f"seen-{own.pk}": "3"})

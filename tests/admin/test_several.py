@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,11 +25,8 @@ CANNOT = "A question is answered, not approved."
 @pytest.fixture
 def three(db: None) -> list[Approval]:
     """Two refunds and a question, of one reply."""
-    calls = [
-        call("refund", cents=5000),
-        call("refund", cents=6000),
-        call("ask_human", question="Which colour?"),
-    ]
+    asks = call("ask_human", question="Which colour?")
+    calls = [call("refund", cents=5000), call("refund", cents=6000), asks]
     agent = shop_agent("three", {"text": "Please.", "tools": calls}, tools=[refund, ask_human])
     return run_agent(agent, "go", "three").pending
 
@@ -38,12 +34,6 @@ def three(db: None) -> list[Approval]:
 def paid(cents: int) -> str:
     """Pay."""
     return "paid"
-
-
-def refunds(*cents: int, **options: Any) -> list[Approval]:
-    """Ask for refunds in one reply, by a tool with these options."""
-    made = tool(name="refund", requires_approval=True, **options)(paid)
-    return asked(*(call("refund", cents=one) for one in cents), tools=[made])
 
 
 def turn(approval: Approval) -> str:
@@ -97,63 +87,54 @@ def test_a_whole_reply_is_decided_on_one_page(three: list[Approval], effects: Ef
     assert browser("superuser").get(nowhere).status_code == 404
 
 
-def test_all_of_one_tool_are_counted_and_added_up(world: World) -> None:
+def test_all_of_one_tool_are_added_up_in_the_currency_of_the_sentences_and_never_two(world: World) -> None:
     @tool(name="refund", requires_approval=True, sensitive=["secret"])
     def pay(cents: int, secret: int) -> str:
         """Pay."""
         return "paid"
 
-    cards = asked(*(call("refund", cents=5000 + n, secret=n) for n in range(3)), tools=[pay])
+    cards = asked(*(call("refund", cents=5000 + n, secret=n) for n in range(3)), name="masked", tools=[pay])
     page = page_of(cards[0])
     assert "3 calls can be ticked, amount 150.03 in total" in words(page)
     assert "secret 3" not in page.text, "no sum of what is masked"
-
-
-@pytest.mark.parametrize(
-    ("sentences", "total"),
-    [
+    for number, (sentences, total) in enumerate((
         (["Refund 1,500.00 EUR of order 3", "Refund 0.50 EUR"], "amount 1,500.50 EUR in total"),
         (["Refund €1500.00", "Refund €0.50"], "amount 1,500.50 € in total"),
         (["Refund 1,500.00 EUR", "Refund 0.50 USD"], ""),
         (["Refund 1,500.00 EUR", "Refund 10.50 USD"], ""),
         (["Refund 1,500.00 of FOO", "Refund 0.50"], "amount 1,500.50 in total"),
-    ],
-)
-def test_a_sum_has_the_currency_of_the_sentences_and_never_two(
-    world: World, sentences: list[str], total: str
-) -> None:
-    said = dict(zip((150000, 50), sentences, strict=True))
-    text = words(page_of(refunds(*said, describe=lambda given: said[given["cents"]])[0]))
-    assert f"2 calls can be ticked, {total}" in text if total else "in total" not in text
+    )):  # fmt: skip
+        said = dict(zip((150000, 50), sentences, strict=True))
+        told = tool(name="refund", requires_approval=True, describe=lambda given, s=said: s[given["cents"]])
+        cards = asked(*(call("refund", cents=one) for one in said), name=f"s{number}", tools=[told(paid)])
+        text = words(page_of(cards[0]))
+        assert f"2 calls can be ticked, {total}" in text if total else "in total" not in text
 
 
 def test_what_is_warned_of_starts_unticked_where_it_is_approved(world: World) -> None:
     def warned(given: dict[str, Any]) -> dict[str, Any]:
         return {"warnings": ["more than was paid"] if given["cents"] > 5000 else []}
 
-    low, high = refunds(5000, 6000, preview=warned)
+    made = tool(name="refund", requires_approval=True, preview=warned)(paid)
+    low, high = asked(*(call("refund", cents=one) for one in (5000, 6000)), tools=[made])
 
     def ticks(response: Any) -> list[bool]:
         html = response.content.decode()
         return [f'value="{one.pk}" aria-label="{one.title}" checked>' in html for one in (low, high)]
 
     assert ticks(browser("superuser").get(turn(low))) == [True, False]
-    assert ticks(select("approve", low, high)) == [True, False], "the list's ticks only bring them here"
-    assert ticks(select("deny", low, high)) == [True, True]
+    approving, denying = select("approve", low, high), select("deny", low, high)
+    assert ticks(approving) == [True, False], "the list's ticks only bring them here"
+    assert ticks(denying) == [True, True]
     again = select("deny", high, **{**confirmed(low, high), "reason": ""})
     assert ticks(again) == [False, True], "but those of this page stay"
+    # The note says only what is true of its page.
+    assert "tells it to the model" not in says(approving, "Note, kept in the journal:").text
+    says(denying, "Note, kept in the journal and told to the model:")
+    assert "Deny tells it to the model" in page_of(low).text
 
 
-def test_the_note_says_only_what_is_true_of_its_page(world: World) -> None:
-    approval = world.waiting()
-    approving, denying = read(select("approve", approval)).text, read(select("deny", approval)).text
-    assert "Note, kept in the journal:" in approving
-    assert "tells it to the model" not in approving
-    assert "Note, kept in the journal and told to the model:" in denying
-    assert "Deny tells it to the model" in page_of(approval).text
-
-
-def test_what_misses_something_decides_nothing_and_keeps_what_was_ticked(three: list[Approval]) -> None:
+def test_what_misses_something_or_was_decided_elsewhere_keeps_what_was_ticked(three: list[Approval]) -> None:
     first, second, question = three
     none = "Nothing was decided: tick at least one call."
     with unchanged():
@@ -163,10 +144,6 @@ def test_what_misses_something_decides_nothing_and_keeps_what_was_ticked(three: 
             says(ticked("approve", first, _selected_action=chosen), none, status=400)
         assert ticked("deny", second).content.decode().count(" checked>") == 1
         says(ticked("approve", question), "there is nothing to execute")
-
-
-def test_a_row_decided_elsewhere_meanwhile_stops_no_other_and_says_who_won(three: list[Approval]) -> None:
-    first, second, question = three
     approve(first.pk, user("decider"))
     told = "Your decision was not recorded. Approved by decider on"
     says(ticked("deny", first, reason="fraud!"), told)
@@ -176,9 +153,7 @@ def test_a_row_decided_elsewhere_meanwhile_stops_no_other_and_says_who_won(three
     assert statuses(*three) == ["approved", "pending", "denied"]
 
 
-def test_a_selection_is_listed_before_it_is_decided(
-    world: World, three: list[Approval], effects: Effects
-) -> None:
+def test_a_selection_is_listed_then_decided(world: World, three: list[Approval], effects: Effects) -> None:
     chosen = [world.waiting(f"s{number}", 5000 + number) for number in range(3)]
     left_out = world.waiting("other")
     with unchanged():
@@ -196,15 +171,6 @@ def test_a_selection_is_listed_before_it_is_decided(
     assert sweep().completed == 3
     assert sorted(line["cents"] for line in effects.lines()) == [5000, 5001, 5002]
     assert statuses(left_out) == ["pending"]
-
-
-def test_denying_several_needs_one_reason(world: World) -> None:
-    chosen = [world.waiting("a"), world.waiting("b", 6000)]
-    with unchanged():
-        response = select("deny", *chosen, **{**confirmed(*chosen), "reason": " "})
-        says(response, "A denial needs a reason", status=400)
-    read(select("deny", *chosen, **{**confirmed(*chosen), "reason": "month is over"}))
-    assert set(Approval.objects.values_list("status", "reason")) == {("denied", "month is over")}
 
 
 def test_each_row_has_its_own_outcome(world: World, three: list[Approval], settings: Any) -> None:
@@ -228,16 +194,16 @@ def test_what_was_not_on_the_page_is_not_decided(world: World) -> None:
     shown, sneaked = world.waiting("shown"), world.waiting("sneaked", 6000)
     says(select("approve", shown, sneaked, **confirmed(shown)), "It was not on the page.")
     assert statuses(shown, sneaked) == ["approved", "pending"]
-
-
-@pytest.mark.parametrize("across", ["0", "1"])
-def test_nonsense_is_no_selection_and_a_viewer_has_no_actions(world: World, across: str) -> None:
-    world.waiting()
     assert "Approve selected" not in listed("approval", "viewer").text
-    sent = {"action": "approve_selected", "_selected_action": ["nonsense"], "select_across": across}
     with unchanged():
-        response = browser("superuser").post(LIST, sent, follow=True)
-        says(response, "Nothing was decided: choose from the list.")
+        for across in "01":
+            sent = {"action": "approve_selected", "_selected_action": ["nonsense"], "select_across": across}
+            answer = browser("superuser").post(LIST, sent, follow=True)
+            says(answer, "Nothing was decided: choose from the list.")
+        response = select("deny", sneaked, **{**confirmed(sneaked), "reason": " "})
+        says(response, "A denial needs a reason", status=400)
+    read(select("deny", sneaked, **{**confirmed(sneaked), "reason": "month is over"}))
+    assert Approval.objects.values_list("status", "reason").get(pk=sneaked.pk) == ("denied", "month is over")
 
 
 @pytest.mark.parametrize("names", [["refund"], ["refund", "transfer"]])
@@ -250,12 +216,8 @@ def test_more_cards_cost_no_more_queries(world: World, names: list[str]) -> None
         calls = [call(names[n % len(names)], cents=5000 + n) for n in range(count)]
         cards = asked(*calls, name=session, tools=tools)
         sent = {"action": "approve_selected", "_selected_action": [str(card.pk) for card in cards]}
-        looks: tuple[Callable[[], Any], ...] = (
-            lambda: says(client.get(turn(cards[0]))),
-            lambda: says(client.post(LIST, sent)),
-        )
-        page, selection = (len(queries(look)) for look in looks)
-        return page, selection
+        page = queries(lambda: says(client.get(turn(cards[0]))))
+        return len(page), len(queries(lambda: says(client.post(LIST, sent))))
 
     few, many = costs("few", len(names)), costs("many", 20)
     assert few == many

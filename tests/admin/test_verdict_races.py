@@ -11,26 +11,17 @@ from django.contrib.admin.models import LogEntry
 from django.utils.html import escape
 
 from agentruns import cancel_run, resume_run
-from tests.admin.doubts import (
-    EVIDENCE,
-    card,
-    doubtful,
-    finish,
-    give,
-    in_doubt,
-    last,
-    payload,
-)
+from tests.admin.doubts import EVIDENCE, card, doubtful, finish, give, in_doubt, last, payload
 from tests.admin.pages import says, unchanged, url
 from tests.admin.people import browser, user
-from tests.admin.world import ONCE, World
+from tests.admin.world import World
 from tests.db.racing import at_once
 from tests.effects import Effects
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> None:
+def test_two_people_at_once_are_one_verdict(world: World, effects: Effects, requests_commit: str) -> None:
     run = in_doubt()
     target, seen = url(run, "resolve", doubtful(run)), last(run, doubtful(run))
     clients = {"occurred": browser("resolver"), "not_occurred": browser("superuser")}
@@ -39,8 +30,7 @@ def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> N
         data = {"seq": seen, "verdict": verdict, "result": "sent", "evidence": EVIDENCE}
         return clients[verdict].post(target, data)
 
-    made = at_once(*(partial(click, verdict) for verdict in clients))
-    answers = dict(zip(clients, made, strict=True))
+    answers = dict(zip(clients, at_once(*(partial(click, verdict) for verdict in clients)), strict=True))
     assert sorted(answer.status_code for answer in answers.values()) == [302, 409]
     won = next(verdict for verdict, answer in answers.items() if answer.status_code == 302)
     lost = next(answer for answer in answers.values() if answer.status_code == 409)
@@ -56,7 +46,7 @@ def test_two_people_at_once_are_one_verdict(world: World, effects: Effects) -> N
 
 @pytest.mark.parametrize("verdict", ["occurred", "not_occurred", "unknown"])
 @pytest.mark.parametrize("driven", [False, True])
-def test_a_double_click_is_told_that_it_is_done(world: World, verdict: str, driven: bool) -> None:
+def test_a_double_click_is_told_so(world: World, verdict: str, driven: bool, requests_commit: str) -> None:
     run = in_doubt()
     seen = last(run, doubtful(run))
     give(run, verdict, seq=seen, result='{"a": 1}')
@@ -78,7 +68,7 @@ def test_a_double_click_is_told_that_it_is_done(world: World, verdict: str, driv
     assert LogEntry.objects.count() == 1
 
 
-def test_somebody_resumed_or_cancelled_meanwhile(world: World) -> None:
+def test_somebody_resumed_or_cancelled_meanwhile(world: World, requests_commit: str) -> None:
     first, second = in_doubt(), in_doubt(session="s2")
     seen = {run.pk: last(run, doubtful(run)) for run in (first, second)}
     resume_run(first.pk, user("superuser"))
@@ -89,26 +79,12 @@ def test_somebody_resumed_or_cancelled_meanwhile(world: World) -> None:
             says(response, "The call moved on since you looked.", status=409)
 
 
-@ONCE
-def test_browsers_ask_for_nothing_that_only_one_verdict_needs(world: World) -> None:
-    html = card(in_doubt()).html
+def test_what_is_missing_is_said_and_what_was_typed_is_kept(world: World) -> None:
+    run = in_doubt()
+    html = card(run).html
     areas = [area for area in re.findall(r"<textarea[^>]*>", html) if "cancel" not in area]
     assert [re.findall(r'name="(\w+)"', area)[0] for area in areas] == ["evidence", "result"]
     assert not [area for area in areas if " required" in area], "unknown needs none"
-
-
-@ONCE
-def test_a_page_that_is_out_of_date_decides_nothing(world: World) -> None:
-    run = in_doubt()
-    with unchanged():
-        for seen in (0, -1, "", "x", "٣", 10**30):
-            response = give(run, "occurred", seq=seen, result="sent")
-            says(response, "The call moved on since you looked.", status=409)
-
-
-@ONCE
-def test_what_is_missing_is_said_and_what_was_typed_is_kept(world: World) -> None:
-    run = in_doubt()
     wrong: list[tuple[str, dict[str, str], str]] = [
         ("occurred", {"evidence": " \n", "result": "sent"}, "Say how you know it"),
         ("not_occurred", {"evidence": ""}, "Say how you know it"),
@@ -127,3 +103,6 @@ def test_what_is_missing_is_said_and_what_was_typed_is_kept(world: World) -> Non
             assert (response.status_code, said in html) == (400, True), said
             kept = [text for text in typed.values() if text.strip() and "\x00" not in text]
             assert verdict != "occurred" or all(escape(text) in html for text in kept)
+        for seen in (0, -1, "", "x", "٣", 10**30):  # of a page that is out of date
+            response = give(run, "occurred", seq=seen, result="sent")
+            says(response, "The call moved on since you looked.", status=409)

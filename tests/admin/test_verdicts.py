@@ -11,33 +11,19 @@ from django.contrib.admin.models import LogEntry
 from agentruns import pause_run
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.services.sweep import sweep
-from tests.admin.doubts import (
-    EVIDENCE,
-    card,
-    doubtful,
-    finish,
-    give,
-    in_doubt,
-    last,
-    payload,
-    start,
-    textarea,
-    timed_out,
-    uncleared,
-    zombie,
-)
+from tests.admin import doubts
+from tests.admin.doubts import EVIDENCE, card, doubtful, finish, give, in_doubt, last, payload, start
 from tests.admin.pages import look, read, says, unchanged, url
 from tests.admin.people import browser
-from tests.admin.world import ONCE, World
+from tests.admin.world import World
 from tests.effects import Effects
 from tests.shop.agents import call
 from tests.waiting import LIMIT
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("requests_commit")]
-TIME_OVER = "The tool returned after its time was over."
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, effects: Effects) -> None:
+def test_it_happened_stores_the_result_once(world: World, effects: Effects, requests_commit: str) -> None:
     run = in_doubt()
     told = "Recorded: it happened. The result is stored as a JSON object. A worker picks up the run."
     says(give(run, "occurred", result='{"wire": 7}'), told)
@@ -56,7 +42,6 @@ def test_it_happened_stores_the_result_and_nothing_happens_again(world: World, e
     assert url(run, "resolve", doubtful(run)) not in page.forms
 
 
-@ONCE
 def test_what_is_typed_is_json_or_text(world: World) -> None:
     for number, (typed, stored) in enumerate((
         ("[1, 2]", [1, 2]), ("12.5", 12.5), ("went out at noon\r\nsays Ann", "went out at noon\nsays Ann"),
@@ -97,8 +82,14 @@ def test_unknown_is_told_to_the_model_and_what_follows_is_not_run(world: World, 
     )
 
 
-def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -> None:
-    run = in_doubt()
+def test_a_paused_run_stays_paused_and_cancelling_the_card_ends_a_run(world: World, effects: Effects) -> None:
+    paused, run = in_doubt(session="paused"), in_doubt()
+    pause_run(paused.pk, None, reason="audit")
+    card(paused, "The run stays paused until somebody resumes it.")
+    told = "Recorded: it happened. The result is stored as text."
+    page = says(give(paused, "occurred", result="sent"), told)
+    assert "is stored as text. A worker takes" not in page.text
+    assert finish(paused).status == "paused"
     assert url(run, "cancel") in card(run).forms
     browser("superuser").post(url(run, "cancel"), {"reason": "enough"})
     run.refresh_from_db()
@@ -107,23 +98,12 @@ def test_cancelling_from_the_card_ends_the_run(world: World, effects: Effects) -
     assert "The model was told so" not in page.text, "nobody asks it any more"
     assert "told to the model" not in look(run).text
     assert url(run, "cancel") not in page.forms
-    assert effects.count() == 1
-
-
-def test_a_paused_run_stays_paused_and_says_so(world: World) -> None:
-    run = in_doubt()
-    pause_run(run.pk, None, reason="audit")
-    assert "The run stays paused until somebody resumes it." in card(run).text
-    told = "Recorded: it happened. The result is stored as text."
-    assert "is stored as text. A worker takes" not in says(give(run, "occurred", result="sent"), told).text
-    assert finish(run).status == "paused"
+    assert effects.count() == 2
 
 
 @pytest.mark.parametrize("verdict", ["occurred", "not_occurred"])
-def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
-    world: World, effects: Effects, verdict: str
-) -> None:
-    run = uncleared()
+def test_a_verdict_after_the_end_only_lifts_the_doubt(world: World, effects: Effects, verdict: str) -> None:
+    run = doubts.uncleared()
     assert "nothing runs, and what the model was told stays" in card(run).text
     shown = look(
         run,
@@ -145,7 +125,7 @@ def test_a_verdict_after_the_end_only_records_and_lifts_the_doubt(
 
 
 def test_a_doubt_of_an_earlier_run_stands_on_the_later_one_until_it_is_lifted(world: World) -> None:
-    first = uncleared()
+    first = doubts.uncleared()
     second = start({"tools": [call("post", text="hi")]}, key="second")
     assert second.pk != first.pk
     page = look(second, "The outcome of a call of wire is unknown")
@@ -159,7 +139,7 @@ def test_a_doubt_of_an_earlier_run_stands_on_the_later_one_until_it_is_lifted(wo
 
 
 def test_what_a_zombie_returned_is_evidence(world: World, effects: Effects) -> None:
-    run, late, worker = zombie({"sent": [1, 2]})
+    run, late, worker = doubts.zombie({"sent": [1, 2]})
     assert run.status == "orphaned"
     assert url(run, "resolve", doubtful(run)) in card(run).forms
     late.report()
@@ -180,38 +160,30 @@ def test_what_a_zombie_returned_is_evidence(world: World, effects: Effects) -> N
     assert effects.count() == 1
 
 
-@ONCE
 @pytest.mark.parametrize("returns", ["42", "null", None, True, "a\u202eb\nc", "", [1.5, "x" * 200]])
 def test_what_is_left_as_it_was_filled_in_is_stored_exactly(world: World, returns: Any) -> None:
-    run, late = timed_out(returns)
+    run, late = doubts.timed_out(returns)
     late.report()
-    assert TIME_OVER in card(run).text
-    assert give(run, "occurred", result=textarea(run, "result")).status_code == 200
+    card(run, "The tool returned after its time was over.")
+    assert give(run, "occurred", result=doubts.textarea(run, "result")).status_code == 200
     stored = payload(run, "tool_result")["content"]
     assert (stored, type(stored)) == (returns, type(returns))
 
 
-def test_an_error_that_came_late_is_shown_and_forbids_nothing(world: World) -> None:
-    run, late = timed_out(ValueError("no money"))
+def test_a_late_error_forbids_nothing_and_is_seen_before_one_decides(world: World) -> None:
+    run, late = doubts.timed_out(ValueError("no money"))
+    seen = last(run, doubtful(run))
     late.report()
-    page = card(run, "The tool raised an error, too late to count. It may have happened all the same.")
-    assert "no money" in page.text
-    assert page.disabled == []
+    told = "The tool raised an error, too late to count. It may have happened all the same."
+    with unchanged():
+        response = give(run, "not_occurred", seq=seen)
+        says(response, "The call moved on since you looked.", told, "no money", status=409)
+    assert card(run, told, "no money").disabled == []
     assert give(run, "not_occurred").status_code == 200
 
 
-def test_a_report_that_comes_in_while_one_decides_is_seen_first(world: World) -> None:
-    run, late = timed_out("sent")
-    seen = last(run, doubtful(run))
-    late.report()
-    with unchanged():
-        response = give(run, "not_occurred", seq=seen)
-        says(response, "The call moved on since you looked.", TIME_OVER, status=409)
-        assert textarea(run, "result") == "sent"
-
-
 def test_it_is_not_run_again_before_its_time_is_over(world: World, effects: Effects) -> None:
-    run, late, worker = zombie("sent", timeout=900)
+    run, late, worker = doubts.zombie("sent", timeout=900)
     page = card(run, "with the same key, not before 20")
     assert "in 14\xa0minutes), when the time of this attempt is over" in page.text
     give(run, "not_occurred")

@@ -1,21 +1,17 @@
-"""Runs in every state that a person meets, and how often a test of the console is run."""
+"""Runs in every state that a person meets."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from agentruns import ToolContext, run_agent, start_run, tool
 from agentruns.agents.agent import get_agent
-from agentruns.models import Approval, Run
+from agentruns.models import Approval, Run, Session
 from agentruns.services.control import pause_run
 from tests.admin.people import user
 from tests.shop.agents import TOOLS, act, call, shop_agent
 
-# Pages only read, and refusals of the form: a transaction around the request makes no difference.
-ONCE = pytest.mark.parametrize("requests_commit", ["autocommit"], indirect=True)
 TURN = {"tools": [call("post", text="hi")]}
 
 
@@ -82,6 +78,27 @@ def asked(*calls: Any, name: str = "asking", tools: Any = TOOLS, actor: Any = No
     """Run an agent that makes these calls in one reply, and list what waits for a decision."""
     agent = shop_agent(name, {"tools": [*calls]}, tools=tools)
     return run_agent(agent, "go", name, actor=actor).pending
+
+
+def many(run: Run, count: int) -> None:
+    """Put copies of an ended run into the list."""
+    sessions = [Session(key=f"copy-{number}") for number in range(count)]
+    Session.objects.bulk_create(sessions)
+    names = {field.attname for field in Run._meta.concrete_fields} - {"id", "session_id"}
+    columns = {name: getattr(run, name) for name in names}
+    Run.objects.bulk_create(Run(session=session, **columns) for session in sessions)
+
+
+def waiting(name: str, agent: str = "", hours: int = 0, actor: Any = None, **options: Any) -> Approval:
+    """A call of a tool of this name and of these options, which expires after so many hours."""
+
+    def act(number: int = 1) -> str:
+        """Act."""
+        return "acted"
+
+    lifetime = timedelta(hours=hours) if hours else None
+    made = tool(name=name, requires_approval=True, expires_in=lifetime, **options)(act)
+    return asked(call(name), name=f"agent-{agent or name}", tools=[made], actor=actor)[0]
 
 
 def dying() -> Any:
