@@ -45,11 +45,8 @@ class Page(HTMLParser):
             self.violations.append(f"<{tag}>")
         for name, value in values.items():
             scheme = value.strip().lower().partition(":")[0]
-            if (
-                name == "style"
-                or name.startswith("on")
-                or (name in ("href", "src") and scheme == "javascript")
-            ):
+            is_script = name in ("href", "src") and scheme == "javascript"
+            if name == "style" or name.startswith("on") or is_script:
                 self.violations.append(f"<{tag} {name}={value!r}>")
         if tag == "form" and values.get("method") == "post":
             self._form = self.forms.setdefault(urlsplit(values.get("action", "")).path, {})
@@ -101,9 +98,8 @@ def read(response: Any) -> Page:
     html = response.content.decode()
     page = Page(html)
     assert page.violations == []
-    assert [
-        src for src in page.loaded if not src.startswith(("/static/", "/admin/", "/tools/", "/lookout/"))
-    ] == []
+    ours = ("/static/", "/admin/", "/tools/", "/lookout/")
+    assert [src for src in page.loaded if not src.startswith(ours)] == []
     assert [character for character in HIDDEN if character in html] == []
     return page
 

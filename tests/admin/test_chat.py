@@ -78,19 +78,6 @@ def test_the_same_approved_call_in_another_session_is_said_in_red_on_both_pages(
     assert "in another session" not in text(other)
 
 
-def test_who_allowed_what_and_how_often_it_started(world: World) -> None:
-    approval = world.waiting()
-    assert "was started" not in text(approval.run)
-    approve(approval.pk, user("decider"))
-    sweep()
-    shown = text(approval.run)
-    assert "A tool was started 1 time. No effect of this session ran twice" in shown
-    assert "decider: Approved" in shown
-    run = approval.run
-    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="more")
-    assert "was started" not in text(fork), "the history of its origin is not its own"
-
-
 @tool
 def refuses(cents: int) -> str:
     """Refuse."""
@@ -131,12 +118,19 @@ def test_the_conversation_comes_first_and_reads_as_people_write() -> None:
     assert page.text.index("post noted") < page.text.index("Steps, and what each took")
 
 
-def test_who_decided_and_what_a_person_said_became_of_it(world: World) -> None:
+def test_who_decided_how_often_a_tool_started_and_what_a_person_said_became_of_it(world: World) -> None:
     approval = world.waiting()
-    assert "waits for a decision" in text(approval.run)
+    run = approval.run
+    shown = text(run)
+    assert "waits for a decision" in shown
+    assert "was started" not in shown
     approve(approval.pk, user("decider"), reason="He is right.")
     sweep()
-    assert "decider: Approved. He is right." in text(approval.run)
+    shown = text(run)
+    assert "decider: Approved. He is right." in shown
+    assert "A tool was started 1 time. No effect of this session ran twice" in shown
+    fork = fork_run(run.pk, run.messages.latest("seq").seq, text="more")
+    assert "was started" not in text(fork), "the history of its origin is not its own"
     doubt = world.orphaned()
     (call_id,) = doubt.pending_calls
     assert "In doubt: MemoryError inside the tool." in text(doubt)
@@ -162,15 +156,6 @@ def test_a_takeover_is_said_of_the_call_that_was_at_work() -> None:
         assert line.says == ([] if notes else [why])
 
 
-def test_what_is_sensitive_is_masked(world: World) -> None:
-    """Also beside the same call elsewhere."""
-    runs = [approved(world, session, tools=[secretive]) for session in "ab"]
-    assert "in another session" in text(runs[0])
-    for run in (runs[0], world.waiting("secret", tools=[secretive]).run):
-        for query in ("", "?rows=full"):
-            assert "DE02-secret" not in look(run, query=query).html
-
-
 SPELT = {"7731x": "7 7 3 1 x", "7x": "7x"}
 
 
@@ -180,11 +165,18 @@ def unlock(pin: str) -> str:
     return "open"
 
 
-@pytest.mark.parametrize("pin", SPELT)
-def test_a_tools_own_sentence_is_masked_as_on_a_card(pin: str) -> None:
-    shown = text(ran("doors", {"tools": [call("unlock", pin=pin)]}, tools=[unlock]))
-    assert "***" in shown
-    assert f" {SPELT[pin]} " not in shown
+def test_what_is_sensitive_is_masked_also_in_a_tools_own_sentence(world: World) -> None:
+    runs = [approved(world, session, tools=[secretive]) for session in "ab"]
+    assert "in another session" in text(runs[0])
+    for run in (runs[0], world.waiting("secret", tools=[secretive]).run):
+        for query in ("", "?rows=full"):
+            assert "DE02-secret" not in look(run, query=query).html
+    for pin, spelt in SPELT.items():
+        shown = text(
+            ran("doors", {"tools": [call("unlock", pin=pin)]}, session=f"door-{len(pin)}", tools=[unlock])
+        )
+        assert "***" in shown
+        assert f" {spelt} " not in shown
 
 
 def test_a_reply_goes_on_in_the_session(world: World) -> None:
@@ -199,6 +191,11 @@ def test_a_reply_goes_on_in_the_session(world: World) -> None:
     reply(reader, text="quickly")
     assert Run.objects.count() == 2, "the open run reads it"
     assert reader.messages.filter(kind="user").count() == 2
+    approval = world.waiting()
+    told = "Sent. The agent reads it when the run goes on, which waits for a person."
+    says(reply(approval.run, text="and now?"), told)
+    approve(approval.pk, user("superuser"))
+    assert "not run yet" in text(approval.run)
 
 
 def test_who_writes_into_a_conversation_of_somebody_else_is_named() -> None:
@@ -211,15 +208,7 @@ def test_who_writes_into_a_conversation_of_somebody_else_is_named() -> None:
     assert "viewer task" in text(first)
 
 
-def test_a_reply_to_a_run_that_waits_says_when_it_is_read(world: World) -> None:
-    approval = world.waiting()
-    told = "Sent. The agent reads it when the run goes on, which waits for a person."
-    says(reply(approval.run, text="and now?"), told)
-    approve(approval.pk, user("superuser"))
-    assert "not run yet" in text(approval.run)
-
-
-def test_a_reply_that_cannot_be_sent_keeps_what_was_typed(world: World) -> None:
+def test_a_reply_that_cannot_be_sent_keeps_the_text_and_who_may_not_write_has_no_box(world: World) -> None:
     run = world.completed()
     with unchanged():
         says(reply(run, text=""), "Nothing was sent.", status=400)
@@ -227,12 +216,7 @@ def test_a_reply_that_cannot_be_sent_keeps_what_was_typed(world: World) -> None:
         page = says(browser("superuser").post(url(run, "reply"), {"key": "k", "text": "hello?"}), status=409)
         assert page.forms[url(run, "reply")]["text"] == "hello?"
         Run.objects.filter(pk=run.pk).update(agent=run.agent)
-
-
-def test_who_may_not_write_has_no_box(world: World) -> None:
-    shop_agent("completed-closed", {"text": "x"}, starters=None)
-    run = world.completed("closed")
-    shop_agent("completed-closed", {"text": "x"}, starters=None, version="2")
+    shop_agent(run.agent, {"text": "x"}, starters=None, version="2")
     assert url(run, "reply") not in look(run, role="viewer").forms
     with unchanged():
         assert browser("viewer").post(url(run, "reply"), {"key": "k", "text": "x"}).status_code in (403, 409)
@@ -275,8 +259,8 @@ def recites(line: str) -> str:
     return f"{line} " * 500
 
 
-def test_a_text_that_is_cut_leads_to_the_whole_of_it() -> None:
-    said = "".join(f"{number} " for number in range(2_000))
+def test_a_text_that_is_cut_leads_to_the_whole_of_it_and_to_the_models_own_words(world: World) -> None:
+    said = "I **write** <b>him</b>. " + "".join(f"{number} " for number in range(2_000))
     turn = {"text": said, "tools": [call("recites", line="verse")]}
     run = ran("poet", turn, {"text": "done"}, tools=[recites])
     shown = look(run)
@@ -294,11 +278,7 @@ def test_a_text_that_is_cut_leads_to_the_whole_of_it() -> None:
         assert f'id="{anchor}"' in whole.html
         assert link not in whole.links
     assert f'id="call-{call_id}" open>' in whole.html
-
-
-def test_the_model_s_words_can_be_read_as_it_wrote_them(world: World) -> None:
-    run = ran("writer", {"text": "I **write** <b>him</b>."})
-    assert "?plain=1" in look(run).links
+    assert "?plain=1" in shown.links
     plain = look(run, "I **write** <b>him</b>.", query="?plain=1")
     assert "?" in plain.links, "and back"
     assert f'data-url="{url(run, "live")}?plain=1"' in plain.html
@@ -306,6 +286,7 @@ def test_the_model_s_words_can_be_read_as_it_wrote_them(world: World) -> None:
 
 
 HANGS = Hanging()
+THREADS: set[int] = set()
 
 
 def hangs(args: dict[str, Any]) -> str:
@@ -321,16 +302,17 @@ def waits(number: int) -> str:
     return "waited"
 
 
-@tool(describe=lambda args: 1 / 0)
+@tool(describe=lambda args: THREADS.add(threading.get_ident()) or 1 / 0)
 def breaks(number: int) -> str:
     """Break."""
     return "broke"
 
 
-def test_what_describes_calls_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_described_elsewhere_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [call("breaks", number=1), *(call("waits", number=number) for number in range(20))]
     run = ran("slow", {"tools": calls}, tools=[breaks, waits])
     HANGS.reset()
+    THREADS.clear()
     monkeypatch.setattr("agentruns.tools.card.PATIENCE", 2.0)
     try:
         shown = text(run)
@@ -339,18 +321,5 @@ def test_what_describes_calls_is_not_waited_for_long(monkeypatch: pytest.MonkeyP
     assert not HANGS.was_waited_for, "not even the first that hangs"
     for said in ("breaks(number=1)", "Wait 0", "waits 19"):  # the last by its name
         assert said in shown
-
-
-def test_what_describes_a_call_writes_nothing_through_the_request() -> None:
-    threads = set()
-
-    @tool(describe=lambda args: threads.add(threading.get_ident()) or "Tell")
-    def tells(text: str) -> str:
-        """Tell."""
-        return "told"
-
-    run = ran("teller", {"tools": [call("tells", text="x")]}, tools=[tells])
-    threads.clear()
-    assert "Tell" in text(run)
-    assert threads, "asked"
-    assert threading.get_ident() not in threads, "not with the connections of the request"
+    assert THREADS, "asked"
+    assert threading.get_ident() not in THREADS, "not with the connections of the request"

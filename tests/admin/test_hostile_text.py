@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from django.urls import reverse
 
@@ -69,22 +71,13 @@ def test_every_field_of_a_run_that_waits_and_has_ended(hostile: str) -> None:
 
 
 def test_what_a_person_typed_is_shown_as_it_is_and_kept_by_a_refused_form() -> None:
-    approval, reason = started("x"), "</textarea><script>alert(1)</script>"
+    approval, reason = started(HOSTILE["bidi"]), "</textarea><script>alert(1)</script>"
+    page = look(approval, "pay U+202E0005U+202C to U+2066AnnU+2069")
+    assert 'title="RIGHT-TO-LEFT OVERRIDE"' in page.html, "hidden characters have names"
     says(send(approval, "deny", digest="", reason=reason), reason, status=400)
     assert send(approval, "deny", reason="<b>no</b> \u202eoN").status_code == 302
     assert "<b>no</b> U+202EoN" in look(approval).text
-
-
-def test_hidden_characters_of_arguments_have_names() -> None:
-    page = look(started(HOSTILE["bidi"]), "pay U+202E0005U+202C to U+2066AnnU+2069")
-    assert 'title="RIGHT-TO-LEFT OVERRIDE"' in page.html
-
-
-def test_hidden_characters_in_the_search_and_in_filters() -> None:
-    approval, client = started("x"), browser("superuser")
-    for query in HOSTILE.values():
-        for path in LISTS:
-            for key in ("q", "status", "agent"):
-                response = client.get(path, {key: query.encode(errors="replace")})
-                assert response.status_code in (200, 302), (key, query)
-    assert Approval.objects.filter(pk=approval.pk).exists()
+    client = browser("superuser")
+    for query, path, key in product(HOSTILE.values(), LISTS, ("q", "status", "agent")):
+        response = client.get(path, {key: query.encode(errors="replace")})
+        assert response.status_code in (200, 302), (key, query)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
-
-import pytest
 
 from agentruns.admin.runs.steps import PAYLOAD_LIMIT, row_card
 from agentruns.journal import events
@@ -26,54 +25,19 @@ ODD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "invented_later", "<script>\u202e"])
-def test_no_payload_breaks_a_card(kind: str) -> None:
-    for payload in ODD:
-        shown = row_card(Mask([{"tools": {"refund": {"sensitive": ["cents"]}}}]).row(row(kind, payload)))
+def test_no_payload_breaks_a_card() -> None:
+    mask = Mask([{"tools": {"refund": {"sensitive": ["cents"]}}}])
+    for kind, payload in product([*KINDS, "invented_later", "<script>\u202e"], ODD):
+        shown = row_card(mask.row(row(kind, payload)))
         assert shown.title
         assert "\u202e" not in shown.title
         assert shown.payload.text
 
 
-def test_who_did_it() -> None:
+def test_who_did_it_and_what_it_cost() -> None:
     assert row_card(row(events.RUN_PAUSED, {"actor": {"id": "1", "name": "ann"}})).who == "ann"
     assert row_card(row(events.RUN_PAUSED, {}, epoch=3)).who == "worker"
     assert row_card(row(events.RUN_PAUSED, {})).who == "the program"
-
-
-def decided(verb: str, **more: Any) -> dict[str, Any]:
-    return {"verb": verb, "digest": "d", **more}
-
-
-def said(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
-
-
-NOT_SO = {"content": said("not so"), "reason": events.OUTPUT_INVALID}
-
-
-@pytest.mark.parametrize(
-    ("kind", "payload", "title"),
-    [
-        (events.APPROVAL_DECIDED, decided("expire", channel="worker"), "Nobody answered in time"),
-        (events.APPROVAL_DECIDED, decided("answer", text="no"), "Answered instead of run"),
-        (events.APPROVAL_DECIDED, decided("approve", arguments={"a": 1}), "Approved with edited arguments"),
-        (events.TOOL_RESULT, {"outcome": "unknown", "content": "x"}, "Outcome unknown"),
-        (events.ORPHAN_RESOLVED, {"verdict": "not_occurred", "evidence": "x"}, "Verdict: it did not happen"),
-        (events.LATE_RESULT, {"never_entered": True}, "Late report of a worker that had lost the run"),
-        (events.MODEL_FAILED, {"error": {"type": "T", "text": "x"}, "retry_in": 2.0}, "Model call failed"),
-        (events.RUN_CANCELLED, {"reason": "why"}, "Cancelled"),
-        (events.USER, {"content": said("refund it")}, "Task given"),
-        (events.USER, NOT_SO, "Answer sent back: not of the required form"),
-    ],
-)
-def test_titles(kind: str, payload: dict[str, Any], title: str) -> None:
-    shown = row_card(row(kind, payload))
-    assert shown.title == title
-    assert shown.facts or shown.bodies
-
-
-def test_the_cost_is_told_apart_from_the_tokens() -> None:
     reply = {"calls": [], "content": [], "usage": {"input_tokens": 3}, "cost": "0.0002"}
     failed = {"error": {"type": "T", "text": "x"}, "usage": {"input_tokens": 3}, "cost": "0.0001"}
     told, why = (
@@ -84,22 +48,50 @@ def test_the_cost_is_told_apart_from_the_tokens() -> None:
     assert ("Cost", "0.0001") in why
 
 
-def test_a_long_payload_is_cut_unless_it_is_to_be_whole() -> None:
+def said(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+DECIDED: dict[str, Any] = {"digest": "d", "channel": "worker"}
+TITLES: list[tuple[str, dict[str, Any], str]] = [
+    (events.APPROVAL_DECIDED, {**DECIDED, "verb": "expire"}, "Nobody answered in time"),
+    (events.APPROVAL_DECIDED, {**DECIDED, "verb": "answer", "text": "no"}, "Answered instead of run"),
+    (
+        events.APPROVAL_DECIDED,
+        {**DECIDED, "verb": "approve", "arguments": {"a": 1}},
+        "Approved with edited arguments",
+    ),
+    (events.TOOL_RESULT, {"outcome": "unknown", "content": "x"}, "Outcome unknown"),
+    (events.ORPHAN_RESOLVED, {"verdict": "not_occurred", "evidence": "x"}, "Verdict: it did not happen"),
+    (events.LATE_RESULT, {"never_entered": True}, "Late report of a worker that had lost the run"),
+    (events.MODEL_FAILED, {"error": {"type": "T", "text": "x"}, "retry_in": 2.0}, "Model call failed"),
+    (events.RUN_CANCELLED, {"reason": "why"}, "Cancelled"),
+    (events.USER, {"content": said("refund it")}, "Task given"),
+    (
+        events.USER,
+        {"content": said("not so"), "reason": events.OUTPUT_INVALID},
+        "Answer sent back: not of the required form",
+    ),
+]
+
+
+def test_titles() -> None:
+    for kind, payload, title in TITLES:
+        shown = row_card(row(kind, payload))
+        assert shown.title == title
+        assert shown.facts or shown.bodies
+    refused = {"outcome": "error", "content": "There is no such tool."}
+    titles = [row_card(row(events.TOOL_RESULT, refused, attempt=attempt)).title for attempt in (0, 1)]
+    assert titles == ["Not executed: refused", "Tool gave an error"], "which never started gave no error"
+
+
+def test_what_is_long_is_cut_says_so_and_can_be_whole() -> None:
     long = row(events.TOOL_RESULT, {"outcome": "ok", "content": "x" * 3 * PAYLOAD_LIMIT})
     assert row_card(long).payload.left_out > 0
     assert row_card(long).bodies[0].left_out > 0
     assert row_card(long, whole=True).payload.left_out == row_card(long, whole=True).bodies[0].left_out == 0
-
-
-def test_a_line_that_is_cut_says_so() -> None:
     cut, short = (row(events.TOOL_RESULT, {"outcome": "ok", "content": "x" * size}) for size in (91, 90))
     assert (row_card(cut).brief, row_card(short).brief) == ("x" * 90 + "…", "x" * 90)
-
-
-def test_a_call_that_never_started_gave_no_error_itself() -> None:
-    payload = {"outcome": "error", "content": "There is no such tool."}
-    titles = [row_card(row(events.TOOL_RESULT, payload, attempt=attempt)).title for attempt in (0, 1)]
-    assert titles == ["Not executed: refused", "Tool gave an error"]
 
 
 def test_sensitive_arguments_are_masked_wherever_they_are() -> None:

@@ -39,15 +39,6 @@ def seen(run: Run) -> str:
     return tag(look(run).html)
 
 
-def test_nothing_new_costs_next_to_nothing(world: World) -> None:
-    run = world.waiting().run
-    client, query = browser("superuser"), {"after": 4, "seen": seen(run)}
-    response = client.get(url(run, "live"), query)
-    assert (response.status_code, response.content) == (204, b"")
-    asked = [sql for sql in queries(lambda: client.get(url(run, "live"), query)) if sql.startswith("SELECT")]
-    assert len(asked) == 4, asked  # the session, the user, the run, its last row
-
-
 def test_what_is_new_is_the_page_without_the_site_around_it(world: World) -> None:
     approval = world.waiting()
     run, known = approval.run, seen(approval.run)
@@ -60,7 +51,11 @@ def test_what_is_new_is_the_page_without_the_site_around_it(world: World) -> Non
     assert cards == [str(seq) for seq in range(last + 1, run.messages.latest("seq").seq + 1)]
     assert not {"html", "body", "script", "link", "nav"} & set(fragment.tags)
     assert 'data-ended data-end data-after="' in fragment.html
-    assert ask(run, after=last, seen=tag(fragment.html)).status_code == 204
+    client, query = browser("superuser"), {"after": last, "seen": tag(fragment.html)}
+    response = client.get(url(run, "live"), query)
+    assert (response.status_code, response.content) == (204, b"")
+    asked = [sql for sql in queries(lambda: client.get(url(run, "live"), query)) if sql.startswith("SELECT")]
+    assert len(asked) == 4, asked  # the session, the user, the run, its last row
 
 
 def test_what_writes_no_row_is_news_too(world: World) -> None:
@@ -87,22 +82,18 @@ def test_what_writes_no_row_is_news_too(world: World) -> None:
     assert len(set(known)) == 4, "the first again, once its time had come"
 
 
-def test_it_is_asked_for_and_changes_nothing(world: World) -> None:
-    run = world.paused()
-    with unchanged():
-        assert browser("superuser").post(url(run, "live")).status_code == 405
-        assert browser("superuser").head(url(run, "live")).status_code == 200
-        for odd in ("-1", "x", "9" * 30):
-            assert ask(run, after=odd, seen=odd).status_code == 200
-
-
-def test_the_page_says_how_to_follow_it(world: World) -> None:
+def test_the_page_says_how_to_follow_it_and_asking_changes_nothing(world: World) -> None:
     run = world.queued()
     html = look(run).html
     assert f'data-url="{url(run, "live")}"' in html
     assert 'data-interval="2000"' in html
     assert "data-ended" not in html
     assert html.count("agentruns/live.js") == 1
+    with unchanged():
+        assert browser("superuser").post(url(run, "live")).status_code == 405
+        assert browser("superuser").head(url(run, "live")).status_code == 200
+        for odd in ("-1", "x", "9" * 30):
+            assert ask(run, after=odd, seen=odd).status_code == 200
     assert "data-ended" in look(world.completed()).html
 
 
@@ -120,43 +111,26 @@ def test_what_came_since_a_list_was_opened_is_counted_under_its_filters(world: W
     assert (answer.status_code, answer.content.decode()) == (200, "1 new since you opened this")
     assert answer.headers["Content-Type"].startswith("text/plain")
     assert url(new if name == "approval" else new.run) in leads_to(listed(name, agent="gated-new"))
+    where = reverse(f"admin:agentruns_{name}_news")
+    for query in ({"since": "x"}, {}, {"since": str(uuid7()), "input__contains": "x"}):
+        assert client.get(where, query).status_code == 204
 
 
-def test_news_are_of_what_one_may_see(world: World) -> None:
-    since = str(uuid7())
-    world.waiting("one", actor=user("viewer"))
-    for name, roles in (
-        ("run", {"viewer": 200, "decider": 403, "staff": 403, "operator": 200, "anonymous": 302}),
-        ("approval", {"viewer": 200, "decider": 200, "staff": 403, "operator": 403, "anonymous": 302}),
-    ):
-        where = reverse(f"admin:agentruns_{name}_news")
-        for role, status in roles.items():
-            assert browser(role).get(where, {"since": since}).status_code == status, (name, role)
-        for query in ({"since": "x"}, {}, {"since": since, "input__contains": "x"}):
-            assert browser("superuser").get(where, query).status_code == 204
-
-
-@pytest.mark.parametrize(
-    ("cookie", "project", "hour"),
-    [
+def test_times_are_in_the_readers_zone_unless_the_project_has_one(world: World, settings: Any) -> None:
+    run, client = world.completed(), browser("superuser")
+    Run.objects.update(created_at=datetime(2026, 3, 4, 12, 0, tzinfo=UTC))
+    lists = reverse("admin:agentruns_run_changelist")
+    for cookie, project, hour in (
         ("Asia/Tokyo", "UTC", "21:00:00 JST"),
         ("", "UTC", "12:00:00 UTC"),
         ("../etc/passwd", "UTC", "12:00:00 UTC"),
         ("Asia", "UTC", "12:00:00 UTC"),
         ("Asia/Tokyo", "Europe/Berlin", "13:00:00 CET"),
-    ],
-)
-def test_times_are_in_the_readers_zone_unless_the_project_has_one(
-    world: World, settings: Any, cookie: str, project: str, hour: str
-) -> None:
-    run = world.completed()
-    Run.objects.update(created_at=datetime(2026, 3, 4, 12, 0, tzinfo=UTC))
-    settings.TIME_ZONE = project
-    client = browser("superuser")
-    client.cookies["agentruns_zone"] = cookie
-    for where in (reverse("admin:agentruns_run_changelist"), url(run)):
-        assert f"2026-03-04 {hour}" in client.get(where).content.decode(), where
-    assert timezone.get_current_timezone_name() == project
-    if cookie == "Asia/Tokyo":  # a zone that the project activates stays
-        with timezone.override(timezone.get_fixed_timezone(timedelta(hours=5))):
-            assert "2026-03-04 17:00:00" in client.get(where).content.decode()
+    ):
+        settings.TIME_ZONE, client.cookies["agentruns_zone"] = project, cookie
+        for where in (lists, url(run)):
+            assert f"2026-03-04 {hour}" in client.get(where).content.decode(), where
+        assert timezone.get_current_timezone_name() == project
+    settings.TIME_ZONE = "UTC"
+    with timezone.override(timezone.get_fixed_timezone(timedelta(hours=5))):
+        assert "2026-03-04 17:00:00" in client.get(url(run)).content.decode(), "a zone that they activate"

@@ -46,21 +46,15 @@ def at(run: Run, seq: object) -> str:
     return says(browser("superuser").get(url(run, "at", seq=seq))).text
 
 
-def test_every_row_has_its_moment(world: World) -> None:
-    run = world.completed()
-    last = run.messages.latest("seq").seq
+def test_what_was_sent_is_told_from_what_was_not(world: World) -> None:
+    run, client = world.completed(), browser("superuser")
+    reply, last = seq_of(run, "assistant"), run.messages.latest("seq").seq
     for seq in range(1, last + 1):
         assert f"Row {seq} of" in at(run, seq)
-    says(browser("superuser").get(url(run, "at")), "completed (was running)")
-    beyond = browser("superuser").get(url(run, "at", seq=99))
-    assert beyond.status_code == 302
-    assert beyond.url.endswith(f"seq={last}")
+    says(client.get(url(run, "at")), "completed (was running)")
+    beyond = client.get(url(run, "at", seq=99))
+    assert (beyond.status_code, beyond.url.endswith(f"seq={last}")) == (302, True)
     at(run, "nonsense")
-
-
-def test_what_was_sent_is_told_from_what_was_not(world: World) -> None:
-    run = world.completed()
-    reply = seq_of(run, "assistant")
     shown = at(run, reply)
     assert "What the model was sent for this reply" in shown
     assert "its fingerprint is the one in this row" in shown
@@ -109,31 +103,11 @@ def test_a_fork_from_the_page(world: World) -> None:
     assert "This row was copied from" in at(fork, 1)
     Run.objects.filter(pk=fork.pk).update(origin="01a20189-67e9-70a1-9b0c-1b07670a3b0b")
     assert "not in this database any more" in look(fork).text
-
-
-def test_a_fork_is_offered_only_agents_that_one_may_start(world: World) -> None:
-    run = world.completed()
     shop_agent("boss", {"text": "done"}, starters="directors")
     forks = Permission.objects.filter(codename__in=["fork_run", "start_run"])
     user("viewer").user_permissions.add(*forks)
-    assert "boss" not in says(browser("viewer").get(url(run, "at")), "Fork").text
-    says(browser("superuser").get(url(run, "at")), "boss")
-
-
-def test_a_fork_that_is_refused_says_why_and_keeps_what_was_typed(world: World) -> None:
-    run, client = world.completed(), browser("superuser")
-    form = {"at": run.messages.latest("seq").seq, "key": "k", "text": "", "agent": ""}
-    says(client.post(url(run, "fork"), form), "nothing left to do", status=409)
-    answer = client.post(url(run, "fork"), {**form, "text": "mine", "agent": "x"})
-    assert (answer.status_code, "mine" in answer.content.decode()) == (400, True)
-    assert client.post(url(run, "fork"), {}).status_code == 400
-    assert client.get(url(run, "fork")).status_code == 302
-    assert Run.objects.count() == 1
-
-
-def knowing(run: Run) -> dict[str, list[str]]:
-    """Return the ticks at everything that a run did."""
-    return {"knows": list(run.messages.filter(kind="tool_started").values_list("call_id", flat=True))}
+    assert "boss" not in says(browser("viewer").get(url(run, "at")), "Fork").text, "who may not start it"
+    says(client.get(url(run, "at")), "boss")
 
 
 @tool(safe_to_retry=True)
@@ -161,6 +135,7 @@ def test_run_again_says_what_was_done_and_wants_a_tick_for_what_cannot_be_taken_
     ]  # fmt: skip
     run = ran("doer", {"tools": calls}, tools=[peek, book, refuses, pay, post])
     client, before = browser("superuser"), Message.objects.count()
+    assert "again_key" in look(run).html
     page = says(client.post(url(run, "again"), {"key": "k"}), "book: A1", "pay: <b>gift</b>")
     assert "tok_42" not in page.html
     assert not [name for name in ("peek", "refuses") if name in page.text], "these left nothing behind"
@@ -170,39 +145,40 @@ def test_run_again_says_what_was_done_and_wants_a_tick_for_what_cannot_be_taken_
         answer = client.post(url(run, "again"), {"key": "k", "asked": "1", "knows": ticks})
         says(answer, "Nothing was started: tick each effect, or go back.", status=400)
     assert Message.objects.count() == before
-    answer = client.post(url(run, "again"), {"key": "k", "asked": "1", "knows": [ids["pay"], ids["post"]]})
-    assert (answer.status_code, Run.objects.filter(origin=run).count()) == (302, 1)
+    ticked = {"asked": "1", "knows": [ids["pay"], ids["post"]]}
+    answer = client.post(url(run, "again"), {"key": "k", **ticked})
+    again = Run.objects.get(origin=run)
+    assert (answer.status_code, answer.url, again.session_id) == (302, url(again, "change"), run.session_id)
+    assert client.post(url(run, "again"), {"key": "k", **ticked}).url == url(again, "change")
+    assert "It repeats the task of" in look(again).text
+    assert client.post(url(again, "again"), {"key": "k2"}).status_code == 409
+    assert client.post(url(run, "again"), {"key": "a\u202eb", **ticked}).status_code == 409
+    assert client.get(url(run, "again")).status_code == 302
+    with isolated_registry():
+        assert "is not known in this process" in look(run).text
+        assert client.post(url(run, "again"), {"key": "k3", **ticked}).status_code == 409
+    assert Run.objects.filter(origin=run).count() == 1
 
 
-def test_a_fork_wants_a_tick_for_what_was_done_after_the_cut(world: World) -> None:
+def test_a_fork_wants_a_tick_for_what_was_done_after_the_cut_and_keeps_what_was_typed(world: World) -> None:
     run, client = world.completed(), browser("superuser")
-    form = {"at": seq_of(run, "user"), "key": "k", "text": "mine", "agent": ""}
+    form = {"at": run.messages.latest("seq").seq, "key": "k", "text": "", "agent": ""}
+    says(client.post(url(run, "fork"), form), "nothing left to do", status=409)
+    answer = client.post(url(run, "fork"), {**form, "text": "mine", "agent": "x"})
+    assert (answer.status_code, "mine" in answer.content.decode()) == (400, True)
+    assert client.post(url(run, "fork"), {}).status_code == 400
+    assert client.get(url(run, "fork")).status_code == 302
+    form |= {"at": seq_of(run, "user"), "text": "mine"}
     page = says(client.post(url(run, "fork"), form), "The run did this after that row.", "post: hi")
     assert Run.objects.count() == 1
     kept = page.forms[url(run, "fork")]
     assert {name: kept[name] for name in form} == {**form, "at": str(form["at"])}, "nothing is typed twice"
     assert client.post(url(run, "fork"), {**form, "asked": "1"}).status_code == 400
-    assert client.post(url(run, "fork"), {**form, **knowing(run)}).status_code == 302
+    knows = list(run.messages.filter(kind="tool_started").values_list("call_id", flat=True))
+    assert client.post(url(run, "fork"), {**form, "knows": knows}).status_code == 302
     after = {**form, "at": seq_of(run, "tool_result"), "key": "k2"}
     assert client.post(url(run, "fork"), after).status_code == 302, "its copy holds the effect"
     assert Run.objects.filter(origin=run).count() == 2
-
-
-def test_again(world: World) -> None:
-    run, client = world.completed(), browser("superuser")
-    assert "again_key" in look(run).html
-    answer = client.post(url(run, "again"), {"key": "k", **knowing(run)})
-    again = Run.objects.get(origin=run)
-    assert (answer.status_code, answer.url, again.session_id) == (302, url(again, "change"), run.session_id)
-    assert client.post(url(run, "again"), {"key": "k", **knowing(run)}).url == url(again, "change")
-    assert "It repeats the task of" in look(again).text
-    assert client.post(url(again, "again"), {"key": "k2"}).status_code == 409
-    assert client.post(url(run, "again"), {"key": "a\u202eb", **knowing(run)}).status_code == 409
-    assert client.get(url(run, "again")).status_code == 302
-    with isolated_registry():
-        assert "is not known in this process" in look(run).text
-        assert client.post(url(run, "again"), {"key": "k3", **knowing(run)}).status_code == 409
-    assert Run.objects.filter(origin=run).count() == 1
 
 
 def test_an_export_for_an_auditor(world: World, tmp_path: Path) -> None:
@@ -255,11 +231,16 @@ def replay(run: Run, role: str = "superuser", **sent: str) -> Any:
     return browser(role).post(url(run, "replay"), sent)
 
 
-def test_a_replay_compares_with_what_would_be_sent_now(world: World, effects: Effects) -> None:
+def test_a_replay_compares_with_what_is_sent_now(
+    world: World, effects: Effects, requests_commit: str
+) -> None:
     run = world.completed()
     rows, did = Message.objects.count(), effects.count()
     says(browser("viewer").get(url(run, "replay")), "Compare the recorded run with")
     says(replay(run, "viewer", who="code"), "Every request and every call would be the same.")
+    model = served_by(run, Otherwise())
+    says(replay(run, who="own"), "The first difference: row 3, $.calls[0]")
+    assert model.inside == [False]
     shop_agent(run.agent, instructions=HOSTILE)
     html = replay(run, "viewer", who="code").content.decode()
     assert "The first difference: row 3, $.system" in html
@@ -270,18 +251,7 @@ def test_a_replay_compares_with_what_would_be_sent_now(world: World, effects: Ef
     says(replay(run, who="model"), "Name the model to ask.", status=400)
 
 
-def test_a_replay_asks_a_model_outside_of_any_transaction(
-    world: World, effects: Effects, requests_commit: str
-) -> None:
-    run = world.completed()
-    model = served_by(run, Otherwise())
-    rows, did = Message.objects.count(), effects.count()
-    says(replay(run, who="own"), "The first difference: row 3, $.calls[0]")
-    assert model.inside == [False]
-    assert (Message.objects.count(), effects.count()) == (rows, did)
-
-
-def test_who_may_ask_a_model(world: World) -> None:
+def test_who_may_ask_a_model_and_that_it_fails_is_told(world: World) -> None:
     run = world.completed()
     model = served_by(run, Otherwise())
     says(replay(run, "operator", who="own"), "replay_run", status=403)
@@ -290,21 +260,12 @@ def test_who_may_ask_a_model(world: World) -> None:
     assert replay(run, "operator", who="own").status_code == 200
     assert browser("staff").get(url(run, "replay")).status_code == 403
     assert replay(run, "anonymous", who="code").status_code == 302
-    strict = browser("superuser", enforce_csrf_checks=True)
-    assert strict.post(url(run, "replay"), {"who": "code"}).status_code == 403
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
+    for error, said in (
         (ProviderError("the key is wrong"), "the key is wrong"),
         (RuntimeError(HOSTILE), "The model failed: RuntimeError"),
-    ],
-)
-def test_a_model_that_fails_is_told(world: World, error: Exception, said: str) -> None:
-    run = world.completed()
-    served_by(run, Otherwise(error))
-    assert "<script>alert" not in says(replay(run, who="own"), said, status=409).html
+    ):
+        served_by(run, Otherwise(error))
+        assert "<script>alert" not in says(replay(run, who="own"), said, status=409).html
 
 
 def test_a_row_is_erased_by_who_may_with_a_reason() -> None:

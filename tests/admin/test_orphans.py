@@ -11,17 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.db.models import F
 from django.utils.html import escape
 
-from agentruns import (
-    Occurred,
-    Policy,
-    ToolContext,
-    Unknown,
-    approve,
-    cancel_run,
-    fork_run,
-    resolve_orphan,
-    tool,
-)
+from agentruns import Occurred, Policy, ToolContext, Unknown, approve, cancel_run, fork_run, tool
 from agentruns.admin.html import exact
 from agentruns.admin.runs import calls
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
@@ -31,22 +21,11 @@ from agentruns.journal.read import run_rows
 from agentruns.management.timeline import line
 from agentruns.models import Approval, Run, Session
 from agentruns.services import waiting
+from agentruns.services.control import resolve_orphan
 from agentruns.services.history import record, state_at
 from agentruns.services.sweep import sweep
-from tests.admin.doubts import (
-    EVIDENCE,
-    Late,
-    card,
-    doubtful,
-    finish,
-    give,
-    in_doubt,
-    last,
-    payload,
-    start,
-    timed_out,
-    uncleared,
-)
+from tests.admin import doubts
+from tests.admin.doubts import card, doubtful, finish, give, in_doubt, last, payload, start, uncleared
 from tests.admin.pages import Page, leads_to, listed, look, queries, read, says, unchanged, url, words
 from tests.admin.people import browser, user
 from tests.admin.texts import HOSTILE
@@ -82,7 +61,7 @@ def charge_card(ctx: ToolContext, token: str, cents: int) -> str:
 def charged(*later: Any) -> Run:
     """Find a run whose charge, by a sensitive token, is in doubt."""
     turn = {"tools": [call("charge_card", token="tok_42", cents=7), *later]}
-    return start(turn, tools=[charge_card])
+    return start(turn, tools=[charge_card], session="charged")
 
 
 def test_the_card_has_what_one_looks_up_in_the_outside_world(world: World) -> None:
@@ -151,7 +130,7 @@ def test_a_call_that_was_approved_says_by_whom_and_has_its_title(world: World) -
     assert url(approval) in card(run, "Pay 7 cents", "decider, 20").links
 
 
-def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
+def test_the_run_and_the_list_lead_to_the_card_and_ask_only_who_may_give_a_verdict(world: World) -> None:
     run = in_doubt()
     target, page = page_of(run), look(run)
     assert target in page.links
@@ -162,38 +141,18 @@ def test_the_run_and_the_list_lead_to_the_card(world: World) -> None:
     page = listed("run")
     assert target in page.links
     assert "A call of wire is in doubt" in page.text
-
-
-def test_who_may_give_no_verdict_is_asked_for_none(world: World) -> None:
-    run = in_doubt()
     html = look(run, role="viewer").html
-    assert f'<a class="button" href="{page_of(run)}">Look at the call</a>' in html
+    assert f'<a class="button" href="{target}">Look at the call</a>' in html
     assert "Give a verdict" not in html
     assert "Find out whether it happened" not in html
-    page = card(run, role="viewer")
+    page = card(run, "You lack the permission agentruns.resolve_orphan.", role="viewer")
     assert url(run, "resolve", doubtful(run)) not in page.forms
-    assert "You lack the permission agentruns.resolve_orphan." in page.text
     with unchanged():
         assert give(run, "occurred", "operator", result="sent").status_code == 403
     assert in_queue("viewer") == []
     world.waiting("other")
     html = listed("run", "viewer").html
     assert (html.count("Look at it"), "Give a verdict" in html, ">Decide<" in html) == (2, False, False)
-
-
-def test_the_card_costs_the_same_however_much_there_is(world: World) -> None:
-    client = browser("superuser")
-
-    def cost(run: Run) -> int:
-        path = page_of(run)
-        return len(queries(lambda: client.get(path)))
-
-    turns = [{"tools": [call("post", text=str(number))]} for number in range(9)]
-    later = [call("refund", cents=5000 + number) for number in range(5)]
-    short = cost(in_doubt(session="short"))
-    long = start(*turns, {"tools": [call("wire", text="x"), *later]}, session="long")
-    assert long.status == "orphaned"
-    assert cost(long) == short <= 14
 
 
 @tool(sensitive=["iban"], describe=lambda args: f"Pay {args['to']} by {args['iban']}")
@@ -216,7 +175,11 @@ def test_a_call_in_doubt_is_named_as_people_say_it_with_what_its_sentence_leaves
     assert "For example: done by hand" in card(in_doubt(session="other")).text
 
 
-def test_sensitive_arguments_are_shown_to_whom_may_see_them(world: World) -> None:
+def without_numbers(text: str) -> str:
+    return text.replace("4111", "[number]")
+
+
+def test_sensitive_arguments_are_revealed_and_redacted_results_are_kept(world: World, settings: Any) -> None:
     run = charged(call("post", text="later"))
     for role in ("resolver", "superuser"):
         page = card(run, role=role)
@@ -229,6 +192,15 @@ def test_sensitive_arguments_are_shown_to_whom_may_see_them(world: World) -> Non
     assert LogEntry.objects.count() == 0
     assert "tok_42" in read(browser("superuser").post(reveal)).text
     assert doubtful(run) in LogEntry.objects.get().get_change_message()
+    settings.AGENTRUNS_REDACT = f"{__name__}.without_numbers"
+    run, late = doubts.timed_out("card 4111 was charged")
+    late.report()
+    html = card(run).html
+    assert ("card 4111" in html, "card [number] was charged" in html) == (False, True)
+    response = give(run, "occurred", result="card [number] was not charged")
+    says(response, "Part of it is hidden here.", status=400)
+    give(run, "occurred", result="card [number] was charged")
+    assert payload(run, "tool_result")["content"] == "card 4111 was charged"
 
 
 def test_a_call_of_another_run_or_not_in_doubt_is_not_decided(world: World) -> None:
@@ -246,21 +218,10 @@ def test_a_call_of_another_run_or_not_in_doubt_is_not_decided(world: World) -> N
         says(response, "is not in doubt; there is nothing to decide.", status=409)
 
 
-def test_a_verdict_needs_the_token_of_the_page(world: World) -> None:
-    run, client = in_doubt(), browser("superuser", enforce_csrf_checks=True)
-    target = url(run, "resolve", doubtful(run))
-    form = read(client.get(page_of(run))).forms[target]
-    data = {**form, "verdict": "occurred", "result": "sent", "evidence": EVIDENCE}
-    token = data.pop("csrfmiddlewaretoken")
-    with unchanged():
-        assert client.post(target, data).status_code == 403
-    assert client.post(target, {**data, "csrfmiddlewaretoken": token}).status_code == 302
-
-
-@pytest.mark.parametrize("name", list(HOSTILE))
+@pytest.mark.parametrize("name", ["script", "attribute", "markdown", "bidi", "null", "surrogate"])
 def test_every_field_of_the_card(world: World, name: str) -> None:
     text = HOSTILE[name]
-    late = Late({"wrote": text, text: text}, timeout=0.05)
+    late = doubts.Late({"wrote": text, text: text}, timeout=0.05)
     turn = {"tools": [call("wire", text=text), call("post", text=text)]}
     run = start(turn, tools=[late.tool], session="hostile")
     assert run.status == "orphaned"
@@ -274,7 +235,7 @@ def test_every_field_of_the_card(world: World, name: str) -> None:
     finish(run)
     if typed.isprintable():
         assert typed in page.text
-    other, late = timed_out(text)
+    other, late = doubts.timed_out(text)
     late.report()
     shown = card(other)
     for one in (shown, card(run), look(run)):
@@ -282,24 +243,6 @@ def test_every_field_of_the_card(world: World, name: str) -> None:
         assert not [link for link in one.links if "evil" in link or "javascript" in link]
     if text.isprintable():
         assert escape(text) in shown.html
-
-
-def without_numbers(text: str) -> str:
-    return text.replace("4111", "[number]")
-
-
-def test_the_projects_own_redaction_holds_on_the_card(world: World, settings: Any) -> None:
-    settings.AGENTRUNS_REDACT = f"{__name__}.without_numbers"
-    run, late = timed_out("card 4111 was charged")
-    late.report()
-    html = card(run).html
-    assert "card 4111" not in html
-    assert "card [number] was charged" in html
-    response = give(run, "occurred", result="card [number] was not charged")
-    says(response, "Part of it is hidden here.", status=400)
-    give(run, "occurred", result="card [number] was charged")
-    assert payload(run, "tool_result")["content"] == "card 4111 was charged"
-    assert Approval.objects.count() == 0
 
 
 def test_calls_in_doubt_are_a_queue(world: World) -> None:
@@ -313,15 +256,11 @@ def test_calls_in_doubt_are_a_queue(world: World) -> None:
     for run, following in ((second, targets[2]), (third, targets[0]), (first, url(first))):
         assert give(run, "occurred", "resolver", result="sent").redirect_chain[0][0] == following
     assert "No call in doubt waits for you." in queue().text
-
-
-def test_the_queue_reads_no_whole_journals(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    charged()
-    assert "no answer of the bank" in queue().text
-    monkeypatch.setattr(calls, "MOST_READ", 1)
-    page = queue()
-    assert "no answer of the bank" not in page.text
-    assert "***" in page.text
+    ended, other = shipped("ended"), shipped("other")
+    sent = give(in_doubt(session="waits"), "occurred", "resolver", result="x")
+    assert sent.redirect_chain[0][0] == url(ended[0], "call", ended[1]), "after those that runs wait for"
+    sent = give(ended[0], "occurred", "resolver", ended[1], result="x")
+    assert sent.redirect_chain[0][0] == url(other[0], "call", other[1])
 
 
 class OnlyFirst(Policy):
@@ -338,20 +277,35 @@ class ResolvesNone(Policy):
         return not (action == "resolve" and obj is not None)
 
 
-def test_the_queue_of_calls_in_doubt_asks_the_policy(world: World, settings: Any) -> None:
-    run, _other = in_doubt(), in_doubt(session="s2")
+def test_the_queue_asks_the_policy(world: World, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _other = in_doubt(), charged()
+    assert "no answer of the bank" in queue().text
     for policy, seen in (("OnlyFirst", [page_of(run)]), ("ResolvesNone", [])):
         settings.AGENTRUNS_POLICY = f"{__name__}.{policy}"
         assert in_queue("superuser") == seen
+    settings.AGENTRUNS_POLICY = "agentruns.Policy"
+    monkeypatch.setattr(calls, "MOST_READ", 1)
+    page = queue()
+    assert "no answer of the bank" not in page.text
+    assert "***" in page.text
 
 
-def test_the_queue_costs_the_same_however_many_are_in_doubt(world: World) -> None:
-    in_doubt()
+def test_the_card_and_the_queue_cost_the_same_however_much_there_is(world: World) -> None:
     client = browser("superuser")
-    alone = queries(lambda: client.get(QUEUE))
+
+    def cost(path: str) -> int:
+        return len(queries(lambda: client.get(path)))
+
+    short = cost(page_of(in_doubt(session="short")))
+    alone = cost(QUEUE)
+    turns = [{"tools": [call("post", text=str(number))]} for number in range(9)]
+    later = [call("refund", cents=5000 + number) for number in range(5)]
+    long = start(*turns, {"tools": [call("wire", text="x"), *later]}, session="long")
+    assert long.status == "orphaned"
+    assert cost(page_of(long)) == short <= 14
     for number in range(2, 6):
         in_doubt(session=f"s{number}")
-    assert len(queries(lambda: client.get(QUEUE))) == len(alone) <= 8
+    assert cost(QUEUE) == alone <= 8
 
 
 FIGURE = "ended in doubt in the last 7 days"
@@ -445,21 +399,13 @@ def test_it_is_counted_listed_and_decided_and_gone_after(world: World, how: str)
     assert "No call in doubt waits for you." in queue().text
 
 
-def test_it_is_the_next_one_after_those_that_runs_wait_for(world: World) -> None:
-    ended, other = shipped("ended"), shipped("other")
-    waits = in_doubt(session="waits")
-    sent = give(waits, "occurred", "resolver", result="x")
-    assert sent.redirect_chain[0][0] == url(ended[0], "call", ended[1])
-    sent = give(ended[0], "occurred", "resolver", ended[1], result="x")
-    assert sent.redirect_chain[0][0] == url(other[0], "call", other[1])
-
-
 def test_neither_old_ones_nor_records_nor_those_of_others_nor_of_runs_that_go_on(world: World) -> None:
     unknown, call_id = shipped("unknown")
     assert give(unknown, "unknown", "resolver", call_id).status_code == 200
     assert FIGURE not in front(), "what a person said to be unknown is not asked again"
     run, _call = shipped()
     in_doubt(session="waits")
+    alone = queries(ended_in_doubt)
     assert ended_in_doubt() == [run.pk]
     assert ended_in_doubt(session__key="waits") == []
     Run.objects.update(updated_at=F("updated_at") - timedelta(days=8))
@@ -467,15 +413,10 @@ def test_neither_old_ones_nor_records_nor_those_of_others_nor_of_runs_that_go_on
     Run.objects.update(updated_at=F("updated_at") + timedelta(days=8))
     Session.objects.filter(pk=run.session_id).update(imported_at=F("created_at"))
     assert ended_in_doubt() == []
-
-
-def test_many_cost_no_more_queries_and_no_contents_are_read(world: World) -> None:
-    shipped()
-    alone = queries(ended_in_doubt)
     for number in range(3):
         shipped(f"s-{number}")
-    assert len(queries(ended_in_doubt)) == len(alone) <= 3
-    assert not any('"agentruns_message"."content",' in one for one in alone)
+    assert len(queries(ended_in_doubt)) == len(alone) <= 3, "many cost no more"
+    assert not any('"agentruns_message"."content",' in one for one in alone), "no contents are read"
 
 
 @tool
@@ -513,30 +454,30 @@ def test_an_approval_in_a_later_run_of_the_session_settles_it(world: World) -> N
     assert ended_in_doubt() == [later.pk]
 
 
-@pytest.mark.parametrize("text", ['{"in_doubt":true', '["in_doubt":true]', '{"in_doubt":true}', "{", "[]"])
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_damaged_row_closes_no_list(world: World, ended: bool, text: str) -> None:
+def test_a_damaged_row_closes_no_list(world: World, ended: bool) -> None:
     """Not for the week in which the front page looks at it, nor while its run waits."""
     intact, call_id = shipped("intact")
     if ended:
         row = shipped("damaged")[0].messages.get(kind="tool_result")
     else:
         row = in_doubt(session="damaged").messages.get(kind="orphan_found")
-    write_raw("agentruns_message", "facts", text, "id", row.pk)
-    assert f"1 {FIGURE}" in front()
-    listed("run")
-    says(browser("superuser").get(url(intact, "call", call_id)))
-    assert leads_to(listed("run", status="ended-in-doubt")) == [url(intact)]
-    assert url(intact, "call", call_id) in queue().links
+    for text in ('{"in_doubt":true', '["in_doubt":true]', '{"in_doubt":true}', "{", "[]"):
+        write_raw("agentruns_message", "facts", text, "id", row.pk)
+        assert f"1 {FIGURE}" in front(), text
+        listed("run")
+        says(browser("superuser").get(url(intact, "call", call_id)))
+        assert leads_to(listed("run", status="ended-in-doubt")) == [url(intact)], text
+        assert url(intact, "call", call_id) in queue().links, text
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"v":1}'])
-def test_a_damaged_verdict_is_none(world: World, text: str) -> None:
+def test_a_damaged_verdict_is_none(world: World) -> None:
     run, call_id = shipped()
     give(run, "occurred", "resolver", call_id)
     assert FIGURE not in front()
-    write_raw("agentruns_message", "facts", text, "id", run.messages.get(kind="orphan_resolved").pk)
-    assert f"1 {FIGURE}" in front()
+    for text in ("{", "[]", '{"v":1}'):
+        write_raw("agentruns_message", "facts", text, "id", run.messages.get(kind="orphan_resolved").pk)
+        assert f"1 {FIGURE}" in front()
 
 
 def test_four_queries_say_what_any_number_of_runs_wait_for(world: World) -> None:

@@ -65,25 +65,16 @@ def test_what_somebody_typed_comes_back_to_them_as_it_is_and_to_nobody_else(told
     assert approval.status == "pending"
 
 
-def test_no_card_cuts_a_secret_in_two(told: Story) -> None:
-    approval = Approval.objects.filter(status="pending")[0]
-    pause_run(approval.run_id, None, reason="x" * 185 + f" {KEY}")
-    html = shown(browser("superuser"), url(approval))
-    assert "Its run is paused" in html
-    assert KEY[:8] not in html
-    given = {"a": "y " * 28, "b": "y " * 28, "c": "y " * 28, "d": f"{'y' * 15} {KEY}"}
-    assert leaks(sentence("pay", given)) == []
-
-
-def test_no_page_shows_a_secret(told: Story) -> None:
+def test_no_page_and_no_answer_to_a_button_shows_a_secret(told: Story) -> None:
     client = browser("superuser")
     found = {address: leaks(shown(client, address)) for address in pages(told)}
     assert {address: one for address, one in found.items() if one} == {}
     look(told.done, "I use [key]", "done with [card]", "no access with [key]", "[key] leaked", "talk [card]")
-
-
-def test_no_answer_to_a_button_shows_a_secret(told: Story) -> None:
-    client = browser("superuser")
+    pause_run(told.waiting.run_id, None, reason="x" * 185 + f" {KEY}")
+    html = shown(client, url(told.waiting))
+    assert ("Its run is paused" in html, KEY[:8] in html) == (True, False), "no card cuts it in two"
+    given = {"a": "y " * 28, "b": "y " * 28, "c": "y " * 28, "d": f"{'y' * 15} {KEY}"}
+    assert leaks(sentence("pay", given)) == []
     answers = [
         send(Approval.objects.get(status="denied"), "deny", reason="late"),
         send(told.waiting, "deny", digest="old", reason="wrong digest"),
@@ -125,7 +116,7 @@ def test_an_edit_that_carries_what_was_shown_is_refused(told: Story) -> None:
     assert (edited.status, edited.arguments["card"]) == ("approved", CARD[::-1])
 
 
-def test_a_function_that_fails_hides_all_and_breaks_no_page(told: Story, settings: Any) -> None:
+def test_a_function_that_fails_hides_all_and_without_one_pages_show_all(told: Story, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = FAIL
     client = browser("superuser")
     for address in pages(told):
@@ -133,14 +124,9 @@ def test_a_function_that_fails_hides_all_and_breaks_no_page(told: Story, setting
         assert leaks(text) == [], address
     assert FAILED in text
     assert FAILED in look(told.waiting).text
-
-
-def test_without_the_setting_pages_show_what_is_there(told: Story, settings: Any) -> None:
     settings.AGENTRUNS_REDACT = None
-    page = look(told.done).text
-    for text in (f"I use {KEY}", f"done with {CARD}", f"talk {CARD}", f"{KEY} leaked"):
-        assert text in page
-    assert f"Charge {CARD}" in look(told.waiting).text
+    look(told.done, f"I use {KEY}", f"done with {CARD}", f"talk {CARD}", f"{KEY} leaked")
+    look(told.waiting, f"Charge {CARD}")
 
 
 def tagged(text: str) -> str:

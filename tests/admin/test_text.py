@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from agentruns.admin.html import arguments, bare, body, pretty, visible
 from agentruns.admin.markdown import markdown
 
@@ -17,12 +15,12 @@ SHOWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "shown"), SHOWN.items())
-def test_hidden_characters_are_shown(text: str, shown: str) -> None:
-    assert bare(text) == shown
-    marked = visible(text)
-    assert marked.encode()
-    assert ("ar-char" in marked) == (shown != text.replace("\r\n", "\n"))
+def test_hidden_characters_are_shown() -> None:
+    for text, shown in SHOWN.items():
+        assert bare(text) == shown
+        marked = visible(text)
+        assert marked.encode()
+        assert ("ar-char" in marked) == (shown != text.replace("\r\n", "\n"))
 
 
 def test_html_is_escaped() -> None:
@@ -35,6 +33,8 @@ def test_a_cut_says_how_much_is_missing() -> None:
     cut = body("label\u202e", "x" * 10, limit=4)
     assert (cut.text, cut.left_out, cut.label) == ("xxxx", 6, "label[U+202E]")
     assert body("label", "x" * 10).left_out == 0
+    assert markdown("", "x" * 50, 10).left_out == 40
+    assert markdown("", "\u200bx" * 5000).left_out > 0
 
 
 def test_arguments_are_whole_and_typed() -> None:
@@ -46,10 +46,7 @@ def test_arguments_are_whole_and_typed() -> None:
     assert [one.left_out for one in shown] == [0] * 7
     assert shown[0].text == "x" * 9000
     assert [str(one.text) for one in shown[1:4]] == ["5", "true", "null"]
-
-
-def test_what_is_not_json_is_shown_all_the_same() -> None:
-    assert pretty({"n": float("nan"), "o": object})
+    assert pretty({"n": float("nan"), "o": object}), "what is not JSON is shown all the same"
 
 
 def html(text: str) -> str:
@@ -73,15 +70,16 @@ ACTING = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ACTING)
-def test_nothing_acts_or_is_loaded(text: str) -> None:
-    shown = html(text)
-    assert not [bad for bad in ("<script", "<img", "<a ", "<b ", "title=") if bad in shown]
+def test_nothing_acts_or_is_loaded() -> None:
+    for text in ACTING:
+        shown = html(text)
+        assert not [bad for bad in ("<script", "<img", "<a ", "<b ", "title=") if bad in shown], text
 
 
-@pytest.mark.parametrize("text", ["DE02\\-7", "DE**02**-7", "DE`02`-7", "~~DE02~~-7", "*DE*02-7"])
-def test_markdown_puts_no_masked_value_together(text: str) -> None:
-    assert str(markdown("", f"PIN {text}", hide=lambda said: said.replace("DE02-7", "***")).text) == "PIN ***"
+def test_markdown_puts_no_masked_value_together() -> None:
+    for text in ("DE02\\-7", "DE**02**-7", "DE`02`-7", "~~DE02~~-7", "*DE*02-7"):
+        shown = markdown("", f"PIN {text}", hide=lambda said: said.replace("DE02-7", "***")).text
+        assert str(shown) == "PIN ***", text
 
 
 def test_links_stay_as_they_are_written() -> None:
@@ -101,12 +99,7 @@ def test_hidden_characters_are_marked_and_masks_stay_masks() -> None:
     assert "<hr" not in shown
 
 
-@pytest.mark.parametrize("entity", ["&#x202e;", "&#8238;", "&zwnj;", "&#x3164;", "&#52;"])
-def test_an_entity_is_the_text_that_was_masked_and_marked(entity: str) -> None:
-    for text in (f"pay {entity}1", f"[pay {entity}1](https://x.example)", f"|a|\n|---|\n|{entity}1|"):
-        assert f"&amp;{entity[1:]}1" in html(text)
-
-
-def test_a_long_text_is_cut_and_says_so() -> None:
-    assert markdown("", "x" * 50, 10).left_out == 40
-    assert markdown("", "\u200bx" * 5000).left_out > 0
+def test_an_entity_is_the_text_that_was_masked_and_marked() -> None:
+    for entity in ("&#x202e;", "&#8238;", "&zwnj;", "&#x3164;", "&#52;"):
+        for text in (f"pay {entity}1", f"[pay {entity}1](https://x.example)", f"|a|\n|---|\n|{entity}1|"):
+            assert f"&amp;{entity[1:]}1" in html(text)
