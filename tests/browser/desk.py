@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -13,8 +12,8 @@ from agentruns.models import Approval, Run
 from agentruns.testing import ScriptedModel
 from tests.effects import Effects
 from tests.shop.agents import call
+from tests.waiting import wait_for
 
-PATIENCE = 300  # seconds
 _numbers = count(1)
 
 
@@ -33,12 +32,9 @@ class Writer:
 
     def propose(self, request: Any) -> ModelReply:
         """Write the text."""
-        deadline = time.monotonic() + PATIENCE  # waits: the test, for minutes
         for number, word in enumerate(self.text.split(" ")):
-            while number in self.stops and not self._steps.acquire(timeout=0.05):  # waits: the same
-                request.on_text("")  # what was written goes out meanwhile
-                if time.monotonic() > deadline:  # waits: the same
-                    raise TimeoutError("The test did not let the model go on.")
+            if number in self.stops:  # what was written goes out meanwhile
+                wait_for(lambda: self._steps.acquire(blocking=False) or request.on_text(""), "the test")
             request.on_text(f"{word} ")
         return ModelReply([{"type": "text", "text": self.text}], "end_turn")
 

@@ -63,7 +63,6 @@ def server() -> Iterator[str]:
 
 def take_front_page(visitors: Visitors, folder: Path) -> None:
     """Take the picture of the demo's front page."""
-
     visitor = visitors("anonymous", size={**WIDE, "height": 860})
     page = visitor.open(f"{LOGIN}?next={INDEX}")
     page.get_by_label("Username").fill("demo")
@@ -94,7 +93,6 @@ def main(folder: Path = FOLDER) -> None:
 
 def take(visitors: Visitors, folder: Path, card: Any, doubt: Any) -> None:
     """Take the pictures, as Maria sees the console."""
-
     for name, where, scheme in (
         ("queue", QUEUE, "light"),
         ("card", card, "light"),
@@ -108,7 +106,6 @@ def take(visitors: Visitors, folder: Path, card: Any, doubt: Any) -> None:
 
 def take_history(visitors: Visitors, folder: Path) -> None:
     """Take the pictures of a run that has ended, from the list on."""
-
     run = Run.objects.get(session__key="order-0987")
     reply = run.messages.filter(kind="assistant").latest("seq").seq
     visitor = visitors("maria")
@@ -129,7 +126,6 @@ def take_history(visitors: Visitors, folder: Path) -> None:
 
 def day(clock: DatabaseClock) -> tuple[Any, Any]:
     """Let a day at the desk pass; return the card and the call in doubt to look at."""
-
     desk, maria, jonas, ines = Desk(), user("superuser"), user("decider"), user("operator")
     maria.username, jonas.username, ines.username = "maria", "jonas", "ines"
     for person in (maria, jonas, ines):

@@ -33,12 +33,8 @@ UNTOLD = """djangos => {
     }
     return found;
 }"""
-SERIOUS = ("serious", "critical")
-DJANGOS = [
-    ".breadcrumbs",
-    "#toolbar",
-    ".paginator",
-]  # of its own templates: links told by colour alone, a search without label
+# Of Django's own templates: links told by colour alone, a search without label.
+DJANGOS = [".breadcrumbs", "#toolbar", ".paginator"]
 # Preloading fetches what style sheets import, from where the page is and not from where they are.
 OPTIONS = {"resultTypes": ["violations"], "preload": False}
 RUN = "([context, options]) => axe.run(context, options).then(results => results.violations)"
@@ -69,7 +65,7 @@ def _problems(page: Page, rules: dict[str, object]) -> list[str]:
     found = [
         f"{violation['impact']} {violation['id']}: {node['html']}\n{node['failureSummary']}"
         for violation in violations
-        if violation["impact"] in SERIOUS
+        if violation["impact"] in ("serious", "critical")
         for node in violation["nodes"]
     ]
     untold = page.evaluate(UNTOLD, ", ".join(DJANGOS))

@@ -23,6 +23,7 @@ from tests.shop.agents import call
 
 HOSTILE = "Gone <img src=x onerror=alert(1)> \u202etoday"
 QUESTION = "Which order is it?"
+ASKS = call("ask_customer", question=QUESTION, choices=["1004", "1007"])
 
 
 @tool(requires_approval=True, approvers="requester", describe=lambda args: f"Cancel order {args['number']}")
@@ -39,13 +40,7 @@ def refund(cents: int) -> str:
 
 # What is in the last message -> the answer to it.
 ANSWERS: list[tuple[str, dict[str, Any]]] = [
-    (
-        "broken",
-        {
-            "text": "I am sorry to hear that.",
-            "tools": [call("ask_customer", question=QUESTION, choices=["1004", "1007"])],
-        },
-    ),
+    ("broken", {"text": "I am sorry to hear that.", "tools": [ASKS]}),
     ("1007", {"tools": [call("cancel_order", number="1007", reason="The customer asks.")]}),
     ("money", {"text": "I ask for it.", "tools": [call("refund", cents=2490)]}),
     ("cancelled", {"text": HOSTILE}),
@@ -114,24 +109,19 @@ def test_a_chat_from_the_first_word_to_the_last(chat: Visitor) -> None:
     assert shown(chat) == [*before, "Thank you", "Hello."]
     assert page.evaluate("Object.keys(localStorage).length") == 0
 
-
-def test_messages_while_a_colleague_decides(chat: Visitor) -> None:
-    say(chat, "I want my money back.")
-    chat.wait_for("I want my money back.")
+    say(chat, "I want my money back.")  # while a colleague decides, messages are taken
     run_until_blocked()
     chat.wait_for("A colleague looks at this first.")
-    expect(chat.page.locator("article")).to_have_count(0)
+    expect(page.locator("article")).to_have_count(0)
     say(chat, "It is for order 1004.")
     chat.wait_for("It is for order 1004.")
-    assert_sound(chat.page)
-    chat.page.reload()
+    page.reload()
     chat.wait_for("A colleague looks at this first.")
-    (approval,) = Approval.objects.all()
-    approve(approval.pk, None)
+    approve(Approval.objects.get(status="pending").pk, None)
     run_until_blocked()
     chat.wait_for("Your money is on its way.")
-    assert len(shown(chat)) == 4
-    expect(chat.page.get_by_role("status").first).to_have_text("")
+    assert len(shown(chat)) == len(before) + 6
+    expect(page.get_by_role("status").first).to_have_text("")
 
 
 def test_a_broken_connection_and_a_reply_on_its_way(chat: Visitor) -> None:

@@ -9,10 +9,9 @@ import pytest
 
 from agentruns import Document, Image, Text, run_agent
 from agentruns.models import Run
-from tests.browser.desk import Desk
 from tests.browser.sound import assert_sound
-from tests.browser.visitor import Visitors, path_of
-from tests.files import MEGABYTE, fetched, report_of, stored_in
+from tests.browser.visitor import Visitors
+from tests.files import MEGABYTE, fetched, report_of
 from tests.pictures import HOSTILE, PDF, photograph
 from tests.shop.agents import call, shop_agent
 
@@ -21,31 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_file_is_downloaded_from_its_card(visit: Visitors, desk: Desk, folder: Path, settings: Any) -> None:
-    run, visitor = fetched(), visit()
-    page = visitor.open(run)
-    visitor.unfold()
-    with page.expect_download() as free:
-        visitor.click(visitor.link("Download all of it"))
-    assert Path(free.value.path()).read_text() == report_of(MEGABYTE)
-    assert free.value.suggested_filename.endswith(".txt")
-    settings.AGENTRUNS_REDACT = "tests.files.without_cards"
-    visitor.click(visitor.link("Download all of it"))
-    visitor.wait_for("This is logged.")
-    assert_sound(page)
-    with page.expect_download() as guarded:
-        visitor.click(visitor.button("Download the true content"))
-    assert Path(guarded.value.path()).read_text() == report_of(MEGABYTE)
-    stored_in(folder)[0].unlink()
-    with visitor.refused(409):
-        visitor.click(visitor.button("Download the true content"))
-    visitor.wait_for("is missing")
-    assert_sound(page)
-    visitor.click(page.locator(".ar-state a"))
-    visitor.wait_until_at(path_of(run))
-
-
-def test_pictures_are_seen_on_the_page_of_the_run(visit: Visitors, desk: Desk, folder: Path) -> None:
+def test_pictures_are_seen_and_files_are_downloaded(visit: Visitors, folder: Path, settings: Any) -> None:
     agent = shop_agent("looks", {"tools": [call("photograph", big=True)]}, tools=[photograph])
     photo = (ROOT / "fixtures/photos/ticket-2.png").read_bytes()
     blocks = [Text("It came broken."), Image(data=photo, name=HOSTILE), Document(data=PDF, name="bill.pdf")]
@@ -61,3 +36,13 @@ def test_pictures_are_seen_on_the_page_of_the_run(visit: Visitors, desk: Desk, f
     with page.expect_download() as paper:
         visitor.click(page.get_by_role("link", name="bill.pdf"))
     assert Path(paper.value.path()).read_bytes() == PDF
+    settings.AGENTRUNS_REDACT = "tests.files.without_cards"
+    visitor.open(fetched(session="s2"))
+    visitor.unfold()
+    visitor.click(visitor.link("Download all of it"))
+    visitor.wait_for("This is logged.")
+    assert_sound(page)
+    with page.expect_download() as guarded:
+        visitor.click(visitor.button("Download the true content"))
+    assert Path(guarded.value.path()).read_text() == report_of(MEGABYTE)
+    assert guarded.value.suggested_filename.endswith(".txt")

@@ -10,8 +10,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.people import user
 from tests.admin.texts import explode, write
-from tests.browser.desk import Desk
-from tests.browser.visitor import INDEX, QUEUE, REASON, RUNS, Visitor, call_path, turn_path
+from tests.browser.visitor import INDEX, QUEUE, RUNS, Visitor, call_path, turn_path
 from tests.shop.agents import call
 
 # Ends what it may stand in, and then is an element of each kind that acts or loads something.
@@ -29,20 +28,16 @@ def vanish(text: str) -> str:
     raise MemoryError(text)
 
 
-def started(*turns: dict[str, Any]) -> Run:
-    """List the digests of the attempts, and check the journal."""
+def started(*turns: dict[str, Any], session: str = "s1") -> Run:
+    """Run an agent every text of which is hostile, for somebody with such a name."""
     person = user("viewer")
     person.first_name = person.last_name = HOSTILE[:150]
-    person.username = f"viewer {HOSTILE}"[:150]
+    person.username = f"viewer {session} {HOSTILE}"[:150]
     person.save()
-    agent = Agent(
-        "hostile",
-        instructions=HOSTILE,
-        tools=[write, explode, vanish],
-        model=ScriptedModel([*turns, {"text": f"done {HOSTILE}"}]),
-    )
-    result = run_agent(agent, f"do {HOSTILE}", "s1", actor=person)
-    Session.objects.filter(key="s1").update(key=f"s1 {HOSTILE}")
+    model = ScriptedModel([*turns, {"text": f"done {HOSTILE}"}])
+    agent = Agent("hostile", instructions=HOSTILE, tools=[write, explode, vanish], model=model)
+    result = run_agent(agent, f"do {HOSTILE}", session, actor=person)
+    Session.objects.filter(key=session).update(key=f"{session} {HOSTILE}")
     Approval.objects.filter(run_id=result.run_id).update(why=HOSTILE)
     return Run.objects.get(pk=result.run_id)
 
@@ -65,7 +60,7 @@ def assert_harmless(visitor: Visitor, *places: Any, text: str = HOSTILE) -> None
         assert_is_text(visitor, text)
 
 
-def test_a_run_that_waits(visitor: Visitor) -> None:
+def test_a_run_that_waits_and_one_in_doubt(visitor: Visitor) -> None:
     run = started(
         {"text": HOSTILE, "tools": [call("write", text=HOSTILE), call("write", text=HOSTILE + "!")]}
     )
@@ -82,6 +77,9 @@ def test_a_run_that_waits(visitor: Visitor) -> None:
     assert_is_text(visitor)
     # What was done lately names the tool, and repeats nothing that a model wrote.
     assert_harmless(visitor, INDEX, text=f"write {str(first.pk)[:13]}")
+    run = started({"text": HOSTILE, "tools": [call("vanish", text=HOSTILE)]}, session="s2")
+    assert run.status == "orphaned"
+    assert_harmless(visitor, call_path(run, run.messages.get(kind="tool_started").call_id), run)
 
 
 def test_a_run_that_ended(visitor: Visitor) -> None:
@@ -106,19 +104,4 @@ def test_a_run_that_ended(visitor: Visitor) -> None:
     visitor.open(f"{RUNS}{run.pk}/replay/")
     visitor.click(visitor.button("Replay"))
     visitor.wait_for("Every request and every call would be the same")
-    assert_is_text(visitor)
-
-
-def test_a_call_in_doubt(visitor: Visitor) -> None:
-    run = started({"text": HOSTILE, "tools": [call("vanish", text=HOSTILE)]})
-    assert run.status == "orphaned"
-    assert_harmless(visitor, call_path(run, run.messages.get(kind="tool_started").call_id), run)
-
-
-def test_what_was_typed_and_refused_is_text_too(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one()
-    visitor.open(approval)
-    deny(approval.pk, user("decider"), HOSTILE)
-    with visitor.refused():
-        visitor.choose("Approve", **{REASON: HOSTILE})
     assert_is_text(visitor)

@@ -5,17 +5,33 @@ from __future__ import annotations
 import re
 
 import pytest
+from django.contrib.auth import get_user_model
 from playwright.sync_api import Locator, Route, expect
 
-from agentruns import approve
+from agentruns import Agent, approve, run_agent, tool
 from agentruns.services.api_tokens import create_token, revoke
+from agentruns.testing import ScriptedModel
 from tests.admin.people import user
 from tests.browser.desk import CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor, Visitors, decided
+from tests.shop.agents import call
 
 LIST = "**/api/approvals?status=pending"
 HOSTILE = "Fine <img src=x onerror=alert(1)> \u202etoday"
+
+# Where the first match of each pattern is drawn, by its left edge.
+PLACES = """(box, patterns) => patterns.map((pattern) => {
+  const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode()); ) {
+    const found = new RegExp(pattern).exec(node.data);
+    if (!found) continue;
+    const range = document.createRange();
+    range.setStart(node, found.index);
+    range.setEnd(node, found.index + found[0].length);
+    return range.getBoundingClientRect().left;
+  }
+})"""
 
 
 @pytest.fixture
@@ -98,3 +114,28 @@ def test_an_inbox_of_another_language(inbox: Visitor, desk: Desk) -> None:
         revoke(token.pk, superuser)
     page.get_by_label("API token").wait_for()
     assert page.evaluate("sessionStorage.length") == 0
+
+
+@tool(requires_approval=True, describe=lambda args: f"Voucher of 5.00 EUR to {args['to']}")
+def voucher(to: str, cents: int) -> str:
+    """Send a voucher."""
+    return "sent"
+
+
+def test_names_written_from_right_to_left_stand_where_the_sentence_has_them(inbox: Visitor) -> None:
+    users, page = get_user_model().objects, inbox.page
+    asks, decides = users.create_user("محمد"), users.create_superuser("حسن")
+    turn = {"tools": [call("voucher", to="ليلى", cents=502)]}
+    agent = Agent("وكيل 2", instructions="Serve.", tools=[voucher], model=ScriptedModel([turn]))
+    (approval,) = run_agent(agent, "5.00 ليلى", "طلب 2", actor=asks).pending
+    _token, text = create_token(user("superuser"), ["runs:read", "approvals:decide"])
+    page.get_by_label("API token").fill(text)
+    page.get_by_role("button", name="Open").click()
+    inbox.wait_for("1 waiting")
+    words = r"requested by محمد \(agent وكيل 2\), (just now|\d+ minutes ago)"
+    expect(page.locator(".about").first).to_have_text(re.compile(words))
+    assert page.locator("pre").first.inner_text() == "cents: 502\nto: ليلى"
+    approve(approval.pk, decides)
+    inbox.wait_for("It is approved by حسن, ")
+    name, date = page.locator(".outcome").first.evaluate(PLACES, ["حسن", r"\d"])
+    assert name < date  # else it reads as if the date came first

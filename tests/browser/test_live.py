@@ -12,7 +12,7 @@ from agentruns.models import Approval
 from agentruns.services.sweep import sweep
 from tests.admin.people import user
 from tests.admin.world import World
-from tests.browser.desk import REFUND, Desk
+from tests.browser.desk import Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import Visitor, Visitors, path_of
 
@@ -66,9 +66,13 @@ def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> No
     payload = page.locator(".ar-card details").first
     payload.locator("summary").click()
     page.locator("h1").click()  # somewhere else
+    did = page.locator("[data-part=effects]")
+    assert did.inner_text() == ""
     page.evaluate("window.stays = true")
     decide(approval)
     page.locator("#ar-now", has_text="Completed. It waits for nobody.").wait_for()
+    did.locator("li", has_text="Refund 349.00 EUR for order 1004").wait_for()
+    assert page.locator("[data-notice=held]").is_hidden()
     assert page.locator("[data-said]").inner_text() == "completed Completed. It waits for nobody."
     assert "Refund" in page.locator(".ar-journal").inner_text()
     ids = page.locator(".ar-journal > li").evaluate_all("all => all.map(element => element.id)")
@@ -80,19 +84,6 @@ def test_the_page_follows_the_run_to_its_end(desk: Desk, visitor: Visitor) -> No
     assert page.evaluate("window.stays")
     before = count()
     assert count() == before
-    assert_sound(page)
-
-
-def test_what_a_run_does_is_listed_as_it_does_it(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one(REFUND)
-    page = visitor.open(approval.run)
-    page.evaluate("window.stays = true")
-    did = page.locator("[data-part=effects]")
-    assert did.inner_text() == ""
-    decide(approval)
-    did.locator("li", has_text="Refund 349.00 EUR for order 1004").wait_for()
-    assert page.evaluate("window.stays")
-    assert page.locator("[data-notice=held]").is_hidden()
     assert_sound(page)
 
 
@@ -142,10 +133,3 @@ def test_a_page_that_gets_no_answer_says_so(desk: Desk, visitor: Visitor) -> Non
     visitor.wait_for("you are logged out")
     before = count()
     assert count() == before
-
-
-def test_without_scripts_the_page_stays_as_it_is(desk: Desk, visit: Visitors) -> None:
-    visitor = visit(javascript=False)
-    visitor.open(World().queued())
-    assert "It is queued: the next free worker takes it." in visitor.text
-    assert "Reload" not in visitor.text

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.test import override_settings
 
-from agentruns import approve, deny
+from agentruns import approve, deny, start_run
 from agentruns.models import Run
 from agentruns.services.api_tokens import create_token, revoke
 from agentruns.services.sweep import sweep
@@ -18,203 +17,135 @@ from tests.admin.world import World
 from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Desk
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import INDEX, LOGIN, QUEUE, RUNS, Visitor, Visitors, call_path, turn_path
-
-PAGES: dict[str, Callable[[Desk, Visitor], Any]] = {}
-
-
-def page(show: Callable[[Desk, Visitor], Any]) -> Callable[[Desk, Visitor], Any]:
-    """Let a function that opens a page be one of those looked at."""
-    PAGES[show.__name__] = show
-    return show
+from tests.rows import write_raw
+from tests.shop.agents import shop_agent
 
 
-@page
-def queue(desk: Desk, visitor: Visitor) -> None:
+def lists(desk: Desk, visitor: Visitor) -> Iterator[None]:
+    """The queue: empty, full, without a match, about to be denied, and of what was decided."""
+    visitor.open(QUEUE)
+    yield
     for what in (REFUND, MAIL, TICKET, CARD, CREDIT, QUESTION):
         desk.one(what)
+    visitor.open(f"{QUEUE}?q=4711")
+    yield
     visitor.open(QUEUE)
-
-
-@page
-def empty_queue(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(QUEUE)
-
-
-@page
-def decided_approvals(desk: Desk, visitor: Visitor) -> None:
-    for what in (REFUND, MAIL):
-        deny(desk.one(what).pk, user("superuser"), "No.")
+    yield
+    visitor.select_all()
+    visitor.act("Deny selected")
+    yield
+    deny(desk.one(MAIL).pk, user("superuser"), "No.")
     visitor.open(f"{QUEUE}?status=all")
+    yield
+    visitor.open(turn_path(desk.ask(REFUND, MAIL, TICKET)[0].run))
+    yield
 
 
-@page
-def card(desk: Desk, visitor: Visitor) -> None:
+def cards(desk: Desk, visitor: Visitor) -> Iterator[None]:
+    """Cards after a denial, of a call that expires and of a question, half approved, and decided."""
     deny(desk.one().pk, user("superuser"), "He was refunded by phone.")
     visitor.open(desk.ask(REFUND, MAIL)[0])
+    yield
+    for what in (CARD, QUESTION):
+        visitor.open(desk.one(what))
+        visitor.unfold()
+        yield
+    for what in (CREDIT, REFUND):
+        approval = desk.one(what)
+        approve(approval.pk, user("superuser"), digest=approval.digest, reason="He is right.")
+        sweep()
+        visitor.open(approval)
+        yield
 
 
-@page
-def card_that_expires_with_every_form_open(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(desk.one(CARD))
-    visitor.unfold()
-
-
-@page
-def card_of_a_question(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(desk.one(QUESTION))
-    visitor.unfold()
-
-
-@page
-def card_half_approved(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one(CREDIT)
-    approve(approval.pk, user("superuser"), digest=approval.digest)
-    visitor.open(approval)
-
-
-@page
-def card_decided(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one()
-    approve(approval.pk, user("superuser"), digest=approval.digest, reason="He is right.")
-    sweep()
-    visitor.open(approval)
-
-
-@page
-def card_with_a_mistake(desk: Desk, visitor: Visitor) -> None:
+def refusals(desk: Desk, visitor: Visitor) -> Iterator[None]:
+    """A card that was sent without a reason, without a password, and too late."""
     approval = desk.one()
     visitor.open(approval)
     visitor.page.locator("form").evaluate_all("forms => forms.forEach(form => form.noValidate = true)")
     with visitor.refused(400):
         visitor.choose("Deny")
-
-
-@page
-def card_that_wants_a_password(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(desk.one())
+    yield
+    visitor.open(approval)
     with override_settings(AGENTRUNS_REAUTH_SECONDS=300), visitor.refused(403):
         visitor.choose("Approve")
     visitor.unfold()
-
-
-@page
-def card_refused(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one()
+    yield
     visitor.open(approval)
     deny(approval.pk, user("decider"), "Repair it.")
     with visitor.refused():
         visitor.choose("Approve")
+    yield
 
 
-@page
-def erasure(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(f"{RUNS}{World().completed().pk}/rows/2/erase/")
-
-
-@page
-def whole_reply(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(turn_path(desk.ask(REFUND, MAIL, TICKET)[0].run))
-
-
-@page
-def confirmation(desk: Desk, visitor: Visitor) -> None:
-    for what in (REFUND, MAIL):
-        desk.one(what)
-    visitor.open(QUEUE)
-    visitor.select_all()
-    visitor.act("Deny selected")
-
-
-@page
-def orphan(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(call_path(*desk.in_doubt()))
-    visitor.unfold()
-
-
-@page
-def calls_in_doubt(desk: Desk, visitor: Visitor) -> None:
-    desk.in_doubt()
-    visitor.open(f"{RUNS}in-doubt/")
-
-
-@page
-def done_already(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(World().completed())
+def runs(desk: Desk, visitor: Visitor) -> Iterator[None]:
+    """Runs that wait, are in doubt and have ended, and the forms to erase, to repeat and to start one."""
+    ended, (doubt, call_id) = World().completed(), desk.in_doubt()
+    approved = desk.one()
+    approve(approved.pk, user("superuser"), digest=approved.digest, reason="He is right.")
+    sweep()
+    for where in (desk.ask(REFUND, MAIL)[0].run, doubt, approved.run, call_path(doubt, call_id)):
+        visitor.open(where)
+        visitor.unfold()
+        yield
+    for path in ("in-doubt/", "start/", f"{ended.pk}/rows/2/erase/"):
+        visitor.open(f"{RUNS}{path}")
+        yield
+    visitor.open(ended)
     visitor.choose("Run again")
+    yield
+    drifted = start_run(shop_agent("desk", max_steps=3, deadline=timedelta(hours=2)), "look A1 up", "s1")
+    shop_agent("desk", instructions="Take your time. " * 60, token_budget=5000)
+    visitor.open(drifted)
+    visitor.unfold()
+    yield
+    visitor.open(ended)
+    visitor.choose("Verify chain")
+    yield
+    write_raw("agentruns_message", "content", "{", "id", doubt.messages.get(kind="assistant").pk)
+    visitor.open(doubt)
+    visitor.wait_for("Its journal cannot be read.")
+    yield
+    visitor.open(RUNS)
+    visitor.select_all()
+    visitor.act("Cancel selected")
+    visitor.wait_for("Cancel these")
+    yield
 
 
-@page
-def front_page(desk: Desk, visitor: Visitor) -> None:
+def front(desk: Desk, visitor: Visitor) -> Iterator[None]:
+    """The front page, the costs, the app, and the tokens."""
     desk.one(session="ticket-4")
     deny(desk.one().pk, user("superuser"), "No.")
     for number in range(2):
         failed = World().completed(f"ticket-{number + 5}")
         error = f"ValueError: no lamp {number} is {'very ' * 30}left"
         Run.objects.filter(pk=failed.pk).update(status="failed", error=error)
-    visitor.open(INDEX)
-
-
-@page
-def start(desk: Desk, visitor: Visitor) -> None:
-    World().completed()
-    visitor.open(f"{RUNS}start/")
-
-
-@page
-def nothing_found(desk: Desk, visitor: Visitor) -> None:
-    desk.one()
-    visitor.open(f"{QUEUE}?q=4711")
-
-
-@page
-def tokens(desk: Desk, visitor: Visitor) -> None:
-    create_token(user("decider"), ["runs:read", "approvals:decide"], name="Inbox of the night shift")
+    for path in (INDEX, f"{RUNS}costs/?by=day", "/admin/agentruns/"):
+        visitor.open(path)
+        yield
+    token, _text = create_token(user("decider"), ["runs:read", "approvals:decide"], name="Of the night shift")
     ended, _text = create_token(user("viewer"), ["runs:read"], expires_in=timedelta(days=30))
     revoke(ended.pk, None)
     visitor.open("/admin/agentruns/apitoken/")
-
-
-@page
-def token(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(create_token(user("decider"), ["runs:read"])[0])
+    yield
+    visitor.open(token)
     visitor.unfold()
+    yield
 
 
-@page
-def run_that_waits(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(desk.ask(REFUND, MAIL)[0].run)
-    visitor.unfold()
+@pytest.mark.parametrize("pages", [lists, cards, refusals, runs, front])
+def test_everybody_can_use_the_pages(
+    desk: Desk, visitor: Visitor, pages: Callable[[Desk, Visitor], Iterator[None]]
+) -> None:
+    for _page in pages(desk, visitor):
+        assert_sound(visitor.page)
 
 
-@page
-def run_in_doubt(desk: Desk, visitor: Visitor) -> None:
-    visitor.open(desk.in_doubt()[0])
-    visitor.unfold()
-
-
-@page
-def run_that_ended(desk: Desk, visitor: Visitor) -> None:
-    approval = desk.one()
-    approve(approval.pk, user("superuser"), digest=approval.digest, reason="He is right.")
-    sweep()
-    visitor.open(approval.run)
-    visitor.unfold()
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_everybody_can_use_the_page(desk: Desk, visitor: Visitor, name: str) -> None:
-    PAGES[name](desk, visitor)
-    assert_sound(visitor.page)
-
-
-def test_who_may_only_look_can_use_the_card(desk: Desk, visit: Visitors) -> None:
-    visitor = visit("viewer")
-    visitor.open(desk.one())
-    visitor.wait_for("You cannot decide this.")
-    assert_sound(visitor.page)
-
-
-def test_the_login(visit: Visitors) -> None:
-    visitor = visit("anonymous")
-    visitor.open(LOGIN)
-    assert_sound(visitor.page)
+def test_who_may_only_look_and_who_has_to_log_in_can_use_the_page(desk: Desk, visit: Visitors) -> None:
+    viewer, guest = visit("viewer"), visit("anonymous")
+    viewer.open(desk.one())
+    viewer.wait_for("You cannot decide this.")
+    assert_sound(viewer.page)
+    guest.open(LOGIN)
+    assert_sound(guest.page)

@@ -46,7 +46,7 @@ def screens(visitor: Visitor) -> float:
 
 def is_in_window(visitor: Visitor, element: Locator) -> bool:
     """Tell whether all of an element is in sight, at the top of the page and at its end."""
-    size = visitor.options["viewport"]["height"]
+    size = visitor.page.viewport_size["height"]
     for place in ("document.documentElement.scrollHeight", "0"):
         visitor.page.evaluate(f"window.scrollTo(0, {place})")
         if not element.bounding_box()["y"] >= 0 or bottom(element) > size:
@@ -71,10 +71,11 @@ def looked_up(steps: int, calls: int) -> Run:
 @pytest.mark.usefixtures("_letters")
 def test_decide_a_pending_refund(desk: Desk, visit: Visitors) -> None:
     first, second = desk.kettle(), desk.kettle()
-    for size in (DESK, PHONE):
-        visitor = visit(size=size)
-        page = visitor.open(first)
-        button = visitor.button("Approve")
+    visitor = visit(size=DESK)
+    page = visitor.open(first)
+    button = visitor.button("Approve")
+    for size in (PHONE, DESK):
+        visitor.resize(size)
         assert is_in_window(visitor, button)
         assert button.evaluate(WORDS_BEFORE) < 60
         assert "DE02" not in page.content()
@@ -83,9 +84,8 @@ def test_decide_a_pending_refund(desk: Desk, visit: Visitors) -> None:
             "189.00 EUR",
         ):  # fmt: skip
             assert size is PHONE or bottom(page.locator("#content").get_by_text(shown).first) < 500, shown
-    visitor = visit(size=DESK)
     visitor.open(QUEUE)
-    visitor.click(visitor.page.locator("#result_list tbody th a").first)
+    visitor.click(page.locator("#result_list tbody th a").first)
     visitor.click(visitor.button("Approve"))
     visitor.wait_for("Approved. A worker runs the call.")
     assert visitor.clicks == 2
@@ -115,16 +115,16 @@ def test_resolve_a_call_in_doubt(desk: Desk, visit: Visitors, effects: Effects) 
     for number in range(2):
         doubts.append(desk.in_doubt(session=f"doubt-{number}"))
         effects.path.unlink()  # else the courier comes at once
-    for size in (DESK, PHONE):
-        visitor = visit(size=size)
-        visitor.open(call_path(*doubts[0]))
-        assert bottom(visitor.button("It happened")) <= size["height"]
     visitor = visit(size=DESK)
+    page = visitor.open(call_path(*doubts[0]))
+    for size in (PHONE, DESK):
+        visitor.resize(size)
+        assert bottom(visitor.button("It happened")) <= size["height"]
     visitor.open(f"{RUNS}in-doubt/")
-    visitor.click(visitor.page.locator(".ar-queue th a").first)
+    visitor.click(page.locator(".ar-queue th a").first)
     (other,) = {call_path(*one) for one in doubts} - {visitor.path}
-    visitor.page.get_by_label("How you know, kept in the journal").fill("The courier's list has it.")
-    visitor.page.get_by_label("Result, told to the model if it happened").fill("booked")
+    page.get_by_label("How you know, kept in the journal").fill("The courier's list has it.")
+    page.get_by_label("Result, told to the model if it happened").fill("booked")
     visitor.click(visitor.button("It happened"))
     visitor.wait_until_at(other)
     assert visitor.clicks == 2
@@ -139,7 +139,7 @@ def test_cancel_22_runs(visit: Visitors) -> None:
     visitor.click(page.locator("#action-toggle"))
     visitor.act("Cancel selected")
     visitor.wait_for("Cancel these 22 runs")
-    assert max(line.evaluate(LINES) for line in page.locator(".ar-lines > li:has(a)").all()) == 1
+    assert max(page.locator(".ar-lines > li:has(a)").evaluate_all(f"all => all.map({LINES})")) == 1
     assert screens(visitor) <= 1.55
     visitor.click(visitor.button("Cancel these 22 runs"))
     visitor.wait_for("22 were done.")
@@ -154,9 +154,10 @@ def test_what_was_the_customer_told(desk: Desk, visit: Visitors) -> None:
     approval = desk.one(call("send_mail", **{**MAIL["input"], "body": body}))  # type: ignore[dict-item]
     approve(approval.pk, user("superuser"), digest=approval.digest)
     sweep()
+    visitor = visit(size=DESK)
+    page = visitor.open(approval.run)
     for size in (DESK, PHONE):
-        visitor = visit(size=size)
-        page = visitor.open(approval.run)
+        visitor.resize(size)
         assert bottom(page.locator(".ar-say--agent").last) <= size["height"]
     visitor.click(page.locator(".ar-line", has_text="Mail to david").locator("summary"))
     letter = page.locator(".ar-line pre", has_text="Hello David").inner_text()
@@ -204,5 +205,5 @@ def test_a_long_run(visit: Visitors, steps: int, calls: int, rows: int, most: fl
     assert len(answer.value.body()) <= size
     assert screens(visitor) <= most
     visitor.click(page.locator("#ar-journal > summary"))
-    lines = page.locator("#ar-journal li.ar-step > div").all()
-    assert {line.evaluate(LINES) for line in lines} == {1}
+    lines = page.locator("#ar-journal li.ar-step > div").evaluate_all(f"all => all.map({LINES})")
+    assert {*lines} == {1}

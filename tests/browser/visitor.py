@@ -11,16 +11,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.urls import reverse
-from playwright.sync_api import (
-    Browser,
-    BrowserContext,
-    ConsoleMessage,
-    Locator,
-    Page,
-    Request,
-    Response,
-    Route,
-)
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, Response, Route
 
 from agentruns.models import Approval, Run
 from tests.admin.people import browser as client_of
@@ -58,7 +49,7 @@ class Visitor:
         self.base = base
         self.options = options
         self.complaints: list[str] = []
-        self.clicks = self.keys = 0
+        self.clicks = 0
         self.expected: set[int] = set()
         self.under_way: list[Request] = []  # until they are answered
         self.late: list[tuple[Request, int]] = []  # begun in a block that expects a status, answered after it
@@ -79,9 +70,8 @@ class Visitor:
         what.click()
 
     def press(self, *keys: str) -> None:
-        """Press keys one after the other, and count them."""
+        """Press keys one after the other."""
         for key in keys:
-            self.keys += 1
             self.page.keyboard.press(key)
 
     def unfold(self) -> None:
@@ -139,18 +129,14 @@ class Visitor:
     def link(self, name: str) -> Locator:
         return self.page.get_by_role("link", name=name).first
 
-    def second_tab(self) -> Visitor:
-        """Open another tab of the same browser."""
-        tab = Visitor(self.context, self.base, self.options)
-        tab.complaints, tab.expected = self.complaints, self.expected
-        return tab
+    def resize(self, size: Any) -> None:
+        """Give the window another size."""
+        self.page.set_viewport_size(size)
 
     def tidy_up(self) -> None:
         """Forget everything but what is cached, and be ready for somebody else."""
-        for page in self.context.pages:
-            if page is not self.page:
-                page.close()
         self.page.unroute_all()
+        self.resize(self.options["viewport"])
         self.open(NOTHING)  # of the same server, whose storage can be emptied from there alone
         self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
         self.context.clear_cookies()
@@ -158,7 +144,7 @@ class Visitor:
         self.expected.clear()
         self.under_way.clear()
         self.late.clear()
-        self.clicks = self.keys = 0
+        self.clicks = 0
 
     @contextmanager
     def staying(self) -> Iterator[None]:
@@ -219,7 +205,7 @@ class Visitor:
         page.on("response", self._answered)
         page.on("dialog", self._dialog)
 
-    def _console(self, message: ConsoleMessage) -> None:
+    def _console(self, message: Any) -> None:
         by_status = message.text.startswith("Failed to load resource")  # `_answered` says it better
         if message.type in ("error", "warning") and not by_status:
             self.complaints.append(f"{message.type} in the console: {message.text}")
@@ -262,19 +248,13 @@ class Visitors:
 
         With `clock`, the test may move the clock of the page: `page.clock.fast_forward(milliseconds)`.
         """
-        options = {
-            "color_scheme": scheme,
-            "viewport": size,
-            "java_script_enabled": javascript,
-            "clock": clock,
-            "wide letters": self.has_wide_letters,
-        }
+        options = {"color_scheme": scheme, "viewport": size, "java_script_enabled": javascript}
+        options |= {"clock": clock, "wide letters": self.has_wide_letters}
         visitor = self._visitor(options)
         if role != "anonymous":
             cookie = client_of(role).cookies[settings.SESSION_COOKIE_NAME].value
-            visitor.context.add_cookies(
-                [{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "url": self.base}]
-            )
+            session = {"name": settings.SESSION_COOKIE_NAME, "value": cookie, "url": self.base}
+            visitor.context.add_cookies([session])
         self.inside.append(visitor)
         return visitor
 
