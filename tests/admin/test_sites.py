@@ -59,8 +59,8 @@ def test_a_custom_site_stays_on_itself(world: World) -> None:
     assert "at a glance" in shown(f"{there}/").text
     assert "at a glance" not in shown("/tools/own/").text, "an index of their own stays"
     assert own.index_template == "admin/index.html"
-    assert url(approval) in shown("/admin/agentruns/").links
     other = world.waiting("other")
+    assert url(other) in shown("/admin/agentruns/").links
     page = shown(f"/lookout/agentruns/run/{other.run_id}/change/")
     assert f"Waits for approval: {other.title}" in page.text
     assert not [link for link in page.links if "approval/" in link], "nothing that this site lacks"
