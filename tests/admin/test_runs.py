@@ -65,6 +65,7 @@ def test_below_the_title_stand_the_start_the_cost_and_the_tokens(world: World, s
     look(run, "Tokensinput_tokens 10, output_tokens 5Cost0.000105")
     Run.objects.filter(pk=run.pk).update(usage={})
     look(run, "Tokens-Cost-")
+    run = world.queued()
     for started, steps, said in (  # in Chicago
         (datetime(2025, 2, 3, 4, 5, tzinfo=UTC), 1, "started 2 Feb 2025, 22:05 1 reply"),
         (datetime(2026, 11, 30, 23, 59, tzinfo=UTC), 2, "started 30 Nov 2026, 17:59 2 replies"),

@@ -157,9 +157,15 @@ def test_a_key_does_not_tell_of_a_hidden_run_in_another_session(mixed: Any) -> N
         assert status in (403, 409), path
         for secret in (str(other.pk), "hr", "s2", "queued"):
             assert secret not in str(answer), answer
-    with pytest.raises(RunStateError, match=str(other.pk)):  # the program is told of every run
+
+
+def test_the_program_is_told_of_every_run(mixed: Any) -> None:
+    _reader, hidden, seen = mixed
+    other = start_run("hr", "Fire Carl", "s2", idempotency_key="payroll")
+    with pytest.raises(RunStateError, match=str(other.pk)):
         start_run("chat", "x", "s2", idempotency_key="payroll")
-    assert fork_run(seen.pk, seen.messages.latest("seq").seq, text="and?", owner=ann)
+    owner = User.objects.get(username=hidden.owner_name)
+    assert fork_run(seen.pk, seen.messages.latest("seq").seq, text="and?", owner=owner)
 
 
 def test_refusals_do_not_name_a_hidden_open_run(settings: Any) -> None:
