@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from django.db import connections
@@ -26,15 +26,12 @@ def die_at(point: str, agent: Agent, session: str = "s1", nth: int = 1) -> Run:
 
 def elsewhere(ask: Callable[[], Any]) -> Any:
     """Ask over another connection, which sees only what is committed."""
-    answers: list[Any] = []
 
-    def look() -> None:
+    def look() -> Any:
         try:
-            answers.append(ask())
+            return ask()
         finally:
             connections.close_all()
 
-    thread = Thread(target=look)
-    thread.start()
-    thread.join()
-    return answers[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(look).result()

@@ -66,17 +66,11 @@ def asking() -> Iterator[tuple[str, Callable[..., Any], str]]:
 ASKING = {f"{name}({who}=)": (function, who) for name, function, who in asking()}
 
 ODD: dict[str, Callable[[], Any]] = {
-    "a name": lambda: "ann",
-    "no name": lambda: "",
-    "a key": lambda: 5,
-    "an object": object,
-    "a flag": lambda: True,
-    "bytes": lambda: b"x",
-    "the class": get_user_model,
-    "a record": lambda: {"id": "1", "name": "ann"},
+    "a name": lambda: "ann", "no name": lambda: "", "a key": lambda: 5, "an object": object,
+    "a flag": lambda: True, "bytes": lambda: b"x", "the class": get_user_model,
+    "a record": lambda: {"id": "1", "name": "ann"}, "a lazy name": lambda: SimpleLazyObject(lambda: "ann"),
     "a row of another model": lambda: Group.objects.get(name="staff"),
-    "a lazy name": lambda: SimpleLazyObject(lambda: "ann"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -125,22 +119,27 @@ class Silent(Policy):
 
 
 def test_with_an_owner_the_actor_is_looked_at_too(given: dict[str, Any], settings: Any) -> None:
+    own = "agentruns.Policy"
     for policy, act in (
-        (None, lambda: start_run("shop", "say", "s3", actor="mallory", owner=given["user"])),
-        (None, lambda: run_agent("shop", "say", "s3", actor="mallory", owner=given["user"])),
-        (None, lambda: send_message("ended", "say", actor="mallory", owner=given["user"])),
-        (None, lambda: run_agent("shop", "say", actor="mallory")),  # nor where nothing is stored
+        (own, lambda: start_run("shop", "say", "s3", actor="mallory", owner=given["user"])),
+        (own, lambda: run_agent("shop", "say", "s3", actor="mallory", owner=given["user"])),
+        (own, lambda: send_message("ended", "say", actor="mallory", owner=given["user"])),
+        (own, lambda: run_agent("shop", "say", actor="mallory")),  # nor where nothing is stored
         # Before its files are stored:
-        (None, lambda: RunRequest(agent=given["agent"], text="say", session="s3", actor="mallory")),
+        (own, lambda: RunRequest(agent=given["agent"], text="say", session="s3", actor="mallory")),
         (f"{__name__}.Silent", lambda: start_run("shop", "say", "s3", actor="mallory")),
         (f"{__name__}.Silent", lambda: is_somebody("mallory")),
     ):
-        settings.AGENTRUNS_POLICY = policy or "agentruns.Policy"
+        settings.AGENTRUNS_POLICY = policy
         with pytest.raises(TypeError, match="must be a user object"):
             act()
+    unsaved = type("Unsaved", (), {"pk": "", "is_active": True, "is_authenticated": True})()
+    for ask in (is_somebody, lambda user: start_run("shop", "say", "s3", actor=user)):
+        with pytest.raises(TypeError, match="must have an id: the Unsaved has an empty one"):
+            ask(unsaved)
 
 
-def test_users_are_taken_in_every_form(given: dict[str, Any]) -> None:
+def test_users_are_taken_in_every_form_and_a_part_of_the_program(given: dict[str, Any]) -> None:
     ann = given["user"]
     lazy = SimpleLazyObject(lambda: ann)
     with isolate_apps("tests.shop"):
@@ -153,10 +152,7 @@ def test_users_are_taken_in_every_form(given: dict[str, Any]) -> None:
     assert list_runs(owner=lazy).count() == 4
     with pytest.raises(PermissionDeniedError):
         start_run("shop", "say", "visitor", actor=AnonymousUser())
-
-
-def test_a_part_of_the_program_says_that_it_is_one() -> None:
-    run = start_run(shop_agent("shop"), "say", "s1")
+    run = start_run("shop", "say", "programs")
     control.hold_run(run.pk, events.Program("resume_runs"))
     assert payloads(run, events.RUN_PAUSED)[0]["actor"] == {"id": "", "name": "resume_runs"}
 
@@ -172,12 +168,5 @@ def test_what_belongs_to_nobody_is_no_users() -> None:
             erasure.erase_user(user, None, "asked")
         with pytest.raises(error):
             api_tokens.create_token(user, ["runs:read"])
-    assert Message.objects.filter(content__isnull=True).count() == 0
+    assert not Message.objects.filter(content__isnull=True).exists()
     assert (Session.objects.count(), ApiToken.objects.count()) == (1, 0)
-
-
-def test_an_empty_id_is_no_users(given: dict[str, Any]) -> None:
-    unsaved = type("Unsaved", (), {"pk": "", "is_active": True, "is_authenticated": True})()
-    for ask in (is_somebody, lambda user: start_run("shop", "say", "s3", actor=user)):
-        with pytest.raises(TypeError, match="must have an id: the Unsaved has an empty one"):
-            ask(unsaved)

@@ -13,13 +13,7 @@ from django.db.models import Model
 from django.utils import timezone
 
 from agentruns import Policy, ToolContext, approve, deny, fork_run, run_agent, send_message, start_run, tool
-from agentruns.exceptions import (
-    ApprovalStateError,
-    JournalUnreadableError,
-    PermissionDeniedError,
-    RunStateError,
-    SessionAccessDeniedError,
-)
+from agentruns import exceptions as errors
 from agentruns.journal.verify import check, problems
 from agentruns.models import Approval, Definition, Run, Session
 from agentruns.services import api_tokens
@@ -40,18 +34,15 @@ from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Every other column of the three is compared. Ids name the row: one of another id, run or session is one too
-# many, and one is missing. Times are a clock's word from before or after the row was written, for display.
+# Every other column of the three is compared. Ids name the row, times are for display, the secret of a
+# session is random, the end of its chain is compared first, most other columns of a run are about its worker,
+# and `same_call` is keyed by SECRET_KEY, which may be rotated.
 NOT_DETERMINED: dict[type[Model], set[str]] = {
-    # The secret is random and destroyed by an erasure, the end of the chain is compared before anything is
-    # folded, and an import adds no row to a finished record.
     Session: {"id", "secret", "next_seq", "head", "created_at", "imported_at"},
-    # Most are about the worker that drives it, and no part of the history.
     Run: {
         *("id", "session_id", "created_at", "updated_at", "blocked_reason", "blocked_at"),
         *("lease_owner", "lease_epoch", "lease_expires_at", "not_before", "attempts"),
     },
-    # `same_call` is keyed by SECRET_KEY, which may be rotated.
     Approval: {"id", "run_id", "call_id", "same_call"},
 }
 # Where a value must fit more than its type.
@@ -72,11 +63,6 @@ def ann() -> Any:
 
 
 @pytest.fixture
-def mallory() -> Any:
-    return user("mallory")
-
-
-@pytest.fixture
 def asked(ann: Any) -> Approval:
     """A call that only Ann confirms."""
     agent = shop_agent("closer", {"tools": [call("close_account", number="A1")]}, tools=[close_account])
@@ -92,13 +78,10 @@ def forked(ann: Any) -> Run:
     sweep()
     last = Session.objects.get(key="s1").next_seq - 1
     shop_agent("shop", refund, refund, refund)
-    fork = fork_run(
-        first.run_id, last, text="Go on!", idempotency_key="k", context={"tenant": 7},
-        actor=user("cyd", "fork_run", "view_run"),
-    )  # fmt: skip
+    cyd, more = user("cyd", "fork_run", "view_run"), {"idempotency_key": "k", "context": {"tenant": 7}}
+    fork = fork_run(first.run_id, last, text="Go on!", actor=cyd, **more)
     sweep()
-    (card,) = Approval.objects.pending().filter(run=fork)
-    approve(card.pk, user("bob", "decide_approval"), reason="looks right")
+    approve(Approval.objects.pending().get(run=fork).pk, user("bob", "decide_approval"), reason="looks right")
     sweep()
     assert Run.objects.get(pk=fork.pk).status == "completed"
     return fork
@@ -127,35 +110,33 @@ def everything() -> list[Any]:
     return [list(model._default_manager.order_by("pk").values()) for model in (Session, Run, Approval)]
 
 
-@pytest.mark.parametrize("model", NOT_DETERMINED)
-def test_each_column_that_the_rows_determine_is_compared_and_mended(forked: Run, model: Any) -> None:
+def test_each_column_that_the_rows_determine_is_compared_and_mended(forked: Run, ann: Any) -> None:
     session = Session.objects.get(pk=forked.session_id)
     assert problems(session.pk) == []
     before = everything()
-    row = {Session: session, Run: forked, Approval: Approval.objects.filter(run=forked).first()}[model]
     Definition.objects.create(hash=VALUES["definition_id"], body={})
-    fields = {field.attname: field for field in model._meta.concrete_fields}
-    assert NOT_DETERMINED[model] < {*fields}
-    for name in sorted({*fields} - NOT_DETERMINED[model]):
-        alter(row, **{name: other_value(fields[name])})
-        (found,) = check(session.pk)
-        assert (found.column, found.model) == (name, model)
-        assert (found.run is None, found.approval is None) == (model is Session, model is not Approval)
-        if name != "arguments":
-            assert f"{name} is " in str(found) and ", the journal says " in str(found)
-        told = command("verify_journal", "--repair")
-        assert (told.code, f"{name} rewritten" in told.out) == (0, True)
-        assert (problems(session.pk), everything()) == ([], before), name
-
-
-def test_a_user_with_another_name_or_none_is_no_problem(forked: Run, ann: Any) -> None:
+    for row in (session, forked, Approval.objects.filter(run=forked).first()):
+        model: Any = type(row)
+        fields = {field.attname: field for field in model._meta.concrete_fields}
+        assert NOT_DETERMINED[model] < {*fields}
+        for name in sorted({*fields} - NOT_DETERMINED[model]):
+            alter(row, **{name: other_value(fields[name])})
+            (found,) = check(session.pk)
+            assert (found.column, found.model) == (name, model)
+            assert (found.run is None, found.approval is None) == (model is Session, model is not Approval)
+            if name != "arguments":
+                assert f"{name} is " in str(found) and ", the journal says " in str(found)
+            told = command("verify_journal", "--repair")
+            assert (told.code, f"{name} rewritten" in told.out) == (0, True)
+            assert (problems(session.pk), everything()) == ([], before), name
+    # A user with another name or none is no problem.
     ann.username = "ann-the-second"
     ann.save()
     run_agent(shop_agent("shop"), "Once more.", "s1", actor=ann)
     sessions = [*Session.objects.values_list("pk", flat=True)]
-    assert [problems(pk) for pk in sessions] == [[], []]
-    ann.delete()
-    assert [problems(pk) for pk in sessions] == [[], []]
+    for change in (lambda: None, ann.delete):
+        change()
+        assert [problems(pk) for pk in sessions] == [[], []]
 
 
 def test_rows_that_name_another_session_or_run_are_named_and_left(asked: Approval, forked: Run) -> None:
@@ -171,31 +152,29 @@ def test_rows_that_name_another_session_or_run_are_named_and_left(asked: Approva
     there, moved = (key.hex if connection.vendor == "sqlite" else key for key in (forked.pk, fork.pk))
     alter(asked, run_id=there)
     assert "is missing" in " ".join(problems(chat.pk))
-    with pytest.raises(ApprovalStateError, match="nothing to decide"):
+    with pytest.raises(errors.ApprovalStateError, match="nothing to decide"):
         approve(asked.pk, None)
     alter(Run.objects.get(pk=forked.pk), status="failed")
     alter(asked.run, session_id=moved)
-    with pytest.raises(JournalUnreadableError, match="has no row in its session"):
+    with pytest.raises(errors.JournalUnreadableError, match="has no row in its session"):
         cancel_run(asked.run_id)
 
 
 # Who decides
 
 
-def test_an_altered_owner_confirms_nothing_at_any_door(
-    asked: Approval, ann: Any, mallory: Any, effects: Effects
-) -> None:
+def test_an_altered_owner_confirms_nothing_at_any_door(asked: Approval, ann: Any, effects: Effects) -> None:
+    mallory = user("mallory")
     alter(asked.run, owner_id=mallory.pk, requesters=f" {mallory.pk} ")
     for decide in (approve, lambda pk, who: deny(pk, who, "no")):
-        with pytest.raises(PermissionDeniedError, match="confirmed by the requester, not by mallory"):
+        with pytest.raises(errors.PermissionDeniedError, match="confirmed by the requester, not by mallory"):
             decide(asked.pk, mallory)
     body, hers = {"digest": asked.digest, "reason": "no"}, Api(mallory)
     status, problem = hers.post(f"/approvals/{asked.pk}/approve", body)
     assert (status, problem["type"]) == (403, "urn:agentruns:permission-denied")
     assert hers.post(f"/runs/{asked.run_id}/cancel", {"reason": "mine"})[0] == 403
-    assert [one.split(": ")[2].split(" ")[0] for one in problems(asked.run.session_id)] == [
-        "requesters", "owner_id",
-    ]  # fmt: skip
+    columns = [one.column for one in check(asked.run.session_id)]
+    assert columns == ["requesters", "owner_id"]
 
     staff = make_user("staff-with-a-token", "decide_approval", "view_run")
     alter(asked.run, owner_id=staff.pk)
@@ -214,27 +193,9 @@ def test_an_altered_owner_confirms_nothing_at_any_door(
     assert effects.count() == 1
 
 
-def refunding(ann: Any, *cents: int) -> list[Approval]:
+def refunding(ann: Any, *cents: int, session: str = "s1") -> list[Approval]:
     agent = shop_agent("shop", {"tools": [call("refund", cents=each) for each in cents or [5000]]})
-    return run_agent(agent, "go", "s1", actor=ann, context={"tenant": 7}).pending
-
-
-def test_who_asked_may_not_decide_whatever_the_column_says(settings: Any) -> None:
-    settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
-    boss = user("boss", "decide_approval", "fork_run", "view_run", "start_run")
-    (card,) = refunding(boss)
-    alter(card.run, owner_id=None, requesters="")
-    with pytest.raises(PermissionDeniedError, match="requested this run"):
-        approve(card.pk, boss)
-    deny(card.pk, None, "no")
-    sweep()
-    again = run_again(card.run_id, user("colleague", "fork_run", "view_run"))
-    assert str(boss.pk) in payloads(again, "run_started")[-1]["requesters"]
-    assert again.owner_id == boss.pk
-    cancel_run(again.pk)
-    alter(card.run, requesters="", owner_id=None)
-    fork = fork_run(card.run_id, 2, actor=user("third", "fork_run", "view_run"))
-    assert str(boss.pk) in payloads(fork, "run_started")[-1]["requesters"]
+    return run_agent(agent, "go", session, actor=ann, context={"tenant": 7}).pending
 
 
 class Interrupted(Policy):
@@ -247,15 +208,30 @@ class Interrupted(Policy):
         return True
 
 
-def test_who_asks_between_the_rules_and_the_decision_decides_nothing(settings: Any, ann: Any) -> None:
+def test_who_asked_may_not_decide_whatever_the_column_says(settings: Any, ann: Any) -> None:
     settings.AGENTRUNS_REQUESTER_MAY_APPROVE = False
-    boss = user("boss", "decide_approval", "start_run")
-    (card,) = refunding(ann)
+    boss = user("boss", "decide_approval", "fork_run", "view_run", "start_run")
+    (card,) = refunding(boss)
+    alter(card.run, owner_id=None, requesters="")
+    with pytest.raises(errors.PermissionDeniedError, match="requested this run"):
+        approve(card.pk, boss)
+    deny(card.pk, None, "no")
+    sweep()
+    again = run_again(card.run_id, user("colleague", "fork_run", "view_run"))
+    assert again.owner_id == boss.pk
+    cancel_run(again.pk)
+    alter(card.run, requesters="", owner_id=None)
+    fork = fork_run(card.run_id, 2, actor=user("third", "fork_run", "view_run"))
+    for run in (again, fork):
+        assert str(boss.pk) in payloads(run, "run_started")[-1]["requesters"]
+    # Nor who asks between the rules and the decision.
+    (card,) = refunding(ann, session="hers")
     Interrupted.happens = lambda: send_message(card.run.session, "One more.", owner=ann, actor=boss)
     settings.AGENTRUNS_POLICY = f"{__name__}.Interrupted"
-    with pytest.raises(PermissionDeniedError, match="requested this run"):
+    with pytest.raises(errors.PermissionDeniedError, match="requested this run"):
         approve(card.pk, boss)
-    assert Approval.objects.get().status == "pending"
+    card.refresh_from_db()
+    assert card.status == "pending"
 
 
 CARD = {"title": "Refund 1 cent", "arguments": '{"cents":1}', "risk": "low", "approvers": "requester"}
@@ -265,14 +241,15 @@ CARD |= {"expires_at": timezone.now() + timedelta(days=300)}
 
 def test_nothing_is_decided_on_a_card_that_is_not_the_journals(ann: Any, effects: Effects) -> None:
     (card,) = refunding(ann)
+    decisions = (
+        lambda: approve(card.pk, None),
+        lambda: deny(card.pk, None, "no"),
+        lambda: extend(card.pk, None, timedelta(hours=1)),
+    )
     for column, value in CARD.items():
         alter(card, **{column: value})
-        for decide in (
-            lambda: approve(card.pk, None),
-            lambda: deny(card.pk, None, "no"),
-            lambda: extend(card.pk, None, timedelta(hours=1)),
-        ):
-            with pytest.raises(ApprovalStateError, match=rf"\({column} were altered\)"):
+        for decide in decisions:
+            with pytest.raises(errors.ApprovalStateError, match=rf"\({column} were altered\)"):
                 decide()
         repair_session("default", card.run.session_id)
     approve(card.pk, None)
@@ -294,7 +271,7 @@ def test_a_rule_reads_the_context_of_the_journal_at_the_decision_and_before_the_
     settings.AGENTRUNS_POLICY = f"{__name__}.Tenants"
     seven, eight = (user(f"tenant-{number}", "decide_approval") for number in (7, 8))
     alter(first.run, context='{"tenant":8}')
-    with pytest.raises(PermissionDeniedError, match="policy does not let tenant-8"):
+    with pytest.raises(errors.PermissionDeniedError, match="policy does not let tenant-8"):
         approve(first.pk, eight)
     approve(first.pk, seven)
     sweep()
@@ -311,8 +288,8 @@ def test_a_rule_reads_the_context_of_the_journal_at_the_decision_and_before_the_
 # Whose a session is, and what a run goes on with
 
 
-def test_a_session_takes_nothing_for_whom_its_columns_only_name(ann: Any, mallory: Any) -> None:
-    agent, text = shop_agent("shop"), "What is my secret?"
+def test_a_session_takes_nothing_for_whom_its_columns_only_name(asked: Approval, ann: Any) -> None:
+    agent, text, mallory = shop_agent("shop"), "What is my secret?", user("mallory")
     run = get_run(run_agent(agent, "My secret is 4711.", "hers", actor=ann).run_id)
     for column, value, key, scope, whose in (
         ("owner_id", mallory.pk, "hers", "", mallory),
@@ -321,32 +298,28 @@ def test_a_session_takes_nothing_for_whom_its_columns_only_name(ann: Any, mallor
     ):
         alter(run.session, **{column: value})
         for write, who in product((start_run, run_agent), ("actor", "owner")):
-            with pytest.raises(SessionAccessDeniedError):
+            with pytest.raises(errors.SessionAccessDeniedError):
                 write(agent, text, key, scope=scope, **{who: whose})
-        with pytest.raises((SessionAccessDeniedError, PermissionDeniedError)):
+        with pytest.raises((errors.SessionAccessDeniedError, errors.PermissionDeniedError)):
             send_message(key, text, actor=whose, scope=scope)
-        assert Run.objects.count() == 1
+        assert Run.objects.count() == 2
         repair_session("default", run.session_id)
     assert run_agent(agent, "Again.", "hers", actor=ann).status == "completed"
-
-
-def test_an_open_run_takes_no_message_of_another_and_a_users_session_no_visitor(
-    asked: Approval, mallory: Any
-) -> None:
+    # An open run takes no message of another, and a user's session no visitor.
     for row in (asked.run.session, asked.run):
         alter(row, owner_id=mallory.pk)
-    with pytest.raises((SessionAccessDeniedError, PermissionDeniedError)):
+    with pytest.raises((errors.SessionAccessDeniedError, errors.PermissionDeniedError)):
         send_message("chat", "Close it.", actor=mallory)
-    with pytest.raises(SessionAccessDeniedError, match="verify_journal --repair"):
+    with pytest.raises(errors.SessionAccessDeniedError, match="verify_journal --repair"):
         send_message("chat", "Close it.", owner=mallory)
     assert asked.run.messages.filter(kind="user").count() == 1
     for row in (asked.run.session, asked.run):
         alter(row, owner_id=None)
-    with pytest.raises(SessionAccessDeniedError, match="belongs to a user"):
+    with pytest.raises(errors.SessionAccessDeniedError, match="belongs to a user"):
         api_tokens.session_token("chat", timedelta(minutes=5))
 
 
-def test_a_run_goes_on_with_the_task_and_context_of_the_journal(ann: Any) -> None:
+def test_a_run_goes_on_with_the_task_the_context_and_the_agent_of_the_journal(ann: Any) -> None:
     agent = shop_agent("shop")
     run = get_run(run_agent(agent, "Greet.", "s1", owner=ann, context={"tenant": 7}).run_id)
     alter(run, input="Delete everything.", context='{"tenant":8}')
@@ -354,12 +327,9 @@ def test_a_run_goes_on_with_the_task_and_context_of_the_journal(ann: Any) -> Non
     assert (again.input, again.context) == ("Greet.", {"tenant": 7})
     sweep()
     alter(again, context='{"tenant":8}')
-    assert send_message("s1", "And again.", owner=ann).context == {"tenant": 7}
-
-
-def test_a_definition_is_adopted_of_the_agent_that_the_journal_names(ann: Any) -> None:
-    (card,) = refunding(ann)
+    again = send_message("s1", "And again.", owner=ann)
+    assert again.context == {"tenant": 7}
     shop_agent("other")
-    alter(card.run, agent="other")
-    with pytest.raises(RunStateError, match="has this definition of 'shop' already"):
-        adopt_definition(card.run_id)
+    alter(again, agent="other")
+    with pytest.raises(errors.RunStateError, match="has this definition of 'shop' already"):
+        adopt_definition(again.pk)

@@ -13,7 +13,6 @@ from agentruns.models import Approval, Control, Definition, Message, Run, Sessio
 from agentruns.services.sweep import sweep
 from tests.db.doubts import wire
 from tests.db.helpers import user
-from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 from tests.shop.models import Order
 
@@ -31,7 +30,8 @@ def _elsewhere(transactional_db: None, settings: Any) -> None:
 def test_everything_goes_to_the_named_database() -> None:
     staff = user("staff", "decide_approval", "resume_run", "cancel_run", "resolve_orphan")
     turn = {"tools": [call("refund", cents=5000), call("post", text="x"), call("search", query="y")]}
-    result = run_agent(shop_agent("there", turn), "do it", "s1", actor=staff, idempotency_key="k")
+    with transaction.atomic(using="default"):  # of another database: no obstacle
+        result = run_agent(shop_agent("there", turn), "do it", "s1", actor=staff, idempotency_key="k")
     approve(result.pending[0].pk, staff)
     assert sweep().completed == 1
     run = start_run(shop_agent("there-too"), "do it", "s2", actor=staff, idempotency_key="k2")
@@ -41,13 +41,7 @@ def test_everything_goes_to_the_named_database() -> None:
         assert not model.objects.using("default").exists(), model
         assert model.objects.using("other").exists(), model
     Order.objects.using("other").create(number="A1", customer="Ada", total_cents=1)
-
-    @tool(transactional=True)
-    def note() -> str:
-        """Write where the journal is."""
-        Order.objects.using("other").update(note="seen")
-        return "noted"
-
+    note = tool(name="note", transactional=True)(lambda: Order.objects.using("other").update(note="seen"))
     agent = shop_agent("doubtful", {"tools": [call("note"), call("wire", text="x")]}, tools=[note, wire])
     result = run_agent(agent, "do it", "s3", idempotency_key="k3")
     resolve_orphan(result.run_id, result.orphans[0], "occurred", None, result="it went out")
@@ -56,10 +50,3 @@ def test_everything_goes_to_the_named_database() -> None:
     assert not Run.objects.using("default").exists()
     for session in Session.objects.using("other"):
         assert problems(session.pk, "other") == []
-
-
-def test_a_transaction_on_another_database_is_no_obstacle(effects: Effects) -> None:
-    agent = shop_agent("beside", {"tools": [call("post", text="x")]})
-    with transaction.atomic(using="default"):
-        assert run_agent(agent, "do it", "s1", idempotency_key="k").status == "completed"
-    assert effects.count() == 1

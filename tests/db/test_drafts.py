@@ -19,14 +19,13 @@ from hypothesis import strategies as st
 from agentruns import Agent, ModelRequest, cancel_run, pause_run, resume_run, start_run, tool
 from agentruns.engine import drafts
 from agentruns.journal.masking import Mask
-from agentruns.journal.verify import problems
 from agentruns.models import Draft, Message, Run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import db
 from agentruns.utils.redaction import Secrets
 from tests.db.dying import elsewhere
-from tests.db.helpers import payloads
+from tests.db.helpers import payloads, sound
 from tests.redacting import CARD, HIDE
 from tests.shop.agents import call
 from tests.waiting import wait_for
@@ -40,12 +39,8 @@ rounds: list[str] = []  # of the writer: a round ends when it has done all that 
 @pytest.fixture(autouse=True)
 def _quick_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     serve = drafts._serve
-
-    def serve_and_count(alias: str, *about: Any) -> None:
-        serve(alias, *about)
-        rounds.append(alias)
-
-    for name, value in {"PERIOD": 0.02, "PERIODS": {}, "LOOKS": 0.02, "_serve": serve_and_count}.items():
+    counted = {"_serve": lambda alias, *about: (serve(alias, *about), rounds.append(alias))}
+    for name, value in {"PERIOD": 0.02, "PERIODS": {}, "LOOKS": 0.02, **counted}.items():
         monkeypatch.setattr(drafts, name, value)
 
 
@@ -137,8 +132,7 @@ def test_what_is_watched_is_stored_as_it_is_written_and_gone_with_the_reply() ->
     run = write("Your ", "order ", "is on its way.", after=look)
     assert seen == [2, 2, 2], "no row of the journal"
     is_shown(run, "")
-    assert kinds(run) == ["run_started", "user", "assistant", "run_completed"]
-    assert problems(run.session_id) == []
+    assert kinds(sound(run)) == ["run_started", "user", "assistant", "run_completed"]
     wait_for(is_quiet, "the thread to end")
 
 
@@ -158,39 +152,37 @@ def test_nobody_watches_so_nothing_is_stored_and_the_step_asks_nothing(
         clock.now += 1
         settle()
 
-    monkeypatch.setattr(CursorWrapper, "execute", count)
-    write(*"abcdefghij", after=after, watched=False)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(CursorWrapper, "execute", count)
+        write(*"abcdefghij", after=after, watched=False)
     theirs = [sql for name, sql in asked if name == "agentruns-drafts"]
     assert 3 <= len([sql for sql in theirs if "SELECT" in sql]) <= 5, "one look in two seconds, of ten"
     assert not [sql for sql in theirs if "UPDATE" in sql or "INSERT" in sql]
     others = [sql for name, sql in asked if name != "agentruns-drafts" and "agentruns_draft" in sql]
     assert len(others) == 1, "the sweep's"
     assert not Draft.objects.exists()
-
-
-def test_a_quick_reply_in_pieces_starts_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A quick reply in pieces starts no connection.
     monkeypatch.setattr(drafts, "LOOKS", 60)
     monkeypatch.setattr(drafts, "_look", lambda *about: pytest.fail("it looked"))
-    started(Talking("a", "b"), watched=False)
+    started(Talking("a", "b"), "quick", watched=False)
     assert sweep().completed == 1
 
 
 def test_at_most_so_many_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stored = Time(monkeypatch), list[float]()
-    store = Draft.objects.none().__class__.update
+    queries = type(Draft.objects.none())
+    store = queries.update
 
     def update(self: Any, **written: Any) -> int:
         if written.get("text"):
             stored.append(clock.now)
         return store(self, **written)
 
-    monkeypatch.setattr(Draft.objects.none().__class__, "update", update)
-
     def after(run: Run, said: str) -> None:
         clock.now += drafts.PERIOD / 4
         settle()
 
+    monkeypatch.setattr(queries, "update", update)
     write(*(f"{number} " for number in range(20)), after=after)
     assert 4 <= len(stored) <= 6, "the time of five periods"
     assert min(later - one for one, later in pairwise(stored)) > 0.9 * drafts.PERIOD
@@ -213,19 +205,8 @@ def test_a_secret_in_two_pieces_is_never_stored(settings: Any) -> None:
     assert not [text for text in seen if CARD[:4] in text], seen
 
 
-@tool(sensitive_results=["iban"])
-def account() -> dict[str, str]:
-    """Look an account up."""
-    return {"iban": "DE02 7001 0010"}
-
-
-@tool(sensitive=["pin"])
-def unlock(pin: str) -> str:
-    """Unlock it."""
-    return "unlocked"
-
-
 def test_a_sensitive_result_in_two_pieces_is_masked() -> None:
+    account = tool(name="account", sensitive_results=["iban"])(lambda: {"iban": "DE02 7001 0010"})
     expected = iter(["It is ", "It is ", "It is ***", "It is ***, for you."])
     pieces, turns = ("It is DE02", " 7001", " 0010", ", for you."), [{"tools": [call("account")]}]
     write(*pieces, after=lambda run, said: is_shown(run, next(expected)), turns=turns, tools=[account])
@@ -237,6 +218,11 @@ def test_with_sensitive_arguments_nothing_is_shown_before_the_reply() -> None:
     def look(run: Run, said: str) -> None:
         settle()
         assert text_of(run) == ""
+
+    @tool(sensitive=["pin"])
+    def unlock(pin: str) -> str:
+        """Unlock it."""
+        return "unlocked"
 
     write("I unlock it with 4711. ", "One moment.", after=look, tools=[unlock])
 
@@ -259,18 +245,15 @@ def test_a_table_that_fails_disturbs_nobody_and_is_named_once(
     def fail(*about: Any) -> None:
         raise OperationalError("no such table")
 
-    def after(said: str) -> None:
+    def after(run: Run, said: str) -> None:
         settle()
         if said == "abc":
             wait_for(lambda: bool(caplog.records), "the failure")
 
-    model = Talking("a", "b", "c")
-    model.after = after
     for name in ("_look", "_store"):
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "agentruns"):
             patch.setattr(drafts, name, fail)
-            run = started(model, name)
-            assert sweep().completed == 1
+            run = write(*"abc", after=after, session=name)
         why = f"No draft of the reply of run={run.pk}: no such table"
         assert [record.message for record in caplog.records] == [why]
         caplog.clear()
@@ -302,37 +285,32 @@ def test_a_pause_or_a_cancel_stops_the_reply(verb: Callable[..., Run]) -> None:
 
     model.after = look
     sweep()
-    run.refresh_from_db()
+    run = sound(run)
     status = "paused" if verb is pause_run else "cancelled"
     assert (run.status, len(said) < len(model.pieces)) == (status, True)
     assert kinds(run)[3:] == ["model_failed", f"run_{status}"]
     (failed,) = payloads(run, "model_failed")
     assert failed["error"]["type"] == "reply_stopped"
-    assert problems(run.session_id) == []
     if verb is pause_run:  # again
         model.after = lambda text: None
         assert resume_run(run.pk).status == "completed"
         assert kinds(run).count("assistant") == 1
 
 
-def test_a_piece_that_comes_after_the_reply_is_over_is_nobodys() -> None:
+def test_a_piece_that_comes_after_the_reply_is_over_is_nobodys_and_a_sweep_forgets_who_watched() -> None:
     kept: list[Any] = []
 
     def keep(request: ModelRequest) -> dict[str, str]:
         kept.append(request.on_text)
         return {"text": "done"}
 
-    started(ScriptedModel([keep]))
-    assert sweep().completed == 1
+    run, other = started(ScriptedModel([keep])), started(Talking("a"), "s2", watched=False)
+    Draft.objects.create(run=other, watched_until=Now() - timedelta(minutes=2), text="left by the dead")
+    assert sweep().completed == 2
+    assert list(Draft.objects.values_list("pk", flat=True)) == [run.pk]
+    wait_for(is_quiet, "the thread to end")
     kept[0]("late")
     assert is_quiet()
-
-
-def test_a_sweep_forgets_who_watched() -> None:
-    run, other = started(Talking("a")), started(Talking("a"), "s2", watched=False)
-    Draft.objects.create(run=other, watched_until=Now() - timedelta(minutes=2), text="left by the dead")
-    sweep()
-    assert list(Draft.objects.values_list("pk", flat=True)) == [run.pk]
 
 
 def test_of_a_long_reply_the_beginning_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,7 @@ def test_a_process_claims_nothing_after_the_stamp_and_its_successor_does(
 @tool
 def deploy(ctx: ToolContext) -> str:
     """Deploy, which is to drain the worker that does it."""
-    leases.drain("default")
-    return "deployed"
+    return str(leases.drain("default"))
 
 
 def test_a_drive_ends_at_its_next_boundary(
@@ -104,8 +103,7 @@ def test_looking_costs_nothing_until_it_is_time_and_a_database_out_of_reach_is_n
 
 def test_the_command_waits_for_what_is_driven_and_names_what_stays(restarted: Any) -> None:
     run = start_run("calls-post", "do it", "s1", idempotency_key="k1")
-    lease = claim("default", run.pk)
-    assert lease is not None
+    lease: Any = claim("default", run.pk)
     said = command("drain_runs", "--timeout=0.1")
     assert (said.code, str(run.pk) in said.out, "recovery takes over its run" in said.out) == (1, True, True)
     said = command("drain_runs", "--timeout=0.1", "--json")

@@ -45,13 +45,12 @@ def told(run: Run) -> str:
     return str(problem)
 
 
-def said_of_one_more(run: Run, kind: str, **changes: Any) -> str:
+def said_of_one_more(run: Run, kind: str, payload: Any = (), **changes: Any) -> str:
     """Check one more row like the first of its kind, at the end of the journal."""
     history = History(run.session)
     assert history.read("default") is None
-    source = Message.objects.filter(run=run, kind=kind).earliest("seq")
-    row = row_of(source)
-    payload = {**row.payload, **changes.pop("payload", {})}
+    row = row_of(Message.objects.filter(run=run, kind=kind).earliest("seq"))
+    payload = {**row.payload, **dict(payload)}
     row = row._replace(payload=payload, seq=history.seq + 1, prev_hash=history.head, **changes)
     return str(history.add(*sealed(run.session_id, row)))
 
