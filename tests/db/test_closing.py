@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from agentruns import Agent, DatabaseStore, ToolContext, approve, cancel_run, resume_run, run_agent, tool
 from agentruns.engine.driver import Driver
@@ -44,22 +43,6 @@ CALLS = [
     *(call("book", customer="Ada"), call("no_such_tool"), call("search", query="y")),
     call("post", text="goodbye"),
 ]
-
-
-class Cancelling(CrashingStore):
-    """Instead of stopping at the nth append, somebody cancels the run just before it."""
-
-    def __init__(self, session: str, nth: int) -> None:
-        super().__init__(DatabaseStore(), nth)
-        self.session = session
-        self.cancelled = False
-
-    def append(self, batch: Any, **options: Any) -> None:
-        self.left -= 1
-        # In a transactional tool's transaction nobody else is: this test has one connection.
-        if self.left == 0 and not connection.in_atomic_block:
-            self.cancelled = cancel_run(Run.objects.get(session__key=self.session).pk).status == "running"
-        self.store.append(batch, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -104,21 +87,17 @@ def revive(run: Run) -> None:
     raise AssertionError(f"{run.pk} does not end: {run.status}")
 
 
-def outcomes_by_call(run: Run) -> dict[str, str]:
-    rows = Message.objects.filter(run=run, kind="tool_result")
-    return {row.call_id: row.payload["outcome"] for row in rows}
-
-
 def closed_well(run: Run, effects: Effects) -> bool:
     """Check every call of a closed run against the outside world; return whether a post is in doubt."""
     run.refresh_from_db()
     assert run.is_ended
     assert problems(run.session_id) == []
     assert not Approval.objects.filter(run=run, status__in=["pending", "approved"]).exists()
-    outcome = outcomes_by_call(run)
+    results = Message.objects.filter(run=run, kind="tool_result")
+    outcome = {row.call_id: row.payload["outcome"] for row in results}
     made = {one["id"]: one for reply in payloads(run, "assistant") for one in reply["calls"]}
     assert outcome.keys() == made.keys()
-    assert Message.objects.filter(run=run, kind="tool_result").count() == len(made)
+    assert results.count() == len(made)
     done = {line["key"] for line in effects.lines()} | set(Order.objects.values_list("number", flat=True))
     acted = {
         row.call_id
@@ -178,18 +157,6 @@ def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effe
         assert run.status == end
         ends.add(end)
     assert "cancelled" in ends
-
-
-def test_a_live_run_cancelled_before_any_of_its_appends(effects: Effects) -> None:
-    agent = agent_of(CALM)
-    for nth in range(1, 100):
-        session, store = f"live-{nth}", Cancelling(f"live-{nth}", nth)
-        run = drive_to(agent, session, store)
-        assert run.status == ("cancelled" if store.cancelled else "completed")
-        goes_on(session, effects, asks=closed_well(run, effects))
-        if store.left > 0:
-            assert nth > 12
-            return
 
 
 def refuses(request: Any) -> Any:

@@ -39,7 +39,7 @@ def start(session: str = "s1", **context: Any) -> Run:
     return start_run(shop_agent("shop"), "x", session, context=context)
 
 
-def test_short_scalars_are_kept_and_found() -> None:
+def test_short_scalars_are_kept_and_found_and_what_no_column_holds_is_left_out() -> None:
     run = start(tenant=7, plan="gold", paid=True, rate=1.5, nothing=None, address={"city": "Ulm"}, tags=["a"])
     assert kept() == {("tenant", "7"), ("plan", "gold"), ("paid", "true"), ("rate", "1.5")}
     start("s2", tenant="7", self="a")
@@ -48,13 +48,10 @@ def test_short_scalars_are_kept_and_found() -> None:
     assert found(tenant="7", plan="gold") == {run.session.key}
     assert set(Run.objects.with_context({"self": "a"})) == {Run.objects.get(session__key="s2")}
     assert found(tenant=None) == found(address={"city": "Ulm"}) == found(tenant="x" * 500) == set()
-
-
-def test_what_no_column_holds_is_left_out() -> None:
-    start(**{"nul": "a\x00b", "half": "\ud800", "": "ü", "long": "x" * 201, "k" * 201: 1, "huge": 10**300})
-    assert kept() == {("", "ü")}
-    start("s2", **{f"n{number:02}": number for number in range(20)})
-    assert ContextValue.objects.filter(run__session__key="s2").count() == 16
+    odd = {"nul": "a\x00b", "half": "\ud800", "": "ü", "long": "x" * 201, "k" * 201: 1, "huge": 10**300}
+    run = start("odd", **odd)
+    assert [*run.context_values.values_list("key", "value")] == [("", "ü")]
+    assert start("many", **{f"n{number:02}": number for number in range(20)}).context_values.count() == 16
 
 
 def test_a_start_with_context_is_one_statement_more_on_sqlite_alone() -> None:
@@ -67,23 +64,19 @@ def test_a_start_with_context_is_one_statement_more_on_sqlite_alone() -> None:
     assert found(tenant=7, plan="gold") == {"s2"}
 
 
-def test_forks_and_runs_again_are_found_as_well() -> None:
+def test_forks_and_runs_again_are_found_and_values_go_with_the_context_and_with_the_run() -> None:
     result = run_agent(shop_agent("shop"), "x", "s1", context={"tenant": 7})
     run_again(result.run_id)
     fork_run(result.run_id, 2, session="s2")
     fork_run(result.run_id, 2, session="s3", context={"tenant": 8})
     assert Run.objects.with_context(tenant=7).count() == 3
     assert found(tenant=8) == {"s3"}
-
-
-def test_they_go_with_the_context_and_with_the_run() -> None:
-    agent = shop_agent("shop")
-    erased = run_agent(agent, "x", "s1", context={"tenant": 7})
-    run_agent(agent, "x", "s2", context={"plan": "gold"})
+    erased = run_agent("shop", "x", "s4", context={"tenant": 9})
+    run_agent("shop", "x", "s5", context={"plan": "gold"})
     erase_payload(erased.run_id, 1, None, "asked to")
-    assert kept() == {("plan", "gold")}
-    erase_session("s2")
-    assert kept() == set()
+    assert kept() == {("tenant", "7"), ("tenant", "8"), ("plan", "gold")}
+    erase_session("s5")
+    assert kept() == {("tenant", "7"), ("tenant", "8")}
 
 
 def test_what_a_tool_calls_sensitive_is_kept_by_no_start_and_no_import(settings: Any) -> None:
@@ -106,7 +99,7 @@ def secretive() -> Agent:
     return Agent("doors", instructions="Open.", tools=[unlock], model=ScriptedModel(turns))
 
 
-def test_the_api_finds_runs_by_a_value_that_it_shows() -> None:
+def test_the_api_and_the_console_find_runs_by_a_value_that_they_show() -> None:
     api = Api(make_user("reader", "view_run"))
     start(tenant=7, ratio="1:2")
     start("s2", tenant=8)
@@ -121,6 +114,11 @@ def test_the_api_finds_runs_by_a_value_that_it_shows() -> None:
     ann = make_user("ann")
     start_run("shop", "x", "s3", owner=ann, context={"tenant": 7})
     assert asked("tenant:7", Api(ann)) == ["s3"]
+    for session, tenant in (("first", "north"), ("second", "south"), ("north-3", "east")):
+        start(session, tenant=tenant)
+    for term, sessions in {"north": {"first", "north-3"}, "tenant:south": {"second"}, "tenan": set()}.items():
+        shown = browser("viewer").get(LIST, {"q": term}).context["cl"].result_list
+        assert {run.session.key for run in shown} == sessions
 
 
 def test_a_masked_value_is_not_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +133,3 @@ def test_a_masked_value_is_not_found_by_trying(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pagination, "PAGE", 1)
     assert api.get("/runs", context="tenant:7")[1]["next"] is not None
     assert api.get("/runs", context=f"note:{PIN}")[1] == {"items": [], "next": None}
-
-
-def test_the_consoles_search_finds_a_run_by_a_value() -> None:
-    for session, tenant in (("first", "north"), ("second", "south"), ("north-3", "east")):
-        start(session, tenant=tenant)
-    for term, sessions in {"north": {"first", "north-3"}, "tenant:south": {"second"}, "tenan": set()}.items():
-        shown = browser("viewer").get(LIST, {"q": term}).context["cl"].result_list
-        assert {run.session.key for run in shown} == sessions

@@ -15,12 +15,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection, transaction
 
 from agentruns import answer, approve, ask_human, deny, replay_run, run_agent, start_run
-from agentruns.exceptions import (
-    DurableRunNotFoundError,
-    JournalUnreadableError,
-    PermissionDeniedError,
-    RunStateError,
-)
+from agentruns import exceptions as errors
 from agentruns.journal import events
 from agentruns.journal.outbox import notice_of
 from agentruns.journal.verify import problems
@@ -94,7 +89,7 @@ def test_a_task_goes_with_all_that_was_made_of_it() -> None:
     again = cancel_run(run_again(fork.pk).pk)
     other = run_agent(shop_agent("other"), "TASK of somebody else", "s2", idempotency_key="s2")
     before = {row.pk: row.hash for row in Message.objects.all()}
-    with pytest.raises(PermissionDeniedError, match=f"eve may not do this to run {run.pk}"):
+    with pytest.raises(errors.PermissionDeniedError, match=f"eve may not do this to run {run.pk}"):
         erase_payload(run.pk, seq_of(run, "user"), eve, WHY)
     assert "TASK-4711" in everywhere()
     run = erase_payload(run.pk, seq_of(run, "user"), ada, WHY)
@@ -177,6 +172,14 @@ def test_reasons_and_answers_go_from_the_results_that_repeat_them() -> None:
     sweep()
     run = Run.objects.get()
     assert everywhere().count("NOT-FOR-MUELLER") >= 4, "the same call is refused once more"
+    for run_id, seq, why, error, match in (
+        (run.pk, seq_of(run, "run_completed") + 900, WHY, errors.RunStateError, "no such row"),
+        (run.pk, 2, " ", ValueError, "Say why"),
+        ("01a20189-67e9-70a1-9b0c-1b07670a3b0b", 2, WHY, errors.DurableRunNotFoundError, "no run"),
+    ):
+        with pytest.raises(error, match=match):
+            erase_payload(run_id, seq, None, why)
+    assert not Message.objects.filter(content=None).exists()
     erase_payload(run.pk, seq_of(run, "approval_decided", 0), None, WHY)
     assert "NOT-FOR-MUELLER" not in everywhere() and "THE-ANSWER" in everywhere()
     erase_payload(run.pk, seq_of(run, "tool_result", -1), None, WHY)
@@ -184,29 +187,17 @@ def test_reasons_and_answers_go_from_the_results_that_repeat_them() -> None:
     intact()
 
 
-def test_a_row_alone() -> None:
-    run = refunded()
-    for run_id, seq, why, error, match in (
-        (run.pk, seq_of(run, "tool_started"), WHY, RunStateError, "nothing that can be erased"),
-        (run.pk, 999, WHY, RunStateError, "no such row"),
-        (run.pk, 2, " ", ValueError, "Say why"),
-        ("01a20189-67e9-70a1-9b0c-1b07670a3b0b", 2, WHY, DurableRunNotFoundError, "no run"),
-    ):
-        with pytest.raises(error, match=match):
-            erase_payload(run_id, seq, None, why)
-    assert not Message.objects.filter(content=None).exists()
-
-
 def test_what_was_erased_is_not_done_again() -> None:
     run = refunded("TASK-4711")
-    replay_run(run.pk)
+    with pytest.raises(errors.RunStateError, match="nothing that can be erased"):
+        erase_payload(run.pk, seq_of(run, "tool_started"), None, WHY)
     erase_payload(run.pk, seq_of(run, "user"), None, WHY)
     for again, match in (
         (lambda: replay_run(run.pk), rf"Run {run.pk} cannot be replayed: rows .* were erased: 2"),
         (lambda: run_again(run.pk), r"task of run .* was erased .row 2.. Start a run"),
         (lambda: fork_run(run.pk, 3), "was erased"),
     ):
-        with pytest.raises(RunStateError, match=match):
+        with pytest.raises(errors.RunStateError, match=match):
             again()
     fork = fork_run(run.pk, 3, text="go on without it")
     assert Message.objects.get(run=fork, seq=2).payload["copied"]["erased"] is True
@@ -220,7 +211,7 @@ def test_erased_in_a_fork_it_is_gone_from_the_origin() -> None:
     run = refunded("TASK-4711")
     fork = fork_run(run.pk, seq_of(run, "tool_result"), session="fork")
     further = fork_run(fork.pk, 3, session="further")
-    with pytest.raises(RunStateError, match=rf"Run ({fork.pk}|{further.pk}) .queued. reads"):
+    with pytest.raises(errors.RunStateError, match=rf"Run ({fork.pk}|{further.pk}) .queued. reads"):
         erase_payload(run.pk, 2, None, WHY)
     assert not Message.objects.filter(content=None).exists()
     cancel_run(fork.pk), cancel_run(further.pk)
@@ -237,7 +228,7 @@ def test_a_fork_of_a_pruned_fork_is_reached(erased_in: str) -> None:
     sweep()
     for name in "cd":
         fork_run(child.pk, 2, session=name)
-        sweep()
+    sweep()
     other = run_turns(text="TASK-4711", session="other")
     assert erase_session("b").copies == ["a", "c", "d"]
     erase_payload(Run.objects.get(session__key=erased_in).pk, 2, None, WHY)
@@ -245,18 +236,14 @@ def test_a_fork_of_a_pruned_fork_is_reached(erased_in: str) -> None:
     assert {row.session.key for row in rows if "TASK-4711" in str(row.payload)} == {"other"}
     assert [one.pk for one in Run.objects.filter(input="TASK-4711")] == [UUID(other.run_id)]
     intact()
-    assert erase_session("c").copies == ["a", "d"]
-    assert erase_session("other").copies == []
+    assert (erase_session("c").copies, erase_session("other").copies) == (["a", "d"], [])
 
 
 def test_a_file_goes_after_the_commit(folder: Path) -> None:
     run = fetched()
-    fork = fork_run(run.pk, seq_of(run, "tool_result"), session="fork")
-    cancel_run(fork.pk)
-    assert len(stored_in(folder)) == 1
+    cancel_run(fork_run(run.pk, seq_of(run, "tool_result"), session="fork").pk)
     with transaction.atomic():
         erase_payload(run.pk, row_of(run).seq, None, WHY)
-        assert len(stored_in(folder)) == 1
         transaction.set_rollback(True)
     assert len(stored_in(folder)) == 1 and row_of(run).content is not None
     found = erase_rows(run.pk, None, WHY, seq=row_of(run).seq)
@@ -313,45 +300,33 @@ def test_a_user_is_erased_but_for_what_goes_on() -> None:
     intact()
 
 
-def test_a_damaged_journal_is_not_erased_from() -> None:
-    run = refunded()
-    with triggers.lifted(connection):
-        Message.objects.filter(run=run, seq=3).update(tool_name="other")
-    with pytest.raises(JournalUnreadableError, match=r"seq 3 .assistant. was altered.*Nothing was erased"):
-        erase_payload(run.pk, 2, None, WHY)
-    assert Message.objects.filter(content=None).count() == 0
+@pytest.mark.parametrize(
+    ("name", "make", "seq"),
+    [
+        ("rows_until", lambda key: fork_run(key, 4, text="go on"), 2),
+        ("agent_again", run_again, 1),
+        ("agent_again", lambda key: fork_run(key, 2), 1),
+    ],
+    ids=["rows", "again", "fork"],
+)
+def test_what_is_erased_while_it_is_copied_is_not_written_again(
+    monkeypatch: pytest.MonkeyPatch, name: str, make: Any, seq: int
+) -> None:
+    """The task or the context was read when it is erased; the fork takes up that it is."""
+    run_agent(shop_agent("shop"), "TASK-4711", "s1", context={"customer": "CONTEXT-4711"})
+    run = Run.objects.get()
+    read, goes = getattr(forks, name), {1: "CONTEXT-4711", 2: "TASK-4711"}[seq]
 
-
-def test_beside_a_fork_of_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork has read its rows when they are erased, and takes up that they are."""
-    run = refunded("TASK-4711")
-    read = forks.rows_until
-
-    def read_then_erased(alias: str, origin: Run, at: int) -> Any:
-        rows = read(alias, origin, at)
+    def read_then_erased(*about: Any) -> Any:
+        found = read(*about)
         if not Message.objects.filter(content=None).exists():
-            erase_payload(run.pk, 2, None, WHY)
-        return rows
+            erase_payload(run.pk, seq, None, WHY)
+        return found
 
-    monkeypatch.setattr(forks, "rows_until", read_then_erased)
-    fork = fork_run(run.pk, 4, text="go on")
-    assert "TASK-4711" not in everywhere()
-    cancel_run(fork.pk)
-    intact()
-
-
-@pytest.mark.parametrize("make", [run_again, lambda key: fork_run(key, 2)], ids=["again", "fork"])
-def test_a_context_erased_meanwhile_is_not_written_again(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    result = run_agent(shop_agent("shop"), "x", "s1", context={"customer": "CONTEXT-4711"})
-    agent_of = forks.agent_again
-
-    def read_then_erased(origin: Run) -> Any:
-        erase_payload(origin.pk, 1, None, WHY)
-        return agent_of(origin)
-
-    monkeypatch.setattr(forks, "agent_again", read_then_erased)
-    assert make(result.run_id).context == {}
-    assert "CONTEXT-4711" not in everywhere()
+    monkeypatch.setattr(forks, name, read_then_erased)
+    made = make(run.pk)
+    assert (goes in everywhere(), made.context) == (False, {} if seq == 1 else run.context)
+    cancel_run(made.pk)
     intact()
 
 
@@ -365,7 +340,7 @@ def test_at_once_with_starts_forks_and_another_erasure() -> None:
             lambda run=run: fork_run(run.pk, 4, session=f"fork-{run.session.key}"),
             lambda run=run: run_again(run.pk),
         )
-        assert all(isinstance(one, Run | RunStateError) for one in outcomes), outcomes
+        assert all(isinstance(one, Run | errors.RunStateError) for one in outcomes), outcomes
         for unfinished in Run.objects.unfinished():
             cancel_run(unfinished.pk)
         erase_payload(run.pk, 2, None, WHY)
@@ -385,15 +360,6 @@ def say_so(run: Run, *seqs: int) -> None:
             batch.add(events.PAYLOAD_ERASED, {"seq": seq, "actor": None, "reason": WHY})
 
     write(run.pk, change, closed=True)
-
-
-def wholly_erased() -> Run:
-    """Erase every row that can be erased of a completed run."""
-    run = refunded("TASK-4711")
-    for row in run.messages.exclude(content=None):
-        if row.content:
-            erase_payload(run.pk, row.seq, None, WHY)
-    return Run.objects.get(pk=run.pk)
 
 
 def test_content_that_is_gone_without_a_word_is_found() -> None:
@@ -429,12 +395,20 @@ def test_a_part_that_is_not_what_the_chain_committed_to_was_altered() -> None:
         with triggers.lifted(connection):
             row.update(**change)
             assert problems(run.session_id) == ["Session s1: seq 3 (assistant) was altered."], change
+            with pytest.raises(
+                errors.JournalUnreadableError, match=r"seq 3 .assistant. was altered.*Nothing was er"
+            ):
+                erase_payload(run.pk, 2, None, WHY)
             row.update(**as_it_was)
-    assert problems(run.session_id) == []
+    assert (problems(run.session_id), run.messages.filter(content=None).count()) == ([], 0)
 
 
-def test_everything_can_be_erased_and_all_that_reads_goes_on() -> None:
-    run = wholly_erased()
+def test_everything_can_be_erased_and_all_that_reads_goes_on(tmp_path: Path) -> None:
+    run = refunded("TASK-4711")
+    for row in run.messages.exclude(content=None):
+        if row.content:
+            erase_payload(run.pk, row.seq, None, WHY)
+    run.refresh_from_db()
     assert (run.status, run.output, run.step) == ("completed", "[erased]", 2)
     assert Approval.objects.get().arguments == {}
     left = everywhere()
@@ -451,10 +425,6 @@ def test_everything_can_be_erased_and_all_that_reads_goes_on() -> None:
     assert (used["name"], used["input"]) == ("refund", {}), "the provider needs its calls"
     (answered,) = result["content"]
     assert (answered["tool_use_id"], answered["content"]) == (used["id"], "[erased]")
-
-
-def test_an_export_of_erased_rows_is_verified_and_imported(tmp_path: Path) -> None:
-    run = wholly_erased()
     lines = exported(run, tmp_path / "run.jsonl", true_values=True)
     assert "TASK-4711" not in json.dumps([line for line in lines if "seq" in line])
     code, said = verified(tmp_path / "run.jsonl")

@@ -87,12 +87,8 @@ def changed(value: Any) -> Any:
         return value + 1
     if value is None:
         return "01a20189-67e9-70a1-9b0c-1b07670a3b0b"
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        parsed = None
-    if isinstance(parsed, dict):
-        return json.dumps({**parsed, "v": 0}, sort_keys=True, separators=(",", ":"))
+    if str(value).startswith("{"):
+        return json.dumps({**json.loads(value), "v": 0}, sort_keys=True, separators=(",", ":"))
     last = "1" if value[-1:] == "0" else "0"
     return value[:-5] + last * 5 if value.endswith("=") else value[:-1] + last
 
@@ -112,50 +108,47 @@ def mutations(lines: list[Line]) -> Iterator[tuple[str, str, list[Line]]]:
         kind = kind_of(line)
         yield kind, "dropped", lines[:number] + lines[number + 1 :]
         yield kind, "doubled", [*lines[: number + 1], *lines[number:]]
+        yield kind, "extra added", [*lines[:number], {**line, "extra": 1}, *lines[number + 1 :]]
         if number + 1 < len(lines):
             swapped = [*lines[:number], lines[number + 1], line, *lines[number + 2 :]]
             yield f"{kind}, {kind_of(lines[number + 1])}", "moved", swapped
         for path, _, name in members(line):
-            for removes in (False, True):
+            for done in ("removed", "changed"):
                 again = copy.deepcopy(lines)
                 where = next(each for place, each, _ in members(again[number]) if place == path)
                 value = where.pop(name)
-                if not removes:
+                if done == "changed":
                     where[name] = changed(value)
-                yield kind, f"{path} {'removed' if removes else 'changed'}", again
-        again = copy.deepcopy(lines)
-        again[number]["extra"] = 1
-        yield kind, "extra added", again
+                yield kind, f"{path} {done}", again
 
 
 @pytest.mark.parametrize("true_values", [True, False])
-def test_any_single_change_is_found_also_in_an_export_sealed_anew(true_values: bool, folder: Path) -> None:
+def test_any_single_change_is_found_also_in_an_export_sealed_anew_and_is_not_imported(
+    true_values: bool, folder: Path
+) -> None:
     lines = lines_of(story(), true_values=true_values)
     kinds = {"header", "definition", "row", "file", "end"}
     assert {kind_of(line) for line in lines} == (kinds if true_values else {*kinds, "redacted"})
     assert found(lines) == []
     assert sealed(lines) == lines
+    forget_everything()
     unseen = set()
     for kind, done, after in mutations(lines):
         assert found(after), (kind, done)
         if kind != "end" and done != "moved" and not found(sealed(after)):
             unseen.add((kind, done if (kind, done) in HIDES else done.split()[0]))
+        if true_values:
+            with pytest.raises(AgentRunsError):
+                import_run(after)
+                pytest.fail(f"{kind}, {done}")
     # A redacted row does not have the hash of its file, which would tell what is in it: the line that says
     # why the file was left out stands for nothing that the chain could miss.
     reason = set() if true_values else {("file", "doubled"), ("file", "dropped"), ("file", "of")}
     assert unseen <= ONLY_WHOLE | HIDES | reason
     assert (("redacted", "content_redacted") in unseen) is not true_values
-
-
-def test_no_changed_export_is_imported(folder: Path) -> None:
-    lines = lines_of(story(), true_values=True)
-    forget_everything()
-    for kind, done, after in mutations(lines):
-        with pytest.raises(AgentRunsError):
-            import_run(after)
-            pytest.fail(f"{kind}, {done}")
     assert not Session.objects.exists()
-    assert problems(import_run(lines).session_id) == []
+    if true_values:
+        assert problems(import_run(lines).session_id) == []
 
 
 def test_a_definition_altered_in_the_database_is_found() -> None:

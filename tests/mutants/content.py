@@ -36,7 +36,7 @@ MUTANTS = [
         "db/test_content.py::test_of_too_many_pictures_the_newest_are_sent"),
     mutant("content: a small file is verified as well",
         Edit(PAYLOADS, "    if (size, digest.hexdigest()) != (stored.size, stored.sha256):", "    if False:"),
-        "db/test_content.py::test_a_small_file_is_verified_too"),
+        "db/test_content.py::test_a_file_that_is_not_what_it_was_pauses_the_run"),
     mutant("content: what repeats a picture is erased with it",
         Edit("services/erasure.py", "        if payloads.has_blocks(row.payload):", "        if False:"),
         "db/test_content.py::test_erasing_a_picture_takes_every_row_that_repeats_it"),
