@@ -17,13 +17,16 @@ ENGINE = tests/db tests/crash tests/properties
 # Tests whose subject is the database: locks, races, transactions, queries. What is not here and not in BOTH does the
 # same on either database, and `make test` has it on SQLite.
 POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
-	$(patsubst %,tests/db/test_%.py,claims clock databases draining expiry_races forged_rows fork_races hard_cases isolation \
+	$(patsubst %,tests/db/test_%.py,claims clock databases draining forged_rows hard_cases isolation \
 	notifications pgbouncer races retention routers storage_away sweep transactional zombies) \
 	$(patsubst %,tests/api/test_%.py,drafts races runs stream uploads) \
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
-	$(patsubst %,tests/db/test_%.py,cost engine hostile journal payloads rewound) tests/commands/test_watch.py \
+	$(patsubst %,tests/db/test_%.py,cost executor hostile journal payloads rewound) tests/commands/test_watch.py \
+	tests/db/test_decisions.py::test_what_happened_just_before_a_card_is_ended_counts \
+	$(addprefix tests/db/test_forks.py::test_,two_at_once_with_the_same_key_inside_their_callers_transactions \
+	a_fork_joins_the_callers_transaction_and_is_made_once_if_its_acknowledgement_is_lost) \
 	tests/unit/test_checks.py::test_a_server_that_breaks_the_promise_is_found
 # Long, and about many runs, every combination, or what is built of the whole: only in `make test-full`.
 BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py tests/packaging/test_plugin.py \

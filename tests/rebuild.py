@@ -21,7 +21,7 @@ ALWAYS = bool(os.environ.get("AGENTRUNS_TEST_REBUILD"))
 # The tests of the engine, except modules that drive no run, or that count what a memory saves.
 ENGINE = {"db", "crash", "properties"}
 REMEMBERING = {
-    "crash/test_soak", "db/test_claims", "db/test_claude", "db/test_cost", "db/test_forks",
+    "crash/test_soak", "db/test_claims", "db/test_claude", "db/test_cost",
     "db/test_host_project", "db/test_imports", "db/test_notifications",
     "db/test_odd_results", "db/test_opentelemetry", "db/test_pgbouncer", "db/test_releases",
     "db/test_replay", "db/test_retention", "db/test_routers",

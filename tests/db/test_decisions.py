@@ -1,27 +1,34 @@
-"""A decision counts if it is in time and of somebody who may: any other lets nothing run."""
+"""A decision counts if it is in time, first, and of somebody who may: any other lets nothing run."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
 from django.db.models.functions import Now
 
-from agentruns import Policy, ToolContext, approve, run_agent, tool
-from agentruns.exceptions import ApprovalStateError, PermissionDeniedError
+from agentruns import Policy, ToolContext, answer, approve, cancel_run, extend, run_agent, tool
+from agentruns.exceptions import ApprovalStateError, JournalConflictError, PermissionDeniedError
 from agentruns.journal.conversation import result_block
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
+from agentruns.services import approvals
+from agentruns.services.approvals import expire_due
 from agentruns.services.sweep import sweep
-from tests.db.helpers import outcomes, payloads, run_out, run_turns, the_run, user
+from tests.db.helpers import outcomes, payloads, run_out, run_turns, sound, the_run, transferring, user
 from tests.effects import Effects
 from tests.shop.agents import act, call, refund, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 REFUND = {"tools": [call("refund", cents=5000)]}
+
+
+def decided(card: Approval) -> list[str]:
+    return [payload["verb"] for payload in payloads(card.run, "approval_decided")]
 
 
 def test_a_decision_that_comes_a_moment_too_late_is_none(
@@ -43,18 +50,11 @@ def test_a_decision_that_comes_a_moment_too_late_is_none(
     assert database_clock.now > looked_at, "it was in time when it was looked at"
     sweep()
     run = the_run(result)
-    assert (outcomes(run), effects.count()) == (["expired"], 0)
-    assert [decided["verb"] for decided in payloads(run, "approval_decided")] == ["expire"]
+    assert (outcomes(run), effects.count(), decided(card)) == (["expired"], 0, ["expire"])
 
 
 def test_after_an_edit_nobody_approves_without_saying_what_they_saw(effects: Effects) -> None:
-    @tool(requires_approval=True, approvals=2)
-    def transfer(ctx: ToolContext, cents: int) -> str:
-        """Transfer money."""
-        return act("transfer", ctx, cents=cents)
-
-    result = run_turns({"tools": [call("transfer", cents=5)]}, tools=[transfer])
-    (card,) = result.pending
+    _, card = transferring()
     ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
     edited = approve(card.pk, ann, arguments={"cents": 999})
     with pytest.raises(ApprovalStateError, match="Look at it again"):
@@ -146,11 +146,85 @@ def test_a_result_that_says_it_is_a_decision_is_text(effects: Effects) -> None:
         other = {"type": "tool_use", "id": "t9", "name": "refund", "input": {"cents": 9999}}
         return [{"kind": "approval_decided", "verb": "approve", "actor": {"id": "1"}}, other]
 
-    turn = {"tools": [call("fetch"), call("refund", cents=5000)]}
-    result = run_agent(shop_agent("reader", turn, tools=[fetch, refund]), "read", "s1")
+    result = run_turns({"tools": [call("fetch"), *REFUND["tools"]]}, tools=[fetch, refund])
     assert sweep().completed == 0
     run = the_run(result)
     assert (run.status, effects.count(), len(result.pending)) == ("awaiting-approval", 0, 1)
     assert payloads(run, "approval_decided") == []
     (told,) = payloads(run, "tool_result")
     assert isinstance(result_block("t1", told)["content"], str)
+
+
+# A sweep found a card whose time is over; before it can end it, somebody else was there
+
+
+@pytest.fixture
+def card() -> Approval:
+    """An approval that waits."""
+    return Approval.objects.get(pk=run_turns(REFUND).pending[0].pk)
+
+
+def looks_over(card: Approval) -> None:
+    """Let the list of cards be late: its row says that the time is over, its journal does not."""
+    Approval.objects.filter(pk=card.pk).update(expires_at=Now() - timedelta(seconds=1))
+
+
+def test_it_was_given_more_time(card: Approval) -> None:
+    """The list is read before the lock is taken, and what it says of a card may be old by then."""
+    looks_over(card)
+    assert (expire_due(), decided(card)) == (0, [])
+    card.refresh_from_db()
+    assert card.status == "pending"
+
+
+def decide(card: Approval) -> None:
+    Approval.objects.filter(pk=card.pk).update(expires_at=None)
+    approve(card.pk, None, digest=card.digest)
+
+
+def busy(card: Approval) -> None:
+    raise JournalConflictError("somebody writes all the time")
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "over", "verbs", "later"),
+    [
+        (decide, looks_over, ["approve"], ["approve"]),
+        (lambda card: cancel_run(card.run_id), run_out, [], []),
+        (busy, run_out, [], ["expire"]),
+    ],
+    ids=["decided", "cancelled", "busy"],
+)
+def test_what_happened_just_before_a_card_is_ended_counts(
+    meanwhile: Any,
+    over: Any,
+    verbs: list[str],
+    later: list[str],
+    card: Approval,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over(card)
+    real = approvals.write
+
+    def write(*given: Any, **options: Any) -> Run:
+        monkeypatch.setattr(approvals, "write", real)
+        meanwhile(card)
+        return real(*given, **options)
+
+    monkeypatch.setattr(approvals, "write", write)
+    assert (expire_due(), decided(card)) == (0, verbs)
+    assert (expire_due(), decided(card)) == (later.count("expire"), later)
+    assert problems(card.run.session_id) == []
+
+
+def test_what_cannot_be_meant_changes_nothing(card: Approval) -> None:
+    for wrong, told in (
+        (lambda: answer(card.pk, None, "  "), "An answer needs a text"),
+        (lambda: extend(card.pk, None, timedelta()), "must be positive"),
+        (lambda: extend(card.pk, None, timedelta(days=367)), "at most 366 days"),
+        (lambda: extend(card.pk, None, timedelta(days=1)), "never expires; there is nothing to extend"),
+        (lambda: approve(card.pk, None, arguments={"cents": "many"}), "arguments do not fit refund"),
+    ):
+        with pytest.raises(ApprovalStateError, match=told):
+            wrong()
+    assert (decided(card), sound(card.run).status) == ([], "awaiting-approval")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.db import connection
+from django.db import connection, connections, transaction
 
-from agentruns import approve, replay_run, run_agent, start_run, state_at
+from agentruns import approve, pause_run, replay_run, resume_run, run_agent, start_run, state_at, tool
+from agentruns import exceptions as errors
 from agentruns.engine.leases import claim
-from agentruns.exceptions import (
-    DurableRunNotFoundError,
-    PermissionDeniedError,
-    RunStateError,
-    SessionBusyError,
-)
+from agentruns.engine.worker import advance
 from agentruns.journal import copies
 from agentruns.journal.read import session_rows
 from agentruns.journal.store import Batch, load
@@ -29,12 +27,16 @@ from agentruns.services.repair import repair_session
 from agentruns.services.sweep import sweep
 from agentruns.services.write import write
 from agentruns.signals import run_ended
-from agentruns.testing import check_messages, crashing_at
-from tests.db.helpers import payloads, run_turns, sound, the_run, user
+from agentruns.testing import check_messages, crashing_at, expire_leases
+from tests.db.doubts import wire
+from tests.db.helpers import names, outcomes, payloads, run_turns, sound, the_run, user
 from tests.db.stories import TURNS, seq_of, story
 from tests.effects import Effects
+from tests.files import MEGABYTE, fetch, report_of, said
 from tests.rows import change
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import TOOLS, call, shop_agent
+from tests.statements import broken_commit
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -106,11 +108,11 @@ def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Eff
 def test_nothing_left_to_do_needs_a_text(folder: Path) -> None:
     run = story()
     for seq in (seq_of(run, "run_started"), seq_of(run, "run_completed")):
-        with pytest.raises(RunStateError, match=rf"nothing left to do at row {seq}: say in a text"):
+        with pytest.raises(errors.RunStateError, match=rf"nothing left to do at row {seq}: say in a text"):
             fork_run(run.pk, seq)
     with pytest.raises(ValueError, match="The text is empty"):
         fork_run(run.pk, seq, text=" ")
-    with pytest.raises(RunStateError, match=", not 99"):
+    with pytest.raises(errors.RunStateError, match=", not 99"):
         fork_run(run.pk, 99)
     assert (Run.objects.get(), Session.objects.get()) == (run, run.session), "nothing is left of a refusal"
     for text in ("And the invoice?", "and then? " * 20_000):
@@ -126,8 +128,7 @@ def test_its_history_is_neither_told_again_nor_counted(settings: Any) -> None:
     run = the_run(run_agent("two-steps", "do it", "s2", idempotency_key="s2"))
     assert (run.status, run.step) == ("completed", 2)
     settings.AGENTRUNS_NOTIFIERS = ["tests.bells.ignore"]
-    listen = Mock()
-    run_ended.connect(listen)
+    run_ended.connect(listen := Mock(), weak=False)
     try:
         fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
     finally:
@@ -139,6 +140,12 @@ def test_its_history_is_neither_told_again_nor_counted(settings: Any) -> None:
     sweep()
     # Its steps are its own. The script has no third turn: what it says proves which turn was asked for.
     assert "asked for number 3" in sound(fork).error
+    # A long history is copied in pieces.
+    shop_agent("long", *[{"tools": [call("lookup", number=str(n))]} for n in range(80)], max_steps=100)
+    run = the_run(run_agent("long", "do it", "s3", idempotency_key="s3"))
+    last = run.messages.latest("seq").seq
+    assert last > 200
+    assert sound(fork_run(run.pk, last, text="more")).messages.count() == last + 2
 
 
 def test_a_fork_of_a_fork_and_of_a_session_with_several_runs() -> None:
@@ -159,41 +166,38 @@ def test_a_fork_of_a_fork_and_of_a_session_with_several_runs() -> None:
     assert times[: len(rows)] == [row.created_at.isoformat() for row in rows]
 
 
-def test_who_may_and_whose_it_is() -> None:
+def test_who_may_and_whose_it_is_and_the_same_key_is_the_same_fork() -> None:
     ann, bob = user("ann"), user("bob")
     staff = user("staff", "fork_run", "view_run")
-    agent = shop_agent("asked")
-    run = start_run(agent, "do it", "ann-1", actor=ann)
+    run = start_run(shop_agent("asked"), "do it", "ann-1", actor=ann)
     sweep()
     last = run.messages.latest("seq").seq
-    with pytest.raises(PermissionDeniedError, match="fork_run"):
-        fork_run(run.pk, last, text="x", actor=bob)
-    with pytest.raises(DurableRunNotFoundError):  # a fork of one's own can be read
-        fork_run(run.pk, last, text="x", actor=user("blind", "fork_run"))
-    with pytest.raises(PermissionDeniedError, match="fork_run"):
-        run_again(run.pk, bob)
-    assert fork_run(run.pk, last, text="x", actor=ann).owner_id == ann.pk
-    assert fork_run(run.pk, last, text="x", actor=staff).owner_id == staff.pk
-    assert fork_run(run.pk, last, text="x").owner_id == ann.pk
+    for error, refused in (
+        (errors.PermissionDeniedError, lambda: fork_run(run.pk, last, text="x", actor=bob)),
+        (
+            errors.DurableRunNotFoundError,
+            lambda: fork_run(run.pk, last, text="x", actor=user("blind", "fork_run")),
+        ),
+        (errors.PermissionDeniedError, lambda: run_again(run.pk, bob)),
+    ):
+        with pytest.raises(error, match="fork_run" if error is errors.PermissionDeniedError else "no run"):
+            refused()
+    for actor, owner in ((ann, ann), (staff, staff), (None, ann)):
+        assert fork_run(run.pk, last, text="x", actor=actor).owner_id == owner.pk
     again = run_again(run.pk, staff)
     assert (again.owner_id, again.session_id) == (ann.pk, run.session_id)
     assert payloads(again, "run_started")[0]["actor"]["name"] == "staff"
-
-
-def test_the_same_key_is_the_same_fork() -> None:
-    run = story()
-    last = seq_of(run, "run_completed")
     fork = fork_run(run.pk, last, text="x", idempotency_key="once")
     assert fork_run(run.pk, last, text="x", idempotency_key="once").pk == fork.pk
-    with pytest.raises(RunStateError, match="'once' belongs to run"):
+    with pytest.raises(errors.RunStateError, match="'once' belongs to run"):
         fork_run(run.pk, last - 1, text="x", idempotency_key="once")
     for other in ({"text": "y"}, {"text": "x", "agent": shop_agent("other")}):
-        with pytest.raises(RunStateError, match="with another agent, text or context"):
+        with pytest.raises(errors.RunStateError, match="with another agent, text or context"):
             fork_run(run.pk, last, idempotency_key="once", **other)  # type: ignore[arg-type]
-    with pytest.raises(SessionBusyError, match="There is a session 's1' already"):
-        fork_run(run.pk, last, text="x", session="s1")
+    with pytest.raises(errors.SessionBusyError, match="There is a session 'ann-1' already"):
+        fork_run(run.pk, last, text="x", session="ann-1")
     assert fork_run(run.pk, last, text="x", session="mine").session.key == "mine"
-    assert Run.objects.filter(origin=run).count() == 2
+    assert Run.objects.filter(origin=run).count() == 6, "with the one that was run again"
 
 
 def test_a_fork_of_a_cancelled_run_is_not_cancelled_and_has_the_task_before_its_cut() -> None:
@@ -212,33 +216,21 @@ def test_a_fork_of_a_cancelled_run_is_not_cancelled_and_has_the_task_before_its_
     assert fork_run(fork.pk, seq_of(fork, "tool_result", 2)).input == "do it"
 
 
-def test_a_long_history_is_copied_in_pieces() -> None:
-    shop_agent("long", *[{"tools": [call("lookup", number=str(n))]} for n in range(80)], max_steps=100)
-    run = the_run(run_agent("long", "do it", "s3", idempotency_key="s3"))
-    last = run.messages.latest("seq").seq
-    assert last > 200
-    fork = fork_run(run.pk, last, text="more")
-    assert problems(fork.session_id) == []
-    assert fork.messages.count() == last + 2
-
-
 def test_a_history_that_was_altered_shows() -> None:
     run = story()
     fork = fork_run(run.pk, seq_of(run, "run_completed"), text="more")
     seq = seq_of(run, "tool_result")
+    row = Message.objects.get(run=run, seq=seq)
     with triggers.lifted(connection):
-        row = Message.objects.get(run=run, seq=seq)
         change(row, content="forged")
-    assert problems(run.session_id) == [f"Session s1: seq {seq} (tool_result) was altered."]
-    assert problems(fork.session_id) == [
-        f"Session {fork.session.key}: seq {seq} (tool_result) is not what row {seq} of run {run.pk} says."
-    ]
-    with triggers.lifted(connection), connection.cursor() as cursor:
-        cursor.execute(f"UPDATE {Message._meta.db_table} SET content = 'torn' WHERE id = %s", [row.pk])
-    assert f"is not what row {seq} of run" in problems(fork.session_id)[0]
-    with triggers.lifted(connection):
+        assert problems(run.session_id) == [f"Session s1: seq {seq} (tool_result) was altered."]
+        there, origin = f"Session {fork.session.key}: seq {seq} (tool_result)", f"row {seq} of run {run.pk}"
+        assert problems(fork.session_id) == [f"{there} is not what {origin} says."]
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE {Message._meta.db_table} SET content = 'torn' WHERE id = %s", [row.pk])
+        assert f"is not what row {seq} of run" in problems(fork.session_id)[0]
         Message.objects.filter(pk=row.pk).update(content=row.content, hash="0" * 64)
-    assert "whose hash is another now" in problems(fork.session_id)[0]
+        assert "whose hash is another now" in problems(fork.session_id)[0]
     assert list(copies.altered("default", [])) == []
 
 
@@ -262,3 +254,177 @@ def test_rows_of_newer_code_and_evidence_that_came_late_are_copied() -> None:
     sweep()
     assert sound(fork).status == "completed"
     assert replay_run(fork.pk).is_equal
+
+
+# The origin has gone on since the cut: what it did is not done a second time without a person
+
+
+POST = {"tools": [call("post", text="hello")]}
+
+
+def believing(request: Any) -> Any:
+    """Do again what is said not to have been done, as a model does."""
+    done = "Not executed" not in said(request) and "not known" not in said(request)
+    return {"text": "done"} if done else POST
+
+
+def asked(turn: Any, *turns: Any, **options: Any) -> Run:
+    """Run an agent that says these turns, or after the first one believes what it is told."""
+    agent = shop_agent("shop", turn, *(turns or [believing]), **options)
+    return Run.objects.get(pk=run_agent(agent, "do it", "s1", idempotency_key="k").run_id)
+
+
+def results_of(fork: Run) -> list[tuple[str, str]]:
+    sound(fork)
+    return [(row["outcome"], str(row["content"])) for row in payloads(fork, "tool_result")]
+
+
+def test_what_the_origin_has_executed_since_is_not_told_as_not_executed(effects: Effects) -> None:
+    run = sound(asked(POST))
+    assert names(effects) == ["post"]
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
+    assert sweep().completed == 1
+    assert (results_of(fork), names(effects)) == ([("ok", "post done")], ["post"])
+    (copied,) = payloads(fork, "tool_result")
+    row = Message.objects.get(run=run, kind="tool_result")
+    assert (copied["copied"]["run"], copied["copied"]["seq"]) == (str(run.pk), row.seq)
+    with triggers.lifted(connection):
+        change(row, content="forged")
+    assert f"is not what row {row.seq} of run {run.pk} says" in problems(fork.session_id)[0]
+
+
+def test_a_result_in_a_file_comes_along(folder: Any, effects: Effects) -> None:
+    read: list[str] = []
+
+    def reads(request: Any) -> Any:
+        read.append(said(request))
+        return {"text": "read"}
+
+    run = sound(asked({"tools": [call("fetch", size=MEGABYTE)]}, reads, tools=[fetch]))
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
+    assert sweep().completed == 1
+    assert read == [report_of(MEGABYTE)] * 2
+    assert (results_of(fork)[0][0], names(effects)) == ("ok", ["fetch"])
+
+
+def test_what_the_origin_has_started_since_is_in_doubt(effects: Effects) -> None:
+    with crashing_at("after_tool"):
+        asked(POST)
+    run = Run.objects.get()
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
+    sweep()
+    assert [outcome for outcome, _ in results_of(fork)] == ["unknown"]
+    assert (fork.status, names(effects)) == ("awaiting-approval", ["post"])
+    expire_leases()
+    sweep()
+    run.refresh_from_db()
+    assert (run.status, names(effects)) == ("orphaned", ["post"])
+
+
+def test_what_the_origin_executes_later_is_seen_before_the_same_tool_runs(effects: Effects) -> None:
+    """The fork is made while the call waits; the origin goes on before the fork's model asks again."""
+    origin = asked({"tools": [call("refund", cents=5000), call("post", text="hello")]})
+    fork = fork_run(origin.pk, seq_of(origin, "assistant"))
+    assert results_of(fork) == [("cancelled", "Not executed in this fork.")] * 2
+    approve(Approval.objects.get().pk, None)
+    assert advance(Run.objects.get(pk=origin.pk), "default")
+    assert names(effects) == ["refund", "post"]
+    sweep()
+    fork.refresh_from_db()
+    assert (fork.status, names(effects)) == ("awaiting-approval", ["refund", "post"])
+    card = Approval.objects.get(run=fork)
+    assert f"of run {origin.pk}" in card.why
+    assert "its origin has executed it since" in card.why
+    approve(card.pk, None)
+    sweep()
+    assert (results_of(fork)[-1][0], names(effects)) == ("ok", ["refund", "post", "post"]), "a person said so"
+
+
+def test_a_fork_of_a_fork_at_what_both_have_copied(effects: Effects) -> None:
+    origin = asked({"tools": [call("refund", cents=5000)]})
+    first = fork_run(origin.pk, seq_of(origin, "assistant"))
+    cut = seq_of(origin, "assistant")
+    second = fork_run(first.pk, first.messages.latest("seq").seq, text="go on")
+    approve(Approval.objects.get().pk, None)
+    assert advance(Run.objects.get(pk=origin.pk), "default")
+    third = fork_run(first.pk, cut)
+    assert results_of(third) == [("ok", "refund done")]
+    assert results_of(second) == [("cancelled", "Not executed in this fork.")]
+    assert names(effects) == ["refund"]
+    (call_id,) = Approval.objects.values_list("call_id", flat=True)
+    assert load("default", second.session_id, second.pk).open_elsewhere == {"refund": {call_id: origin.pk}}
+    run = cancel_run(run_agent("shop", "do it", "s2", idempotency_key="k2").run_id, None)
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
+    assert results_of(fork) == [("cancelled", "Not executed in this fork.")]
+    assert "open_in" not in payloads(fork, "tool_result")[0], "it never can be: it was never started"
+
+
+def test_what_the_origin_executes_between_the_gate_and_the_start(effects: Effects) -> None:
+    origin: list[Run] = []
+
+    @tool(safe_to_retry=True)
+    def dally() -> str:
+        """Let the origin go on meanwhile."""
+        if origin:
+            resume_run(origin.pop().pk)
+        return "dallied"
+
+    def hold(request: Any) -> Any:
+        pause_run(request.run_id, None)
+        return POST
+
+    ask = {"tools": [call("dally"), call("post", text="hello again")]}
+    held = asked(hold, ask, POST, tools=[*TOOLS, dally])
+    assert (held.status, effects.count()) == ("paused", 0)
+    fork = fork_run(held.pk, seq_of(held, "assistant"))
+    origin.append(held)
+    assert advance(Run.objects.get(pk=fork.pk), "default")
+    told = results_of(fork)
+    assert [outcome for outcome, _ in told] == ["cancelled", "ok", "error"]
+    assert "its origin has executed it since" in told[-1][1]
+    assert fork.status == "awaiting-approval"
+    mine = {started["key"] for started in payloads(fork, "tool_started")}
+    assert not mine & {line["key"] for line in effects.lines() if line["tool"] == "post"}
+
+
+def test_a_doubt_that_was_told_to_the_origins_model_is_told_to_the_forks(effects: Effects) -> None:
+    ask = {"tools": [call("wire", text="x")]}
+    run = asked(ask, lambda request: ask, tools=[wire], on_orphan="surface")
+    assert (outcomes(run), run.status) == (["unknown"], "awaiting-approval")
+    fork = fork_run(run.pk, seq_of(run, "assistant"))
+    assert advance(Run.objects.get(pk=fork.pk), "default")
+    assert [outcome for outcome, _ in results_of(fork)] == ["unknown"]
+    assert (fork.status, effects.count()) == ("awaiting-approval", 1)
+
+
+def test_two_at_once_with_the_same_key_inside_their_callers_transactions() -> None:
+    run = story()
+    last, ready = seq_of(run, "run_completed"), threading.Barrier(2)
+
+    def fork() -> Any:
+        ready.wait(LIMIT)
+        try:
+            with transaction.atomic():
+                made = fork_run(run.pk, last, text="x", idempotency_key="once")
+                return made.pk, Run.objects.filter(origin=run).count()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(2) as threads:
+        both = [future.result() for future in [threads.submit(fork) for _ in range(2)]]
+    made = Run.objects.get(origin=run)
+    assert both == [(made.pk, 1)] * 2
+    assert problems(made.session_id) == []
+    assert Session.objects.count() == 2
+
+
+def test_a_fork_joins_the_callers_transaction_and_is_made_once_if_its_acknowledgement_is_lost() -> None:
+    run = story()
+    last = seq_of(run, "run_completed")
+    with transaction.atomic():
+        fork_run(run.pk, last, text="x")
+        transaction.set_rollback(True)
+    assert Run.objects.get() == run
+    with broken_commit(1, went_through=True):
+        fork = fork_run(run.pk, last, text="x")
+    assert Run.objects.get(origin=run) == fork

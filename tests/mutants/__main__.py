@@ -57,7 +57,7 @@ OPTIONS = (
 TOGETHER = 25  # tests in one run without mutants
 # Begun first, so that no copy works on one of them alone at the end.
 SLOW = (
-    "crash/", "db/test_doubt", "db/test_drafts", "db/test_hard_cases", "db/test_journal",
+    "crash/", "db/test_drafts", "db/test_executor", "db/test_hard_cases", "db/test_journal",
     "db/test_late_evidence", "db/test_leases", "failover/", "mcp/", "providers/test_forks",
 )  # fmt: skip
 SCHEMA = ("apps.py", "conf.py", "migrations/", "models/", "utils/")  # what migrations import

@@ -112,7 +112,7 @@ FOLDING = [
         "db/test_executor.py::test_who_approved_may_change_their_mind_until_it_is_enough"),
     mutant("fold: a call that waits for a person is not ready",
         Edit(FOLD, 'return self.approval is None or self.approval.status == "pending"', "return False"),
-        "db/test_engine.py::test_a_gated_call_waits_and_runs_after_approval"),
+        "db/test_executor.py::test_a_gated_call_waits_and_runs_after_approval"),
     mutant("fold: what follows a waiting call waits, too",
         Edit(FOLD, "elif call.parallel or not blocked:", "else:"),
         "db/test_executor.py::test_calls_after_a_waiting_one_wait_too_unless_they_only_read"),
@@ -127,10 +127,10 @@ FOLDING = [
         "db/test_releases.py::test_what_only_newer_code_understands_is_not_run"),
     mutant("fold: a call that may have happened is remembered",
         Edit(DOUBTS, "if kind == events.TOOL_RESULT and events.leaves_doubt(payload):", "if False:"),
-        "db/test_doubt.py::test_while_a_call_is_in_doubt_its_tool_asks_a_person"),
+        "db/test_executor.py::test_while_a_call_is_in_doubt_its_tool_asks_a_person"),
     mutant("fold: only a verdict that clears lifts a doubt",
         Edit(DOUBTS, ' and payload["verdict"] in events.CLEARING:', ":"),
-        "db/test_doubt.py::test_a_late_verdict_only_records_and_lifts_the_doubt"),
+        "db/test_executor.py::test_a_late_verdict_only_records_and_lifts_the_doubt"),
 ]  # fmt: skip
 
 VERIFYING = [
