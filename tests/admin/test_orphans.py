@@ -475,8 +475,9 @@ def test_a_damaged_verdict_is_none(world: World) -> None:
     run, call_id = shipped()
     give(run, "occurred", "resolver", call_id)
     assert FIGURE not in front()
+    verdict = run.messages.get(kind="orphan_resolved")
     for text in ("{", "[]", '{"v":1}'):
-        write_raw("agentruns_message", "facts", text, "id", run.messages.get(kind="orphan_resolved").pk)
+        write_raw("agentruns_message", "facts", text, "id", verdict.pk)
         assert f"1 {FIGURE}" in front()
 
 
