@@ -93,7 +93,7 @@ def check_approvers(
         named = permissions.filter(codename=codename, **({"content_type__app_label": app} if app else {}))
         return Q(is_superuser=True) | Q(user_permissions__in=named) | Q(groups__permissions__in=named)
 
-    found: list[CheckMessage] = []
+    problems: list[CheckMessage] = []
     for approvers, names in sorted(gated.items()):
         tools, deciders = ", ".join(sorted(names)), active.filter(holding(DECIDE))
         if approvers:
@@ -107,5 +107,5 @@ def check_approvers(
             hint = f"Give somebody the permission {DECIDE}" + (f" and {approvers}." if approvers else ".")
         else:
             continue
-        found.append(Warning(text, hint=hint, id="agentruns.W010"))
-    return found
+        problems.append(Warning(text, hint=hint, id="agentruns.W010"))
+    return problems

@@ -18,7 +18,7 @@ def check(*, deploy: bool = False, of_database: bool = False) -> Callable[[Find]
     """Register a check of settings and agents, or with `of_database` a check of the journal's database."""
 
     def decorate(find: Find) -> Check:
-        def found(
+        def run_check(
             app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
         ) -> list[CheckMessage]:
             alias = settings.DATABASE
@@ -26,7 +26,8 @@ def check(*, deploy: bool = False, of_database: bool = False) -> Callable[[Find]
                 return [*find()]
             return [*find(connections[alias])] if alias in (databases or ()) else []
 
-        found.__name__, found.__doc__ = find.__name__, find.__doc__  # not `wraps`: Django reads the signature
-        return register(Tags.database if of_database else "agentruns", deploy=deploy)(found)
+        # Not `wraps`, because Django reads the signature.
+        run_check.__name__, run_check.__doc__ = find.__name__, find.__doc__
+        return register(Tags.database if of_database else "agentruns", deploy=deploy)(run_check)
 
     return decorate

@@ -72,22 +72,19 @@ def check_dispatcher() -> Iterator[CheckMessage]:
         return
     # Celery's own settings, whatever their names in the project. If Celery is not loaded, nothing uses it.
     celery: Any = sys.modules.get("celery")
-    if celery is not None and any(one.__module__ == TASKS for one in type(dispatcher).__mro__):
-        yield from _celery(celery.current_app)
-
-
-def _celery(app: Any) -> Iterator[CheckMessage]:
-    if app.conf.task_always_eager:
+    if celery is None or all(each.__module__ != TASKS for each in type(dispatcher).__mro__):
+        return
+    conf, task = celery.current_app.conf, celery.current_app.tasks.get(TASK)
+    if conf.task_always_eager:
         hint = (
             "Turn it off where workers run; in tests drive runs with run_until_blocked() or "
             "`manage.py resume_runs`."
         )
         text = f"Celery's task_always_eager is on{NOT_NOTIFIED}"
         yield Warning(text, hint=hint, id="agentruns.W009")
-    url = app.conf.broker_read_url or app.conf.broker_url or ""
+    url = conf.broker_read_url or conf.broker_url or ""
     scheme = str(url[0] if isinstance(url, list | tuple) and url else url).partition(":")[0]
-    given = (app.conf.broker_transport_options or {}).get("visibility_timeout")
-    task, visible = app.tasks.get(TASK), VISIBILITY.get(scheme)
+    given, visible = (conf.broker_transport_options or {}).get("visibility_timeout"), VISIBILITY.get(scheme)
     if visible is not None and given is not None:
         visible = float(given)
     timeouts = (tool.timeout or 0 for agent in registered() for tool in agent.tools.values())

@@ -41,7 +41,7 @@ def check_settings() -> Iterator[CheckMessage]:
 def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iterator[CheckMessage]:
     """Yield an Error for the setting `name` if `wrong` raises, or returns a text, which is the reason."""
     try:
-        why = found if isinstance(found := wrong(), str) else ""
+        why = reason if isinstance(reason := wrong(), str) else ""
     except Exception as error:  # a module may raise anything while it is imported
         why = str(error)
     if why:
@@ -104,44 +104,41 @@ def check_policy() -> Iterator[CheckMessage]:
 @check()
 def check_values() -> Iterator[CheckMessage]:
     """Check that the other settings name usable objects, and that sizes are numbers of bytes."""
+
+    def uncalled(name: str, *parameters: str) -> str:
+        named = getattr(settings, name.lower())
+        if named is not None and not callable(named):
+            return "it cannot be called"
+        return f"it {wrong}" if (wrong := arity_mistake(named, *parameters)) else ""
+
+    def wrong_anchor() -> str:
+        if settings.ANCHOR == "agentruns.contrib.anchor.append_to_file" and not settings.ANCHOR_FILE:
+            return "AGENTRUNS_ANCHOR_FILE is not set"
+        return uncalled("ANCHOR", "session_id", "seq", "head")
+
+    def wrong_refusals() -> str:
+        return next(filter(None, map(mistake, settings.refusals)), "")
+
     hint = "AGENTRUNS_ANCHOR = 'shop.audit.anchor', of a function of a session's id, a number and a hash."
-    yield from unusable("ANCHOR", _wrong_anchor, hint, id="agentruns.E019")
+    yield from unusable("ANCHOR", wrong_anchor, hint, id="agentruns.E019")
     hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
     yield from unusable("API_THROTTLE", lambda: settings.api_throttle, hint, id="agentruns.E013")
     hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."
-    yield from unusable(
-        "REFUSALS", lambda: next(filter(None, map(mistake, settings.refusals)), ""), hint, id="agentruns.E017"
-    )
+    yield from unusable("REFUSALS", wrong_refusals, hint, id="agentruns.E017")
     hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."
     path = settings.TELEMETRY
     yield from unusable("TELEMETRY", lambda: path and import_string(path), hint, id="agentruns.E016")
     hint = "AGENTRUNS_SCANNER = 'shop.scanning.scan', of a function of a name, a media type and bytes."
-    yield from unusable(
-        "SCANNER", lambda: _uncalled("SCANNER", "name", "media_type", "data"), hint, id="agentruns.E020"
-    )
-    yield from _no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
-    yield from _no_bytes("PAYLOAD_INLINE_MAX", 0, "65_536", id="agentruns.E012")
-
-
-def _uncalled(name: str, *parameters: str) -> str:
-    named = getattr(settings, name.lower())
-    if named is not None and not callable(named):
-        return "it cannot be called"
-    return f"it {wrong}" if (wrong := arity_mistake(named, *parameters)) else ""
-
-
-def _wrong_anchor() -> str:
-    lacks_file = settings.ANCHOR == "agentruns.contrib.anchor.append_to_file" and not settings.ANCHOR_FILE
-    return (
-        "AGENTRUNS_ANCHOR_FILE is not set" if lacks_file else _uncalled("ANCHOR", "session_id", "seq", "head")
-    )
-
-
-def _no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessage]:
-    value = getattr(settings, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
-        yield Error(text, hint=f"AGENTRUNS_{name} = {usual}", id=id)
+    scanner = ("SCANNER", "name", "media_type", "data")
+    yield from unusable("SCANNER", lambda: uncalled(*scanner), hint, id="agentruns.E020")
+    for name, least, usual, id in (
+        ("FILE_MAX", 1, "5_000_000", "agentruns.E020"),
+        ("PAYLOAD_INLINE_MAX", 0, "65_536", "agentruns.E012"),
+    ):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
+            yield Error(text, hint=f"AGENTRUNS_{name} = {usual}", id=id)
 
 
 @check(deploy=True)
