@@ -20,8 +20,7 @@ from agentruns.journal.outbox import Notice
 from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.models import Approval, Run
 from agentruns.tools.card import one_line
-from agentruns.utils.characters import isolated
-from agentruns.utils.lanes import Lane
+from agentruns.utils import characters, lanes
 from agentruns.utils.redaction import redact
 
 # Seconds for a whole delivery, because the time limit of a socket begins anew with each byte.
@@ -29,7 +28,7 @@ TIMEOUT = 8
 THREADS = 8  # most deliveries of a process at once, including those that timed out and still hang
 MISSING = "AGENTRUNS_NOTIFY_EMAILS has no address."
 
-_lane = Lane("agentruns-mail", THREADS)
+_lane = lanes.Lane("agentruns-mail", THREADS)
 
 
 class MailNotifier:
@@ -44,7 +43,16 @@ class MailNotifier:
             raise ImproperlyConfigured(MISSING)
         if notice.type == "approval.requested" and notice.status != "pending":
             return  # somebody decided before the delivery
-        readers = [address for address in people if _may_read(address, notice)]
+        users, readers = get_user_model(), list[str]()
+        visible: Callable[[Any], QuerySet[Any]] = visible_approvals if notice.approval_id else visible_runs
+        about = notice.approval_id or notice.run_id
+        for address in people:  # that no user has, or whose user may see the approval or run
+            owners: list[Any] = []
+            if hasattr(users, "get_email_field_name"):
+                names = {f"{users.get_email_field_name()}__iexact": address}
+                owners = list(users._default_manager.filter(**names))
+            if not owners or any(visible(owner).filter(pk=about).exists() for owner in owners):
+                readers.append(address)
         if readers:
             subject, body = _subject(notice), _body(notice)  # before the lane, in this thread's language
             _lane(lambda: send_mail(subject, body, None, readers), TIMEOUT)
@@ -69,16 +77,6 @@ class MailNotifier:
             yield Warning(text, hint=hint, id="agentruns.W004")
 
 
-def _may_read(address: str, notice: Notice) -> bool:
-    """Check whether an address may get a notice: no user has it, or its user may see the approval or run."""
-    users = get_user_model()
-    names = {f"{users.get_email_field_name()}__iexact": address}
-    owners = list(users._default_manager.filter(**names)) if hasattr(users, "get_email_field_name") else []
-    visible: Callable[[Any], QuerySet[Any]] = visible_approvals if notice.approval_id else visible_runs
-    about = notice.approval_id or notice.run_id
-    return not owners or any(visible(one).filter(pk=about).exists() for one in owners)
-
-
 def _subject(notice: Notice) -> str:
     what = {
         "approval.requested": _("Approval needed"),
@@ -86,16 +84,22 @@ def _subject(notice: Notice) -> str:
         "run.paused": _("A run is paused"),
     }.get(notice.type, notice.type)
     # On one line, because a line break, which a model may write, would begin another header.
-    return f"[agentruns] {what}: {isolated(one_line(notice.title or notice.tool or notice.agent, 110))}"
+    title = one_line(notice.title or notice.tool or notice.agent, 110)
+    return f"[agentruns] {what}: {characters.isolated(title)}"
 
 
 def _body(notice: Notice) -> str:
     expires = timezone.localtime(notice.expires_at) if notice.expires_at else None
+    statuses: type[TextChoices] = Approval.Status if notice.approval_id else Run.Status
+    risk, status = (
+        str(choices(value).label) if value in choices.values else value
+        for choices, value in ((Approval.Risk, notice.risk), (statuses, notice.status))
+    )
     lines = [
         (_("What"), notice.title),
         (_("Tool"), notice.tool),
-        (_("Risk"), _label(Approval.Risk, notice.risk)),
-        (_("Status"), _label(Approval.Status if notice.approval_id else Run.Status, notice.status)),
+        (_("Risk"), risk),
+        (_("Status"), status),
         (_("Requester"), redact(notice.requester) or _("the program")),
         (_("Agent"), notice.agent),
         (_("Session"), redact(notice.session)),
@@ -103,9 +107,5 @@ def _body(notice: Notice) -> str:
         (_("Expires"), f"{expires:%Y-%m-%d %H:%M %Z}" if expires else ""),
         (_("Open it here"), notice.url),
     ]
-    text = "\n".join(f"{label}: {isolated(one_line(value))}" for label, value in lines if value)
+    text = "\n".join(f"{label}: {characters.isolated(one_line(value))}" for label, value in lines if value)
     return f"{_subject(notice)}\n\n{text}\n"
-
-
-def _label(choices: type[TextChoices], value: str) -> str:
-    return str(choices(value).label) if value in choices.values else value

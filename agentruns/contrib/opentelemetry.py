@@ -142,7 +142,19 @@ class OpenTelemetry:
         above, links = contexts.get_current(), list[Link]()
         if name == "drive":
             if facts["epoch"]:  # epoch 0: a stateless run stays in its caller's trace
-                above, links = self._trace_of(facts["run_id"], title, attributes)
+                # The run's own trace, with a link to the caller's span, if any.
+                caller = trace.get_current_span().get_span_context()
+                links = [Link(caller)] if caller.is_valid else []
+                trace_id, span_id = run_trace(facts["run_id"])
+                # A parent's flag decides whether children are sampled. This parent is no real span: ask
+                # the sampler.
+                provider = self._tracer_provider or trace.get_tracer_provider()
+                sampler = getattr(provider, "sampler", None)
+                about = (Context(), trace_id, title, SpanKind.INTERNAL, attributes, links)
+                sampled = sampler is None or sampler.should_sample(*about).decision.is_sampled()
+                flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
+                root = SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
+                above = trace.set_span_in_context(trace.NonRecordingSpan(root))
             above = contexts.set_value(DRIVE, _Drive(facts["agent"]), above)
         elif name == "model":
             self._next_step(time.perf_counter())
@@ -175,20 +187,6 @@ class OpenTelemetry:
         """Build a context manager in which another thread adds to the span that is current here."""
         return _within(contexts.get_current())
 
-    def _trace_of(self, run_id: str, title: str, attributes: dict[str, Any]) -> tuple[Context, list[Link]]:
-        """Build the context of the run's own trace, and a list with a link to the caller's span, if any."""
-        caller = trace.get_current_span().get_span_context()
-        links = [Link(caller)] if caller.is_valid else []
-        trace_id, span_id = run_trace(run_id)
-        provider = self._tracer_provider or trace.get_tracer_provider()
-        # A parent's flag decides whether children are sampled. This parent is no real span: ask the sampler.
-        sampler = getattr(provider, "sampler", None)
-        about = (Context(), trace_id, title, SpanKind.INTERNAL, attributes, links)
-        sampled = sampler is None or sampler.should_sample(*about).decision.is_sampled()
-        flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
-        root = trace.NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
-        return trace.set_span_in_context(root), links
-
     def _next_step(self, now: float | None) -> None:
         """Record the duration of the step that ends here, and begin the next step at `now`, unless None."""
         drive = contexts.get_value(DRIVE)
@@ -212,9 +210,8 @@ class OpenTelemetry:
         # The kind of an error is the provider's type or the class's name, never its text.
         cause = error.__cause__ if isinstance(error, Interrupted) and error.__cause__ is not None else error
         word = cause.type if isinstance(cause, ProviderError) else ""
-        kind = str(word or (type(cause).__name__ if cause is not None else facts.get("error")) or "")[
-            :LONGEST
-        ]
+        name_of_cause = type(cause).__name__ if cause is not None else facts.get("error")
+        kind = str(word or name_of_cause or "")[:LONGEST]
         failed = {"error.type": kind} if kind else {}
         span.set_attributes({**attributes, **usage, **failed})
         if kind:
@@ -266,10 +263,10 @@ def queue_age(options: CallbackOptions) -> Iterable[Observation]:
 
 def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:
     """Build the attributes in `names` from their facts, without missing and empty ones."""
-    found = {name: facts[fact] for name, fact in names.items() if facts.get(fact) not in (None, "")}
+    values = {name: facts[fact] for name, fact in names.items() if facts.get(fact) not in (None, "")}
     return {
         name: value if isinstance(value, int | float) else str(value)[:LONGEST]
-        for name, value in found.items()
+        for name, value in values.items()
     }
 
 

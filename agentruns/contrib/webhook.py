@@ -25,8 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 import agentruns
 from agentruns.conf import settings
 from agentruns.journal.outbox import Notice, UndeliverableError
-from agentruns.utils import clock
-from agentruns.utils.lanes import Lane
+from agentruns.utils import clock, lanes
 
 TIMEOUT = 5  # seconds for a whole delivery
 THREADS = 8  # most deliveries of a process at once, including those that timed out and still hang
@@ -35,7 +34,7 @@ PREFIX = "whsec_"
 SHORTEST = 24  # bytes; the specification asks for at least 192 bits
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
-_lane = Lane("agentruns-webhook", THREADS)
+_lane = lanes.Lane("agentruns-webhook", THREADS)
 
 
 class WebhookNotifier:
@@ -56,7 +55,27 @@ class WebhookNotifier:
             "webhook-signature": sign(secret, str(notice.id), moment, body),
         }
         request = urls.Request(url, data=body, headers=headers, method="POST")  # noqa: S310 - see `_address`
-        status = _post(request)
+        # The time limit of a socket begins anew with each byte, so the lane limits the whole delivery.
+        watched = _Watched()
+        # A proxy of the environment could not reach localhost.
+        direct = [urls.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []
+        opener = urls.build_opener(_NoRedirects, watched, *direct)
+
+        def post() -> int:
+            """Send the request, and return the answer's status without reading its body."""
+            try:
+                with opener.open(request, timeout=TIMEOUT) as answer:
+                    return int(answer.status)
+            except HTTPError as error:
+                with error:
+                    return error.code
+
+        try:
+            status = _lane(post, TIMEOUT)
+        except HTTPException as error:
+            raise OSError(f"The receiver's answer is not HTTP: {type(error).__name__}.") from None
+        finally:
+            watched.end()
         if status == GONE:
             raise UndeliverableError("The receiver answered 410 Gone.")
         if not 200 <= status < 300:
@@ -139,27 +158,3 @@ class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
             if sock is not None:
                 with suppress(OSError):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-def _post(request: urls.Request) -> int:
-    """Send a request, and return the answer's status without reading its body. Raises OSError."""
-    # The time limit of a socket begins anew with each byte, so the lane limits the whole delivery.
-    watched = _Watched()
-    # A proxy of the environment could not reach localhost.
-    direct = [urls.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []
-    opener = urls.build_opener(_NoRedirects, watched, *direct)
-
-    def post() -> int:
-        try:
-            with opener.open(request, timeout=TIMEOUT) as answer:
-                return int(answer.status)
-        except HTTPError as error:
-            with error:
-                return error.code
-
-    try:
-        return _lane(post, TIMEOUT)
-    except HTTPException as error:
-        raise OSError(f"The receiver's answer is not HTTP: {type(error).__name__}.") from None
-    finally:
-        watched.end()
