@@ -60,7 +60,7 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
         return None
     runs = [(_("Runs"), _("Search runs"), _url(site, Run))] if sees_runs else []
     approvals = [(_("Approvals"), _("Search approvals"), _url(site, Approval))] if sees_approvals else []
-    found = {"figures": [], "poll_url": _url(site, Run, "figures"), "lists": runs + approvals}
+    page = {"figures": [], "poll_url": _url(site, Run, "figures"), "lists": runs + approvals}
     alias = settings.DATABASE
     # In the caller's transaction a failed query fails all later ones, unless a savepoint undoes it. Without
     # one no transaction is begun, because on SQLite that would wait for a writer.
@@ -68,25 +68,24 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
     try:
         with transaction.atomic(using=alias) if inside else nullcontext():
             if sees_approvals:
-                _approvals(site, request, found)
-                _decisions(site, request, found)
+                _approvals(site, request, page)
+                _decisions(site, request, page)
             if sees_runs:
-                _runs(alias, site, request, found)
+                _runs(alias, site, request, page)
     except Exception:  # an error of ours must not break the project's index page
         logger.exception("The dashboard could not be read")
         return {"failed": True}
-    return found
+    return page
 
 
-def _approvals(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> None:
+def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
     visible_to_user = policy.visible_approvals(request.user)
     pending = visible_to_user.filter(status=PENDING).order_by("requested_at", "id")
     open_to = permissions.open_to(request.user, pending)
     figures = {"waiting": CountOf(pending, MOST), "open": CountOf(open_to, MOST)}
     rows = pending.annotate(**figures, partly=Exists(open_to.filter(PARTLY))).select_related("run")
-    oldest: list[Any] = list(
-        rows.only("title", "tool_name", "requested_at", "run__session", "run__definition")[:OLDEST]
-    )
+    columns = ("title", "tool_name", "requested_at", "run__session", "run__definition")
+    oldest: list[Any] = list(rows.only(*columns)[:OLDEST])
     row = oldest[0] if oldest else None
     waiting, count = bounded(row.waiting if row else 0, MOST), None
     if permissions.may(request.user, "decide"):
@@ -96,21 +95,21 @@ def _approvals(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
             given = permissions.already_given(request.user, list(partly[:MOST]))
         number = row.open if row else 0
         count = Bounded(min(number, MOST) - len(given), number > MOST)
-        _figure(found, count, _("waiting for you"), "waits", _url(site, Approval, mine="yes"))
+        _figure(page, count, _("waiting for you"), "waits", _url(site, Approval, mine="yes"))
     if waiting.more or waiting != count:
-        _figure(found, waiting, _("waiting for a decision"), "waits", _url(site, Approval))
-    masks = masks_of((one.run for one in oldest), masking.MOST_ROWS, masking.MOST_READ)
-    found["waiting"] = [
+        _figure(page, waiting, _("waiting for a decision"), "waits", _url(site, Approval))
+    masks = masks_of((approval.run for approval in oldest), masking.MOST_ROWS, masking.MOST_READ)
+    page["waiting"] = [
         {
-            "title": visible(masks[one.run.session_id].approval(one).title),
-            "url": reverse("admin:agentruns_approval_change", args=[one.pk], current_app=site.name),
-            "age": age(one.requested_at),
+            "title": visible(masks[approval.run.session_id].approval(approval).title),
+            "url": reverse("admin:agentruns_approval_change", args=[approval.pk], current_app=site.name),
+            "age": age(approval.requested_at),
         }
-        for one in oldest
+        for approval in oldest
     ]
 
 
-def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> None:
+def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
     runs = policy.visible_runs(request.user)
     for label, tone, which, status in (
         (_("in doubt"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
@@ -118,42 +117,42 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
         (_("stalled"), "bad", STALLED, "stalled"),
     ):
         count = counted(runs.filter(which), MOST)
-        _figure(found, count, label, tone, _url(site, Run, status=status))
+        _figure(page, count, label, tone, _url(site, Run, status=status))
     # By one query: the paused runs, and among them the runs held for lost rows.
     paused = runs.filter(status=Run.Status.PAUSED).annotate(is_lost=Q(blocked_reason__startswith=Run.REWOUND))
     held = list(paused.values_list("is_lost", flat=True)[: MOST + 1])
     url = _url(site, Run, status="paused")
-    _figure(found, bounded(len(held), MOST), _("paused"), "waits", url)
+    _figure(page, bounded(len(held), MOST), _("paused"), "waits", url)
     if lost := sum(map(bool, held)):
-        _figure(found, bounded(lost, MOST), _("held: the database lost rows that were committed"), "bad", url)
+        _figure(page, bounded(lost, MOST), _("held: the database lost rows that were committed"), "bad", url)
     if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
         url = _url(site, Run, status="ended-in-doubt")
-        _figure(found, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
+        _figure(page, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
     # By one query: how many agents and tools are off, and when a worker's sweep was last seen. The few
     # sweepers first: however many switches there are, they are not cut off.
     controls = Control.objects.using(alias)
     controls = controls.exclude(name__in=(Control.DRAINING, Control.SERVER, Control.DATABASE))
     columns = controls.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
-    told = list(columns.order_by("is_off", "-seen_at")[: 2 * CONTROLS])
-    seen = next((seen_at for is_off, seen_at in told if not is_off), None)
-    if off := sum(bool(is_off) for is_off, _seen in told):
+    switches = list(columns.order_by("is_off", "-seen_at")[: 2 * CONTROLS])
+    seen = next((seen_at for is_off, seen_at in switches if not is_off), None)
+    if off := sum(bool(is_off) for is_off, _seen in switches):
         words = ngettext("agent or tool switched off", "agents and tools switched off", off)
         url = _url(site, Run, "switches") if permissions.may(request.user, "switch") else ""
-        _figure(found, bounded(off, CONTROLS), words, "waits", url)
+        _figure(page, bounded(off, CONTROLS), words, "waits", url)
     unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
     if policy.is_narrowed(runs):
         unsent = unsent.filter(run_id__in=runs.values("pk"))
     if given_up := counted(unsent, MOST):
-        _figure(found, given_up, _("notifications given up; the log says why"), "bad", "")
+        _figure(page, given_up, _("notifications given up; the log says why"), "bad", "")
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
     if starting.agents_of(request.user):
-        found["start_url"] = _url(site, Run, "start")
+        page["start_url"] = _url(site, Run, "start")
     if permissions.may(request.user, "switch"):
-        found["switches_url"] = _url(site, Run, "switches")
-    found["worker"] = {"seen": age(seen) if seen else "", "is_silent": silent}
-    _week(site, runs, found)
+        page["switches_url"] = _url(site, Run, "switches")
+    page["worker"] = {"seen": age(seen) if seen else "", "is_silent": silent}
+    _week(site, runs, page)
     grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1][1]))
-    found["failures"] = [
+    page["failures"] = [
         {
             "text": visible(text),
             "count": len(failed),
@@ -165,14 +164,14 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, found: dict[str, An
     ]
 
 
-def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:
+def _week(site: AdminSite, runs: QuerySet[Run], page: dict[str, Any]) -> None:
     """Add the newest runs of a week by day and by agent, with their costs, by one query."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
-    found["costs_url"] = _url(site, Run, "costs", by="agent", first=first, last=today)
+    page["costs_url"] = _url(site, Run, "costs", by="agent", first=first, last=today)
     columns = ("agent", "status", "created_at", "updated_at", "tokens", "cost")
     week: Any = list(runs_of_days(runs, first, today, RUNS + 1).values_list(*columns, named=True))
-    found["looked_at"], week = bounded(len(week), RUNS), week[:RUNS]
+    page["looked_at"], week = bounded(len(week), RUNS), week[:RUNS]
     days = [first + timedelta(days=number) for number in range(DAYS)]
     by_day: dict[date, list[Any]] = {day: [] for day in days}
     by_agent: dict[str, list[Any]] = defaultdict(list)
@@ -180,7 +179,7 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:
         by_day.setdefault(timezone.localdate(run.created_at), []).append(run)
         by_agent[run.agent].append(run)
     most = max(map(len, by_day.values()))
-    found["days"] = [
+    page["days"] = [
         {
             "label": date_format(day, "MONTH_DAY_FORMAT"),
             "bar": bar(len(by_day[day]), _failed(by_day[day]), most),
@@ -188,9 +187,9 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:
         }
         for day in reversed(days)
     ]
-    found["cost"] = amount(_cost(week))
+    page["cost"] = amount(_cost(week))
     most_first = sorted(by_agent.items(), key=lambda item: (-len(item[1]), item[0]))
-    found["agents"] = []
+    page["agents"] = []
     for agent, its in most_first[:TOOLS]:
         ended = [run.updated_at - run.created_at for run in its if run.status in Run.ENDED]
         line = {
@@ -199,15 +198,14 @@ def _week(site: AdminSite, runs: QuerySet[Run], found: dict[str, Any]) -> None:
             "tokens": short(sum(run.tokens for run in its)),
             "cost": amount(_cost(its)),
         }
-        found["agents"].append({**line, **_counts(site, its, agent=agent, started_from=f"{first}")})
+        page["agents"].append({**line, **_counts(site, its, agent=agent, started_from=f"{first}")})
 
 
 def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> QuerySet[Run]:
     """Select the newest of some runs that were started on these days, each once."""
     start, end = midnight(first), midnight(last + timedelta(days=1))
-    some = runs.filter(
-        pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW), created_at__gte=start, created_at__lt=end
-    )
+    some = runs.filter(created_at__gte=start, created_at__lt=end)
+    some = some.filter(pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW))
     return Run.objects.using(settings.DATABASE).filter(pk__in=some.order_by("-pk").values("pk")[:most])
 
 
@@ -239,13 +237,13 @@ def bar(all_of_it: float, bad: float, most: float) -> SafeString:
 
 def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Render the present figures for an open front page."""
-    found = dashboard(model_admin.admin_site, request)
-    if found is None:
+    page = dashboard(model_admin.admin_site, request)
+    if page is None:
         raise PermissionDenied
-    return render(request, "agentruns/admin/dashboard.html", {"dashboard": found})
+    return render(request, "agentruns/admin/dashboard.html", {"dashboard": page})
 
 
-def _decisions(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> None:
+def _decisions(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
     """Add decisions of the period by tool: of the newest approvals requested in twice the period."""
     since = clock.now(settings.DATABASE) - PERIOD
     asked = policy.visible_approvals(request.user).filter(pk__gte=first_id(since - PERIOD))
@@ -255,7 +253,7 @@ def _decisions(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
     for tool, status, time in fields[:MOST]:
         by_tool[tool].append((status, time.total_seconds()))
     most_first = sorted(by_tool.items(), key=lambda item: (-len(item[1]), item[0]))
-    found["decisions"] = [
+    page["decisions"] = [
         {
             "tool": plain(tool),
             "url": _url(site, Approval, status="all", tool=tool),
@@ -265,12 +263,12 @@ def _decisions(site: AdminSite, request: HttpRequest, found: dict[str, Any]) -> 
         }
         for tool, given in most_first[:TOOLS]
     ]
-    found["more_tools"] = max(len(most_first) - TOOLS, 0)
+    page["more_tools"] = max(len(most_first) - TOOLS, 0)
 
 
-def _figure(found: dict[str, Any], count: Bounded, label: str, tone: str, url: str) -> None:
+def _figure(page: dict[str, Any], count: Bounded, label: str, tone: str, url: str) -> None:
     figure = {"count": count, "label": label, "tone": tone if count else "none", "url": url}
-    found["figures"].append(figure)
+    page["figures"].append(figure)
 
 
 def _url(site: AdminSite, model: Any, page: str = "changelist", **query: object) -> str:

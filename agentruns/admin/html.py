@@ -102,11 +102,11 @@ def cut(sentence: str, limit: int = LINE) -> str:
 
 def bare(text: object) -> str:
     """Redact `text` and write hidden characters as [U+202E]: for files, forms and comparisons."""
-    found: list[str] = []
+    parts: list[str] = []
     for shown, hidden, count in pieces(redact(str(text)).replace("\r\n", "\n")):
         mark = f"[{_code(hidden)}]" if hidden else ""
-        found += (shown, mark * count if count < MANY else f"[{_code(hidden)} ({count} times)]")
-    return "".join(found)
+        parts += (shown, mark * count if count < MANY else f"[{_code(hidden)} ({count} times)]")
+    return "".join(parts)
 
 
 def reason(error: str) -> str:

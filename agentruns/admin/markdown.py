@@ -50,10 +50,10 @@ def markdown(
     html = nh3.clean(_MARKDOWN.render(source), tags=TAGS, attributes={})
     read = _read(html)
     if redact(hide(read)) != read:
-        read = re.sub(rf"{nonce}x(\d+)x", lambda found: MASK if found[1] == "0" else " ", read)
+        read = re.sub(rf"{nonce}x(\d+)x", lambda match: MASK if match[1] == "0" else " ", read)
         return body(label, hide(read).strip(), limit)
-    for number, one in enumerate(kept):
-        html = html.replace(f"{nonce}x{number}x", one)
+    for number, part in enumerate(kept):
+        html = html.replace(f"{nonce}x{number}x", part)
     return Body(plain(label), mark_safe(html), left_out, "markdown")  # noqa: S308 - sanitised above
 
 

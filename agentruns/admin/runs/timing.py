@@ -47,7 +47,7 @@ class Timing:
 
 def timings(rows: Iterable[Row]) -> dict[int, Timing]:
     """Compute the timing of each row that a run wrote itself, by seq, except of its first row."""
-    found: dict[int, Timing] = {}
+    by_seq: dict[int, Timing] = {}
     begun: dict[tuple[str, str], datetime] = {}
     before: Row | None = None
     for row in rows:
@@ -56,12 +56,12 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
         begin = BEGINS.get(row.kind, "")
         since = begun.pop((begin, row.call_id), None)
         if before is not None:
-            found[row.seq] = _timing(row, before, begin, since)
+            by_seq[row.seq] = _timing(row, before, begin, since)
         begun[row.kind, row.call_id] = row.created_at
         if row.kind == events.ORPHAN_FOUND:  # what comes then is no result of the attempt
             begun.pop((events.TOOL_STARTED, row.call_id), None)
         before = row
-    return found
+    return by_seq
 
 
 def _timing(row: Row, before: Row, begin: str, since: datetime | None) -> Timing:
