@@ -35,12 +35,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
+from agentruns import journal
 from agentruns.admin.html import plain
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError
 from agentruns.utils import clock
 
 if TYPE_CHECKING:
+    from agentruns.journal.masking import Mask
+
     AnyAdmin = admin.ModelAdmin[Any]
     AnyPaginator = Paginator[Any]
 else:
@@ -137,8 +140,8 @@ def ticked(request: HttpRequest, rows: QuerySet[Any]) -> list[Any]:
     """Find the rows that are ticked on a page, in its order."""
     texts = request.POST.getlist(ACTION_CHECKBOX_NAME)
     keys = list(dict.fromkeys(UUID(text) for text in texts if is_uuid(text)))
-    found = rows.in_bulk(keys[:TICKED]) if keys else {}
-    return [found[key] for key in keys if key in found]
+    objects = rows.in_bulk(keys[:TICKED]) if keys else {}
+    return [objects[key] for key in keys if key in objects]
 
 
 def first_id(moment: datetime) -> UUID:
@@ -153,23 +156,23 @@ class LeanChangeList(ChangeList):
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Find the filters; refuse a parameter that none of them knows."""
-        found = super().get_filters(request)
+        parsed = super().get_filters(request)
         # Django would filter by any column, also by those that are masked: a list would tell their values.
-        if any(name.split("__")[0] != self.date_hierarchy for name in found[2]):
+        if any(name.split("__")[0] != self.date_hierarchy for name in parsed[2]):
             raise IncorrectLookupParameters
-        return found
+        return parsed
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Select the rows without the deferred columns."""
         return super().get_queryset(request, *args, **kwargs).defer(*self.deferred)
 
     @property
-    def shown(self) -> Any:
+    def numbered(self) -> Any:
         """The list as its page numbers display it: "10,000+" if more rows were not counted."""
-        shown: Any = copy.copy(self)
+        numbered: Any = copy.copy(self)
         if self.paginator.counted.more:
-            shown.result_count = str(self.paginator.counted)
-        return shown
+            numbered.result_count = str(self.paginator.counted)
+        return numbered
 
     def news_url(self) -> str:
         """Build the URL at which an open list asks for rows newer than itself."""
@@ -196,10 +199,8 @@ class View:
     in_transaction: bool = True
 
 
-def selected(
-    verb: str, description: Any, function: str, only: Any, permissions: Sequence[str] | None = None
-) -> Any:
-    """Build an action of a list, whose `function` asks first and then acts on the ticked rows.
+def selected(verb: str, title: Any, view: str, only: Any, permissions: Sequence[str] | None = None) -> Any:
+    """Build an action of a list, whose `view` asks first and then acts on the ticked rows.
 
     The list shows the message `only` if "select all" meant more rows than were on the page.
     """
@@ -212,11 +213,11 @@ def selected(
             return None
         if sent.get("select_across") == "1" and "confirmed" not in sent:
             model_admin.message_user(request, only % {"count": len(rows)}, messages.WARNING)
-        answer: HttpResponse = import_string(f"agentruns.admin.{function}")(model_admin, request, verb, rows)
+        answer: HttpResponse = import_string(f"agentruns.admin.{view}")(model_admin, request, verb, rows)
         return answer
 
     act.__name__ = f"{verb}_selected"
-    return admin.action(act, permissions=permissions, description=description)
+    return admin.action(act, permissions=permissions, description=title)
 
 
 def zone_of(request: HttpRequest) -> ZoneInfo | None:
@@ -256,6 +257,14 @@ def status_of(refusal: Exception) -> int:
 def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) -> bool:
     """Check whether the admin site has a model and lets this user view it."""
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
+
+
+def mask_for(run: Any) -> Mask:
+    """Load the run's mask once and keep it on the run object, which lives for one request."""
+    if not hasattr(run, "mask"):
+        run.mask = journal.masking.mask_of(run)
+    mask: Mask = run.mask
+    return mask
 
 
 class UnframedPage(TemplateResponse):
@@ -304,22 +313,20 @@ class ReadOnlyAdmin(AnyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URLs of `pages` and `views`."""
-        about_none = [self._pattern(view, "") for view in self.pages]
-        patterns = [*about_none, *(self._pattern(view) for view in self.views), *super().get_urls()]
+        patterns: list[URLPattern] = []
+        about_none = [(view, "") for view in self.pages]
+        for view, about in about_none + [(view, "<str:object_id>/") for view in self.views]:
+            function: Any = partial(self._call, view)
+            function.__module__, _dot, function.__name__ = f"agentruns.admin.{view.function}".rpartition(".")
+            function = sensitive_post_parameters("password")(function)  # in no report of an error
+            if not view.in_transaction:
+                function._non_atomic_requests = {*connections}
+            route, asked = about + (view.route or f"{view.name}/"), self.admin_site.admin_view(function)
+            patterns.append(path(route, asked, view.options, name=self.name(view.name)))
+        patterns += super().get_urls()
         for pattern in patterns:
             pattern.callback = _in_zone(pattern.callback)
         return patterns
-
-    def _pattern(self, view: View, about: str = "<str:object_id>/") -> URLPattern:
-        function: Any = partial(self._call, view)
-        function.__module__, _dot, function.__name__ = f"agentruns.admin.{view.function}".rpartition(".")
-        function = sensitive_post_parameters("password")(function)  # in no report of an error
-        if not view.in_transaction:
-            function._non_atomic_requests = {*connections}
-        route = about + (view.route or f"{view.name}/")
-        asked = self.admin_site.admin_view(function)
-        pattern: URLPattern = path(route, asked, view.options, name=self.name(view.name))
-        return pattern
 
     def _call(self, view: View, request: HttpRequest, **rest: Any) -> HttpResponseBase:
         function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{view.function}")
@@ -379,11 +386,14 @@ class ReadOnlyAdmin(AnyAdmin):
         template: str = "",
         **context: Any,
     ) -> UnframedPage:
-        """Render `template`, else `page_template`, as an admin page; `title` is plain text."""
+        """Render an admin page by the console's template of that name, else `page_template`.
+
+        `title` is plain text.
+        """
         request.current_app = self.admin_site.name
         return UnframedPage(
             request,
-            template or self.page_template,
+            f"agentruns/admin/{template}.html" if template else self.page_template,
             {
                 **self.admin_site.each_context(request),
                 "opts": self.opts,
@@ -451,10 +461,8 @@ def news_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     try:
-        found = counted(model_admin.listing(request, query).queryset.filter(pk__gt=UUID(since)), MOST_NEWS)
+        new = counted(model_admin.listing(request, query).queryset.filter(pk__gt=UUID(since)), MOST_NEWS)
     except (ValueError, IncorrectLookupParameters):
         return HttpResponse(status=204)
-    text = ngettext(
-        "%(count)s new since you opened this", "%(count)s new since you opened this", found.number
-    )
-    return HttpResponse(text % {"count": found}, "text/plain") if found else HttpResponse(status=204)
+    text = ngettext("%(count)s new since you opened this", "%(count)s new since you opened this", new.number)
+    return HttpResponse(text % {"count": new}, "text/plain") if new else HttpResponse(status=204)

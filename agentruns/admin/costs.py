@@ -73,44 +73,46 @@ class CostsForm(forms.Form):
 
 def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show the tokens and costs of the runs of some days that the user may see."""
-    form = _form(admin, request)
-    shown: dict[str, Any] = {"form": form, "currency": settings.CURRENCY}
+    if not admin.has_view_permission(request):
+        raise PermissionDenied
+    form = CostsForm(request.GET)
+    context: dict[str, Any] = {"form": form, "currency": settings.CURRENCY}
     if form.is_valid():
         first, last, by = (form.cleaned_data[name] for name in ("first", "last", "by"))
         runs = runs_of_days(visible_runs(request.user), first, last, RUNS)
         total = runs.aggregate(runs=Count("pk"), used=Sum("tokens"), spent=Sum("cost"))
-        found = list(_grouped(runs, BY[by][1])[: LINES + 1])
-        sizes = [float(row["spent"] or 0) if total["spent"] else row["used"] for row in found]
+        rows = list(_grouped(runs, BY[by][1])[: LINES + 1])
+        sizes = [float(row["spent"] or 0) if total["spent"] else row["used"] for row in rows]
         days, listed = {"started_from": f"{first}", "started_to": f"{last}"}, admin.url(request, "changelist")
-        shown |= {
+        context |= {
             "label": BY[by][0],
             "lines": [
                 {**_named(row, days, listed), **_figures(row), "bar": bar(size, 0, max(sizes))}
-                for row, size in zip(found[:LINES], sizes, strict=False)
+                for row, size in zip(rows[:LINES], sizes, strict=False)
             ],
             "total": _figures(total),
-            "is_cut": total["runs"] == RUNS or len(found) > LINES,
+            "is_cut": total["runs"] == RUNS or len(rows) > LINES,
             "csv_url": admin.url(request, "csv", first=first, last=last),
         }
-    status, template = (200 if form.is_valid() else 400), "agentruns/admin/costs.html"
-    return admin.render(request, None, title=_("Costs"), status=status, template=template, **shown)
+    status = 200 if form.is_valid() else 400
+    return admin.render(request, None, title=_("Costs"), status=status, template="costs", **context)
 
 
 def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Send tokens and costs by day, agent, requester and scope as a file for a spreadsheet."""
-    form = _form(admin, request)
+    if not admin.has_view_permission(request):
+        raise PermissionDenied
+    form = CostsForm(request.GET)
     if not form.is_valid():
         return HttpResponse(form.errors.as_text(), "text/plain", 400)
     first, last = form.cleaned_data["first"], form.cleaned_data["last"]
     name = f'attachment; filename="costs-{first}-{last}.csv"'
     headers = {"Content-Disposition": name, "X-Content-Type-Options": "nosniff"}
     response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
-    columns = ["day", "agent", "owner_name", "scope"]
-    writer = csv.writer(response)
+    columns, writer = ["day", "agent", "owner_name", "scope"], csv.writer(response)
     currency = [safe_cell(settings.CURRENCY)] if settings.CURRENCY else []
-    writer.writerow(
-        ["day", "agent", "requester", "scope", "runs", "tokens", "cost", *(["currency"] if currency else [])]
-    )
+    titles = ["day", "agent", "requester", "scope", "runs", "tokens", "cost", "currency"]
+    writer.writerow(titles if currency else titles[:-1])
     runs = runs_of_days(visible_runs(request.user), first, last, RUNS)
     for row in _grouped(runs, columns)[:MOST_LINES]:
         cost = "" if row["spent"] is None else format(row["spent"].normalize(), "f")
@@ -125,19 +127,12 @@ def safe_cell(value: object) -> str:
     return FORMULA.sub(r"\1'", bare(value))
 
 
-def _form(admin: ReadOnlyAdmin, request: HttpRequest) -> CostsForm:
-    if not admin.has_view_permission(request):
-        raise PermissionDenied
-    return CostsForm(request.GET)
-
-
 def _grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
     """Sum runs, tokens and cost by some columns, the highest cost first; days in their order."""
-    found = runs.annotate(day=TruncDate("created_at")).values(*columns)
-    order = ["-day"] if "day" in columns else []
-    return found.annotate(runs=Count("pk"), used=Sum("tokens"), spent=Sum("cost")).order_by(
-        *order, F("spent").desc(nulls_last=True), "-used", *columns
-    )
+    order: list[Any] = ["-day"] if "day" in columns else []
+    order += [F("spent").desc(nulls_last=True), "-used", *columns]
+    groups = runs.annotate(day=TruncDate("created_at")).values(*columns)
+    return groups.annotate(runs=Count("pk"), used=Sum("tokens"), spent=Sum("cost")).order_by(*order)
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:

@@ -72,16 +72,16 @@ def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts,
     term = term.strip().replace("\x00", "")
     newest = list(rows.order_by("-pk")[: SEARCHED + 1])
     request.agentruns_cut = len(newest) > SEARCHED  # type: ignore[attr-defined]
-    wanted, found = term.casefold(), []
-    for pk, shown in texts(newest[:SEARCHED]):
-        if any(wanted in text.casefold() for text in shown):
-            found.append(pk)
+    wanted, keys = term.casefold(), []
+    for pk, displayed in texts(newest[:SEARCHED]):
+        if any(wanted in text.casefold() for text in displayed):
+            keys.append(pk)
     if not run:
-        return rows.filter(matching(term, rows, also=found))
+        return rows.filter(matching(term, rows, also=keys))
     # An OR of two tables would read both.
     named = rows.model._base_manager.filter(matching(term, Run.objects.all(), run)).order_by("-pk")
     some = rows.model._base_manager.filter(pk__in=named.values("pk")[: MOST + 1]).values("pk")
-    return rows.filter(pk__in=rows.model._base_manager.filter(pk__in=found).values("pk").union(some))
+    return rows.filter(pk__in=rows.model._base_manager.filter(pk__in=keys).values("pk").union(some))
 
 
 def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUID] = ()) -> Q:
@@ -115,15 +115,15 @@ def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str
         yield run.pk, [*_texts_of(mask.run(run)), *map(redact, filter(None, told)), *titles]
 
 
-def _texts_of(shown: Run) -> Iterator[str]:
-    context = redacted(shown.context)
+def _texts_of(run: Run) -> Iterator[str]:
+    context = redacted(run.context)
     values = (said(each) for each in context.values())  # with their names: _in_context
-    yield from (redact(shown.title), redact(shown.session.key), redact(shown.owner_name), *values)
+    yield from (redact(run.title), redact(run.session.key), redact(run.owner_name), *values)
 
 
 def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple[UUID, list[str]]]:
     """Yield the texts of each approval that a search compares, and of its run if the user may see that."""
-    runs = {one.run_id: one.run for one in approvals}
+    runs = {approval.run_id: approval.run for approval in approvals}
     masks = journal.masking.masks_of(runs.values(), size=journal.masking.MOST_READ) if runs else {}
     seen = {*journal.policy.visible_runs(user).filter(pk__in=runs).values_list("pk", flat=True)}
     requested = Message.objects.using(settings.DATABASE).filter(
@@ -131,13 +131,14 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
     )
     rows = journal.read.readable_rows(requested.order_by("-created_at")[:SEARCHED])
     previews = {row.payload.get("approval", ""): row.payload.get("preview") for row in rows}
-    for one in approvals:
-        one.arguments = one.given  # type: ignore[attr-defined]
-        mask, run = masks[one.run.session_id], one.run
-        shown, preview = mask.approval(one), mask.made(one.tool_name, previews.get(str(one.pk)))
-        texts = [redact(shown.title), one.tool_name, pretty(shown.arguments), pretty(preview)]
+    for approval in approvals:
+        approval.arguments = approval.given  # type: ignore[attr-defined]
+        mask, run = masks[approval.run.session_id], approval.run
+        tool, masked = approval.tool_name, mask.approval(approval)
+        preview = mask.made(tool, previews.get(str(approval.pk)))
+        texts = [redact(masked.title), tool, pretty(masked.arguments), pretty(preview)]
         names = (redact(run.session.key), redact(run.owner_name))
-        yield one.pk, [*texts, *(_texts_of(shown.run) if run.pk in seen else names)]
+        yield approval.pk, [*texts, *(_texts_of(masked.run) if run.pk in seen else names)]
 
 
 def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
@@ -145,12 +146,12 @@ def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
     name, _colon, value = term.partition(":")
     which = Q(context_values__value=term) | Q(context_values__key=name, context_values__value=value)
     some = runs.filter(pk__in=runs.filter(which).order_by("-pk").values("pk")[:LOOKED_AT])
-    found = list(some.select_related(None).only("session_id", "definition_id", "context"))
-    masks = journal.masking.masks_of(found, size=journal.masking.MOST_READ) if found else {}
-    shown = {run.pk: redacted(masks[run.session_id].run(run).context) for run in found}
+    rows = list(some.select_related(None).only("session_id", "definition_id", "context"))
+    masks = journal.masking.masks_of(rows, size=journal.masking.MOST_READ) if rows else {}
+    contexts = {run.pk: redacted(masks[run.session_id].run(run).context) for run in rows}
     return [
         pk
-        for pk, context in shown.items()
+        for pk, context in contexts.items()
         if any(term in (said(each), f"{key}:{said(each)}") for key, each in context.items())
     ]
 
@@ -163,8 +164,8 @@ def _named(term: str, run: str = "") -> Q:
     sessions = Session.objects.using(settings.DATABASE).filter(Q(**{key: term}) | Q(**{requester: term}))
     newest = sessions.order_by("-pk").values_list("pk", "key", "owner_name")[:SEARCHED]
     wanted = term.casefold()
-    shown = [pk for pk, *names in newest if any(redact(one).casefold().startswith(wanted) for one in names)]
-    return Q(**{f"{run}session__in": shown})
+    keys = [pk for pk, *names in newest if any(redact(name).casefold().startswith(wanted) for name in names)]
+    return Q(**{f"{run}session__in": keys})
 
 
 def names(alias: str, model: type[Model], column: str) -> list[str]:
@@ -203,8 +204,8 @@ class KnownValues(admin.SimpleListFilter):
 def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
     """Annotate runs with error, answer and `more` columns, if these are short enough for a list to mask."""
     texts = {"error_text": "error", "answer": "output", **more}
-    found: QuerySet[Any] = runs.annotate(**{name: if_short(column) for name, column in texts.items()})
-    return found
+    annotated: QuerySet[Any] = runs.annotate(**{name: if_short(column) for name, column in texts.items()})
+    return annotated
 
 
 def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherwise: Any = "") -> Case:
@@ -222,14 +223,14 @@ def failures(user: Any) -> dict[str, tuple[str, list[Any]]]:
     failed = journal.policy.visible_runs(user).filter(status=Run.Status.FAILED, updated_at__gte=since)
     rows = failed.order_by("-updated_at").only("session_id", "definition_id", "agent", "updated_at")
     runs: list[Any] = list(rows.annotate(error_text=if_short("error"))[:ERRORS])
-    masking, found = journal.masking, dict[str, tuple[str, list[Any]]]()
+    masking, causes = journal.masking, dict[str, tuple[str, list[Any]]]()
     masks = masking.masks_of(runs, masking.MOST_ROWS, masking.MOST_READ) if runs else {}
     for run in runs:
         text = bare(masks[run.session_id].text(run.error_text)).strip() or str(_("no message"))
         cause = _VARYING.sub("…", reason(text.splitlines()[0]))[: ONE_LINE * 2]
         key = salted_hmac("agentruns.failure", cause, algorithm="sha256").hexdigest()[:16]
-        found.setdefault(key, (cause, []))[1].append(run)
-    return found
+        causes.setdefault(key, (cause, []))[1].append(run)
+    return causes
 
 
 class FailureFilter(KnownValues):
@@ -241,12 +242,12 @@ class FailureFilter(KnownValues):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Find the chosen cause; list no other causes."""
         value = self.value()
-        self.found = failures(request.user).get(value) if value else None
-        return [(value, plain(self.found[0]) if self.found else str(_("unknown")))] if value else []
+        self.cause = failures(request.user).get(value) if value else None
+        return [(value, plain(self.cause[0]) if self.cause else str(_("unknown")))] if value else []
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the runs that failed with this cause."""
-        return queryset.filter(pk__in=[run.pk for run in self.found[1]] if self.found else [])
+        return queryset.filter(pk__in=[run.pk for run in self.cause[1]] if self.cause else [])
 
 
 class ReviewFilter(KnownValues):
@@ -354,7 +355,7 @@ class ApprovalStatusFilter(KnownValues):
     parameter_name = "status"
     default = Approval.Status.PENDING.value
     offered = (
-        *(one for one in Approval.Status.choices if one[0] != Approval.Status.CONSUMED),
+        *(choice for choice in Approval.Status.choices if choice[0] != Approval.Status.CONSUMED),
         ("all", _("All")),
     )
 
@@ -407,10 +408,10 @@ class NameFilter(KnownValues):
         if rules.is_narrowed(visible):
             newest = visible.order_by("-pk").values("pk")[:MOST]
             rows: Any = self.model._base_manager.using(visible.db).filter(pk__in=newest)
-            found = rows.order_by(self.field).values_list(self.field, flat=True).distinct()
+            values = rows.order_by(self.field).values_list(self.field, flat=True).distinct()
         else:
-            found = names(visible.db, self.model, self.field)
-        return [(name, plain(name)) for name in found]
+            values = names(visible.db, self.model, self.field)
+        return [(name, plain(name)) for name in values]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the rows of the chosen name."""
@@ -430,25 +431,13 @@ class LinkFilter(KnownValues):
             return []
         self.run = None
         with suppress(ValueError, OverflowError, ValidationError):  # a URL may hold anything
-            found = journal.policy.visible_runs(request.user).filter(**{self.lookup: value})
-            self.run = found.select_related("session").only("owner_name", "session__key").first()
+            runs = journal.policy.visible_runs(request.user).filter(**{self.lookup: value})
+            self.run = runs.select_related("session").only("owner_name", "session__key").first()
         return [(value, plain(attrgetter(self.shown)(self.run)) if self.run else str(_("unknown")))]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the runs with the value."""
         return queryset.filter(**{self.lookup: value}) if self.run else queryset.none()
-
-
-class SessionFilter(LinkFilter):
-    title = _("session")
-    parameter_name = "session"
-    lookup, shown = "session_id", "session.key"
-
-
-class RequesterFilter(LinkFilter):
-    title = _("requester")
-    parameter_name = "requester"
-    lookup, shown = "owner_id", "owner_name"
 
 
 class SameCallFilter(KnownValues):
@@ -467,18 +456,24 @@ class SameCallFilter(KnownValues):
         return queryset.filter(same_call=value)
 
 
-class AgentFilter(NameFilter):
-    title = _("agent")
-    parameter_name = "agent"
-    field = lookup = "agent"
+def filter_of(kind: type[KnownValues], title: Any, name: str, **attributes: Any) -> type[KnownValues]:
+    """Build a filter with the parameter `name` from a NameFilter or a LinkFilter."""
+    return type(f"{name.title()}Filter", (kind,), {"title": title, "parameter_name": name, **attributes})
 
 
-class ApprovalAgentFilter(AgentFilter):
-    lookup = "run__agent"
-
-
-class ToolFilter(NameFilter):
-    title = _("tool")
-    parameter_name = "tool"
-    model = Approval
-    field = lookup = "tool_name"
+OF_APPROVALS = (
+    MineFilter,
+    ApprovalStatusFilter,
+    filter_of(NameFilter, _("agent"), "agent", field="agent", lookup="run__agent"),
+    filter_of(NameFilter, _("tool"), "tool", model=Approval, field="tool_name", lookup="tool_name"),
+    SameCallFilter,
+)
+OF_RUNS = (
+    RunStatusFilter,
+    ReviewFilter,
+    StartedFilter,
+    filter_of(NameFilter, _("agent"), "agent", field="agent", lookup="agent"),
+    filter_of(LinkFilter, _("session"), "session", lookup="session_id", shown="session.key"),
+    filter_of(LinkFilter, _("requester"), "requester", lookup="owner_id", shown="owner_name"),
+    FailureFilter,
+)

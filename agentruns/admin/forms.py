@@ -52,12 +52,13 @@ def area(rows: int = 3, **attributes: str) -> forms.Textarea:
     return forms.Textarea(attrs={"class": "vLargeTextField", "rows": rows, **attributes})
 
 
-def _reason(label: Any, **options: Any) -> TypedField:
+def reason_field(label: Any, **options: Any) -> TypedField:
+    """Build the field of a reason or a note."""
     return TypedField(label=label, max_length=REASON_LENGTH, widget=area(), **options)
 
 
 def _asking_why(label: Any, **options: Any) -> type[forms.Form]:
-    return type("ReasonForm", (forms.Form,), {"reason": _reason(label, **options)})
+    return type("ReasonForm", (forms.Form,), {"reason": reason_field(label, **options)})
 
 
 PauseForm = _asking_why(_("Reason, shown while it is paused (optional)"), required=False)
@@ -81,7 +82,7 @@ class NoteForm(forms.Form):
     """The form of a note about one or several decisions; a denial `needs` a note, which the model reads."""
 
     use_required_attribute = False  # another verb with the same field needs no note
-    reason = _reason(
+    reason = reason_field(
         _("Note, kept in the journal; Deny tells it to the model"),
         required=False,
         error_messages={"required": WHY_DENIED},
@@ -179,7 +180,7 @@ class AdoptForm(forms.Form):
 
     hash = forms.CharField(max_length=64, widget=forms.HiddenInput)
     seq = forms.IntegerField(widget=forms.HiddenInput)
-    reason = _reason(_("Reason, kept in the journal (optional)"), required=False)
+    reason = reason_field(_("Reason, kept in the journal (optional)"), required=False)
 
 
 class EditForm(DecideForm):
@@ -281,11 +282,8 @@ def _field(name: str, tool: dict[str, Any], value: Any) -> forms.Field:
     is_number, is_empty = type(value) in (int, float), value is None and optional
     if kind.get("type") in ("integer", "number") and (is_empty or (is_number and math.isfinite(value))):
         field = forms.IntegerField if kind["type"] == "integer" else forms.FloatField
-        return field(
-            min_value=kind.get("minimum"),
-            max_value=kind.get("maximum"),
-            **{**options, "required": not optional},
-        )
+        bounds: dict[str, Any] = {"min_value": kind.get("minimum"), "max_value": kind.get("maximum")}
+        return field(**bounds, **{**options, "required": not optional})
     if isinstance(value, str) and not optional and "\r" not in value and bare(value) == value:
         widget: forms.Widget = area(min(MOST_ROWS, value.count("\n") + len(value) // 80 + 1))
         if len(value) <= SHORT and "\n" not in value:

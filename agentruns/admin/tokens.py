@@ -15,9 +15,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns import journal, services
-from agentruns.admin import runs
+from agentruns.admin import filters, runs
 from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View
-from agentruns.admin.filters import KnownValues
 from agentruns.admin.html import EMPTY, ago, badge, exact, plain, remaining, two_lines, visible
 from agentruns.conf import settings
 from agentruns.models import ApiToken, Run
@@ -35,12 +34,12 @@ class TokenList(LeanChangeList):
         """Fetch the rows of the page and their owners, who may live in another database."""
         super().get_results(request)
         self.result_list = list(self.result_list)
-        found = services.api_tokens.owners(self.result_list)
+        owners = services.api_tokens.owners(self.result_list)
         for token in self.result_list:
-            token.person = found.get(token.owner_id)
+            token.person = owners.get(token.owner_id)
 
 
-class StateFilter(KnownValues):
+class StateFilter(filters.KnownValues):
     """A filter by the state of the token itself."""
 
     title = gettext_lazy("state")
@@ -102,8 +101,8 @@ class TokenAdmin(ReadOnlyAdmin):
         if not self.sees_all(request):
             return rows.filter(owner_id=request.user.pk)
         runs = Run.objects.using(rows.db).filter(session=OuterRef("session"))
-        shown = journal.policy.current().visible(request.user, runs)
-        return rows.filter(Q(session__isnull=True) | Exists(shown) | ~Exists(runs))
+        visible = journal.policy.current().visible(request.user, runs)
+        return rows.filter(Q(session__isnull=True) | Exists(visible) | ~Exists(runs))
 
     # The list
 
@@ -152,7 +151,7 @@ class TokenAdmin(ReadOnlyAdmin):
             why_not = _("It was revoked %(when)s.") % {"when": ago(obj.revoked_at)}
         elif not services.api_tokens.may_revoke(request.user, obj):
             why_not = runs.actions.missing("revoke")
-        shown = {
+        about = {
             "token": obj,
             "owner": _name(owner),
             "owner_url": self.other_page(request, get_user_model(), obj.owner_id) if owner else "",
@@ -162,7 +161,7 @@ class TokenAdmin(ReadOnlyAdmin):
             "list_url": self.url(request, "changelist"),
         }
         title = _("API token %(token)s") % {"token": plain(obj)}
-        return self.render(request, obj, title=title, **{**shown, **context})
+        return self.render(request, obj, title=title, **{**about, **context})
 
 
 def state(token: ApiToken, owner: Any) -> SafeString:

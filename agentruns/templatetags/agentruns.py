@@ -39,15 +39,17 @@ def console_url(context: Context, action: str, *args: Any, **query: Any) -> str:
     return url
 
 
-def _of_the_console(name: str) -> Callable[[Any], Any]:
-    def shown(value: Any) -> Any:
+def of_the_console(name: str) -> Callable[[Any], Any]:
+    """Build the filter that formats a value by a function of `agentruns.admin.html`."""
+
+    def formatted(value: Any) -> Any:
         from agentruns.admin import html  # here for the same reason as above
 
         return getattr(html, name)(value)
 
-    return shown
+    return formatted
 
 
-_TEXTS = ("visible", "plain", "person", "short_id", "run_badge", "approval_badge")
-for _name in (*_TEXTS, "exact", "ago", "age", "stamp", "dated"):
-    register.filter(_name, _of_the_console(_name))
+TEXTS = ("visible", "plain", "plain_line", "person", "short_id", "run_badge", "approval_badge", "risk_badge")
+for filter_name in (*TEXTS, "exact", "ago", "age", "stamp", "dated", "remaining"):
+    register.filter(filter_name, of_the_console(filter_name))

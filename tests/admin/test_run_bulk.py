@@ -118,7 +118,10 @@ def test_one_that_fails_stops_no_other(
             raise DatabaseError("disk full")
         return execute(sql, params, many, context)
 
-    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, logger="agentruns.admin.runs.bulk"):
+    with (
+        connection.execute_wrapper(fail),
+        caplog.at_level(logging.ERROR, logger="agentruns.admin.runs.actions"),
+    ):
         page = confirm("cancel", page, *runs, reason="")
     assert "Refused: The database failed; the log says how." in words(page)
     assert failing in caplog.text

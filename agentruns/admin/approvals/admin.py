@@ -21,48 +21,12 @@ from django.views.decorators.debug import sensitive_post_parameters
 
 from agentruns import journal, services
 from agentruns.admin import approvals as pages
-from agentruns.admin import runs
-from agentruns.admin.base import (
-    CHANNEL,
-    LeanChangeList,
-    ReadOnlyAdmin,
-    View,
-    bounded,
-    counted,
-    is_uuid,
-    may_view,
-    neighbours,
-    selected,
-)
-from agentruns.admin.filters import (
-    HEAVY,
-    QUEUED,
-    SEARCHED,
-    URGENT_FIRST,
-    ApprovalAgentFilter,
-    ApprovalStatusFilter,
-    MineFilter,
-    SameCallFilter,
-    ToolFilter,
-    approval_texts,
-    if_short,
-    searched,
-)
-from agentruns.admin.html import (
-    age,
-    approval_badge,
-    person,
-    plain,
-    remaining,
-    risk_badge,
-    run_badge,
-    two_lines,
-    visible,
-)
+from agentruns.admin import base, filters, html
 from agentruns.models import Approval, Run
 from agentruns.models.fields import CanonicalField
 from agentruns.models.querysets import PENDING
 
+DECIDE, TURN = "approvals.decide.decide_view", "approvals.decide.turn_view"
 SELECTED = "approvals.decide.decide_selected"
 ONLY = gettext_lazy("Only what was on the page is decided: %(count)d.")
 VERBS = ("approve", "edit", "answer", "deny", "extend")
@@ -70,18 +34,18 @@ NEWEST_FIRST = ("-requested_at", "-id")
 HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # approved calls of such a run wait
 
 
-class ApprovalList(LeanChangeList):
+class ApprovalList(base.LeanChangeList):
     """The list of approvals, without columns that only their cards show."""
 
-    deferred = (*HEAVY, "reason")
+    deferred = (*filters.HEAVY, "reason")
 
     def get_results(self, request: HttpRequest) -> None:
         """Fetch the rows of the page, mask their titles, and count equal pending requests."""
         super().get_results(request)
         self.result_list = journal.masking.masked_approvals(self.result_list)
         counts = pages.around.alike(journal.policy.visible_approvals(request.user), self.result_list)
-        for one in self.result_list:
-            one.alike = counts.get(one.same_call, 1) - 1
+        for approval in self.result_list:
+            approval.alike = counts.get(approval.same_call, 1) - 1
 
 
 def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
@@ -91,16 +55,16 @@ def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Appr
     return model_admin.page(request, approval, revealed=True)
 
 
-class ApprovalAdmin(ReadOnlyAdmin):
+class ApprovalAdmin(base.ReadOnlyAdmin):
     """The console's pages of approvals: calls that wait for people, and decided calls."""
 
     list_display = ("sentence", "where", "requester", "age")
     list_display_links = ("sentence",)
-    list_filter = (MineFilter, ApprovalStatusFilter, ApprovalAgentFilter, ToolFilter, SameCallFilter)
+    list_filter = filters.OF_APPROVALS
     list_class = ApprovalList
     actions = (
-        selected("approve", gettext_lazy("Approve selected…"), SELECTED, ONLY, ["decide"]),
-        selected("deny", gettext_lazy("Deny selected…"), SELECTED, ONLY, ["decide"]),
+        base.selected("approve", gettext_lazy("Approve selected…"), SELECTED, ONLY, ["decide"]),
+        base.selected("deny", gettext_lazy("Deny selected…"), SELECTED, ONLY, ["decide"]),
     )
     search_fields = ("run",)
     search_help_text = gettext_lazy(
@@ -108,10 +72,10 @@ class ApprovalAdmin(ReadOnlyAdmin):
     )
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
-    pages = (View("news", "base.news_view"), View("turn", "approvals.decide.turn_view", "turn/<str:run_id>/"))
+    pages = (base.View("news", "base.news_view"), base.View("turn", TURN, "turn/<str:run_id>/"))
     views = (
-        View("reveal", "approvals.admin.reveal_view", acts=True),
-        *(View(verb, "approvals.decide.decide_view", options={"verb": verb}, acts=True) for verb in VERBS),
+        base.View("reveal", "approvals.admin.reveal_view", acts=True),
+        *(base.View(verb, DECIDE, options={"verb": verb}, acts=True) for verb in VERBS),
     )
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -129,7 +93,7 @@ class ApprovalAdmin(ReadOnlyAdmin):
     def get_ordering(self, request: HttpRequest) -> Any:
         """Choose the order: pending approvals by urgency, decided ones from the newest."""
         pending = request.GET.get("status", "pending") == "pending"
-        return URGENT_FIRST if pending else NEWEST_FIRST
+        return filters.URGENT_FIRST if pending else NEWEST_FIRST
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -137,9 +101,10 @@ class ApprovalAdmin(ReadOnlyAdmin):
         """Find approvals by the texts of their cards and by their runs."""
         if search_term:
             # Only with arguments short enough for a list.
-            light = queryset.defer(*HEAVY).annotate(given=if_short("arguments", CanonicalField, {}))
-            texts = partial(approval_texts, request.user)
-            queryset = searched(request, light, search_term, texts, "run__")
+            given = filters.if_short("arguments", CanonicalField, {})
+            light = queryset.defer(*filters.HEAVY).annotate(given=given)
+            texts = partial(filters.approval_texts, request.user)
+            queryset = filters.searched(request, light, search_term, texts, "run__")
         return queryset, False
 
     # The list
@@ -147,14 +112,24 @@ class ApprovalAdmin(ReadOnlyAdmin):
     @method_decorator(sensitive_post_parameters("password"))
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Show the queue, or the decided approvals."""
-        if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+        if not all(map(base.is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was decided: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
         pending = request.GET.get("status", "pending") == "pending"
         title = _("Calls that wait for a decision") if pending else _("Approvals")
-        context = {"title": title, "in_doubt": partial(self._in_doubt, request)}
-        waiting = self.get_queryset(request).filter(status=PENDING)
-        context |= {"waiting": partial(counted, waiting), "searched": bounded(SEARCHED, SEARCHED)}
+
+        def in_doubt() -> dict[str, Any] | None:
+            """Count the runs with a call in doubt, and link to them; None if the user may not see runs."""
+            if not base.may_view(self.admin_site, request, Run):
+                return None
+            orphaned = journal.policy.visible_runs(request.user).filter(status=Run.Status.ORPHANED)
+            may = services.permissions.may(request.user, "resolve")
+            page, query = ("in_doubt", "") if may else ("changelist", f"?status={Run.Status.ORPHANED}")
+            url = reverse(f"admin:agentruns_run_{page}", current_app=self.admin_site.name)
+            return {"runs": base.counted(orphaned), "url": f"{url}{query}"}
+
+        context = {"title": title, "in_doubt": in_doubt, "searched": base.Bounded(filters.SEARCHED)}
+        context["waiting"] = partial(base.counted, self.get_queryset(request).filter(status=PENDING))
         if pending and request.GET.get(SEARCH_VAR):
             query = request.GET.copy()
             query["status"] = "all"
@@ -164,44 +139,36 @@ class ApprovalAdmin(ReadOnlyAdmin):
             }
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
-    def _in_doubt(self, request: HttpRequest) -> dict[str, Any] | None:
-        """Count the runs with a call in doubt, and link to them; None if the user may not see runs."""
-        site, status = self.admin_site, Run.Status.ORPHANED
-        if not may_view(site, request, Run):
-            return None
-        may = services.permissions.may(request.user, "resolve")
-        page, query = ("in_doubt", "") if may else ("changelist", f"?status={status}")
-        url = reverse(f"admin:agentruns_run_{page}", current_app=site.name)
-        orphaned = journal.policy.visible_runs(request.user).filter(status=status)
-        return {"runs": counted(orphaned), "url": f"{url}{query}"}
-
     @admin.display(description=gettext_lazy("what is asked"))
     def sentence(self, approval: Approval) -> SafeString:
         """Show the call in a sentence; below it its tool, its agent, and how many equal requests wait."""
-        names = {"tool": plain(approval.tool_name), "agent": plain(approval.run.agent)}
+        names = {"tool": html.plain(approval.tool_name), "agent": html.plain(approval.run.agent)}
         second, more = _("%(tool)s, by %(agent)s") % names, approval.alike  # type: ignore[attr-defined]
         if approval.status == Approval.Status.PENDING and more:
             text = ngettext("%(count)d more like it waits", "%(count)d more like it wait", more)
             second = f"{second} · {text % {'count': more}}"
-        return two_lines(visible(approval.title), second)
+        return html.two_lines(html.visible(approval.title), second)
 
     @admin.display(description=gettext_lazy("status, risk"), ordering="status")
     def where(self, approval: Approval) -> SafeString:
         """Show the status; below it the risk, and the run's status if it is paused or in doubt."""
         is_held = approval.status == Approval.Status.PENDING and approval.run.status in HELD
-        badges = (risk_badge(approval), *([run_badge(approval.run)] if is_held else []))
-        return two_lines(approval_badge(approval), format_html_join(" ", "{}", ((one,) for one in badges)))
+        badges = (html.risk_badge(approval), *([html.run_badge(approval.run)] if is_held else []))
+        return html.two_lines(
+            html.approval_badge(approval), format_html_join(" ", "{}", ((badge,) for badge in badges))
+        )
 
     @admin.display(description=gettext_lazy("requester"), ordering="run__owner_name")
     def requester(self, approval: Approval) -> SafeString:
         """Show the user whom the run was started for."""
-        return person(approval.run.owner_name)
+        return html.person(approval.run.owner_name)
 
     @admin.display(description=gettext_lazy("age, expires"), ordering="-requested_at")
     def age(self, approval: Approval) -> SafeString:
         """Show the time since the request, and the time left to decide."""
         is_pending = approval.status == Approval.Status.PENDING
-        return two_lines(age(approval.requested_at), remaining(approval.expires_at) if is_pending else "")
+        left = html.remaining(approval.expires_at) if is_pending else ""
+        return html.two_lines(html.age(approval.requested_at), left)
 
     # The card
 
@@ -209,33 +176,31 @@ class ApprovalAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, obj: Approval, *, revealed: bool = False, **context: Any
     ) -> HttpResponse:
         """Render the card of one approval; `revealed` shows and logs its sensitive arguments."""
-        [one] = pages.card.cards_of(request.user, [obj], revealed=revealed)
-        before, after, place = neighbours(pages.decide.queue(self, request), obj.pk, QUEUED)
-        others_wait = any(sibling["pending"] for sibling in one.siblings)
+        [card] = pages.card.cards_of(request.user, [obj], revealed=revealed)
+        before, after, place = base.neighbours(pages.decide.queue(self, request), obj.pk, filters.QUEUED)
+        others_wait = any(sibling["pending"] for sibling in card.siblings)
         urls = {
             "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
-            "turn_url": self.url(request, "turn", obj.run_id) if others_wait and one.pending else "",
+            "turn_url": self.url(request, "turn", obj.run_id) if others_wait and card.pending else "",
             "previous_url": self.url(request, "change", before) if before else "",
             "next_url": self.url(request, "change", after) if after else "",
-            "place": place if one.pending else "",
+            "place": place if card.pending else "",
             "list_url": self.url(request, "changelist"),
-            "run_id": str(obj.run_id),
             "run_url": self.other_page(request, Run, obj.run_id),
-            "run_badge": run_badge(obj.run),
-            "wants_password": one.pending and services.permissions.needs_password(request, obj),
+            "wants_password": card.pending and services.permissions.needs_password(request, obj),
         }
         if revealed:
-            services.permissions.reveal(request.user, obj, door=CHANNEL)
+            services.permissions.reveal(request.user, obj, door=base.CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))
-        values = pages.card.shown(one)
+        values = pages.card.context_of(card)
         flags: list[tuple[Any, str]] = []  # each with the page that it is about
         for flag in values["flags"]:
             run_url = self.other_page(request, Run, flag.run_id) if flag.run_id else ""
             flags.append((flag, self.listed_url(same=flag.same_call) if flag.same_call else run_url))
-        context = {**values, **pages.card.buttons(one), **urls, "flags": flags, **context}
-        return self.render(request, obj, title=plain(one.face.title), **context)
+        context = {**values, **pages.card.buttons(card), **urls, "flags": flags, **context}
+        return self.render(request, obj, title=html.plain(card.face.title), **context)
 
     def log_change(self, request: HttpRequest, obj: Approval, message: Any) -> Any:
         """Log an action, masked, in the admin's history, which everybody may read who sees the approval."""
-        mask = runs.steps.mask_for(obj.run)
+        mask = base.mask_for(obj.run)
         return super().log_change(request, mask.approval(obj), mask.said(message))

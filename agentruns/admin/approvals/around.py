@@ -19,11 +19,9 @@ from agentruns.admin.html import ago, plain, plain_line
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
-from agentruns.journal import events, policy
-from agentruns.journal.copies import happened_at
+from agentruns.journal import copies, events, policy, read
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask, masks_of
-from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, waiting
 from agentruns.tools import Tool
@@ -45,16 +43,16 @@ class Flag:
 
 def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[str, int]:
     """Count the pending approvals of the same call, for each pending card, by its `same_call`."""
-    same = _same_calls(approvals, [one for one in cards if one.status == Approval.Status.PENDING]).pending()
+    pending = [card for card in cards if card.status == Approval.Status.PENDING]
+    same = _same_calls(approvals, pending).pending()
     # In the order of the index of pending approvals: a call with very many requests has no better one.
     return Counter(same.order_by("requested_at", "id").values_list("same_call", flat=True))
 
 
 def _same_calls(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Any:
     """Select the approvals of the same calls (tool and arguments) as the cards."""
-    same = Approval.objects.using(settings.DATABASE).filter(
-        same_call__in={one.same_call for one in cards} - {""}
-    )
+    calls = {card.same_call for card in cards} - {""}
+    same = Approval.objects.using(settings.DATABASE).filter(same_call__in=calls)
     # A narrowed queryset may have a join, which would count rows twice.
     return same.filter(pk__in=approvals.values("pk")) if policy.is_narrowed(approvals) else same
 
@@ -73,14 +71,15 @@ class Surroundings:
 
     def __init__(self, user: Any, approvals: Iterable[Approval]) -> None:
         self.user, self.cards = user, list(approvals)
-        self.runs = {one.run_id: one.run for one in self.cards}
-        self.started = cache(self._started)
+        self.runs = {card.run_id: card.run for card in self.cards}
+        self.started = cache(self.starts)
+        db = settings.DATABASE
         self.uncleared = cache(
-            lambda run: waiting.uncleared(settings.DATABASE, run, self.masks[run.session_id], self._visible)
+            lambda run: waiting.uncleared(db, run, self.masks[run.session_id], self.visible)
         )
-        self.cancelled = cache(lambda: waiting.cancel_requests(settings.DATABASE, [*self.runs.values()]))
+        self.cancelled = cache(lambda: waiting.cancel_requests(db, [*self.runs.values()]))
         self.given = cache(lambda: permissions.already_given(user, self.cards))
-        self.unread = cache(lambda: waiting.unread(settings.DATABASE, self.runs))
+        self.unread = cache(lambda: waiting.unread(db, self.runs))
         self.groups = cache(lambda: policy.groups_of(user))
         self.alike = cache(lambda: alike(self.approvals, self.cards))
 
@@ -92,28 +91,30 @@ class Surroundings:
     @cached_property
     def rows(self) -> Mapping[tuple[UUID, str], list[Row]]:
         """The rows about each call, by run and call."""
-        found: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
-        calls = {one.call_id for one in self.cards}
+        by_call: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
+        calls = {card.call_id for card in self.cards}
         about = Message.objects.using(settings.DATABASE).filter(run_id__in=self.runs, call_id__in=calls)
-        for row in read_rows(about.order_by("seq")):
-            found[row.run_id, row.call_id].append(row)
-        return found
+        for row in read.read_rows(about.order_by("seq")):
+            by_call[row.run_id, row.call_id].append(row)
+        return by_call
 
     @cached_property
     def previews(self) -> Mapping[UUID, Any]:
         """The present previews of the pending cards, by card; previews that took too long are missing."""
-        found: dict[UUID, Any] = {}
-        waiting = [one for one in self.cards if one.status == Approval.Status.PENDING]
-        tools = {one: tools_of(one.run).get(one.tool_name) for one in waiting}
-        shown = [(one, tool) for one, tool in tools.items() if tool is not None and tool.preview is not None]
+        previews: dict[UUID, Any] = {}
+        asking: list[tuple[Approval, Tool]] = []
+        for card in self.cards:
+            tool = tools_of(card.run).get(card.tool_name) if card.status == "pending" else None
+            if tool is not None and tool.preview is not None:
+                asking.append((card, tool))
 
         def ask() -> None:
-            for one, tool in shown:
-                found[one.pk] = tool.preview_of(one.arguments)
+            for card, tool in asking:
+                previews[card.pk] = tool.preview_of(card.arguments)
 
-        if shown:
+        if asking:
             in_time(ask)
-        return {**found}
+        return {**previews}
 
     @cached_property
     def approvals(self) -> QuerySet[Approval]:
@@ -121,7 +122,7 @@ class Surroundings:
         return policy.visible_approvals(self.user)
 
     @cached_property
-    def _visible(self) -> QuerySet[Run]:
+    def visible(self) -> QuerySet[Run]:
         """The runs that warnings may name: those the user may see, or all if the user may see all cards."""
         narrowed = policy.is_narrowed(self.approvals)
         return policy.visible_runs(self.user) if narrowed else Run.objects.using(settings.DATABASE).all()
@@ -139,7 +140,7 @@ class Surroundings:
         text = _("This exact call was started in this session before, %(ago)s.")
         for run_id, call_id, facts, at in self.started(approval.run.session_id, approval.tool_name):
             if call_id != approval.call_id and facts.get("digest") == approval.digest:
-                before.setdefault(call_id, Flag(text % {"ago": ago(happened_at(facts, at))}, run_id))
+                before.setdefault(call_id, Flag(text % {"ago": ago(copies.happened_at(facts, at))}, run_id))
         flags += [*before.values(), *self.elsewhere[approval.same_call]][:SHOWN]
         text = _(
             "An earlier call of this tool raised an error and may have happened. Approving settles it. %s"
@@ -149,7 +150,7 @@ class Surroundings:
             for wait in self.uncleared(approval.run)
             if wait.tool == approval.tool_name and wait.gates_tool and wait.text
         ][:SHOWN]
-        flags += self._in_doubt[approval.tool_name][:SHOWN]
+        flags += self.in_doubt[approval.tool_name][:SHOWN]
         if count := self.alike().get(approval.same_call, 1) - 1:
             text = ngettext("%(count)d equal request waits", "%(count)d equal requests wait", count)
             flags.append(Flag(text % {"count": count}, None, "waits", approval.same_call))
@@ -162,19 +163,19 @@ class Surroundings:
         rows = Message.objects.using(settings.DATABASE).filter(run_id__in=paused, kind=events.RUN_PAUSED)
         return dict(rows.order_by("seq").values_list("run_id", "facts")) if paused else {}
 
-    def _started(self, session_id: UUID, tool: str) -> list[tuple[UUID, str, Any, datetime]]:
-        rows = Message.objects.using(settings.DATABASE).filter(
-            session_id=session_id, kind=events.TOOL_STARTED, tool_name=tool
-        )
-        if policy.is_narrowed(self._visible):
-            rows = rows.filter(run__in=self._visible)
+    def starts(self, session_id: UUID, tool: str) -> list[tuple[UUID, str, Any, datetime]]:
+        """Read the latest starts of a tool in a session, as far as the user may see their runs."""
+        about = {"session_id": session_id, "kind": events.TOOL_STARTED, "tool_name": tool}
+        rows = Message.objects.using(settings.DATABASE).filter(**about)
+        if policy.is_narrowed(self.visible):
+            rows = rows.filter(run__in=self.visible)
         return list(rows.order_by("-seq").values_list("run_id", "call_id", "facts", "created_at")[:LATEST])
 
     @cached_property
     def elsewhere(self) -> Mapping[str, list[Flag]]:
         """Warnings about the cards' calls that also ran in other sessions, by `same_call`."""
         text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
-        found: dict[str, list[Flag]] = defaultdict(list)
+        flags: dict[str, list[Flag]] = defaultdict(list)
         same = _same_calls(self.approvals, self.cards).filter(status="consumed")
         here = {run.session_id for run in self.runs.values()}
         newest = Window(RowNumber(), partition_by="same_call", order_by=F("decided_at").desc())
@@ -182,18 +183,18 @@ class Surroundings:
         fields = ("same_call", "run_id", "decided_at", "decided_by_name")
         for call, run_id, at, name in others.order_by("-decided_at").values_list(*fields):
             names = {"ago": ago(at) if at else "", "name": plain(name or _("the program"))}
-            found[call].append(Flag(text % names, run_id))
-        return found
+            flags[call].append(Flag(text % names, run_id))
+        return flags
 
     @cached_property
-    def _in_doubt(self) -> Mapping[str, list[Flag]]:
+    def in_doubt(self) -> Mapping[str, list[Flag]]:
         """Warnings about runs in doubt by tool, the newest run first."""
         text = _("A call of this tool is in doubt: nobody knows whether it happened.")
-        orphaned = self._visible.filter(status=Run.Status.ORPHANED).order_by("-updated_at")
+        orphaned = self.visible.filter(status=Run.Status.ORPHANED).order_by("-updated_at")
         runs = list(orphaned.defer("input", "output", "error")[:LATEST])
-        found: dict[str, list[Flag]] = defaultdict(list)
+        flags: dict[str, list[Flag]] = defaultdict(list)
         places = {run.pk: place for place, run in enumerate(runs)}
-        doubts = {(one.run_id, one.tool) for one in waiting.orphans(settings.DATABASE, runs)}
+        doubts = {(wait.run_id, wait.tool) for wait in waiting.orphans(settings.DATABASE, runs)}
         for run_id, tool in sorted(doubts, key=lambda doubt: places[doubt[0]]):
-            found[tool].append(Flag(text, run_id))
-        return found
+            flags[tool].append(Flag(text, run_id))
+        return flags

@@ -15,37 +15,17 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns.admin import html
 from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings, tools_of
 from agentruns.admin.approvals.texts import LINE, Quote, brief, preview, quote
 from agentruns.admin.approvals.verbs import form_of, form_options, outcome
 from agentruns.admin.forms import EditForm
-from agentruns.admin.html import (
-    Body,
-    Fact,
-    ago,
-    arguments,
-    dated,
-    is_urgent,
-    named,
-    origin_text,
-    person,
-    plain,
-    plain_line,
-    remaining,
-    risk_badge,
-    visible,
-)
 from agentruns.admin.runs.steps import OF_A_CALL, actor_name, outcome_words, returned, row_card
 from agentruns.conf import settings
-from agentruns.engine.gate import DENIED, REQUIRES
-from agentruns.engine.in_doubt import EXPIRED
-from agentruns.journal import events
-from agentruns.journal.conversation import EDITED
-from agentruns.journal.deciders import why_not_decide
+from agentruns.engine import gate, in_doubt
+from agentruns.journal import conversation, deciders, events, fold, read
 from agentruns.journal.events import Row
-from agentruns.journal.fold import text_of
 from agentruns.journal.masking import NOTHING, Mask, masked_approvals
-from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message
 from agentruns.services import permissions
 from agentruns.tools import InvalidArguments, Tool
@@ -59,7 +39,7 @@ from agentruns.utils.redaction import redact, redacted
 BEFORE = 20  # rows that are searched for the request and the results before a call
 EDITABLE = 30_000  # characters of arguments in a form
 STATUSES = Approval.Status
-DECIDED = {one.value: one.label for one in STATUSES if one not in (STATUSES.PENDING, STATUSES.CANCELLED)}
+DECIDED = {each.value: each.label for each in STATUSES if each not in (STATUSES.PENDING, STATUSES.CANCELLED)}
 DECIDED["consumed"] = STATUSES.APPROVED.label  # people see no difference
 HISTORY = (*OF_A_CALL, events.APPROVAL_EXTENDED)
 CHANGED = gettext_lazy("The preview has changed since the agent asked. This is how it is now.")
@@ -96,10 +76,10 @@ class ApprovalCard:
         rows = Message.objects.using(settings.DATABASE).filter(run_id=self.approval.run_id)
         rows = rows.filter(seq__lt=self.requested.seq).order_by("-seq")
         kinds = (events.RUN_STARTED, events.USER, events.ASSISTANT, events.TOOL_RESULT)
-        found = read_rows(rows.filter(kind__in=kinds)[:BEFORE])
-        if not any(map(_is_request, found)):  # several, because corrections of the model are among them
-            found += read_rows(rows.filter(kind__in=kinds[:2])[:SHOWN])
-        return found
+        before = read.read_rows(rows.filter(kind__in=kinds)[:BEFORE])
+        if not any(map(_is_request, before)):  # several, because corrections of the model are among them
+            before += read.read_rows(rows.filter(kind__in=kinds[:2])[:SHOWN])
+        return before
 
     @property
     def reply(self) -> dict[str, Any]:
@@ -114,19 +94,21 @@ class ApprovalCard:
 
     def words_of(self, row: Row) -> Quote:
         """Quote the task or message in a row, with the name of the person who wrote it or passed it on."""
-        start = next((one for one in self.before if one.kind == events.RUN_STARTED), None)
+        start = next((row for row in self.before if row.kind == events.RUN_STARTED), None)
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
         who = actor_name(row.payload) or starter or self.approval.run.owner_name
-        given = _("Given by %(name)s") % {"name": plain(who or _("the program"))}  # perhaps not the author
-        return replace(quote("", text_of(self.mask.row(row).payload.get("content") or [])), label=given)
+        given = _("Given by %(name)s") % {
+            "name": html.plain(who or _("the program"))
+        }  # perhaps not the author
+        return replace(quote("", fold.text_of(self.mask.row(row).payload.get("content") or [])), label=given)
 
     @property
     def evidence(self) -> list[Quote]:
         """The results of the latest calls before this one."""
         rows, quotes = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT], []
         for row in reversed(rows[:SHOWN]):
-            label = named(row.tool_name, "")[0]
+            label = html.named(row.tool_name, "")[0]
             if row.payload.get("outcome") != "ok":
                 label = f"{label}: {_state(row)}"
             quotes.append(quote(label, returned(row), LINE))
@@ -140,7 +122,7 @@ class ApprovalCard:
     @property
     def said(self) -> Quote | None:
         """The model's text in the reply that requested the call."""
-        text = self.mask.text(text_of(self.reply.get("content", [])))
+        text = self.mask.text(fold.text_of(self.reply.get("content", [])))
         return quote(_("Agent (unverified)"), text) if text.strip() else None
 
     @cached_property
@@ -149,18 +131,17 @@ class ApprovalCard:
         calls = {key: call for key, call in self.calls.items() if key != self.approval.call_id}
         run_id, alias, states = self.approval.run_id, settings.DATABASE, dict[str, str]()
         about = Message.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
-        for row in read_rows(about.order_by("seq")):
+        for row in read.read_rows(about.order_by("seq")):
             states[row.call_id] = _state(row) or states.get(row.call_id, "")
-        found = Approval.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
-        cards = {card.call_id: self.mask.approval(card) for card in found.defer("arguments", "why")}
+        others = Approval.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
+        cards = {card.call_id: self.mask.approval(card) for card in others.defer("arguments", "why")}
         waiting = {key for key, card in cards.items() if card.status == Approval.Status.PENDING}
+        states |= dict.fromkeys(waiting, _("waits for a decision"))
         return [
             {
-                "tool": visible(call.get("tool", "")),
-                "title": visible(cards[key].title if key in cards else ""),
-                "state": _("waits for a decision")
-                if key in waiting
-                else states.get(key, _("has not run yet")),
+                "tool": html.visible(call.get("tool", "")),
+                "title": html.visible(cards[key].title if key in cards else ""),
+                "state": states.get(key, _("has not run yet")),
                 "pending": key in waiting,
             }
             for key, call in calls.items()
@@ -194,9 +175,9 @@ class ApprovalCard:
     @property
     def masked_names(self) -> set[str]:
         """The names of the arguments that this page does not show as they are."""
-        given, shown = self.approval.arguments, self.face.arguments
+        given, masked = self.approval.arguments, self.face.arguments
         sensitive = set(self.mask.names(self.approval.tool_name)) & set(given)
-        return sensitive | {name for name, value in given.items() if shown[name] != value}
+        return sensitive | {name for name, value in given.items() if masked[name] != value}
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -207,19 +188,15 @@ class ApprovalCard:
         """Sort arguments in the order of the tool's signature."""
         return {name: values[name] for name in self.properties if name in values} | values
 
-    def shown(self, values: dict[str, Any]) -> list[Body]:
+    def bodies(self, values: dict[str, Any]) -> list[html.Body]:
         """Format arguments for the page, with the tool's description of each."""
-        values = {
-            name: each
-            for name, each in self.ordered(values).items()
-            if not self.only_answers or name == "question"
-        }
-        about = [plain(self.properties.get(name, {}).get("description", "")) for name in values]
-        bodies = arguments(self.mask.arguments(self.approval.tool_name, values))
-        return [
-            replace(one, kind=f"{one.kind}: {text}" if text else one.kind)
-            for one, text in zip(bodies, about, strict=False)
-        ]
+        values = self.ordered(values)
+        if self.only_answers:
+            values = {name: value for name, value in values.items() if name == "question"}
+        about = [html.plain(self.properties.get(name, {}).get("description", "")) for name in values]
+        bodies = html.arguments(self.mask.arguments(self.approval.tool_name, values))
+        pairs = zip(bodies, about, strict=False)
+        return [replace(each, kind=f"{each.kind}: {text}" if text else each.kind) for each, text in pairs]
 
     @cached_property
     def why_not(self) -> str:
@@ -232,7 +209,15 @@ class ApprovalCard:
         if approval.run_id in self.around.cancelled():
             return _("Its run is being cancelled.")
         groups = self.around.groups() if approval.approvers else None
-        return plain(why_not_decide(self.around.user, approval, groups=groups, verb="deny"))
+        return html.plain(deciders.why_not_decide(self.around.user, approval, groups=groups, verb="deny"))
+
+    def why_not_now(self, verb: str) -> str:
+        """Explain why this user cannot take this decision on a page for several cards; "" if they can."""
+        if not self.pending:
+            return outcome(self.approval)
+        if verb == "approve" and self.only_answers:
+            return _("A question is answered, not approved.")
+        return self.why_not or (self.why_not_approve if verb == "approve" else "")
 
     @property
     def why_not_approve(self) -> str:
@@ -241,7 +226,7 @@ class ApprovalCard:
             return _("You approved it already; it needs another person. You can still change your mind.")
         if self.approval.approvers != REQUESTER:  # `why_not` has asked already
             return ""
-        return plain(why_not_decide(self.around.user, self.approval))
+        return html.plain(deciders.why_not_decide(self.around.user, self.approval))
 
     @property
     def why_not_edit(self) -> str:
@@ -268,20 +253,20 @@ class ApprovalCard:
         """Choose the stored preview, or for a pending card the current one if it differs, with a warning."""
         asked = self.requested.payload if self.requested else {}
         edits = [row.payload for row in self.rows if row.kind == events.APPROVAL_DECIDED]
-        shown = [asked, *(payload for payload in edits if "arguments" in payload)][-1].get("preview")
+        stored = [asked, *(payload for payload in edits if "arguments" in payload)][-1].get("preview")
         if self.tool is None or self.tool.preview is None or not self.pending:
-            return shown
+            return stored
         now = self.around.previews.get(self.approval.pk)
         if self.approval.pk not in self.around.previews:
-            warnings.append(Flag(LATE if shown is None else LATE_AND_OLD))
-        elif now is None and shown is not None:
+            warnings.append(Flag(LATE if stored is None else LATE_AND_OLD))
+        elif now is None and stored is not None:
             warnings.append(Flag(GONE))
-        elif now is not None and canonical.dumps(now) != canonical.dumps(shown):
+        elif now is not None and canonical.dumps(now) != canonical.dumps(stored):
             warnings.append(Flag(CHANGED))
             return now
-        return shown
+        return stored
 
-    def warned_of(self, arguments: dict[str, Any]) -> list[SafeString]:
+    def warned_of(self, edited: dict[str, Any]) -> list[SafeString]:
         """List the preview's warnings for other arguments that this card does not show already."""
         tool, made = self.tool, [self.preview([])]
         if tool is None or tool.preview is None:
@@ -289,11 +274,11 @@ class ApprovalCard:
 
         def ask() -> None:
             with suppress(InvalidArguments):  # refused when it is recorded
-                made.append(tool.preview_of(tool.effective(arguments)))
+                made.append(tool.preview_of(tool.effective(edited)))
 
         in_time(ask)
-        shown = [preview(self.mask.made(tool.name, one)) for one in made]
-        here, *others = [one.warnings if one is not None else [] for one in shown]
+        previews = [preview(self.mask.made(tool.name, value)) for value in made]
+        here, *others = [each.warnings if each is not None else [] for each in previews]
         return [text for texts in others for text in texts if text not in here]
 
 
@@ -303,117 +288,94 @@ def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False
     return [ApprovalCard(approval, around, revealed) for approval in around.cards]
 
 
-def asked(one: ApprovalCard) -> dict[str, Any]:
+def asked(card: ApprovalCard) -> dict[str, Any]:
     """Build the context of a card's call: arguments, preview and warnings."""
-    approval, run, flags = one.approval, one.face.run, list[Flag]()
-    if one.pending and (held := _HELD.get(approval.run.status)):  # what is approved does not run yet
-        why = f" “{plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
+    approval, run, flags = card.approval, card.face.run, list[Flag]()
+    if card.pending and (held := _HELD.get(approval.run.status)):  # what is approved does not run yet
+        why = f" “{html.plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
         if run.status == "paused":
-            actor = one.around.pauses.get(run.pk, {}).get("actor") or {}
-            name = plain(actor.get("name") or _("the program"))
+            actor = card.around.pauses.get(run.pk, {}).get("actor") or {}
+            name = html.plain(actor.get("name") or _("the program"))
             why = " " + _("Paused by %(name)s:") % {"name": name} + why
         flags.append(Flag(f"{held}{why}", approval.run_id, "waits"))
-    warnings = one.around.flags(approval) if one.pending else []
-    seen = preview(one.mask.made(approval.tool_name, one.preview(warnings)))
-    told = seen.warnings if seen is not None else []
-    flags += [Flag(format_html("{} ({})", text, _("the tool's preview"))) for text in told]
-    is_rule = approval.why == REQUIRES.format(tool=approval.tool_name)
+    warnings = card.around.flags(approval) if card.pending else []
+    changes = preview(card.mask.made(approval.tool_name, card.preview(warnings)))
+    for text in changes.warnings if changes is not None else ():
+        flags.append(Flag(format_html("{} ({})", text, _("the tool's preview"))))
+    is_rule = approval.why == gate.REQUIRES.format(tool=approval.tool_name)
     return {
-        "why": "" if is_rule else visible(one.face.why),
-        "origin": origin_text(one.requested.payload.get("origin")) if one.requested else "",
-        "risk": risk_badge(approval),
-        "arguments": one.shown(approval.arguments),
-        "brief": [] if one.only_answers else brief(one.face.title, one.ordered(one.face.arguments)),
-        "preview": seen,
+        "why": "" if is_rule else html.visible(card.face.why),
+        "origin": html.origin_text(card.requested.payload.get("origin")) if card.requested else "",
+        "arguments": card.bodies(approval.arguments),
+        "brief": [] if card.only_answers else brief(card.face.title, card.ordered(card.face.arguments)),
+        "preview": changes,
         "flags": [*flags, *warnings],
     }
 
 
-def shown(one: ApprovalCard) -> dict[str, Any]:
+def context_of(card: ApprovalCard) -> dict[str, Any]:
     """Build the context of the card, except its URLs."""
-    approval, run, question = one.approval, one.approval.run, one.only_answers
-    summary, denials = precedents(one.around.approvals, approval)
-    history = [row for row in one.rows if row.kind in HISTORY] if one.requested else []
-    proposed = one.calls.get(approval.call_id, {}).get("arguments", {})
+    approval, question = card.approval, card.only_answers
+    summary, denials = precedents(card.around.approvals, approval)
+    history = [row for row in card.rows if row.kind in HISTORY] if card.requested else []
+    proposed = card.calls.get(approval.call_id, {}).get("arguments", {})
     edited = {name: value for name, value in proposed.items() if approval.arguments.get(name) != value}
     context: dict[str, Any] = {}
-    unread = one.around.unread().get(approval.run_id) if one.pending else None
+    unread = card.around.unread().get(approval.run_id) if card.pending else None
     if unread:  # messages since the model's request: the last ones, and the row of the first
-        facts = {"count": len(unread), "ago": ago(unread[-1][1])}
+        facts = {"count": len(unread), "ago": html.ago(unread[-1][1])}
         about = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id)
-        last = read_rows(about.filter(seq__in=[seq for seq, _at in unread[-SHOWN:]]).order_by("seq"))
+        last = read.read_rows(about.filter(seq__in=[seq for seq, _at in unread[-SHOWN:]]).order_by("seq"))
         context = {
             "written": _("Messages since it was asked: %(count)s, the last %(ago)s") % facts,
             "written_in": unread[0][0],
             "written_after": unread[0][0] - 1,
-            "new_messages": [one.words_of(row) for row in last],
+            "new_messages": [card.words_of(row) for row in last],
             "earlier": len(unread) - len(last),
         }
-    counts = {"required": approval.required, "given": approval.approved_count}
-    needs = _("Needs %(required)d people: %(given)d approved") % counts
-    names = {"agent": plain(run.agent), "version": plain(run.version)}
     return {
-        **asked(one),
+        **asked(card),
         **context,
-        "agent": visible(run.agent),
-        "session": visible(one.face.run.session.key),
-        "needs": needs if one.pending and approval.required > 1 else "",
-        "expires": remaining(approval.expires_at),
-        "urgent": is_urgent(approval.requested_at, approval.expires_at),
-        "pending": one.pending,
+        "card": card,
+        "approval": approval,
+        "urgent": html.is_urgent(approval.requested_at, approval.expires_at),
         "outcome": outcome(approval),
-        "changed": one.shown(edited),  # the arguments as the model proposed them
+        "changed": card.bodies(edited),  # the arguments as the model proposed them
         "precedents": summary,
         "denials": denials,
-        "quotes": list(filter(None, (one.request, one.said))),
-        "evidence": one.evidence,
-        "siblings": one.siblings,
-        "question": question,
-        "choices": list(map(plain, choices_of(one.face.arguments))) if question else [],
+        "quotes": list(filter(None, (card.request, card.said))),
+        "choices": list(map(html.plain, choices_of(card.face.arguments))) if question else [],
         "takes_text": not question or takes_text(approval.arguments),
-        "approval": approval,
         "missing": approval.required - approval.approved_count,
         "model_reads": {  # the texts that are known beforehand
-            "edit": EDITED.format(arguments=_("(the arguments)")),
-            "deny": DENIED.format(reason=_("(your reason)")),
-            "expire": EXPIRED,
+            "edit": conversation.EDITED.format(arguments=_("(the arguments)")),
+            "deny": gate.DENIED.format(reason=_("(your reason)")),
+            "expire": in_doubt.EXPIRED,
         },
-        "history": [row_card(one.mask.row(row), whole=True) for row in history],
-        "facts": [
-            Fact(_("Requester"), person(run.owner_name)),
-            Fact(_("Tool"), visible(approval.tool_name)),
-            Fact(_("Agent"), _("%(agent)s, version %(version)s") % names),
-            Fact(_("Session"), visible(run.session.key)),
-            Fact(_("Asked"), dated(approval.requested_at)),
-            Fact(_("Expires"), dated(approval.expires_at) if approval.expires_at else _("never")),
-            Fact(_("Who may decide"), visible(approval.approvers or _("whoever may decide approvals"))),
-            Fact(_("Approvals given"), _("%(given)d of %(required)d") % counts),
-        ],
-        "masked": bool(one.masked_names),
-        "may_reveal": permissions.may_reveal(one.around.user, approval),
-        "revealed": one.revealed,
+        "history": [row_card(card.mask.row(row), whole=True) for row in history],
+        "masked": bool(card.masked_names),
+        "may_reveal": permissions.may_reveal(card.around.user, approval),
     }
 
 
-def buttons(one: ApprovalCard) -> dict[str, Any]:
+def buttons(card: ApprovalCard) -> dict[str, Any]:
     """Build the forms of a pending card, or the reason why there are none."""
-    why_not = one.why_not
-    if not one.pending or why_not:
-        return {"why_not": why_not}
-    question, may_change = one.only_answers, one.approval.approvers != REQUESTER
-    found = {
+    if not card.pending or card.why_not:
+        return {"why_not": card.why_not}
+    question, may_change = card.only_answers, card.approval.approvers != REQUESTER
+    forms = {
         "why_not": "",
-        "why_not_approve": one.why_not_approve,
+        "why_not_approve": card.why_not_approve,
         "may_change": may_change,
-        "decide_form": form_of("approve", one.approval),
+        "decide_form": form_of("approve", card.approval),
     }
     if question or may_change:
-        found["answer_form"] = form_of("answer", one.approval)
+        forms["answer_form"] = form_of("answer", card.approval)
     if may_change and not question:
-        found |= {"edit_form": one.edit_form(), "why_not_edit": one.why_not_edit}
-    if may_change and one.approval.expires_at is not None:
-        found["extend_form"] = form_of("extend", one.approval)
-    return found
+        forms |= {"edit_form": card.edit_form(), "why_not_edit": card.why_not_edit}
+    if may_change and card.approval.expires_at is not None:
+        forms["extend_form"] = form_of("extend", card.approval)
+    return forms
 
 
 def _is_request(row: Row) -> bool:
@@ -429,10 +391,8 @@ def _state(row: Row) -> str:
 
 def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
     """Summarise decisions about the tool as "12 approved, 1 denied"; list the latest denials' reasons."""
-    decided = approvals.filter(
-        tool_name=approval.tool_name, status__in=DECIDED, run__session__imported_at__isnull=True
-    )
-    latest = decided.exclude(pk=approval.pk).order_by("-requested_at")
+    decided = approvals.filter(tool_name=approval.tool_name, status__in=DECIDED).exclude(pk=approval.pk)
+    latest = decided.filter(run__session__imported_at__isnull=True).order_by("-requested_at")
     rows = list(latest.values_list("pk", "status")[:LATEST])
     counts = Counter(str(DECIDED[status]) for _key, status in rows)
     summary = ", ".join(f"{count} {word}" for word, count in counts.most_common())
@@ -440,15 +400,15 @@ def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
         summary = _("of the last %(count)d: %(summary)s") % {"count": LATEST, "summary": summary}
     denied = [key for key, status in rows if status == "denied"][:SHOWN]
     denials = latest.filter(pk__in=denied).select_related("run") if denied else ()
-    said = _("%(name)s denied one %(ago)s: %(reason)s")
+    text = _("%(name)s denied one %(ago)s: %(reason)s")
     return summary, [
-        said
+        text
         % {
-            "name": plain(one.decided_by_name or _("the program")),
-            "ago": ago(one.decided_at) if one.decided_at else "",
-            "reason": plain_line(one.reason),
+            "name": html.plain(approval.decided_by_name or _("the program")),
+            "ago": html.ago(approval.decided_at) if approval.decided_at else "",
+            "reason": html.plain_line(approval.reason),
         }
-        for one in masked_approvals(denials)
+        for approval in masked_approvals(denials)
     ]
 
 

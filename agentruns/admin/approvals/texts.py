@@ -55,7 +55,7 @@ class Preview:
     @property
     def is_short(self) -> bool:
         """Check whether the preview is short enough to stand before the quotes of people."""
-        size = sum(len(one.before) + len(one.after) for one in self.changes)
+        size = sum(len(change.before) + len(change.after) for change in self.changes)
         return not self.note and len(self.changes) <= SHOWN and size <= QUOTED
 
 
@@ -83,22 +83,22 @@ def unit_in(sentence: str, amount: str) -> str:
     """Find the currency beside an amount in a sentence, such as "EUR" or "€"; "" without one."""
     forms = "|".join({re.escape(amount), re.escape(amount.replace(",", ""))})
     unit = r"([A-Z]{3}\b|[€$£¥])"
-    found = re.search(rf"(?<![\w.,])(?:{forms})\s?{unit}|{unit}\s?(?:{forms})(?![\w.,]*\d)", sentence)
-    return (found[1] or found[2]) if found else ""
+    match = re.search(rf"(?<![\w.,])(?:{forms})\s?{unit}|{unit}\s?(?:{forms})(?![\w.,]*\d)", sentence)
+    return (match[1] or match[2]) if match else ""
 
 
-def preview(shown: Any) -> Preview | None:
+def preview(stored: Any) -> Preview | None:
     """Prepare a journaled preview for the card; None without one."""
-    if shown == MASK:
+    if stored == MASK:
         return Preview(note=visible(MASK))
-    if not isinstance(shown, dict) or not shown:
+    if not isinstance(stored, dict) or not stored:
         return None
-    before, after = shown.get("before"), shown.get("after")
-    given, warned = shown.get("links"), shown.get("warnings")
+    before, after = stored.get("before"), stored.get("after")
+    given, warned = stored.get("links"), stored.get("warnings")
     links = [link for link in map(_link, given if isinstance(given, list) else ()) if link is not None]
-    warnings = [one for one in (warned if isinstance(warned, list) else [warned]) if one not in (None, "")]
-    texts = [quote("", as_text(one), LONGEST).short for one in warnings[:LINES]]
-    rest = {name: value for name, value in shown.items() if name not in _PARTS}
+    warnings = [text for text in (warned if isinstance(warned, list) else [warned]) if text not in (None, "")]
+    texts = [quote("", as_text(text), LONGEST).short for text in warnings[:LINES]]
+    rest = {name: value for name, value in stored.items() if name not in _PARTS}
     changes = _changes(before, after)
     names = len({**before, **after}) if isinstance(before, dict) and isinstance(after, dict) else 0
     note = body("", pretty(rest), LONGEST).text if rest else ""
@@ -121,9 +121,8 @@ def _changes(before: Any, after: Any) -> list[Change]:
             cell = body("", text, LONGEST)
             more = _("and %(count)d characters more") % {"count": cell.left_out}
             cells.append(format_html("{} … ({})", cell.inline, more) if cell.left_out else cell.inline)
-        changes.append(
-            Change(plain(labels.pop() if is_one else name), cells[0], cells[1], sides[0] != sides[1])
-        )
+        label = plain(labels.pop() if is_one else name)
+        changes.append(Change(label, cells[0], cells[1], sides[0] != sides[1]))
     return changes
 
 

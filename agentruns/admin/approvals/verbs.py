@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.forms import Form
@@ -11,9 +12,16 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin.base import CHANNEL
 from agentruns.admin.forms import AnswerForm, DecideForm, ExtendForm
 from agentruns.admin.html import ago, exact, plain
-from agentruns.models import Approval
-from agentruns.services.approvals import answer, approve, deny
+from agentruns.conf import settings
+from agentruns.journal import events
+from agentruns.models import Approval, Message
+from agentruns.services.approvals import answer, approve, deny, extend
+from agentruns.tools import to_jsonable
 from agentruns.tools.questions import choices_of
+
+# The statuses of an approval after each verb, with those that follow automatically.
+APPROVED = ("approved", "consumed")
+STATUSES = {"approve": APPROVED, "edit": APPROVED, "answer": ("answered",), "deny": ("denied",)}
 
 
 def form_of(verb: str, approval: Approval, data: Any = None) -> Form:
@@ -26,21 +34,52 @@ def form_options(verb: str, approval: Approval) -> dict[str, Any]:
     """Build the options of a verb's form: the approval as the page shows it."""
     expires = approval.expires_at
     initial = {"digest": approval.digest, "seen": expires.isoformat() if expires else ""}
-    more: dict[str, dict[str, Any]] = {
-        "deny": {"needs": True},
-        "answer": {"choices": choices_of(approval.arguments)},
-    }
-    return {"initial": initial, "auto_id": f"{verb}_%s", **more.get(verb, {})}
+    options: dict[str, Any] = {"initial": initial, "auto_id": f"{verb}_%s"}
+    if verb == "answer":
+        options["choices"] = choices_of(approval.arguments)
+    return {**options, "needs": True} if verb == "deny" else options
 
 
-def decide(
-    approval: Approval, user: Any, verb: str, digest: str, text: str, arguments: Any = None
-) -> Approval:
-    """Approve with a note, perhaps edited, deny with a reason, or answer. Raises as the services."""
-    if verb in ("approve", "edit"):
-        return approve(approval.pk, user, digest=digest, arguments=arguments, reason=text, channel=CHANNEL)
-    service = {"deny": deny, "answer": answer}[verb]
-    return service(approval.pk, user, text, digest=digest, channel=CHANNEL)
+def decide(approval: Approval, user: Any, verb: str, given: dict[str, Any], edited: Any = None) -> Approval:
+    """Approve, perhaps with `edited` arguments, deny, answer, or extend. Raises as the services.
+
+    `given` has the values of the verb's form.
+    """
+    options: dict[str, Any] = {"digest": given["digest"], "channel": CHANNEL}
+    if verb == "extend":
+        return extend(approval.pk, user, timedelta(hours=given["hours"]), seen=given["seen"], **options)
+    if verb == "deny":
+        return deny(approval.pk, user, given["reason"], **options)
+    if verb == "answer":
+        return answer(approval.pk, user, given["text"], **options)
+    return approve(approval.pk, user, arguments=edited, reason=given["reason"], **options)
+
+
+def is_same(approval: Approval, user: Any, verb: str, form: Any) -> bool:
+    """Check whether the recorded decision is the same one that `user` sends again."""
+    if approval.decided_by_id != user.pk or approval.status not in STATUSES.get(verb, ()):
+        return False
+    rows = Message.objects.using(settings.DATABASE).filter(
+        run_id=approval.run_id, call_id=approval.call_id, kind=events.APPROVAL_DECIDED
+    )
+    stands, sent = rows.latest("seq").payload, form.cleaned_data
+    if verb == "edit":
+        return bool(stands.get("edited") == to_jsonable(form.arguments)[0])
+    if verb == "answer":
+        return bool(stands.get("text") == sent["text"])
+    same_reason = stands.get("reason", "") == sent["reason"]
+    return same_reason and "arguments" not in stands and approval.digest == sent["digest"]
+
+
+def log_text(verb: str, given: dict[str, Any]) -> str:
+    """Describe a decision for the admin's history."""
+    if verb == "extend":
+        return str(_("Extended by %s h.") % given["hours"])
+    if verb == "answer":
+        return _("Answered: %s") % plain(given["text"])
+    if verb == "deny":
+        return _("Denied: %s") % plain(given["reason"])
+    return _("Approved.") if verb == "approve" else _("Approved with edited arguments.")
 
 
 def done(approval: Approval, verb: str) -> str:

@@ -1,4 +1,4 @@
-"""The buttons of a run: the effect that each would have now, and its execution.
+"""The buttons of a run or of several runs: the effect that each would have now, and its execution.
 
 Each button records what a person wants; workers carry it out.
 """
@@ -10,33 +10,35 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import DatabaseError
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
-from agentruns.admin.base import ReadOnlyAdmin
+from agentruns.admin.base import ReadOnlyAdmin, mask_for
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.html import ago, bare, exact, plain, plain_line, reason
-from agentruns.admin.runs.steps import evidence, mask_for
+from agentruns.admin.runs.list import status, task_title
+from agentruns.admin.runs.steps import evidence
 from agentruns.conf import settings
-from agentruns.exceptions import PermissionDeniedError, RunStateError
-from agentruns.journal.policy import ACTIONS
-from agentruns.journal.read import UNREADABLE
-from agentruns.journal.verify import check
+from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
+from agentruns.journal import policy, read, verify
 from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, waiting
-from agentruns.services.control import cancel_run, pause_run
+from agentruns.services import control, permissions, waiting, write
 from agentruns.services.runs import resume_run
 from agentruns.services.waiting import Wait, is_live, waits_for_time
-from agentruns.services.write import find_run, lock_session
-from agentruns.utils import clock
-from agentruns.utils.db import in_transaction
+from agentruns.utils import clock, db
+from agentruns.utils.redaction import get_logger
 
 SILENT_AFTER = timedelta(minutes=5)
 FINISHES = gettext_lazy("A tool that is running now finishes, and its result is kept.")
+LIVE = "live"  # several running runs are stopped however far they have come since the page was shown
 BUTTONS = ("resume", "pause", "cancel", "adopt")
+Line = dict[str, Any]  # one of several runs, with its coming effect or its outcome
+
+logger = get_logger("agentruns.admin.runs.actions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ def situation(request: HttpRequest, run: Run) -> Situation:
     mask, approved = mask_for(run), list[str]()
     if run.status == Run.Status.PAUSED:
         cards = Approval.objects.using(alias).filter(run_id=run.pk, status=Approval.Status.APPROVED)
-        approved = [plain(mask.made(one.tool_name, one.title)) for one in cards.order_by("requested_at")]
+        titles = cards.order_by("requested_at").values_list("tool_name", "title")
+        approved = [plain(mask.made(tool, title)) for tool, title in titles]
     return Situation(
         run=mask.run(run),
         waits=waiting.waits(alias, [run], {run.session_id: mask}).get(run.pk, []),
@@ -137,18 +140,19 @@ def headline(situation: Situation) -> str:
 
 def notes(situation: Situation) -> list[str]:
     """List the calls in doubt, and warn if no worker is there to go on with the run."""
-    run, found = situation.run, []
+    run, lines = situation.run, []
     text = _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
-    for one in situation.orphans:
-        found.append(text % {"tool": plain(one.tool), "attempt": one.attempt, "evidence": evidence(one.text)})
+    for wait in situation.orphans:
+        facts = {"tool": plain(wait.tool), "attempt": wait.attempt, "evidence": evidence(wait.text)}
+        lines.append(text % facts)
     if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
         seen = situation.sweeper_seen
         if seen is None:
-            found.append(_("No worker has ever been seen here. Start one: manage.py resume_runs --watch"))
+            lines.append(_("No worker has ever been seen here. Start one: manage.py resume_runs --watch"))
         elif clock.now(settings.DATABASE) - seen > SILENT_AFTER:
             text = _("A worker was last seen %(when)s. Is one running? manage.py resume_runs --watch")
-            found.append(text % {"when": ago(seen)})
-    return found
+            lines.append(text % {"when": ago(seen)})
+    return lines
 
 
 def resume(situation: Situation) -> Action:
@@ -241,10 +245,10 @@ def _request(request: tuple[str, datetime]) -> dict[str, str]:
 
 def buttons(situation: Situation) -> dict[str, Any]:
     """Describe each button of a run and build its form."""
-    shown: dict[str, Any] = {name: verb.advice(situation) for name, verb in VERBS.items()}
-    seen = {} if shown["resume"].why_not else {"seq": str(last_seq(situation.run))}
+    effects: dict[str, Any] = {name: verb.advice(situation) for name, verb in VERBS.items()}
+    seen = {} if effects["resume"].why_not else {"seq": str(last_seq(situation.run))}
     forms = {f"{name}_form": verb.form(initial=seen, auto_id=f"{name}_%s") for name, verb in VERBS.items()}
-    return shown | forms
+    return effects | forms
 
 
 def over(situation: Situation) -> str:
@@ -256,7 +260,7 @@ def over(situation: Situation) -> str:
 
 def missing(what: str) -> str:
     """Explain that the user lacks the permission for one of ACTIONS."""
-    return _("You lack the permission %(permission)s.") % {"permission": ACTIONS[what][0]}
+    return _("You lack the permission %(permission)s.") % {"permission": policy.ACTIONS[what][0]}
 
 
 def last_seq(run: Run) -> int:
@@ -288,10 +292,10 @@ def act(verb: str, run: Run, user: Any, reason: str) -> str:
         resume_run(run.pk, user, drive=False)
         return _("Resumed. A worker picks it up.")
     if verb == "pause":
-        if is_live(pause_run(run.pk, user, reason=reason)):
+        if is_live(control.pause_run(run.pk, user, reason=reason)):
             return _("Pause requested. The worker pauses it before its next tool starts.")
         return _("Paused. It goes on when somebody resumes it.")
-    if cancel_run(run.pk, user, reason=reason).is_ended:
+    if control.cancel_run(run.pk, user, reason=reason).is_ended:
         return _("Cancelled.")
     return _("Cancel requested. The worker stops before its next tool starts.")
 
@@ -302,13 +306,13 @@ def press(
     """Lock a run, do a button's action, log it and show what was done."""
 
     def pressed() -> str:
-        lock_session(settings.DATABASE, run.session_id)
-        return do(find_run(run.pk))
+        write.lock_session(settings.DATABASE, run.session_id)
+        return do(write.find_run(run.pk))
 
     try:
-        done = in_transaction(settings.DATABASE, pressed)
-    except UNREADABLE as error:
-        if not check(run.session_id, settings.DATABASE):
+        done = db.in_transaction(settings.DATABASE, pressed)
+    except read.UNREADABLE as error:
+        if not verify.check(run.session_id, settings.DATABASE):
             raise
         raise RunStateError(_("The journal of its session is damaged.")) from error
     return admin.done(request, run, logged, done)
@@ -326,6 +330,69 @@ def require_last_row(run: Run, seen: int | None) -> None:
     """Raise RunStateError unless the run's last row is the one that the page showed."""
     if seen != last_seq(run):
         raise RunStateError(_("The run moved on since you looked. This is how it is now."))
+
+
+def act_on_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: list[Run]) -> HttpResponse:
+    """Ask for confirmation, then act on the runs that were on the page, even for "select all"."""
+    verb, lines = VERBS[name], list[Line]()
+    form = (CancelForm if verb.stops else Form)(request.POST if "confirmed" in request.POST else None)
+    is_confirmed = form.is_valid()
+    if is_confirmed:
+        reason = form.cleaned_data.get("reason", "")
+        # Sessions in one order for everybody: two bulk actions (ATOMIC_REQUESTS) never wait for each other.
+        in_order = sorted(runs, key=lambda run: run.session_id)
+        outcomes = {run.pk: act_on(admin, request, name, run, reason) for run in in_order}
+        lines = [outcomes[run.pk] for run in runs]
+    else:
+        for run in runs:
+            action = verb.advice(situation(request, run))
+            seen = LIVE if verb.stops and is_live(run) else str(run.session.next_seq - 1)
+            lines.append({"run": run, "effect": action.effect, "why_not": action.why_not, "seen": seen})
+    count = sum(not line.get("why_not") for line in lines)
+    return admin.render(
+        request,
+        None,
+        title=_("Outcome of each") if is_confirmed else str(verb.title),
+        status=400 if form.is_bound and not is_confirmed else 200,
+        template="run_bulk",
+        verb=name,
+        lines=[{**line, "title": task_title(line["run"]), "badge": status(line["run"])} for line in lines],
+        form=None if is_confirmed else form,
+        outcome=is_confirmed,
+        count=count,
+        left_out=len(lines) - count,
+        button=verb.button % {"count": count},
+    )
+
+
+def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reason: str) -> Line:
+    """Act on one run, and describe the outcome; a refusal is shown beside it and stops no other run."""
+    verb, seen = VERBS[name], request.POST.get(f"seen-{run.pk}", "")
+    if not seen:  # was left out when the person looked
+        why_not = verb.advice(situation(request, run)).why_not
+        return {"run": run, "why_not": why_not or _("It was not on the page.")}
+    rows = admin.get_queryset(request).filter(pk=run.pk)
+
+    def press_shown() -> str:
+        write.lock_session(settings.DATABASE, run.session_id)
+        now = rows.first() or run  # a run that is gone stays as it was, so that a service refuses it
+        # Only this unfinished run can add rows to its session.
+        if seen != str(now.session.next_seq - 1) and not (verb.stops and seen == LIVE):
+            raise RunStateError(_("It moved on since you looked. Look at it again."))
+        require(verb.advice(situation(request, now)))
+        return act(name, now, request.user, reason)
+
+    try:
+        line = {"done": db.in_transaction(settings.DATABASE, press_shown)}
+    except AgentRunsError as error:
+        is_refused = not isinstance(error, RunStateError | SessionBusyError)
+        return {"run": rows.first() or run, "why_not": plain(error), "refused": is_refused}
+    except DatabaseError:
+        logger.exception("Bulk %s failed run=%s", name, run.pk)
+        why = _("The database failed; the log says how. Nothing was changed about this run.")
+        return {"run": run, "why_not": why, "refused": True}
+    admin.log_change(request, run, f"{verb.logged} {plain(reason)}".strip())
+    return {"run": rows.first() or run, **line}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,26 +18,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns import journal, services
-from agentruns.admin import runs
-from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, UnframedPage, View, bounded, is_uuid, selected
-from agentruns.admin.filters import (
-    SEARCHED,
-    AgentFilter,
-    FailureFilter,
-    RequesterFilter,
-    ReviewFilter,
-    RunStatusFilter,
-    SessionFilter,
-    StartedFilter,
-    run_texts,
-    searched,
-    with_texts,
-)
-from agentruns.admin.html import EMPTY, age, person, plain, run_badge, two_lines, visible
+from agentruns.admin import base, filters, html, runs
 from agentruns.conf import settings
 from agentruns.models import Run
 
-ACT = "runs.bulk.act_on_selected"
+ACT = "runs.actions.act_on_selected"
 ONLY = gettext_lazy("Only what was on the page is acted on: %(count)d.")
 VERBS = ("resume", "pause", "cancel")
 # Where no price is known tokens are compared, as if they cost next to nothing.
@@ -48,14 +33,14 @@ def _link(url: str, text: str, title: str = "") -> SafeString:
     return format_html('<a href="{}"{}>{}</a>', url, format_html(' title="{}"', title) if title else "", text)
 
 
-class RunList(LeanChangeList):
+class RunList(base.LeanChangeList):
     """The list of runs, each with its waits or its outcome; the number of queries is fixed."""
 
     deferred = ("input", "output", "error")
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Select the rows with short errors and answers, which a line can show the beginning of."""
-        return with_texts(super().get_queryset(request, *args, **kwargs))
+        return filters.with_texts(super().get_queryset(request, *args, **kwargs))
 
     def get_results(self, request: HttpRequest) -> None:
         """Fetch the rows of the page, and the texts of their second lines."""
@@ -65,27 +50,19 @@ class RunList(LeanChangeList):
         for run in self.result_list:
             run.mask = masks[run.session_id]
         self.result_list = [run.mask.run(run) for run in self.result_list]
-        found = services.waiting.waits(settings.DATABASE, self.result_list, masks)
+        waits = services.waiting.waits(settings.DATABASE, self.result_list, masks)
         for run in self.result_list:
             run.reviewed = runs.list.reviewed(getattr(run, "review", None))
-            run.waits, run.came = found.get(run.pk, []), runs.list.came(run, run.mask)
+            run.waits, run.came = waits.get(run.pk, []), runs.list.came(run, run.mask)
             run.links = listing.links(request, run)
 
 
-class RunAdmin(ReadOnlyAdmin):
+class RunAdmin(base.ReadOnlyAdmin):
     """The console's pages of runs: their state, the reasons for it, and possible actions."""
 
     list_display = ("task", "where", "who", "started", "used_tokens", "used_cost")
     list_display_links = ("task",)
-    list_filter = (
-        RunStatusFilter,
-        ReviewFilter,
-        StartedFilter,
-        AgentFilter,
-        SessionFilter,
-        RequesterFilter,
-        FailureFilter,
-    )
+    list_filter = filters.OF_RUNS
     change_list_template = "agentruns/admin/runs.html"
     list_class = RunList
     ordering = ("-updated_at",)  # no column's: the key, which Django adds, would mark one
@@ -95,41 +72,41 @@ class RunAdmin(ReadOnlyAdmin):
         "or the beginning of an id"
     )
     actions = (
-        selected("resume", gettext_lazy("Resume selected…"), ACT, ONLY),
-        selected("pause", gettext_lazy("Pause selected…"), ACT, ONLY),
-        selected("cancel", gettext_lazy("Cancel selected…"), ACT, ONLY),
+        base.selected("resume", gettext_lazy("Resume selected…"), ACT, ONLY),
+        base.selected("pause", gettext_lazy("Pause selected…"), ACT, ONLY),
+        base.selected("cancel", gettext_lazy("Cancel selected…"), ACT, ONLY),
     )
     page_template = "agentruns/admin/run.html"
 
     views = (
-        View("live", "runs.page.live_view"),
-        View("watch", "runs.page.watch_view", acts=True),
-        View("row", "runs.audit.row_view", "rows/<int:seq>/"),
-        View("content", "runs.audit.content_view", "rows/<int:seq>/content/", in_transaction=False),
-        View("file", "runs.audit.content_view", "files/<str:sha256>/", in_transaction=False),
-        View("erase", "runs.audit.erase_view", "rows/<int:seq>/erase/"),
-        *(View(verb, "runs.actions.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
-        View("adopt", "runs.limits.adopt_view", acts=True),
-        View("reply", "runs.chat.reply_view", acts=True),
-        View("review", "runs.review.review_view", acts=True),
-        View("verify", "runs.audit.verify_view", acts=True),
-        View("export", "runs.audit.export_view", acts=True),
-        View("again", "runs.history.again_view", acts=True),
-        View("fork", "runs.history.fork_view", acts=True),
-        View("at", "runs.history.at_view"),
-        View("replay", "runs.history.replay_view", in_transaction=False),
-        View("call", "runs.calls.call_view", "calls/<str:call_id>/"),
-        View("resolve", "runs.verdicts.resolve_view", "calls/<str:call_id>/resolve/"),
-        View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
+        base.View("live", "runs.page.live_view"),
+        base.View("watch", "runs.page.watch_view", acts=True),
+        base.View("row", "runs.audit.row_view", "rows/<int:seq>/"),
+        base.View("content", "runs.audit.content_view", "rows/<int:seq>/content/", in_transaction=False),
+        base.View("file", "runs.audit.content_view", "files/<str:sha256>/", in_transaction=False),
+        base.View("erase", "runs.audit.erase_view", "rows/<int:seq>/erase/"),
+        *(base.View(verb, "runs.actions.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
+        base.View("adopt", "runs.limits.adopt_view", acts=True),
+        base.View("reply", "runs.chat.reply_view", acts=True),
+        base.View("review", "runs.review.review_view", acts=True),
+        base.View("verify", "runs.audit.verify_view", acts=True),
+        base.View("export", "runs.audit.export_view", acts=True),
+        base.View("again", "runs.history.again_view", acts=True),
+        base.View("fork", "runs.history.fork_view", acts=True),
+        base.View("at", "runs.history.at_view"),
+        base.View("replay", "runs.history.replay_view", in_transaction=False),
+        base.View("call", "runs.calls.call_view", "calls/<str:call_id>/"),
+        base.View("resolve", "runs.calls.resolve_view", "calls/<str:call_id>/resolve/"),
+        base.View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
     )
     pages = (
-        View("news", "base.news_view"),
-        View("figures", "dashboard.figures_view"),
-        View("start", "runs.start.start_view"),
-        View("costs", "costs.costs_view"),
-        View("csv", "costs.csv_view", "costs.csv"),
-        View("switches", "runs.switches.switches_view", "switches/"),
-        View("in_doubt", "runs.calls.in_doubt_view", "in-doubt/"),
+        base.View("news", "base.news_view"),
+        base.View("figures", "dashboard.figures_view"),
+        base.View("start", "runs.start.start_view"),
+        base.View("costs", "costs.costs_view"),
+        base.View("csv", "costs.csv_view", "costs.csv"),
+        base.View("switches", "runs.switches.switches_view", "switches/"),
+        base.View("in_doubt", "runs.calls.in_doubt_view", "in-doubt/"),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -141,24 +118,24 @@ class RunAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Find runs by task, error, answer, session key, requester, context or id."""
         if search_term:
-            rows = with_texts(queryset.defer(*RunList.deferred), task_text="input")
-            queryset = searched(request, rows, search_term, partial(run_texts, request.user))
+            rows = filters.with_texts(queryset.defer(*RunList.deferred), task_text="input")
+            queryset = filters.searched(request, rows, search_term, partial(filters.run_texts, request.user))
         return queryset, False
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         """Find the list's actions that the user may take; `action_location` is Django 6.1's."""
         place = {} if action_location is None else {"action_location": action_location}
-        may, found = services.permissions.may, super().get_actions(request, **place)
-        return {name: found[name] for name in found if may(request.user, name.removesuffix("_selected"))}
+        may, actions = services.permissions.may, super().get_actions(request, **place)
+        return {name: actions[name] for name in actions if may(request.user, name.removesuffix("_selected"))}
 
     # The list
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Show the list of runs; refuse an action on a selection that is no list of ids."""
-        if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+        if not all(map(base.is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was done: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
-        context: dict[str, Any] = {"title": _("Runs"), "searched": bounded(SEARCHED, SEARCHED)}
+        context: dict[str, Any] = {"title": _("Runs"), "searched": base.Bounded(filters.SEARCHED)}
         if services.starting.agents_of(request.user):
             context["start_url"] = self.url(request, "start")
         return super().changelist_view(request, {**context, **(extra_context or {})})
@@ -166,46 +143,47 @@ class RunAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("task"))
     def task(self, run: Run) -> SafeString:
         """Show the first line of the task; below it the error, the answer, or the reason for a wait."""
-        return two_lines(runs.list.task_title(run), runs.list.second(run))
+        return html.two_lines(runs.list.task_title(run), runs.list.second(run))
 
     @admin.display(description=gettext_lazy("status"), ordering="status")
     def where(self, run: Any) -> SafeString:
         """Show the status; below it the link to a person's next action."""
-        parts = [part for part in (run.links["act"], run.reviewed) if part]
-        return two_lines(runs.list.status(run), format_html_join(". ", "{}", ((part,) for part in parts)))
+        parts = ((part,) for part in (run.links["act"], run.reviewed) if part)
+        return html.two_lines(runs.list.status(run), format_html_join(". ", "{}", parts))
 
     @admin.display(description=gettext_lazy("agent, session"), ordering="agent")
     def who(self, run: Any) -> SafeString:
         """Show agent and session, each with a link to its runs."""
-        return two_lines(run.links["agent"], run.links["session"])
+        return html.two_lines(run.links["agent"], run.links["session"])
 
     @admin.display(description=gettext_lazy("started, requester"), ordering="id")
     def started(self, run: Any) -> SafeString:
         """Show the time since the start, and the user whom the run was started for."""
-        return two_lines(age(run.created_at), run.links["requester"])
+        return html.two_lines(html.age(run.created_at), run.links["requester"])
 
     @admin.display(description=gettext_lazy("tokens"), ordering="-tokens")
     def used_tokens(self, run: Run) -> SafeString:
         """Show the tokens of all replies, and the number of replies."""
         steps = ngettext("%(count)d step", "%(count)d steps", run.step) % {"count": run.step}
-        return two_lines(runs.list.tokens(run.usage) or EMPTY, steps)
+        return html.two_lines(runs.list.tokens(run.usage) or html.EMPTY, steps)
 
     @admin.display(description=gettext_lazy("cost"), ordering=COST.desc())
     def used_cost(self, run: Run) -> SafeString | str:
         """Show the cost of all replies."""
-        return runs.list.cost(run.usage) or EMPTY
+        return runs.list.cost(run.usage) or html.EMPTY
 
     def links(self, request: HttpRequest, run: Run) -> dict[str, SafeString]:
         """Build the links of a row's cells."""
-        wait = next((one for one in run.waits if runs.list.wait_url(self, request, one)), None)  # type: ignore[attr-defined]
+        waits: list[Any] = run.waits  # type: ignore[attr-defined]
+        wait = next((wait for wait in waits if runs.list.wait_url(self, request, wait)), None)
         verb, act = ("decide", _("Decide")) if wait and wait.approval_id else ("resolve", _("Give a verdict"))
         if wait and not services.permissions.may(request.user, verb):
             act = _("Look at it")
-        name = person(run.owner_name)
+        name, key = html.person(run.owner_name), run.session.key
         return {
             "act": _link(runs.list.wait_url(self, request, wait), act) if wait else SafeString(),
-            "agent": _link("?" + urlencode({"agent": run.agent}), plain(run.agent)),
-            "session": _link(f"?session={run.session_id}", visible(run.session.key), plain(run.session.key)),
+            "agent": _link("?" + urlencode({"agent": run.agent}), html.plain(run.agent)),
+            "session": _link(f"?session={run.session_id}", html.visible(key), html.plain(key)),
             "requester": _link("?" + urlencode({"requester": run.owner_id}), name) if run.owner_id else name,
         }
 
@@ -215,25 +193,25 @@ class RunAdmin(ReadOnlyAdmin):
         """Render the page of one run; if its journal cannot be read, render what is known without it."""
         try:
             # Before the rows are read, so that rows written meanwhile count as new to the page.
-            shown: dict[str, Any] = {} if "live" in context else {"live": runs.page.live(self, request, obj)}
+            parts: dict[str, Any] = {} if "live" in context else {"live": runs.page.live(self, request, obj)}
             situation = runs.limits.situation(request, obj)
             for section in (runs.page.overview, runs.limits.limits, runs.history.lineage, runs.review.review):
-                shown |= section(self, request, situation)
+                parts |= section(self, request, situation)
         except journal.read.UNREADABLE:
-            found = runs.audit.finding(request, obj)
-            if found["is_intact"]:
+            checked = runs.audit.finding(request, obj)
+            if checked["is_intact"]:
                 raise
-            return runs.audit.damaged_page(self, request, obj, found, **context)
-        return self.render(request, obj, title=runs.list.task_title(obj), **{**shown, **context})
+            return runs.audit.damaged_page(self, request, obj, checked, **context)
+        return self.render(request, obj, title=runs.list.task_title(obj), **{**parts, **context})
 
-    def render(self, request: HttpRequest, obj: Any, **context: Any) -> UnframedPage:
+    def render(self, request: HttpRequest, obj: Any, **context: Any) -> base.UnframedPage:
         """Render a page about a run, with the parts that all such pages have."""
         if obj is not None:
-            about = {"run_id": str(obj.pk), "run_badge": run_badge(obj)}
+            about = {"run_id": str(obj.pk), "run_badge": html.run_badge(obj)}
             about["original"] = runs.list.task_title(obj)
             context = {**about, "run_url": self.url(request, "change", obj.pk), **context}
         return super().render(request, obj, **context)
 
     def log_change(self, request: HttpRequest, obj: Run, message: Any) -> Any:
         """Log an action, masked, in the admin's history, which everybody may read who sees the run."""
-        return super().log_change(request, obj, runs.steps.mask_for(obj).said(message))
+        return super().log_change(request, obj, base.mask_for(obj).said(message))

@@ -11,27 +11,17 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 
-from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, status_of
+from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, mask_for, status_of
 from agentruns.admin.forms import EraseForm
 from agentruns.admin.html import bare, plain, pretty
 from agentruns.admin.runs import page
 from agentruns.admin.runs.list import task_title
-from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, DurableRunNotFoundError, PayloadError
+from agentruns.journal import read, verify
 from agentruns.journal.policy import visible_approvals, visible_runs
-from agentruns.journal.read import UNREADABLE, read_rows
-from agentruns.journal.verify import check
 from agentruns.models import Approval, Message, Run, Session
-from agentruns.services import permissions
-from agentruns.services.erasure import UNREACHED, Erased, erase_rows
-from agentruns.services.transfer import (
-    download,
-    download_export,
-    find_content,
-    find_file,
-    read_content,
-)  # fmt: skip
+from agentruns.services import erasure, permissions, transfer
 from agentruns.utils import clock
 
 TRIES = 10
@@ -43,7 +33,8 @@ COLUMNS = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "prev_hash
 
 def verify_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Verify the whole journal of the run's session and show the result. Stores nothing."""
-    return chain_page(admin, request, run, finding(request, run))
+    checked, title = finding(request, run), task_title(run)
+    return admin.render(request, run, title=title, template="run_chain", verified=checked)
 
 
 def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
@@ -52,10 +43,10 @@ def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> 
     if not rows.exists():
         raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
     try:
-        shown = mask_for(run).row(read_rows(rows)[0]).shown()
-        text = pretty({name: value for name, value in shown.items() if value is not None})
-    except UNREADABLE:
-        if not check(run.session_id, settings.DATABASE):
+        row = mask_for(run).row(read.read_rows(rows)[0]).shown()
+        text = pretty({name: value for name, value in row.items() if value is not None})
+    except read.UNREADABLE:
+        if not verify.check(run.session_id, settings.DATABASE):
             raise
         # The row without its payload: what cannot be parsed cannot be masked either.
         parts = {f"{name}_text": Cast(name, TextField()) for name in ("facts", "content")}
@@ -72,7 +63,7 @@ def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> 
 
 def export_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponseBase:
     """Stream the run's redacted export for an auditor, and log that."""
-    export = download_export(request, run)
+    export = transfer.download_export(request, run)
     admin.log_change(request, run, _("Exported for an auditor."))
     return export
 
@@ -86,15 +77,18 @@ def content_view(
     """
     content, refusal, may_reveal = None, "", permissions.may_reveal(request.user, run)
     try:
-        content = find_file(run, sha256) if sha256 else find_content(run, seq if seq < LARGEST else 0)
+        if sha256:
+            content = transfer.find_file(run, sha256)
+        else:
+            content = transfer.find_content(run, seq if seq < LARGEST else 0)
         seq = content.stored.seq
         if not content.guarded or request.method == "POST":
             if content.guarded and not may_reveal:
                 raise PermissionDenied
-            chunks = read_content(content, request.user, door=CHANNEL)
+            chunks = transfer.read_content(content, request.user, door=CHANNEL)
             if content.guarded:
                 admin.log_change(request, run, _("Downloaded the true content of row %d.") % seq)
-            return download(request, chunks, content.headers)
+            return transfer.download(request, chunks, content.headers)
     except DurableRunNotFoundError as error:
         raise Http404(str(error)) from error
     except PayloadError as error:
@@ -104,7 +98,7 @@ def content_view(
         run,
         title=_("The content of row %d") % seq,
         status=409 if refusal else 200,
-        template="agentruns/admin/content.html",
+        template="content",
         seq=str(seq),
         content=content,
         storage=settings.PAYLOAD_STORAGE,
@@ -118,9 +112,9 @@ def erase_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -
     form = EraseForm(request.POST if request.method == "POST" else None)
     confirmed = form.is_valid()
     reason = form.cleaned_data["reason"] if confirmed else "a dry run keeps none"
-    erased, status, refusal = Erased(), 400 if form.is_bound else 200, ""
+    erased, status, refusal = erasure.Erased(), 400 if form.is_bound else 200, ""
     try:
-        erased = erase_rows(run.pk, request.user, reason, seq=seq, dry_run=not confirmed)
+        erased = erasure.erase_rows(run.pk, request.user, reason, seq=seq, dry_run=not confirmed)
     except AgentRunsError as error:
         status, refusal = status_of(error), plain(error)
     if confirmed and not refusal:
@@ -133,19 +127,19 @@ def erase_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -
         run,
         title=_("Erase row %d") % seq,
         status=status,
-        template="agentruns/admin/erase.html",
+        template="erase",
         refusal=refusal,
         seq=seq,
         erased=None if refusal else erased,
         rows=[{"run": pk, "seq": at, "kind": kind} for pk, at, kind in erased.rows[:SHOWN]],
         more=max(0, len(erased.rows) - SHOWN),
-        unreached=UNREACHED,
+        unreached=erasure.UNREACHED,
         erase_form=form,
     )
 
 
 def damaged_page(
-    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, found: dict[str, Any], **context: Any
+    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, checked: dict[str, Any], **context: Any
 ) -> HttpResponse:
     """Render the page of a run whose journal cannot be read, with what is known without it."""
     approvals = visible_approvals(request.user).filter(run_id=run.pk).defer("arguments")
@@ -154,26 +148,18 @@ def damaged_page(
     run = mask.run(run)
     known = {
         "unreadable": True,
-        "facts": page.facts(run),
-        "bodies": page.texts(run),
-        "approvals": [(mask.approval(one), admin.other_page(request, Approval, one.pk)) for one in newest],
+        "verified": checked,
+        **page.about(run),
+        "approvals": [(mask.approval(card), admin.other_page(request, Approval, card.pk)) for card in newest],
     }
-    return chain_page(admin, request, run, found, **known, **context)
-
-
-def chain_page(
-    admin: ReadOnlyAdmin, request: HttpRequest, run: Run, found: dict[str, Any], **context: Any
-) -> HttpResponse:
-    """Render the result of a check as a page."""
-    template, title = "agentruns/admin/run_chain.html", task_title(run)
-    return admin.render(request, run, title=title, template=template, verified=found, **context)
+    return admin.render(request, run, title=task_title(run), template="run_chain", **known, **context)
 
 
 def finding(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Check the journal of a run's session, and report the problems and the head."""
     sessions = Session.objects.using(settings.DATABASE).filter(pk=run.session_id)
     for _try in range(TRIES):
-        session, problems = sessions.get(), check(run.session_id, settings.DATABASE)
+        session, problems = sessions.get(), verify.check(run.session_id, settings.DATABASE)
         if sessions.filter(next_seq=session.next_seq, head=session.head).exists():
             break  # the session is as it was meanwhile
     bad = next((each.seq for each in problems if each.seq is not None), None)

@@ -1,66 +1,43 @@
-"""The page of one call, on which staff give the verdict on a call in doubt."""
+"""The page of one call, the verdicts of staff on a call in doubt, and the list of such calls."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns.admin import html
 from agentruns.admin.approvals.texts import brief, quote
-from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, neighbours
+from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, mask_for, neighbours, status_of
 from agentruns.admin.forms import RESULT_LENGTH, CancelForm, VerdictForm
-from agentruns.admin.html import (
-    Body,
-    ago,
-    arguments,
-    as_text,
-    bare,
-    body,
-    cut,
-    exact,
-    named,
-    plain,
-    plain_line,
-)
-from agentruns.admin.runs import actions, chat
+from agentruns.admin.runs import actions, chat, steps
 from agentruns.admin.runs.list import task_title
-from agentruns.admin.runs.steps import (
-    OF_A_CALL,
-    ORPHAN_ACTIONS,
-    TEXT_LIMIT,
-    actor,
-    actor_name,
-    evidence,
-    mask_for,
-    outcome_words,
-    verdict_words,
-)
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
-from agentruns.journal import events
-from agentruns.journal.copies import original
+from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
+from agentruns.journal import copies, events, masking, policy, read
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
-from agentruns.journal.masking import MOST_READ, NOTHING, masks_of
-from agentruns.journal.policy import visible_runs
-from agentruns.journal.read import definition_bodies, read_rows
 from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, waiting
+from agentruns.services import control, permissions, waiting, write
 from agentruns.tools.card import MASK
-from agentruns.utils import clock
+from agentruns.utils import clock, db
 from agentruns.utils.redaction import redact
 
 CALL_LENGTH = 36
 EARLIER = 5  # results of the tool of which one is an example
 SHORT = 60  # characters of an argument in a title
 ENDED = gettext_lazy("Its run has ended. Whether it happened is not known.")
+MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is now.")
 LOOKED_AT = 200  # runs with a call in doubt that are searched for the next one
 
 
@@ -84,8 +61,8 @@ class CallHistory:
     def title(self) -> str:
         """The call in a sentence for people."""
         call = self.call
-        said = call.approval.title if call.approval else self.described
-        return plain(said) if said else sentence(call.tool, call.arguments)
+        title = call.approval.title if call.approval else self.described
+        return html.plain(title) if title else sentence(call.tool, call.arguments)
 
     @property
     def waits(self) -> bool:
@@ -108,14 +85,13 @@ class CallHistory:
 
     def last(self, kind: str) -> Row | None:
         """Find the last row of a kind."""
-        found = self.all(kind)
-        return found[-1] if found else None
+        return next(iter(self.all(kind)[::-1]), None)
 
     @property
     def returned(self) -> Row | None:
         """The late result of a handler that returned without an error, which shows that the call happened."""
         bad, reports = ("never_entered", "is_error"), reversed(self.all(events.LATE_RESULT))
-        return next((one for one in reports if not any(map(one.payload.get, bad))), None)
+        return next((row for row in reports if not any(map(row.payload.get, bad))), None)
 
     @property
     def busy_until(self) -> datetime | None:
@@ -141,41 +117,34 @@ def reveal_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: s
     """Show a call's sensitive arguments to a user who may see them, once, and log it."""
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
-    shown = _shown_by(run, call_id)
-    if not permissions.may_reveal(request.user, shown):
+    about = _shown_by(run, call_id)
+    if not permissions.may_reveal(request.user, about):
         raise PermissionDenied
-    found = history(run, call_id, revealed=True)
-    permissions.reveal(request.user, shown, door=CHANNEL, what=f"call={found.call.id}")
-    admin.log_change(request, run, _("Saw the sensitive arguments of call %s.") % found.call.id)
-    return call_page(admin, request, found)
+    past = history(run, call_id, revealed=True)
+    permissions.reveal(request.user, about, door=CHANNEL, what=f"call={call_id}")
+    admin.log_change(request, run, _("Saw the sensitive arguments of call %s.") % call_id)
+    return call_page(admin, request, past)
 
 
 def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """List the calls in doubt on which this user may give a verdict, those that wait longest first."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
-    runs, calls = _in_doubt(request, ended=True)
-    masks = masks_of(runs.values(), size=MOST_READ)
-    for run in runs.values():
-        run.mask = masks[run.session_id]  # type: ignore[attr-defined]
-    lines = [
-        {
-            "run": runs[wait.run_id],
-            "call": wait.call_id,
-            "tool": plain(named(wait.tool, "")[0]),
-            "task": task_title(runs[wait.run_id]),
-            "evidence": evidence(masks[runs[wait.run_id].session_id].made(wait.tool, wait.text))
-            if wait.kind == waiting.ORPHAN
-            else ENDED,
-        }
-        for wait in calls
-    ]
-    context: dict[str, Any] = {"lines": lines, "list_url": admin.url(request, "changelist")}
-    template = "agentruns/admin/in_doubt.html"
-    return admin.render(request, None, title=_("Calls in doubt"), template=template, **context)
+    runs, waits = calls_in_doubt(request, ended=True)
+    masks, lines = masking.masks_of(runs.values(), size=masking.MOST_READ), []
+    for wait in waits:
+        run: Any = runs[wait.run_id]
+        run.mask = masks[run.session_id]
+        tool = html.plain(html.named(wait.tool, "")[0])
+        line = {"run": run, "call": wait.call_id, "tool": tool, "evidence": ENDED}
+        if wait.kind == waiting.ORPHAN:
+            line["evidence"] = steps.evidence(run.mask.made(wait.tool, wait.text))
+        lines.append({**line, "task": task_title(run)})
+    page: dict[str, Any] = {"title": _("Calls in doubt"), "template": "in_doubt"}
+    return admin.render(request, None, lines=lines, list_url=admin.url(request, "changelist"), **page)
 
 
-def _in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], list[waiting.Wait]]:
+def calls_in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], list[waiting.Wait]]:
     """Find the calls in doubt that this user may resolve, not masked, and their runs.
 
     First calls that runs wait for, the longest first, then those that ended runs left, if `ended`.
@@ -183,36 +152,53 @@ def _in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], li
     alias, user = settings.DATABASE, request.user
     if not permissions.may(user, "resolve"):
         return {}, []
-    some = visible_runs(user).select_related("session").defer("input", "output", "error")
+    some = policy.visible_runs(user).select_related("session").defer("input", "output", "error")
     stopped = list(some.filter(status=Run.Status.ORPHANED).order_by("updated_at", "pk")[:LOOKED_AT])
-    left = waiting.ended_in_doubt(alias, visible_runs(user))[:LOOKED_AT] if ended else []
+    left = waiting.ended_in_doubt(alias, policy.visible_runs(user))[:LOOKED_AT] if ended else []
     its = some.filter(pk__in={wait.run_id for wait in left}) if left else ()
     runs = {run.pk: run for run in (*stopped, *its) if permissions.may(user, "resolve", run)}
     places = {key: place for place, key in enumerate(runs)}
     held = waiting.orphans(alias, stopped) if stopped else ()
-    found = sorted((wait for wait in held if wait.run_id in runs), key=lambda wait: places[wait.run_id])
-    return runs, [*found, *(wait for wait in left if wait.run_id in runs)]
+    waits = sorted((wait for wait in held if wait.run_id in runs), key=lambda wait: places[wait.run_id])
+    return runs, [*waits, *(wait for wait in left if wait.run_id in runs)]
 
 
 def queue(request: HttpRequest, *, ended: bool = False) -> list[tuple[UUID, str]]:
     """List the runs and calls of the page of calls in doubt, in its order; with `ended` also ended runs."""
-    return [(wait.run_id, wait.call_id) for wait in _in_doubt(request, ended=ended)[1]]
+    return [(wait.run_id, wait.call_id) for wait in calls_in_doubt(request, ended=ended)[1]]
 
 
-def story(found: CallHistory) -> list[str]:
+def story(past: CallHistory) -> list[str]:
     """Describe in sentences what became of the call, and who decided so."""
-    lines, call = [], found.call
-    for row in found.rows:
+    lines, call, given = [], past.call, past.last(events.ORPHAN_RESOLVED)
+    for row in past.rows:
+        payload, facts = row.payload, {"name": steps.actor(row), "when": _moment(row)}
+        outcome = payload.get("outcome")
         if row.kind == events.ORPHAN_FOUND:
             text = _("In doubt since %(when)s. %(action)s Evidence: %(evidence)s")
-            facts = {"when": _moment(row), "evidence": evidence(row.payload.get("evidence", ""))}
-            lines.append(text % {**facts, "action": ORPHAN_ACTIONS.get(row.payload["action"], "")})
+            facts["evidence"] = steps.evidence(payload.get("evidence", ""))
+            facts["action"] = str(steps.ORPHAN_ACTIONS.get(payload["action"], ""))
         elif row.kind == events.ORPHAN_RESOLVED:
-            lines.append(verdict(row))
-        elif row.kind == events.TOOL_RESULT:
-            lines.append(_outcome(found, row))
-    result = found.last(events.TOOL_RESULT)
-    if result is None and not found.waits:
+            lines.append(verdict_text(row))
+            continue
+        elif row.kind != events.TOOL_RESULT:
+            continue
+        elif payload.get("in_doubt"):
+            text = _("The tool raised an error on %(when)s, and the model was told.")
+        elif outcome == "unknown" and not steps.actor_name(payload):
+            text = _("Its outcome was recorded as unknown on %(when)s.")
+        elif outcome == "unknown":
+            text = _("%(name)s had its outcome told to the model as unknown on %(when)s.")
+        elif payload.get("reconciled"):
+            text = _("The outside system, asked by the key: it happened, %(when)s.")
+        elif given is not None and given.payload["verdict"] == "occurred" and outcome == "ok":
+            facts["name"] = steps.actor(given)
+            text = _("The model was told the result that %(name)s entered.")
+        else:
+            text, facts["outcome"] = _("%(outcome)s, on %(when)s."), steps.outcome_words(outcome)[0]
+        lines.append(text % facts)
+    result = past.last(events.TOOL_RESULT)
+    if result is None and not past.waits:
         if call.attempt == 0:
             lines.append(_("It has not been started."))
         elif call.is_contradicted:
@@ -221,52 +207,31 @@ def story(found: CallHistory) -> list[str]:
             started = _("Attempt %(attempt)d has started and has no result yet.") % {"attempt": call.attempt}
             lines.append(str(_OPEN.get(call.orphan, started)))
     if result is not None and events.leaves_doubt(result.payload):
-        if found.settled is not None:
+        if past.settled is not None:
             text = _("%(name)s, knowing of it, approved the tool's next call on %(when)s.")
-            lines.append(text % {"name": actor(found.settled), "when": _moment(found.settled)})
-        lines.append(_("Nobody has cleared it.") if found.is_uncleared else _("The doubt is lifted."))
+            lines.append(text % {"name": steps.actor(past.settled), "when": _moment(past.settled)})
+        lines.append(_("Nobody has cleared it.") if past.is_uncleared else _("The doubt is lifted."))
     return lines
 
 
-def verdict(row: Row) -> str:
+def verdict_text(row: Row) -> str:
     """Describe a verdict: who gave it, when, and on which evidence."""
-    payload = row.payload
-    said = _("%(name)s: %(verdict)s, %(when)s.") % {
-        "name": actor(row),
-        "verdict": verdict_words(payload["verdict"]),
-        "when": _moment(row),
-    }
-    known = payload.get("evidence")
-    return f"{said} " + _("Evidence: %s") % plain(known) if known else said
-
-
-def _outcome(found: CallHistory, row: Row) -> str:
-    """Describe a result and its source: the handler, the outside system, or a person."""
-    outcome, facts = row.payload["outcome"], {"name": actor(row), "when": _moment(row)}
-    if row.payload.get("in_doubt"):
-        return _("The tool raised an error on %(when)s, and the model was told.") % facts
-    if outcome == "unknown":
-        if not actor_name(row.payload):
-            return _("Its outcome was recorded as unknown on %(when)s.") % facts
-        return _("%(name)s had its outcome told to the model as unknown on %(when)s.") % facts
-    if row.payload.get("reconciled"):
-        return _("The outside system, asked by the key: it happened, %(when)s.") % facts
-    given = found.last(events.ORPHAN_RESOLVED)
-    if given is not None and given.payload["verdict"] == "occurred" and outcome == "ok":
-        return _("The model was told the result that %(name)s entered.") % {**facts, "name": actor(given)}
-    return _("%(outcome)s, on %(when)s.") % {**facts, "outcome": outcome_words(outcome)[0]}
+    words, known = steps.verdict_words(row.payload["verdict"]), row.payload.get("evidence")
+    facts = {"name": steps.actor(row), "verdict": words, "when": _moment(row)}
+    text = _("%(name)s: %(verdict)s, %(when)s.") % facts
+    return f"{text} " + _("Evidence: %s") % html.plain(known) if known else text
 
 
 def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
     """Read a call and its rows, masked unless `revealed`; raises Http404 if the run has no such call."""
     about = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
-    mask = NOTHING if revealed else mask_for(run)
+    mask = masking.NOTHING if revealed else mask_for(run)
     is_id = 0 < len(call_id) <= CALL_LENGTH and call_id.isprintable()
-    rows = [*map(mask.row, read_rows(about.filter(call_id=call_id).order_by("seq")))] if is_id else []
+    rows = [*map(mask.row, read.read_rows(about.filter(call_id=call_id).order_by("seq")))] if is_id else []
     replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq if rows else 0).order_by("-seq")[:1]
-    for raw in read_rows(replies):
+    for raw in read.read_rows(replies):
         reply = mask.row(raw)
-        its = [original(reply), *(original(row) for row in rows if row.kind in _FOLDED)]
+        its = [copies.original(reply), *(copies.original(row) for row in rows if row.kind in _FOLDED)]
         call = fold(run.pk, its).calls.get(call_id)
         if call is not None:
             # The later calls of the reply that are not run if the model reads that this one is unknown.
@@ -285,63 +250,67 @@ def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
                     tool_name=failed.tool_name,
                     seq__gt=failed.seq,
                 )
-                approvals = map(mask.row, read_rows(decided.order_by("seq")))
+                approvals = map(mask.row, read.read_rows(decided.order_by("seq")))
                 settling = (row for row in approvals if call_id in row.payload.get("settles", ()))
                 settled = next(settling, None)
-            said = mask.made(call.tool, chat.described(run, [raw]).get(call_id, ""))
-            return CallHistory(run, call, rows, later, said, settled)
-    raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": plain(call_id)})
+            title = mask.made(call.tool, chat.described(run, [raw]).get(call_id, ""))
+            return CallHistory(run, call, rows, later, title, settled)
+    raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": html.plain(call_id)})
 
 
 def call_page(
-    admin: ReadOnlyAdmin, request: HttpRequest, found: CallHistory, sent: Any = None, **context: Any
+    admin: ReadOnlyAdmin, request: HttpRequest, past: CallHistory, sent: Any = None, **context: Any
 ) -> HttpResponse:
     """Render the page of a call; `sent` is the form of a verdict that was not recorded."""
-    run, call = found.run, found.call
+    run, call = past.run, past.call
     situation, why_not = actions.situation(request, run), ""
-    if found.in_doubt and not permissions.may(request.user, "resolve", run):
+    if past.in_doubt and not permissions.may(request.user, "resolve", run):
         why_not = actions.missing("resolve")
-    elif found.waits and run.status != Run.Status.ORPHANED:
+    elif past.waits and run.status != Run.Status.ORPHANED:
         text = _("The run is %(status)s: other calls of the same reply are running. Look again in a while.")
         why_not = text % {"status": run.get_status_display()}
-    before, after, place = neighbours(queue(request) if found.waits else [], (run.pk, call.id), LOOKED_AT)
-    if found.in_doubt and not why_not:
-        reads = [body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=call.tool))]
-        if found.later:
-            reads.append(Body(_("Not run"), format_html("{}", "\n".join(found.later))))
-            reads.append(body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
+    before, after, place = neighbours(queue(request) if past.waits else [], (run.pk, call.id), LOOKED_AT)
+    if past.in_doubt and not why_not:
+        reads = [html.body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=call.tool))]
+        if past.later:
+            reads.append(html.Body(_("Not run"), format_html("{}", "\n".join(past.later))))
+            reads.append(html.body(_("Told to the model of each of these"), in_doubt.AFTER_UNKNOWN))
         context |= {
-            "verdict_form": sent or verdict_form(found),
+            "verdict_form": sent or verdict_form(past),
             "paused": run.status == Run.Status.ORPHANED and bool(run.blocked_reason),
             "others_wait": any(wait.call_id != call.id for wait in situation.waits),
-            "stored_as": kind_of(found.returned.payload.get("content")) if found.returned else "",
+            "stored_as": kind_of(past.returned.payload.get("content")) if past.returned else "",
             "model_reads": reads,  # for the verdict `unknown`
         }
-    tools = definition_bodies(settings.DATABASE, [run.definition_id]).get(run.definition_id, {})
+    tools = read.definition_bodies(settings.DATABASE, [run.definition_id]).get(run.definition_id, {})
     # What the tool does by its definition: the first thing that says where to look for its traces.
-    text = tools.get("tools", {}).get(call.tool, {}).get("description", "")
+    does = tools.get("tools", {}).get(call.tool, {}).get("description", "")
+    label, results = _("Told to the model"), past.all(events.TOOL_RESULT)
     return admin.render(
         request,
         run,
-        title=found.title,
-        brief=brief(found.title, call.arguments),
+        title=past.title,
+        brief=brief(past.title, call.arguments),
         task=task_title(run),
-        template="agentruns/admin/orphan.html",
+        template="orphan",
         run=run,
-        found=found,
+        found=past,
         call=call,
         place=place,
         previous_url=admin.url(request, "call", *before) if before else "",
         next_url=admin.url(request, "call", *after) if after else "",
         card_url=admin.other_page(request, Approval, call.approval.id) if call.approval else "",
-        story=story(found),
-        does=quote(_("What the tool does"), text) if text else None,
-        started=found.last(events.TOOL_STARTED),
-        told=[(row, _content(row, _("Told to the model"))) for row in found.all(events.TOOL_RESULT)],
-        arguments=arguments(call.arguments),
+        story=story(past),
+        does=quote(_("What the tool does"), does) if does else None,
+        started=past.last(events.TOOL_STARTED),
+        told=[
+            (row, html.body(label, html.as_text(row.payload.get("content")), steps.TEXT_LIMIT))
+            for row in results
+        ],
+        arguments=html.arguments(call.arguments),
         masked=MASK in call.arguments.values(),
         may_reveal=permissions.may_reveal(request.user, _shown_by(run, call.id)),
-        late=[(row, *_late(found, row)) for row in found.all(events.LATE_RESULT)],
+        late=[(row, *late_report(past, row)) for row in past.all(events.LATE_RESULT)],
         why_not=why_not,
         cancel=actions.cancel(situation),
         cancel_form=CancelForm(auto_id="cancel_%s"),
@@ -349,30 +318,24 @@ def call_page(
     )
 
 
-def _content(row: Row, label: str, kind: str = "") -> Body:
-    return body(label, as_text(row.payload.get("content")), TEXT_LIMIT, kind)
-
-
-def verdict_form(
-    found: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any = None
-) -> VerdictForm:
+def verdict_form(past: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any = None) -> VerdictForm:
     """Build the form of a verdict on a call; `keeps` has the values typed before."""
-    initial = {"seq": str(found.seq), "result": prefilled(found), **(keeps or {})}
+    initial = {"seq": str(past.seq), "result": prefilled(past), **(keeps or {})}
     form = VerdictForm(
         data,
         initial=initial,
         verdict=verdict,
-        is_uncleared=found.is_uncleared,
-        needs_result=found.waits and found.returned is None,
+        is_uncleared=past.is_uncleared,
+        needs_result=past.waits and past.returned is None,
     )
     help_text = ""
-    if found.returned is None:  # the last result of the tool in the session, or one made up
+    if past.returned is None:  # the last result of the tool in the session, or one made up
         help_text = _('For example: done by hand, or {"status": "sent"}')
-        rows = Message.objects.using(settings.DATABASE).filter(session_id=found.run.session_id)
-        results = rows.filter(kind=events.TOOL_RESULT, tool_name=found.call.tool).order_by("-seq")[:EARLIER]
-        oks = (row for row in read_rows(results) if row.payload.get("outcome") == "ok")
+        rows = Message.objects.using(settings.DATABASE).filter(session_id=past.run.session_id)
+        results = rows.filter(kind=events.TOOL_RESULT, tool_name=past.call.tool).order_by("-seq")[:EARLIER]
+        oks = (row for row in read.read_rows(results) if row.payload.get("outcome") == "ok")
         if row := next(oks, None):
-            text = plain_line(as_text(mask_for(found.run).row(row).payload.get("content")))
+            text = html.plain_line(html.as_text(mask_for(past.run).row(row).payload.get("content")))
             help_text = _("An earlier call of it returned: %(result)s") % {"result": text}
     form.fields["result"].help_text = help_text
     lines = initial["result"].count("\n") + 1
@@ -380,12 +343,12 @@ def verdict_form(
     return form
 
 
-def prefilled(found: CallHistory) -> str:
+def prefilled(past: CallHistory) -> str:
     """Build a form's text from the handler's late result; "" without one or if it is too long."""
-    late = found.returned
+    late = past.returned
     if late is None:
         return ""
-    text = bare(as_text(late.payload.get("content"))).strip()
+    text = html.bare(html.as_text(late.payload.get("content"))).strip()
     return text if len(text) <= RESULT_LENGTH else ""
 
 
@@ -396,33 +359,163 @@ def kind_of(value: Any) -> str:
     return str(_JSON_KINDS.get(type(value), _("JSON")))
 
 
-def _late(found: CallHistory, row: Row) -> tuple[str, Body | None]:
+def late_report(past: CallHistory, row: Row) -> tuple[str, html.Body | None]:
     """Explain a late result, and build the body of what the tool returned, if it did."""
     if row.payload.get("never_entered"):
         return _("A worker that had lost the run says that it did not start the tool."), None
-    doubts = [one for one in found.all(events.ORPHAN_FOUND) if one.attempt == row.attempt]
-    starts = [one for one in found.all(events.TOOL_STARTED) if one.attempt == row.attempt]
+    doubts = [each for each in past.all(events.ORPHAN_FOUND) if each.attempt == row.attempt]
+    starts = [each for each in past.all(events.TOOL_STARTED) if each.attempt == row.attempt]
     text = _("The tool returned after its worker had lost the run. This is evidence that it happened:")
     if row.payload.get("is_error"):
         text = _("The tool raised an error, too late to count. It may have happened all the same.")
     elif doubts and starts and doubts[0].epoch == starts[0].epoch:  # in one drive
         text = _("The tool returned after its time was over. This is evidence that it happened:")
-    return text, _content(row, _("Returned"), kind_of(row.payload.get("content")))
+    content = row.payload.get("content")
+    return text, html.body(_("Returned"), html.as_text(content), steps.TEXT_LIMIT, kind_of(content))
 
 
-def sentence(tool: str, arguments: dict[str, Any]) -> str:
+def sentence(tool: str, given: dict[str, Any]) -> str:
     """Describe a call by its tool and its short arguments that are not masked."""
-    texts = [redact(named(name, value)[1]) for name, value in arguments.items() if value != MASK]
+    texts = [redact(html.named(name, value)[1]) for name, value in given.items() if value != MASK]
     beside = [text for text in texts if len(text) <= SHORT and "\n" not in text]
-    return cut(": ".join(filter(None, (plain(named(tool, "")[0]), ", ".join(map(plain, beside))))))
+    name = html.plain(html.named(tool, "")[0])
+    return html.cut(": ".join(filter(None, (name, ", ".join(map(html.plain, beside))))))
 
 
 def _moment(row: Row) -> str:
-    return f"{exact(row.created_at)} ({ago(row.created_at)})"
+    return f"{html.exact(row.created_at)} ({html.ago(row.created_at)})"
+
+
+def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
+    """Record a verdict on the call that was shown; a worker runs what follows from it."""
+    past = history(run, call_id)
+    if request.method != "POST":
+        return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
+    if not permissions.may(request.user, "resolve", run):
+        return _refused(admin, request, past, {}, PermissionDeniedError(actions.missing("resolve")))
+    verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
+    form = verdict_form(past, verdict, request.POST)
+    if form.is_valid():
+        refuse_masked_result(past, form)
+    given = {**form.cleaned_data, "result": entered(past, form.cleaned_data.get("result", ""))}
+    if seen != str(past.seq):
+        return _refused(admin, request, past, given, RunStateError(str(MOVED_ON)))
+    if not form.is_valid():
+        for name in list(form.errors)[:1]:  # to the field that is to be corrected
+            if name in form.fields:
+                form.fields[name].widget.attrs["autofocus"] = True
+        text = _("Nothing was decided. Correct the form below.")
+        return call_page(admin, request, past, form, status=400, refusal=text)
+    waiting_calls = queue(request, ended=True)  # before it is decided: afterwards it has no place in it
+
+    def resolve() -> Run:
+        write.lock_session(settings.DATABASE, run.session_id)
+        now = history(run, call_id)
+        if now.seq != past.seq:
+            raise RunStateError(str(MOVED_ON))
+        if now.returned is not None and verdict == "not_occurred":
+            raise RunStateError(_("The tool returned without an error, so it did happen."))
+        return control.resolve_orphan(
+            run.pk,
+            call_id,
+            verdict,
+            request.user,
+            result=given["result"] if verdict == "occurred" else None,
+            evidence=given["evidence"],
+            channel=CHANNEL,
+        )
+
+    try:
+        now = db.in_transaction(settings.DATABASE, resolve)
+    except AgentRunsError as error:
+        return _refused(admin, request, past, given, error)
+    text = _("Verdict on call %(call)s of %(tool)s: %(verdict)s. %(evidence)s")
+    about = {"call": call_id, "tool": html.plain(past.call.tool), "evidence": html.plain(given["evidence"])}
+    logged = text % {**about, "verdict": verdict}
+    back = admin.done(request, now, logged, done(past, now, verdict, given["result"]))
+    others = following(waiting_calls, (run.pk, call_id))
+    return HttpResponseRedirect(admin.url(request, "call", *others[0])) if others else back
+
+
+def _refused(
+    admin: ReadOnlyAdmin, request: HttpRequest, was: CallHistory, given: dict[str, Any], error: Exception
+) -> HttpResponse:
+    """Explain why nothing was recorded, such as another person's verdict, except after a double click."""
+    run, why, seen = admin.find(request, was.run.pk), html.plain(error), given.get("seq") or 0
+    past, sent = history(run, was.call.id), None
+    since = [row for row in past.rows if row.seq > seen] if given else []
+    first = next((row for row in since if row.kind == events.ORPHAN_RESOLVED), None)
+    if given.get("verdict"):
+        sent = verdict_form(past, keeps={"evidence": given.get("evidence", "")})
+    if first is not None and seen and sent is not None:
+        if is_same(past, first, request.user, given):  # a double click
+            text = _("Your verdict was recorded already. %s")
+            admin.message_user(request, text % verdict_text(first), messages.INFO)
+            return admin.back(request, run)
+        why = verdict_text(first)
+    elif since and not past.in_doubt:
+        why = " ".join(story(past))
+    text = _("Your verdict was not recorded. %(why)s") % {"why": why}
+    return call_page(admin, request, past, sent, status=status_of(error), refusal=text)
+
+
+def entered(past: CallHistory, text: str) -> Any:
+    """Find the result that a person means: an unchanged prefilled text means the returned value.
+
+    Text that is a JSON object, array or number is parsed, any other text kept as it is.
+    """
+    late = past.returned
+    if late is not None and text == prefilled(past):
+        rows = Message.objects.using(settings.DATABASE).filter(run_id=past.run.pk, seq=late.seq)
+        return rows.get().payload.get("content")  # not as the page masks it
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(constant)
+
+    try:
+        value = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return text
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number or isinstance(value, dict | list) else text
+
+
+def refuse_masked_result(past: CallHistory, form: VerdictForm) -> None:
+    """Add an error to the form if its result holds a mask in place of a part of the returned value."""
+    late, text = past.returned, form.cleaned_data["result"]
+    if late is None or form.cleaned_data["verdict"] != "occurred" or text == prefilled(past):
+        return
+    is_masked = MASK in text and MASK in prefilled(past)
+    if is_masked or masking.carries_mask(text, "content", {"content": late.payload.get("content")}):
+        form.add_error("result", _("Part of it is hidden here. Leave it as it is, or write your own."))
+
+
+def is_same(past: CallHistory, row: Row, user: Any, given: dict[str, Any]) -> bool:
+    """Check whether the recorded verdict is the same one that `user` sends again."""
+    payload = row.payload
+    mine = str((payload.get("actor") or {}).get("id")) == str(user.pk)
+    if not mine or (payload["verdict"], payload["evidence"]) != (given["verdict"], given.get("evidence")):
+        return False
+    if given["verdict"] != "occurred":
+        return True
+    result = past.last(events.TOOL_RESULT)
+    stored = payload.get("result") if "result" in payload else result and result.payload["content"]
+    return bool(stored == given["result"])
+
+
+def done(past: CallHistory, run: Run, verdict: str, result: Any) -> str:
+    """Describe the effect of a verdict just recorded; `past` is the call before it."""
+    text = _("Recorded: %(verdict)s.") % {"verdict": steps.verdict_words(verdict)}
+    if past.is_uncleared:
+        still = _("The doubt is lifted.") if verdict != "unknown" else _("The doubt stays.")
+        return f"{text} {still}"
+    if verdict == "occurred":
+        text = _("%(said)s The result is stored as %(kind)s.") % {"said": text, "kind": kind_of(result)}
+    return f"{text} " + _("A worker picks up the run.") if run.status == Run.Status.QUEUED else text
 
 
 # Other rows, such as extensions, are skipped.
-_FOLDED = (events.APPROVAL_REQUESTED, *OF_A_CALL)
+_FOLDED = (events.APPROVAL_REQUESTED, *steps.OF_A_CALL)
 _OPEN = {
     "not_occurred": gettext_lazy("A worker runs it again, with the same key."),
     "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),

@@ -22,29 +22,14 @@ from agentruns.admin.base import ReadOnlyAdmin, status_of
 from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import Body, as_text, body, person, plain, plain_line, visible
 from agentruns.admin.markdown import markdown
-from agentruns.admin.runs.steps import (
-    File,
-    Shown,
-    actor,
-    actor_name,
-    evidence,
-    file_of,
-    outcome_words,
-    returned,
-    shown_files,
-    verb_words,
-    verdict_words,
-)
+from agentruns.admin.runs import steps
 from agentruns.admin.runs.timing import TAKEN_OVER, Timing
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
-from agentruns.journal import events
-from agentruns.journal.doubts import did_nothing
+from agentruns.journal import doubts, events, fold, verify
 from agentruns.journal.events import Row
-from agentruns.journal.fold import text_of
 from agentruns.journal.masking import Mask
 from agentruns.journal.policy import is_narrowed, visible_approvals, visible_runs
-from agentruns.journal.verify import MARK
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, starting, waiting
 from agentruns.tools.card import in_time
@@ -81,9 +66,9 @@ class Line:
     took: str = ""
     says: list[str] = field(default_factory=list)
     result: Body | None = None
-    file: File | None = None  # where all of the result is
+    file: steps.File | None = None  # where all of the result is
     seq: int = 0  # the row of the result
-    files: list[Shown] = field(default_factory=list)
+    files: list[steps.Shown] = field(default_factory=list)
     is_doubted: bool = False  # it is, or was, in doubt
     started: int = 0  # the row
     limit: int | None = LONGEST
@@ -109,8 +94,8 @@ class Line:
     def bodies(self) -> list[tuple[int, Body]]:
         """The arguments that do not fit there, and the result, each with its row."""
         below = {name: text for name, text in self.texts.items() if _is_long(text) or not self.short}
-        found = [(self.asked, body(name.replace("_", " "), text, self.limit)) for name, text in below.items()]
-        return [*found, (self.seq, self.result)] if self.result is not None else found
+        bodies = [(self.asked, body(key.replace("_", " "), text, self.limit)) for key, text in below.items()]
+        return [*bodies, (self.seq, self.result)] if self.result is not None else bodies
 
     @property
     def is_letter(self) -> bool:
@@ -132,8 +117,8 @@ class Turn:
     text: Body | None = None
     note: str = ""
     lines: list[Line] = field(default_factory=list)
-    file: File | None = None  # where all of the text is
-    files: list[Shown] = field(default_factory=list)
+    file: steps.File | None = None  # where all of the text is
+    files: list[steps.Shown] = field(default_factory=list)
 
 
 class Talk:
@@ -155,19 +140,26 @@ class Talk:
         self.described = described(self.run, rows)
         for row in rows:
             with suppress(*ODD):
-                self._add(self.mask.row(row))
+                self.add_row(self.mask.row(row))
 
-    def _limit(self, row: Row, limit: int) -> int | None:
-        return None if row.seq == self.whole else limit
-
-    def _add(self, row: Row) -> None:
+    def add_row(self, row: Row) -> None:
+        """Add a turn, or update the line of the call that a row is about; raises the errors in ODD."""
         payload, line = row.payload, self.lines.get(row.call_id)
+        limit = None if row.seq == self.whole else LONGEST
         if row.kind == events.RUN_STARTED:
-            self.starter = actor_name(payload)
+            self.starter = steps.actor_name(payload)
+        elif row.kind == events.USER and payload.get("reason") == events.OUTPUT_INVALID:
+            note = _("The answer was not of the required form, and was sent back.")
+            self.turns.append(Turn("", "note", row.seq, note=note))
         elif row.kind == events.USER:
-            self._person(row)
+            starter = "" if events.COPIED in payload else self.starter
+            who, self.starter = steps.actor_name(payload) or starter or self.run.owner_name, ""
+            text = body("", fold.text_of(payload["content"]), limit)
+            turn = Turn(person(who), "person", row.seq, text)
+            turn.file, turn.files = steps.file_of(payload), steps.shown_files(payload)
+            self.turns.append(turn)
         elif row.kind == events.ASSISTANT:
-            self._agent(row)
+            self.add_reply(row, limit)
         elif row.kind == events.RUN_RESUMED and str(payload.get("reason")) in TAKEN_OVER:
             why, at_work = str(TAKEN_OVER[payload["reason"]]), 0
             for each in self.lines.values():
@@ -188,95 +180,80 @@ class Talk:
             line.state, line.tone = _("waits for a decision"), "waits"
         elif row.kind == events.APPROVAL_DECIDED:
             is_edit, line.given = "arguments" in payload, payload.get("arguments", line.given)
-            what = _("Edited and approved") if is_edit else verb_words(payload["verb"])[0]
-            line.says.append(self._decided(row, what))
+            what = _("Edited and approved") if is_edit else steps.verb_words(payload["verb"])[0]
+            line.says.append(self.decision(row, what))
             line.state, line.tone = self.not_run, "plain"
         elif row.kind == events.TOOL_STARTED:
             line.state, line.started = _("is at work"), row.seq
             line.is_effect = payload.get("declares") != SAFE
         elif row.kind == events.ORPHAN_FOUND:
-            known = evidence(payload.get("evidence", ""))
+            known = steps.evidence(payload.get("evidence", ""))
             line.says.append(_("In doubt: %(evidence)s") % {"evidence": known})
             line.state, line.tone, line.is_doubted = _("in doubt"), "bad", True
         elif row.kind == events.ORPHAN_RESOLVED:
-            line.says.append(self._decided(row, verdict_words(payload["verdict"]), payload.get("evidence")))
+            words = steps.verdict_words(payload["verdict"])
+            line.says.append(self.decision(row, words, payload.get("evidence")))
         elif row.kind == events.TOOL_RESULT:
-            self._result(line, row)
+            outcome, in_doubt = payload.get("outcome"), payload.get("in_doubt", False)
+            words, line.tone = steps.outcome_words(outcome, in_doubt=in_doubt, is_started=bool(row.attempt))
+            line.state = "" if outcome == "ok" else words
+            if payload.get("reconciled"):
+                line.says.append(_("The outside system says so, asked by the call's key."))
+            timing = self.times.get(row.seq)
+            line.took = timing.took if timing is not None and float(timing.bar or 0) else ""
+            line.given = payload.get("edited") or line.given
+            line.result = body(_("Result"), steps.returned(row), limit and RESULT)
+            line.seq, line.file, line.files = row.seq, steps.file_of(payload), steps.shown_files(payload)
+            line.is_effect = line.is_effect and not doubts.did_nothing(payload)
 
-    def _decided(self, row: Row, what: str, why: Any = "") -> str:
+    def decision(self, row: Row, what: str, why: Any = "") -> str:
         """Format a decision or verdict, such as "maria: it happened. Why"."""
-        said = f"{actor(row)}{MARK if self.run.session.imported_at else ''}: {what}"
+        text = f"{steps.actor(row)}{verify.MARK if self.run.session.imported_at else ''}: {what}"
         why = why or row.payload.get("reason") or ""
-        return f"{said}. {plain_line(why)}" if why else said
+        return f"{text}. {plain_line(why)}" if why else text
 
-    def _person(self, row: Row) -> None:
-        payload = row.payload
-        if payload.get("reason") == events.OUTPUT_INVALID:
-            note = _("The answer was not of the required form, and was sent back.")
-            self.turns.append(Turn("", "note", row.seq, note=note))
-            return
-        starter = "" if events.COPIED in payload else self.starter
-        who, self.starter = actor_name(payload) or starter or self.run.owner_name, ""
-        said = body("", text_of(payload["content"]), self._limit(row, LONGEST))
-        turn = Turn(person(who), "person", row.seq, said, file=file_of(payload), files=shown_files(payload))
-        self.turns.append(turn)
-
-    def _agent(self, row: Row) -> None:
-        text, limit = text_of(row.payload["content"]), self._limit(row, LONGEST)
-        said = body("", text, limit) if text.strip() else None
-        if said is not None and not self.is_plain:
-            said = markdown("", text, limit, hide=self.mask.text)
+    def add_reply(self, row: Row, limit: int | None) -> None:
+        """Add the turn of a reply, with a line for each call."""
+        text = fold.text_of(row.payload["content"])
+        words = body("", text, limit) if text.strip() else None
+        if words is not None and not self.is_plain:
+            words = markdown("", text, limit, hide=self.mask.text)
         is_same = bool(self.turns) and self.turns[-1].side == "agent"
-        turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, said)
+        turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, words)
         for call in row.payload["calls"]:
             key, tool = call["id"], call["tool"]
-            described = self.mask.made(tool, self.described.get(key, ""))
-            title = visible(described or tool.replace("_", " "))
-            line = Line(key, row.seq, title, bool(described), call["arguments"], self.not_run, limit=limit)
+            sentence = self.mask.made(tool, self.described.get(key, ""))
+            title = visible(sentence or tool.replace("_", " "))
+            line = Line(key, row.seq, title, bool(sentence), call["arguments"], self.not_run, limit=limit)
             self.lines[key] = line
             turn.lines.append(line)
         self.turns.append(turn)
-
-    def _result(self, line: Line, row: Row) -> None:
-        outcome, in_doubt = row.payload.get("outcome"), row.payload.get("in_doubt", False)
-        words, line.tone = outcome_words(outcome, in_doubt=in_doubt, is_started=bool(row.attempt))
-        line.state = "" if outcome == "ok" else words
-        if row.payload.get("reconciled"):
-            line.says.append(_("The outside system says so, asked by the call's key."))
-        timing = self.times.get(row.seq)
-        line.took = timing.took if timing is not None and float(timing.bar or 0) else ""
-        if row.payload.get("edited"):
-            line.given = row.payload["edited"]
-        line.result = body(_("Result"), returned(row), self._limit(row, RESULT))
-        line.seq, line.file, line.files = row.seq, file_of(row.payload), shown_files(row.payload)
-        if did_nothing(row.payload):
-            line.is_effect = False
 
 
 def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
     """Collect the tools' own sentences about calls without an approval, by call id."""
     tools = {name: tool for name, tool in tools_of(run).items() if tool.describe is not None}
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
 
     def describe() -> None:
         for row in rows:
             with suppress(*ODD):
                 for call in row.payload["calls"] if row.kind == events.ASSISTANT else ():
                     if call["verdict"] == "run" and call["tool"] in tools:
-                        found[call["id"]] = tools[call["tool"]].title(call["arguments"])
+                        sentences[call["id"]] = tools[call["tool"]].title(call["arguments"])
 
     if tools:
         in_time(describe)
-    return {**found}
+    return {**sentences}
 
 
 def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | None]]:
     """Warn of approved calls that also ran in other sessions, each with the id of a run that made it."""
     done = visible_approvals(user).filter(pk__in=keys, status=Approval.Status.CONSUMED).exclude(same_call="")
     cards = list(done.select_related("run").order_by("pk")) if keys else []
-    found = Surroundings(user, cards).elsewhere if cards else {}
-    flags = [(one, flag) for one in cards for flag in found[one.same_call]][:WARNINGS]
-    return [(f"{plain(mask.approval(one).title)}: {flag.text}", flag.run_id) for one, flag in flags]
+    flags_of = Surroundings(user, cards).elsewhere if cards else {}
+    flags = [(card, flag) for card in cards for flag in flags_of[card.same_call]][:WARNINGS]
+    return [(f"{plain(mask.approval(card).title)}: {flag.text}", flag.run_id) for card, flag in flags]
 
 
 class Starts(NamedTuple):
@@ -295,19 +272,19 @@ def repeated(user: Any, run: Run) -> Starts:
     seen = visible_runs(user)
     if is_narrowed(seen):
         rows = rows.filter(run__in=seen)
-    found: dict[tuple[str, str], dict[str, tuple[int, UUID]]] = defaultdict(dict)
+    starts_of: dict[tuple[str, str], dict[str, tuple[int, UUID]]] = defaultdict(dict)
     columns = ("tool_name", "call_id", "seq", "run_id", "facts")
     starts = list(rows.order_by("-seq").values_list(*columns)[:LATEST])
     for tool, call, seq, run_id, facts in starts:
         if facts.get("digest") and facts.get("declares") != SAFE:
-            found[tool, facts["digest"]].setdefault(call, (seq, run_id))
-    several = {key: calls for key, calls in found.items() if len(calls) > 1}
+            starts_of[tool, facts["digest"]].setdefault(call, (seq, run_id))
+    several = {key: calls for key, calls in starts_of.items() if len(calls) > 1}
     undone: set[str] = set()  # refused, rolled back, or by a person's verdict: such calls did nothing
     if several:
         again = {call for calls in several.values() for call in calls}
         ends = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, call_id__in=again)
         ends = ends.filter(kind__in=(events.TOOL_RESULT, events.ORPHAN_RESOLVED))
-        undone = {call for call, facts in ends.values_list("call_id", "facts") if did_nothing(facts)}
+        undone = {call for call, facts in ends.values_list("call_id", "facts") if doubts.did_nothing(facts)}
     kept = [
         (tool, sorted(place for call, place in calls.items() if call not in undone))
         for (tool, _digest), calls in several.items()

@@ -21,12 +21,10 @@ from agentruns.admin.runs.actions import Action, Situation
 from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError, UnknownAgentError
-from agentruns.journal import events
+from agentruns.journal import events, read
 from agentruns.journal.fold import TOKENS, fold
-from agentruns.journal.read import definition_body, run_rows
 from agentruns.models import Run
-from agentruns.services.control import adopt_definition
-from agentruns.services.waiting import is_live
+from agentruns.services import control, waiting
 from agentruns.utils import clock
 from agentruns.utils.redaction import redact
 
@@ -69,8 +67,9 @@ class Drift:
 
 def situation(request: HttpRequest, run: Run) -> Situation:
     """Find a run's state with its definition and, unless it has ended, the differences of today's."""
-    found, definition = actions.situation(request, run), definition_body(settings.DATABASE, run.definition_id)
-    return replace(found, definition=definition, drift=None if run.is_ended else drift(run, definition))
+    definition = read.definition_body(settings.DATABASE, run.definition_id)
+    today = None if run.is_ended else drift(run, definition)
+    return replace(actions.situation(request, run), definition=definition, drift=today)
 
 
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
@@ -78,20 +77,20 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     run, definition, now = situation.run, situation.definition, situation.drift
     elapsed = None
     if definition.get("deadline"):  # only the whole journal says what counts for it
-        rows = run_rows(settings.DATABASE, run.pk)
+        rows = read.run_rows(settings.DATABASE, run.pk)
         closing = (row for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload)
         ends = [row.created_at for row in closing]
         elapsed = fold(run.pk, rows).elapsed(ends[-1] if ends else clock.now(settings.DATABASE))
-    found = meters(definition, run.step, run.usage, elapsed)
-    tools = definition["tools"].values()
+    budgets = meters(definition, run.step, run.usage, elapsed)
+    origins = (origin_text(tool.get("origin")) for tool in definition["tools"].values())
     labels = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
     names = ", ".join(label for name, label in labels.items() if not definition.get(name))
     context: dict[str, Any] = {
-        "meters": found,
+        "meters": budgets,
         "unlimited": _("No limit is set for: %(names)s.") % {"names": names} if names else "",
-        "origins": [text for tool in tools if (text := origin_text(tool.get("origin")))],
+        "origins": [*filter(None, origins)],
         "unjournaled": bool(definition.get("unjournaled_tools")),
-        "judgement": judgement(found, ended=run.is_ended, error=run.error),
+        "judgement": judgement(budgets, ended=run.is_ended, error=run.error),
     }
     if now is not None:
         seen = {"hash": now.hash, "seq": str(actions.last_seq(run))}
@@ -106,12 +105,12 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
     def do(run: Run) -> str:
         form = AdoptForm(request.POST)
         sent = form.cleaned_data if form.is_valid() else {}
-        found = drift(run, definition_body(settings.DATABASE, run.definition_id))
-        actions.require(adopt(actions.situation(request, run), found))
-        if sent.get("hash") != found.hash:
+        today = drift(run, read.definition_body(settings.DATABASE, run.definition_id))
+        actions.require(adopt(actions.situation(request, run), today))
+        if sent.get("hash") != today.hash:
             raise RunStateError(str(ANOTHER))
         actions.require_last_row(run, sent.get("seq"))
-        run = adopt_definition(run.pk, request.user, reason=sent["reason"])
+        run = control.adopt_definition(run.pk, request.user, reason=sent["reason"])
         if run.definition_id != sent["hash"]:  # registered while this was at work: undo
             raise RunStateError(str(ANOTHER))
         return _("Adopted. The run now follows the definition of version %s.") % run.version
@@ -136,7 +135,7 @@ def adopt(situation: Situation, drift: Drift) -> Action:
         actions.over(situation),
         drift.agent is None and _("This web server does not know the agent: there is nothing to adopt."),
         drift.is_served and _("Its own definition is registered: there is nothing to adopt."),
-        is_live(situation.run)
+        waiting.is_live(situation.run)
         and _("A worker that has the old definition is working on it. Pause it first."),
     )
 
@@ -148,32 +147,36 @@ def meters(
 
     `elapsed` leaves out the time spent waiting for people; it matters only if there is a deadline.
     """
-    found, count = [], partial(number_format, force_grouping=True)
+    budgets, count = list[Meter](), partial(number_format, force_grouping=True)
+
+    def add(name: str, label: str, used: Any, limit: Any, words: Any) -> None:
+        figures = _("%(used)s of %(limit)s") % {"used": words(used), "limit": words(limit)}
+        percent = max(0, min(FULL, int(used * FULL // limit)))
+        budgets.append(Meter(name, label, figures, percent, used >= limit))
+
     if limit := definition.get("max_steps"):
-        found.append(_meter("max_steps", _("Model replies"), step, limit, count))
+        add("max_steps", _("Model replies"), step, limit, count)
     if limit := definition.get("token_budget"):
-        tokens = sum(usage.get(kind, 0) for kind in TOKENS)
-        found.append(_meter("token_budget", _("Tokens"), tokens, limit, count))
+        add("token_budget", _("Tokens"), sum(usage.get(kind, 0) for kind in TOKENS), limit, count)
     if limit := definition.get("cost_budget"):
         spent = Decimal(usage.get("cost", "0"))
-        found.append(_meter("cost_budget", _("Cost"), spent, Decimal(limit), "{:f}".format))
+        add("cost_budget", _("Cost"), spent, Decimal(limit), "{:f}".format)
     if (limit := definition.get("deadline")) and elapsed is not None:
-        label = _("Time, without waiting for people")
-        whole = timedelta(seconds=int(elapsed.total_seconds()))
-        found.append(_meter("deadline", label, whole, timedelta(seconds=limit), duration))
-    return found
+        label, whole = _("Time, without waiting for people"), timedelta(seconds=int(elapsed.total_seconds()))
+        add("deadline", label, whole, timedelta(seconds=limit), duration)
+    return budgets
 
 
-def judgement(found: list[Meter], *, ended: bool, error: str = "") -> str:
+def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
     """Name the budget that ended a run, or that is closest to ending it; "" without one."""
     if ended:
-        stopped = [each.label for each in found if error.startswith(f"{_STOPPED}{each.name}:")]
+        stopped = [each.label for each in budgets if error.startswith(f"{_STOPPED}{each.name}:")]
         return _("It was stopped by this limit: %(label)s.") % {"label": stopped[0]} if stopped else ""
-    used_up = [each.label for each in found if each.is_used_up]
+    used_up = [each.label for each in budgets if each.is_used_up]
     if used_up:
         text = _("Used up: %(label)s. The run fails before its next request to the model.")
         return text % {"label": used_up[0]}
-    nearest = max(found, key=lambda each: each.percent, default=None)
+    nearest = max(budgets, key=lambda each: each.percent, default=None)
     if nearest is None or nearest.percent == 0:
         return ""
     text = _("Closest limit: %(label)s, %(percent)d %% used.")
@@ -198,17 +201,11 @@ def drift(run: Run, definition: dict[str, Any]) -> Drift:
             piece = text[start : start + CUT]
             if len(piece) < len(text):  # only the piece around what differs is shown first
                 piece = ("…" if start else "") + piece + ("…" if start + CUT < len(text) else "")
-                cells.append({"shown": piece, "whole": text, "length": len(text)})
+                cells.append({"text": piece, "whole": text, "length": len(text)})
             else:
-                cells.append({"shown": text})
+                cells.append({"text": text})
         parts.append((name, cells))
     return Drift(agent, is_served, parts)
-
-
-def _meter(name: str, label: str, used: Any, limit: Any, words: Any) -> Meter:
-    percent = max(0, min(FULL, int(used * FULL // limit)))
-    figures = _("%(used)s of %(limit)s") % {"used": words(used), "limit": words(limit)}
-    return Meter(name, label, figures, percent, used >= limit)
 
 
 def _registered(name: str, version: str | None = None) -> Agent | None:

@@ -12,11 +12,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from agentruns.admin.base import ReadOnlyAdmin
+from agentruns.admin.base import ReadOnlyAdmin, mask_for
 from agentruns.admin.html import ago, bare, cut, exact, plain, plain_line, reason, run_badge, visible
 from agentruns.admin.html import words as time_words
 from agentruns.admin.markdown import unmarked
-from agentruns.admin.runs.steps import mask_for
 from agentruns.conf import settings
 from agentruns.journal.fold import TOKENS
 from agentruns.journal.masking import Mask
@@ -44,22 +43,19 @@ def second(run: Any) -> str:
     """Describe on one line why a run waits, how far it is, or its outcome."""
     waits: list[Wait] = run.waits
     if waits:
-        others = [one for one in waits if one.kind != waiting.PAUSED] or waits
+        others = [wait for wait in waits if wait.kind != waiting.PAUSED] or waits
         text = words(others[0])
         if len(others) > 1:
             text = _("%(first)s (and %(count)d more)") % {"first": text, "count": len(others) - 1}
         if len(others) < len(waits):
             text = _("Paused. %(text)s") % {"text": text}
         if waits[0].kind == waiting.SILENT and run.lease_expires_at:
-            text = _("Silent for %(time)s. %(text)s") % {
-                "time": time_words(run.lease_expires_at),
-                "text": text,
-            }
+            silent = time_words(run.lease_expires_at)
+            text = _("Silent for %(time)s. %(text)s") % {"time": silent, "text": text}
         return cut(text, LINE)
     if run.status == Run.Status.RUNNING:
-        return ngettext("At work, %(count)d step so far", "At work, %(count)d steps so far", run.step) % {
-            "count": run.step
-        }
+        text = ngettext("At work, %(count)d step so far", "At work, %(count)d steps so far", run.step)
+        return text % {"count": run.step}
     return plain_line(run.came, LINE)
 
 

@@ -14,19 +14,15 @@ from django.utils.crypto import salted_hmac
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
-from agentruns.admin.base import READING, ReadOnlyAdmin
-from agentruns.admin.html import EMPTY, Body, Fact, body, dated, duration, exact, person, plain, visible
-from agentruns.admin.runs import actions, chat
+from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for
+from agentruns.admin.html import body, duration, exact
+from agentruns.admin.runs import actions, chat, steps, timing
 from agentruns.admin.runs.actions import Situation
 from agentruns.admin.runs.list import cost, counts, task_title, wait_url, words
-from agentruns.admin.runs.steps import mask_for, row_card, starts
-from agentruns.admin.runs.timing import Timing, timings
 from agentruns.conf import settings
 from agentruns.engine import drafts
+from agentruns.journal import policy, read, verify
 from agentruns.journal.events import Row
-from agentruns.journal.policy import visible_runs
-from agentruns.journal.read import read_rows, run_rows
-from agentruns.journal.verify import MARK
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions, starting, waiting
 from agentruns.services.waiting import is_live
@@ -53,7 +49,7 @@ class Rows:
 def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Build the context of the run's state, its buttons, its conversation and its steps."""
     run, mask, alias = situation.run, mask_for(situation.run), settings.DATABASE
-    uncleared = waiting.uncleared(alias, run, mask, visible_runs(request.user))
+    uncleared = waiting.uncleared(alias, run, mask, policy.visible_runs(request.user))
     situation = replace(situation, uncleared=len(uncleared))
     waits, doubts = (
         [(words(wait), wait_url(admin, request, wait), wait.kind) for wait in waits]
@@ -66,32 +62,32 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
     whole, is_plain = seq_of(request.GET.get("whole", "")), "plain" in request.GET
     times = _timings(run, rows)
     spoken_times = times if spoken is rows else _timings(run, spoken)
-    said = chat.Talk(run, mask, spoken_times, whole=whole, is_plain=is_plain)
-    said.add(spoken.rows)
+    talk = chat.Talk(run, mask, spoken_times, whole=whole, is_plain=is_plain)
+    talk.add(spoken.rows)
     before = admin.get_queryset(request).filter(session_id=run.session_id, pk__lt=run.pk).order_by("-id")
     earlier = list(before.defer("input", "output", "error")[:EARLIER])
-    for one in earlier:
-        one.mask = mask
+    for other in earlier:
+        other.mask = mask
     cards = []
-    for card in (row_card(mask.row(row)) for row in rows.rows):
+    for card in (steps.row_card(mask.row(row)) for row in rows.rows):
         card.timing = times.get(int(card.seq))
         if run.session.imported_at:
-            card.who = format_html("{}{}", card.who, MARK)
+            card.who = format_html("{}{}", card.who, verify.MARK)
         card.call_url = admin.url(request, "call", run.pk, card.call) if card.call else ""
         cards.append((card, admin.other_page(request, Approval, card.approval) if card.approval else ""))
     is_full = request.GET.get("rows") == "full"
-    found = chat.repeated(request.user, run)
-    elsewhere = chat.elsewhere(request.user, found.approvals, mask)
-    none_twice = found.none_twice and not elsewhere
+    calls = chat.repeated(request.user, run)
+    elsewhere = chat.elsewhere(request.user, calls.approvals, mask)
+    none_twice = calls.none_twice and not elsewhere
     is_stopped = run.status in (Run.Status.FAILED, Run.Status.CANCELLED)
     return {
-        "run": run,
+        **about(run),
         "stalled": waiting.is_stalled(run),
         "headline": actions.headline(situation),
         "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
         "cost": cost(run.usage),
-        "notes": [*actions.notes(situation), *starts(run, found.times, none_twice=none_twice)],
-        "repeated": found.twice,
+        "notes": [*actions.notes(situation), *steps.starts(run, calls.times, none_twice=none_twice)],
+        "repeated": calls.twice,
         "elsewhere": elsewhere,
         "reasons": waits,
         "uncleared": doubts,
@@ -99,21 +95,19 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
         "doubt_url": next((url for _text, url, kind in waits if kind == waiting.ORPHAN), ""),
         **actions.buttons(situation),
         "is_stopped": is_stopped,
-        "may_start": is_stopped and run.agent in {one.name for one in starting.agents_of(request.user)},
+        "may_start": is_stopped and run.agent in {agent.name for agent in starting.agents_of(request.user)},
         "session_url": admin.listed_url(session=run.session_id),
-        "earlier": [(one, task_title(one)) for one in reversed(earlier)],
-        "turns": said.turns,
+        "earlier": [(other, task_title(other)) for other in reversed(earlier)],
+        "turns": talk.turns,
         "query": query_of(request, FILTERS, *KEPT, *([] if is_live else ["after"])),
         "whole": whole,
         "is_plain": is_plain,
-        "has_markdown": any(turn.text is not None and turn.text.kind == "markdown" for turn in said.turns),
-        "lines": [line for line in said.lines.values() if line.started and line.is_effect],
+        "has_markdown": any(turn.text is not None and turn.text.kind == "markdown" for turn in talk.turns),
+        "lines": [line for line in talk.lines.values() if line.started and line.is_effect],
         "task": body("", run.input, chat.LONGEST) if spoken.earlier is not None else None,
         "is_latest": is_live or rows.later is None,
         "talk": spoken,
         "reply_form": chat.reply_form(request.user, run),
-        "facts": facts(run),
-        "bodies": texts(run),
         "journal": rows,
         "is_full": is_full,
         "steps_open": is_full or after is not None,
@@ -122,41 +116,16 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
     }
 
 
-def facts(run: Run) -> list[Fact]:
-    """List the facts of a run, the ones an operator asks for first at the top."""
-    imported = _("%(when)s: a record; its decisions were made in another database")
-    names = {"agent": plain(run.agent), "version": plain(run.version)}
+def about(run: Run) -> dict[str, Any]:
+    """Build the context of a run's facts, and of its input, output and error in full."""
     expires, worker, heard = run.lease_expires_at, _("none"), None
     if expires:
         worker = _("%(owner)s until %(when)s") if is_live(run) else _("%(owner)s, silent since %(when)s")
         worker %= {"owner": run.lease_owner[:8], "when": exact(expires)}
         heard = expires - timedelta(seconds=settings.LEASE_SECONDS)  # it is extended for a fixed time
-    found = [
-        (_("Run"), str(run.pk)),
-        (_("Agent"), _("%(agent)s, version %(version)s") % names),
-        (_("Session"), visible(run.session.key)),
-        (_("Scope"), visible(run.scope)),
-        (_("Requester"), person(run.owner_name)),
-        (_("Started"), dated(run.created_at)),
-        (_("Last change"), dated(run.updated_at)),
-        (_("Model replies"), run.step),
-        (_("Tokens"), counts(run.usage) or EMPTY),
-        (_("Cost"), visible(run.usage.get("cost", EMPTY))),
-        (_("Worker"), worker),
-        (_("Worker last heard"), dated(heard)),
-        (_("Crashes in a row"), run.attempts),
-        (_("Imported"), run.session.imported_at and imported % {"when": exact(run.session.imported_at)}),
-        (_("Idempotency key"), visible(run.idempotency_key)),
-        (_("Not before"), run.not_before and dated(run.not_before)),
-        (_("Why it is blocked"), visible(run.blocked_reason)),
-    ]
-    return [Fact(label, value) for label, value in found if value not in (None, "")]
-
-
-def texts(run: Run) -> list[Body]:
-    """Format the run's input, output and error in full."""
-    found = ((_("Input"), run.input), (_("Output"), run.output), (_("Error"), run.error))
-    return [body(label, text) for label, text in found if text]
+    texts = ((_("Input"), run.input), (_("Output"), run.output), (_("Error"), run.error))
+    bodies = [body(label, text) for label, text in texts if text]
+    return {"run": run, "worker": worker, "heard": heard, "used": counts(run.usage), "bodies": bodies}
 
 
 def live_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
@@ -200,9 +169,9 @@ def live(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, Any]
 
 def query_of(request: HttpRequest, *names: str) -> QueryDict:
     """Copy the named parameters of the page's URL."""
-    found = QueryDict(mutable=True)
-    found.update({name: request.GET[name] for name in names if name in request.GET})
-    return found
+    query = QueryDict(mutable=True)
+    query.update({name: request.GET[name] for name in names if name in request.GET})
+    return query
 
 
 def _tag(about: Any) -> str:
@@ -217,7 +186,7 @@ def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) 
     latest = _start(seqs, size, most)
     if after is None:
         after = latest
-    rows = run_rows(alias, run_id, after, most + 1)
+    rows = read.run_rows(alias, run_id, after, most + 1)
     more = len(rows) > most
     rows = rows[:size] if more else rows
     first = rows[0].seq if rows else after + 1
@@ -241,9 +210,9 @@ def _start(rows: QuerySet[Message], size: int, most: int) -> int:
     return seqs[size - 1] - 1 if len(seqs) > most else 0
 
 
-def _timings(run: Run, rows: Rows) -> dict[int, Timing]:
+def _timings(run: Run, rows: Rows) -> dict[int, timing.Timing]:
     earlier: list[Row] = []
     if rows.rows and rows.earlier is not None:  # what ends on this page may have begun on the one before
         seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq__lt=rows.rows[0].seq)
-        earlier = read_rows(seqs.order_by("-seq")[:BEFORE])[::-1]
-    return timings([*earlier, *rows.rows])
+        earlier = read.read_rows(seqs.order_by("-seq")[:BEFORE])[::-1]
+    return timing.timings([*earlier, *rows.rows])

@@ -9,15 +9,14 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import ReadOnlyAdmin, status_of
-from agentruns.admin.forms import MomentField, TypedField, area
+from agentruns.admin.base import ReadOnlyAdmin, mask_for, status_of
+from agentruns.admin.forms import MomentField, reason_field
 from agentruns.admin.html import bare, plain
 from agentruns.admin.runs.actions import Situation
-from agentruns.admin.runs.steps import mask_for
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Review, Run
 from agentruns.services import permissions, reviews
-from agentruns.utils.bounds import NAME_LENGTH, REASON_LENGTH
+from agentruns.utils.bounds import NAME_LENGTH
 
 
 class ReviewForm(forms.Form):
@@ -33,30 +32,25 @@ class ReviewForm(forms.Form):
         max_length=NAME_LENGTH,
         widget=forms.TextInput({"list": "ar-people", "autocomplete": "off"}),
     )
-    note = TypedField(
-        label=gettext_lazy("Note, for colleagues; the agent never reads it"),
-        required=False,
-        max_length=REASON_LENGTH,
-        widget=area(),
-    )
+    note = reason_field(gettext_lazy("Note, for colleagues; the agent never reads it"), required=False)
 
 
 def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Build the context of a run's review, with the form if the user may change it."""
     run = situation.run
-    found: Any = getattr(run, "review", None)
-    note = mask_for(run).said(found.note) if found else ""
-    shown = {"review": found, "review_note": note}
+    review: Any = getattr(run, "review", None)
+    note = mask_for(run).said(review.note) if review else ""
+    context = {"review": review, "review_note": note}
     if not permissions.may(request.user, "review", run):
-        return shown
+        return context
     initial: dict[str, Any] = {"note": bare(note), "rating": Review.Rating.NONE}
-    if found:
-        initial |= {"rating": found.rating, "assignee": bare(found.assignee_name)}
-        initial |= {"seen": found.updated_at.isoformat()}
+    if review:
+        initial |= {"rating": review.rating, "assignee": bare(review.assignee_name)}
+        initial |= {"seen": review.updated_at.isoformat()}
     form, thumbs = (ReviewForm(initial=initial, auto_id=auto_id) for auto_id in ("review_%s", ""))
     names = reviews.assignable(request.user, run)
     people = [name for name in names if bare(name) == name]  # others would come back changed
-    return {**shown, "review_form": form, "thumbs": thumbs, "people": people}
+    return {**context, "review_form": form, "thumbs": thumbs, "people": people}
 
 
 def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:

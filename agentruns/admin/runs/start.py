@@ -11,10 +11,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import ReadOnlyAdmin, is_uuid, status_of
+from agentruns.admin.base import ReadOnlyAdmin, is_uuid, mask_for, status_of
 from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import bare, plain
-from agentruns.admin.runs.steps import mask_for
 from agentruns.agents.agent import Agent
 from agentruns.agents.content import Input, Text, of_upload
 from agentruns.exceptions import AgentRunsError, SessionAccessDeniedError
@@ -73,39 +72,35 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     agents = starting.agents_of(request.user) if admin.has_view_permission(request) else []
     if not agents:
         raise PermissionDenied
+    page: dict[str, Any] = {"title": _("Start a run"), "template": "start"}
     if request.method != "POST":
         given = {name: request.GET.get(name, "") for name in ("agent", "session")}
         key = request.GET.get("task", "")  # a run whose task to begin from, where nothing of it is hidden
         last: Run | None = admin.get_queryset(request).filter(pk=key).first() if is_uuid(key) else None
         if last is not None and bare(mask_for(last).run(last).input) == last.input:
             given["text"] = last.input
-        return _page(admin, request, StartForm(agents, initial=given))
-    form = StartForm(agents, request.POST, request.FILES)
-    if not form.is_valid():
-        return _page(admin, request, form, 400, _("Nothing was started. Correct the form below."))
-    try:
-        run, is_new = starting.start_run(
-            request.user,
-            form.cleaned_data["agent"],
-            form.input(),
-            form.cleaned_data["session"] or None,
-            idempotency_key=form.cleaned_data["key"],
-        )
-    except SessionAccessDeniedError as error:
-        why = _("%(why)s Or it is not yours to write in: leave the key empty, or take another.")
-        return _page(admin, request, form, status_of(error), why % {"why": plain(error)})
-    except (AgentRunsError, ValueError) as error:
-        return _page(admin, request, form, status_of(error), plain(error))
-    if is_new:
-        logged, done = _("Started from the console."), _("Started. A worker picks it up.")
-        return admin.done(request, run, logged, done)
-    admin.message_user(request, _("This task was started already."), messages.INFO)
-    return admin.back(request, run)
-
-
-def _page(
-    admin: ReadOnlyAdmin, request: HttpRequest, form: StartForm, status: int = 200, refusal: str = ""
-) -> HttpResponse:
-    shown: dict[str, Any] = {"form": form, "refusal": refusal, "had_files": bool(request.FILES)}
-    template = "agentruns/admin/start.html"
-    return admin.render(request, None, title=_("Start a run"), status=status, template=template, **shown)
+        return admin.render(request, None, form=StartForm(agents, initial=given), **page)
+    form, status = StartForm(agents, request.POST, request.FILES), 400
+    why = _("Nothing was started. Correct the form below.")
+    if form.is_valid():
+        try:
+            run, is_new = starting.start_run(
+                request.user,
+                form.cleaned_data["agent"],
+                form.input(),
+                form.cleaned_data["session"] or None,
+                idempotency_key=form.cleaned_data["key"],
+            )
+        except (AgentRunsError, ValueError) as error:
+            why, status = plain(error), status_of(error)
+            if isinstance(error, SessionAccessDeniedError):
+                text = _("%(why)s Or it is not yours to write in: leave the key empty, or take another.")
+                why = text % {"why": why}
+        else:
+            if is_new:
+                logged, done = _("Started from the console."), _("Started. A worker picks it up.")
+                return admin.done(request, run, logged, done)
+            admin.message_user(request, _("This task was started already."), messages.INFO)
+            return admin.back(request, run)
+    page["had_files"] = bool(request.FILES)
+    return admin.render(request, None, form=form, status=status, refusal=why, **page)

@@ -18,10 +18,8 @@ from agentruns.admin.html import EMPTY, Body, Fact, as_text, body, plain, pretty
 from agentruns.admin.runs.timing import TAKEN_OVER, Timing
 from agentruns.agents.content import IMAGES, PLAIN, described
 from agentruns.conf import settings
-from agentruns.journal import events
+from agentruns.journal import events, fold
 from agentruns.journal.events import Row
-from agentruns.journal.fold import text_of
-from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.payloads import has_blocks, names_in
 from agentruns.models import Message, Run
 
@@ -169,7 +167,7 @@ def returned(row: Row) -> str:
     """Format the result of a call as text."""
     content = row.payload.get("content")
     if has_blocks(row.payload) and isinstance(content, list):
-        content = text_of(content)
+        content = fold.text_of(content)
     return spoken(content) or EMPTY
 
 
@@ -210,13 +208,13 @@ def _run_started(card: RowCard, payload: Payload) -> None:
 def _user(card: RowCard, payload: Payload) -> None:
     if payload.get("reason") == events.OUTPUT_INVALID:
         card.title, card.tone = _("Answer sent back: not of the required form"), "bad"
-        _say(card, _("Told to the model"), text_of(payload["content"]))
+        _say(card, _("Told to the model"), fold.text_of(payload["content"]))
         return
-    said = payload.get("reason") == events.MESSAGE
-    card.title, card.tone = _("Message") if said else _("Task given"), "said"
-    card.who = visible(actor_name(payload) if said else "")
+    is_message = payload.get("reason") == events.MESSAGE
+    card.title, card.tone = _("Message") if is_message else _("Task given"), "said"
+    card.who = visible(actor_name(payload) if is_message else "")
     label = _("Input, its beginning") if card.file else _("Input")
-    _say(card, label, _said(payload) if has_blocks(payload) else text_of(payload["content"]))
+    _say(card, label, _said(payload) if has_blocks(payload) else fold.text_of(payload["content"]))
 
 
 def _assistant(card: RowCard, payload: Payload) -> None:
@@ -226,7 +224,7 @@ def _assistant(card: RowCard, payload: Payload) -> None:
     if calls:
         asked = ngettext("Model asked for %(count)d call", "Model asked for %(count)d calls", len(calls))
         card.title = asked % {"count": len(calls)}
-    _say(card, _("It said"), text_of(payload["content"]))
+    _say(card, _("It said"), fold.text_of(payload["content"]))
     for call in calls:
         verdict = _VERDICTS.get(call["verdict"], call["verdict"])
         label = _("%(tool)s: %(verdict)s") % {"tool": call["tool"], "verdict": verdict}
@@ -318,14 +316,6 @@ def _run_failed(card: RowCard, payload: Payload) -> None:
     _say(card, payload["error"]["type"], payload["error"]["text"])
 
 
-def mask_for(run: Any) -> Mask:
-    """Load the run's mask once and keep it on the run object, which lives for one request."""
-    if not hasattr(run, "mask"):
-        run.mask = mask_of(run)
-    mask: Mask = run.mask
-    return mask
-
-
 def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[str]:
     """Describe how often tools were started, and with `none_twice` that no call ran twice.
 
@@ -338,18 +328,18 @@ def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[st
         return []
     total, again = times.total(), sum(count > 1 for count in times.values())
     text = ngettext("A tool was started %(count)d time.", "Tools were started %(count)d times.", total)
-    said = [text % {"count": total}]
+    lines = [text % {"count": total}]
     if again:
         twice = ngettext(
             "%(count)d call was started more than once.",
             "%(count)d calls were started more than once.",
             again,
         )
-        said.append(twice % {"count": again})
+        lines.append(twice % {"count": again})
     if none_twice:
         twice = _("No effect of this session ran twice with equal arguments.")
-        said += [twice, _("Elsewhere, only approved calls are compared.")]
-    return [" ".join(said)]
+        lines += [twice, _("Elsewhere, only approved calls are compared.")]
+    return [" ".join(lines)]
 
 
 def evidence(text: str) -> str:

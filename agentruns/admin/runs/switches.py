@@ -22,21 +22,21 @@ def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show the agents and tools that this process knows, and all that are off; a POST moves one switch."""
     if not permissions.may(request.user, "switch"):
         raise PermissionDenied
-    if request.method != "POST":
-        return _page(admin, request)
-    kind, name, state, reason = (request.POST.get(each, "") for each in ("kind", "name", "state", "reason"))
-    try:
-        changed = switches.switch(kind, name, state, request.user, reason=reason)
-    except ValueError as error:
-        return _page(admin, request, 400, str(error))
-    said = _("%(name)s is %(state)s. Every process knows it within five seconds.")
-    said = said if changed else _("%(name)s was %(state)s already.")
-    text = said % {"name": plain(name), "state": _("off") if state == "off" else _("on")}
-    admin.message_user(request, text, messages.SUCCESS if changed else messages.INFO)
-    return HttpResponseRedirect(admin.url(request, "switches"))
-
-
-def _page(admin: ReadOnlyAdmin, request: HttpRequest, status: int = 200, refusal: str = "") -> HttpResponse:
+    status, refusal = 200, ""
+    if request.method == "POST":
+        post = request.POST
+        kind, name, state, reason = (post.get(each, "") for each in ("kind", "name", "state", "reason"))
+        try:
+            changed = switches.switch(kind, name, state, request.user, reason=reason)
+        except ValueError as error:
+            status, refusal = 400, str(error)
+        else:
+            text = _("%(name)s was %(state)s already.")
+            if changed:
+                text = _("%(name)s is %(state)s. Every process knows it within five seconds.")
+            names = {"name": plain(name), "state": _("off") if state == "off" else _("on")}
+            admin.message_user(request, text % names, messages.SUCCESS if changed else messages.INFO)
+            return HttpResponseRedirect(admin.url(request, "switches"))
     off = switches.switched_off()
     origins: dict[tuple[str, str], str] = dict.fromkeys(off, "")
     for agent in registered():
@@ -44,8 +44,7 @@ def _page(admin: ReadOnlyAdmin, request: HttpRequest, status: int = 200, refusal
         origins |= {("tool", tool.name): origin_text(tool.origin) for tool in agent.tools.values()}
     lines = [
         {"kind": kind, "label": KINDS[kind], "name": name, "origin": origin, "off": off.get((kind, name))}
-        for (kind, name), origin in sorted(origins.items(), key=lambda one: (one[0] not in off, one[0]))
+        for (kind, name), origin in sorted(origins.items(), key=lambda item: (item[0] not in off, item[0]))
     ]
-    template = "agentruns/admin/switches.html"
-    shown: dict[str, Any] = {"lines": lines, "refusal": refusal}
-    return admin.render(request, None, title=_("Switches"), status=status, template=template, **shown)
+    page: dict[str, Any] = {"title": _("Switches"), "template": "switches", "status": status}
+    return admin.render(request, None, **page, lines=lines, refusal=refusal)
