@@ -94,25 +94,11 @@ def preview(stored: Any) -> Preview | None:
     if not isinstance(stored, dict) or not stored:
         return None
     before, after = stored.get("before"), stored.get("after")
-    given, warned = stored.get("links"), stored.get("warnings")
-    links = [link for link in map(_link, given if isinstance(given, list) else ()) if link is not None]
-    warnings = [text for text in (warned if isinstance(warned, list) else [warned]) if text not in (None, "")]
-    texts = [quote("", as_text(text), LONGEST).short for text in warnings[:LINES]]
-    rest = {name: value for name, value in stored.items() if name not in _PARTS}
-    changes = _changes(before, after)
-    names = len({**before, **after}) if isinstance(before, dict) and isinstance(after, dict) else 0
-    note = body("", pretty(rest), LONGEST).text if rest else ""
-    return Preview(changes, links[:LINES], note, max(0, names - len(changes)), texts)
-
-
-def _changes(before: Any, after: Any) -> list[Change]:
-    """Compare the two sides of a preview, one line for each name."""
-    if before is None and after is None:
-        return []
     if not isinstance(before, dict) or not isinstance(after, dict):
-        before, after = {"": before}, {"": after}
-    changes = []
-    for name in list({**before, **after})[:LINES]:
+        is_empty = before is None and after is None
+        before, after = ({}, {}) if is_empty else ({"": before}, {"": after})
+    changes, names = list[Change](), list({**before, **after})
+    for name in names[:LINES]:
         sides, cells = (before.get(name), after.get(name)), []
         labels = {named(name, value)[0] for value in sides if value is not None}
         is_one = len(labels) == 1  # with two labels only one side is an amount of cents
@@ -123,7 +109,13 @@ def _changes(before: Any, after: Any) -> list[Change]:
             cells.append(format_html("{} … ({})", cell.inline, more) if cell.left_out else cell.inline)
         label = plain(labels.pop() if is_one else name)
         changes.append(Change(label, cells[0], cells[1], sides[0] != sides[1]))
-    return changes
+    given, warned = stored.get("links"), stored.get("warnings")
+    links = [link for link in map(_link, given if isinstance(given, list) else ()) if link is not None]
+    warnings = [text for text in (warned if isinstance(warned, list) else [warned]) if text not in (None, "")]
+    texts = [quote("", as_text(text), LONGEST).short for text in warnings[:LINES]]
+    rest = {name: value for name, value in stored.items() if name not in _PARTS}
+    note = body("", pretty(rest), LONGEST).text if rest else ""
+    return Preview(changes, links[:LINES], note, len(names) - len(changes), texts)
 
 
 def _link(link: Any) -> tuple[str, str] | None:
