@@ -131,14 +131,16 @@ def check_values() -> Iterator[CheckMessage]:
     hint = "AGENTRUNS_SCANNER = 'shop.scanning.scan', of a function of a name, a media type and bytes."
     scanner = ("SCANNER", "name", "media_type", "data")
     yield from unusable("SCANNER", lambda: uncalled(*scanner), hint, id="agentruns.E020")
-    for name, least, usual, id in (
-        ("FILE_MAX", 1, "5_000_000", "agentruns.E020"),
-        ("PAYLOAD_INLINE_MAX", 0, "65_536", "agentruns.E012"),
-    ):
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
-            yield Error(text, hint=f"AGENTRUNS_{name} = {usual}", id=id)
+    yield from no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
+    yield from no_bytes("PAYLOAD_INLINE_MAX", 0, "65_536", id="agentruns.E012")
+
+
+def no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessage]:
+    """Yield an Error unless the setting `name` is a number of at least `least` bytes."""
+    value = getattr(settings, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
+        yield Error(text, hint=f"AGENTRUNS_{name} = {usual}", id=id)
 
 
 @check(deploy=True)

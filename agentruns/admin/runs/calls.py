@@ -27,6 +27,7 @@ from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunState
 from agentruns.journal import copies, events, masking, policy, read
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
+from agentruns.journal.masking import MOST_READ
 from agentruns.models import Approval, Message, Run
 from agentruns.services import control, permissions, waiting, write
 from agentruns.tools.card import MASK
@@ -131,7 +132,7 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     if not admin.has_view_permission(request):
         raise PermissionDenied
     runs, waits = calls_in_doubt(request, ended=True)
-    masks, lines = masking.masks_of(runs.values(), size=masking.MOST_READ), []
+    masks, lines = masking.masks_of(runs.values(), size=MOST_READ), []
     for wait in waits:
         run: Any = runs[wait.run_id]
         run.mask = masks[run.session_id]
