@@ -36,7 +36,7 @@ from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals
 from agentruns.models import Approval, Run, Session
 from agentruns.services import waiting
 from agentruns.services.sessions import checked_context
-from agentruns.services.submit import checked_time
+from agentruns.services.requests import checked_time
 from agentruns.tools import Tool
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, REASON_LENGTH, TEXT_LENGTH, is_deeper

@@ -42,21 +42,38 @@ def begin(
     stored session, or if a query of `unless` finds a row. Raises IntegrityError if another run has this key
     or is unfinished. `lease`: seconds that the creator leases the run for; `doorbell`: the channel to notify.
     """
-    head, values = _head(connection, run, batch, unless)
+    session, is_one = run.session, connection.vendor == "postgresql"
+    # The session: a new one, or the head of a stored one moves.
+    looks = [query.values("pk").query.get_compiler(connection=connection).as_sql() for query in unless]
+    where = "".join(f" AND NOT EXISTS ({sql})" for sql, _ in looks)
+    sought = [value for _, parameters in looks for value in parameters]
+    source = " FROM c" if is_one else ""
+    if session._state.adding:
+        head, values = _insert(connection, session)
+        head, values = f"{head}{source} WHERE TRUE{where}{UNLESS_THERE}", values + sought
+    else:
+        known = [as_id(connection, session.pk), batch.first_seq, batch.first_head]
+        head = f'UPDATE "{SESSION}" SET next_seq = %s, head = %s{source} WHERE "{SESSION}".id = %s'
+        head += f" AND next_seq = %s AND head = %s{where}"
+        values = [session.next_seq, session.head, *known, *sought]
     defined, body = _insert(connection, definition)
     until = statements.clock(connection, lease) if lease else None
     begun, columns = _insert(connection, run, lease_expires_at=until)
     at = connection.ops.adapt_datetimefield_value(batch.at)
     last = [batch.epoch, at, *row_values(connection, batch)]
-    is_one = connection.vendor == "postgresql"
     row = ", ".join(f"%s::{kind}" if is_one else "%s" for kind in COLUMNS.values())
     rows = f"(VALUES {', '.join([f'({row})'] * len(batch.rows))}) AS v"
-    kept, pairs = _kept(connection, run, definition)
+    kept, pairs = "", list[Any]()  # the run's searchable context values
+    if context := ContextValue.of(run, definition.body):
+        kept = f"v.* FROM (VALUES {', '.join(['(%s, %s)'] * len(context))}) AS v"
+        kept = f", k AS ({KEPT} r.id, {kept}, r)" if is_one else f"{KEPT} %s, {kept}"
+        pairs = [] if is_one else [as_id(connection, run.pk)]
+        pairs += [text for value in context for text in (value.key, value.value)]
     with connection.cursor() as cursor:
         if not is_one:
             if not cursor.execute(head, values).rowcount:
                 return False
-            ids = [as_id(connection, pk) for pk in (run.session_id, run.pk)]
+            ids = [as_id(connection, pk) for pk in (session.pk, run.pk)]
             cursor.execute(f"{defined} WHERE TRUE{UNLESS_THERE}", body)
             cursor.execute(begun, columns)
             if kept:
@@ -73,34 +90,9 @@ def begin(
             f" RETURNING clock_timestamp(){notifies}",
             [*values, *body, *columns, *pairs, *last],
         )
-        if told := cursor.fetchone():
-            journal_clock.told(batch.clock or connection.alias, told[0], sent)
-    return told is not None
-
-
-def _kept(connection: BaseDatabaseWrapper, run: Run, definition: Definition) -> SQL:
-    """Build the INSERT for the run's searchable context values, with its parameters; "" without values."""
-    if not (found := ContextValue.of(run, definition.body)):
-        return "", []
-    values = f"v.* FROM (VALUES {', '.join(['(%s, %s)'] * len(found))}) AS v"
-    pairs = [text for one in found for text in (one.key, one.value)]
-    if connection.vendor == "postgresql":
-        return f", k AS ({KEPT} r.id, {values}, r)", pairs
-    return f"{KEPT} %s, {values}", [as_id(connection, run.pk), *pairs]
-
-
-def _head(connection: BaseDatabaseWrapper, run: Run, batch: Batch, unless: Iterable[QuerySet[Any]]) -> SQL:
-    """Build the SQL, with its parameters, that inserts a new session or moves the head of a stored one."""
-    session, source = run.session, " FROM c" if connection.vendor == "postgresql" else ""
-    looks = [query.values("pk").query.get_compiler(connection=connection).as_sql() for query in unless]
-    where = "".join(f" AND NOT EXISTS ({sql})" for sql, _ in looks)
-    found = [value for _, parameters in looks for value in parameters]
-    if session._state.adding:
-        made, values = _insert(connection, session)
-        return f"{made}{source} WHERE TRUE{where}{UNLESS_THERE}", values + found
-    known = [as_id(connection, session.pk), batch.first_seq, batch.first_head]
-    sql = f'UPDATE "{SESSION}" SET next_seq = %s, head = %s{source} WHERE "{SESSION}".id = %s'
-    return f"{sql} AND next_seq = %s AND head = %s{where}", [session.next_seq, session.head, *known, *found]
+        if stored := cursor.fetchone():
+            journal_clock.told(batch.clock or connection.alias, stored[0], sent)
+    return stored is not None
 
 
 def _insert(connection: BaseDatabaseWrapper, row: models.Model, **sql: SQL | None) -> SQL:

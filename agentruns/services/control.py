@@ -19,7 +19,8 @@ from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
 from agentruns.services import permissions
 from agentruns.services.rendering import put_away, rendered, renders
-from agentruns.services.submit import request_again, store_definition
+from agentruns.services.requests import request_again
+from agentruns.services.submit import store_definition
 from agentruns.services.write import find_run, write
 from agentruns.tools import to_jsonable
 from agentruns.utils import clock
@@ -109,7 +110,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
         if "tools_for" in body:
             has.add("tools")
         request = request_again(run, newest, actor, run_id=run.pk)
-        made = put_away(rendered(request, has=has).rendered, run.session_id)
+        made = put_away(rendered(request, has=has), run.session_id, has_text=False).rendered
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("given another definition"))

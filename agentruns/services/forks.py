@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
-from django.db import connections
+from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent, get_agent
+from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
-from agentruns.engine.wakeup import notify_on_commit
-from agentruns.exceptions import RunStateError, SessionBusyError
-from agentruns.journal import events, payloads
+from agentruns.exceptions import JournalConflictError, RunStateError, SessionBusyError
+from agentruns.journal import events
 from agentruns.journal.copies import happened_at, original, task_of
 from agentruns.journal.deciders import requester_ids, restore
 from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.read import NAMING, definition_body, read_rows, rows_until
-from agentruns.journal.store import Batch, DatabaseStore, SessionState
-from agentruns.models import ContextValue, Message, Run, Session
-from agentruns.services import api_tokens, permissions
+from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.models import Message, Run, Session
+from agentruns.services import permissions
 from agentruns.services.control import agent_again
-from agentruns.services.quotas import count_start, start_limit
 from agentruns.services.rendering import kept, put_away, rendered, renders
+from agentruns.services.requests import RunRequest, first_row, new_session, request_again, user_row
 from agentruns.services.sessions import Owner, checked_context
-from agentruns.services.submit import (
-    RunRequest,
-    first_row,
-    new_run,
-    new_session,
-    refuse_pruned,
-    request_again,
-    store_definition,
-    submit,
-    user_row,
-)
+from agentruns.services.submit import begin_run, run_of_key, start_limit, submit
 from agentruns.services.write import find_run, lock_session, require_task
 from agentruns.utils.bounds import NAME_LENGTH, check_name
 from agentruns.utils.db import in_transaction
@@ -73,9 +62,9 @@ def fork_run(
     key belongs to another run; SessionBusyError if `session` exists; DurableRunNotFoundError,
     UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
     """
-    whose: dict[str, Any] = {"actor": actor, "owner": owner, "scope": scope, "context": context}
-    whose |= {"session": session, "idempotency_key": idempotency_key}
-    return get_or_fork(run_id, at, text=text, agent=agent, **whose)[0]
+    whose: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
+    whose["idempotency_key"] = idempotency_key
+    return get_or_fork(run_id, at, text=text, agent=agent, session=session, **whose)[0]
 
 
 def get_or_fork(
@@ -84,24 +73,21 @@ def get_or_fork(
     *,
     text: str | None = None,
     agent: Agent | str | None = None,
-    actor: Any = None,
-    owner: Any = None,
-    scope: str | None = None,
-    context: dict[str, Any] | None = None,
     session: str | None = None,
-    idempotency_key: str | None = None,
+    **options: Unpack[CommonOptions],
 ) -> tuple[Run, bool]:
-    """Make a fork, or find the fork of an earlier call; tell if it is new. Raises as `fork_run`."""
+    """Make a fork, or find that of an earlier call; tell if it is new. Options and errors as `fork_run`."""
+    actor, scope, owner = options.get("actor"), options.get("scope"), options.get("owner")
     permissions.require_somebody(actor)
-    origin = find_run(run_id)
+    alias, origin = settings.DATABASE, find_run(run_id)
     permissions.require(actor, "fork", origin)
     permissions.require_visible(actor, origin)  # the owner of a fork reads all of its history
     permissions.require_whole(actor, origin, at)
     if text is not None and not text.strip():
         raise ValueError(_("The text is empty; say what the agent is to do, or leave it out."))
-    rows, whose = rows_until(settings.DATABASE, origin, at), Owner.of(actor if owner is None else owner)
-    session_id, run_id = uuid7(), uuid7()
-    suffix = f" (fork {run_id.hex[-8:]})"
+    rows, whose = rows_until(alias, origin, at), Owner.of(actor if owner is None else owner)
+    new_id, has_context = uuid7(), options.get("context") is not None
+    suffix = f" (fork {new_id.hex[-8:]})"
     request = RunRequest(
         agent=get_agent(agent) if agent is not None else agent_again(origin),
         text=task_of(rows) if text is None else text,
@@ -110,20 +96,27 @@ def get_or_fork(
         scope=origin.scope if scope is None else scope,
         actor=actor,
         owner=Owner.of_row(origin) if whose.id is None else whose,
-        context=origin.context if context is None else checked_context(context),
-        key=idempotency_key or "",
-        session_id=session_id,
-        run_id=run_id,
+        context=checked_context(options.get("context")) if has_context else origin.context,
+        key=options.get("idempotency_key") or "",
+        session_id=uuid7(),
+        run_id=new_id,
     )
-    named = {"session": request.session, "scope": request.scope, "idempotency key": request.key}
-    for what, value in named.items():
-        check_name(what, value)
-    fork = _Fork(origin, rows, request, has_text=text is not None, has_context=context is not None)
+    for what in ("session", "scope"):
+        check_name(what, getattr(request, what))
+    check_name("idempotency key", request.key)
     with permissions.discreet(actor):
-        fork.render()
-        fork.put_away(settings.DATABASE, session_id)
-        run = in_transaction(settings.DATABASE, lambda: _write(settings.DATABASE, fork))
-    return run, run.pk == run_id
+        if renders(request.agent) and made_before(alias, request, origin, at) is None:
+            # The same agent's instructions and tools are reused, unless erased; missing ones are made.
+            made: dict[str, Any] = {}
+            gone = any(row.is_erased and row.kind in NAMING and row.run_id == origin.pk for row in rows)
+            if request.agent.name == origin.agent and not gone:
+                mine = fold(origin.pk, rows)
+                made = kept(request.agent, mine, definition_body(alias, mine.definition))
+            request = rendered(replace(request, rendered=made), origin=origin)
+        request = put_away(request, request.session_id or uuid7(), has_text=text is not None)
+        given = {"has_text": text is not None, "has_context": has_context}
+        run = in_transaction(alias, lambda: make_fork(alias, origin, rows, request, **given))
+    return run, run.pk == new_id
 
 
 def run_again(
@@ -166,7 +159,7 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
     rows = Message.objects.using(alias).filter(run_id=run.pk, seq__gt=after)
     rows = rows.filter(kind__in=(events.ASSISTANT, events.TOOL_STARTED, events.TOOL_RESULT))
     asked: dict[str, dict[str, Any]] = {}
-    found: dict[str, Effect] = {}
+    effects_of: dict[str, Effect] = {}
     for row in read_rows(rows.order_by("seq")):
         payload, call_id = row.payload, row.call_id
         if row.kind == events.ASSISTANT:
@@ -174,12 +167,12 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
         elif row.kind == events.TOOL_STARTED:
             if call_id in asked and payload["declares"] != "safe_to_retry":
                 is_final, at = payload["declares"] != "transactional", happened_at(payload, row.created_at)
-                found[call_id] = Effect(call_id, row.tool_name, asked[call_id], at, is_final)
-        elif "edited" in payload and call_id in found:
-            found[call_id] = found[call_id]._replace(arguments=payload["edited"])
+                effects_of[call_id] = Effect(call_id, row.tool_name, asked[call_id], at, is_final)
+        elif "edited" in payload and call_id in effects_of:
+            effects_of[call_id] = effects_of[call_id]._replace(arguments=payload["edited"])
         elif did_nothing(payload):
-            found.pop(call_id, None)
-    return list(found.values())
+            effects_of.pop(call_id, None)
+    return list(effects_of.values())
 
 
 class Fate(NamedTuple):
@@ -210,7 +203,7 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
         now.apply(row)
         if row.kind == events.TOOL_RESULT:
             results[row.call_id] = row
-    if _was_held(alias, home):
+    if was_held(alias, home):
         for call in now.open_calls():
             call.may_be_lost = True
     settled: list[Fate] = []
@@ -228,159 +221,123 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
     return settled
 
 
-def _was_held(alias: str, run: Run) -> bool:
+def was_held(alias: str, run: Run) -> bool:
     """Check whether a run was ever held because rows of its journal were or may be lost."""
     rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.RUN_PAUSED)
     return any(row.payload.get("restored") for row in rows)
 
 
-@dataclass(slots=True)
-class _Fork:
-    """The rows to be forked, read before the transaction, and the request for the new run."""
+def make_fork(
+    alias: str, origin: Run, rows: list[Row], request: RunRequest, *, has_text: bool, has_context: bool
+) -> Run:
+    """Store a fork in the open transaction, or find it if it was made already; return its run.
 
-    origin: Run
-    rows: list[Row]
-    request: RunRequest  # without a text of its own, its task is the last one before the cut
-    has_text: bool
-    has_context: bool  # else the context is the origin's
-
-    @property
-    def at(self) -> int:
-        return self.rows[-1].seq
-
-    @property
-    def mine(self) -> RunState:
-        """The state of the origin at the cut."""
-        return fold(self.origin.pk, self.rows)
-
-    def render(self) -> None:
-        """Reuse the origin's instructions and tools for the same agent, unless erased; make missing ones."""
-        agent = self.request.agent
-        if not renders(agent) or _made_before(settings.DATABASE, self) is not None:
-            return
-        gone = any(row.is_erased and row.kind in NAMING and row.run_id == self.origin.pk for row in self.rows)
-        made: dict[str, Any] = {}
-        if agent.name == self.origin.agent and not gone:
-            mine = self.mine
-            made = kept(agent, mine, definition_body(settings.DATABASE, mine.definition))
-        self.request = rendered(replace(self.request, rendered=made), origin=self.origin)
-
-    def put_away(self, alias: str, session_id: UUID) -> None:
-        """Store long texts in files before any transaction; in a caller's they stay in their rows."""
-        text, stored = self.request.text, None
-        if self.has_text and payloads.may_be_large(text) and not connections[alias].in_atomic_block:
-            stored = payloads.put(f"{session_id}/input", text)
-        made = put_away(self.request.rendered, session_id)
-        self.request = replace(self.request, stored=stored, rendered=made)
-
-    def read_again(self, alias: str) -> None:
-        """Read erasures since the first reading; RunStateError if the task is gone, or SessionBusyError."""
-        self.origin = restore(find_run(self.origin.pk))
-        gone = Message.objects.using(alias).filter(session_id=self.origin.session_id, content__isnull=True)
-        if gone.filter(seq__lte=self.at).count() != sum(row.is_erased for row in self.rows):
-            if self.request.rendered or (self.has_context and self.request.context):  # may repeat it
-                text = _("Rows of run %(run)s were erased just now; try again.")
-                raise SessionBusyError(text % {"run": self.origin.pk})
-            self.rows = rows_until(alias, self.origin, self.at)
-        if not self.has_context:
-            self.request = replace(self.request, context=self.origin.context)
-        if not self.has_text:
-            require_task(self.origin, self.rows)
-
-
-def _write(alias: str, fork: _Fork) -> Run:
-    found = _made_before(alias, fork)
-    if found is not None:
-        return found
+    `rows` were read before the transaction. Without `has_text` the task is the last one of them, without
+    `has_context` the context is the origin's. Raises RunStateError if the task is gone or nothing is left to
+    do, and SessionBusyError.
+    """
+    at = rows[-1].seq
+    if (run := made_before(alias, request, origin, at)) is not None:
+        return run
     # Locked, because the files of a fork would be deleted if its origin were pruned meanwhile.
-    lock_session(alias, fork.origin.session_id)
-    fork.read_again(alias)
-    request, agent = fork.request, fork.request.agent
-    session = new_session(request)
-    Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
-    if not Session.objects.using(alias).filter(pk=session.pk).exists():
-        raise SessionBusyError(f"There is a session {session.key!r} already; a fork needs a new one.")
-    api_tokens.require_requester(agent, session)
-    count_start(alias, request.actor, start_limit(request.actor, agent))
-    store_definition(alias, agent)
-    run = new_run(session, request, origin_id=fork.origin.pk, origin_seq=fork.at)
-    # DO NOTHING, so that losing a race for the key leaves the caller's transaction usable.
-    Run.objects.using(alias).bulk_create([run], ignore_conflicts=True)
-    if not Run.objects.using(alias).filter(pk=run.pk).exists():
-        Session.objects.using(alias).filter(pk=session.pk).delete()
-        found = _made_before(alias, fork)
-        if found is None:
-            raise SessionBusyError(f"Idempotency key {request.key!r} was taken by another run; try again.")
-        return found
-    ContextValue.objects.using(alias).bulk_create(ContextValue.of(run, agent.definition()))
-    _append(DatabaseStore(alias), SessionState(session.pk, run.pk, session.secret), fork)
-    notify_on_commit(alias, run.pk)
-    return find_run(run.pk)
+    lock_session(alias, origin.session_id)
+    origin = restore(find_run(origin.pk))
+    # What was erased since the rows were read is not written again.
+    erased = Message.objects.using(alias).filter(session_id=origin.session_id, content__isnull=True)
+    if erased.filter(seq__lte=at).count() != sum(row.is_erased for row in rows):
+        if request.rendered or (has_context and request.context):  # may repeat it
+            text = _("Rows of run %(run)s were erased just now; try again.")
+            raise SessionBusyError(text % {"run": origin.pk})
+        rows = rows_until(alias, origin, at)
+    if not has_context:
+        request = replace(request, context=origin.context)
+    if not has_text:
+        require_task(origin, rows)
+    pages = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
+    past = RunState(origin.pk)  # folds the rows of all runs; only its calls are meaningful
+
+    def write(batch: Batch, page: list[Row]) -> None:
+        for row in page:
+            past.apply(original(row))
+            copy(batch, row)
+        if page is pages[-1]:
+            write_end(batch, origin, rows, past, request, has_text)
+
+    limit = start_limit(request.actor, request.agent)
+    columns: dict[str, Any] = {"origin_id": origin.pk, "origin_seq": at}
+    try:
+        with transaction.atomic(using=alias):  # losing a race leaves the caller's transaction usable
+            submission = begin_run(
+                alias, new_session(request), request,
+                limit=limit, write=lambda batch, request: write(batch, pages[0]), **columns,
+            )  # fmt: skip
+    except (IntegrityError, JournalConflictError) as error:
+        if (run := made_before(alias, request, origin, at)) is not None:
+            return run
+        text = f"Idempotency key {request.key!r} was taken by another run; try again."
+        sessions = Session.objects.using(alias).filter(scope=request.scope, key=request.session)
+        if not request.key or sessions.exists():
+            text = f"There is a session {request.session!r} already; a fork needs a new one."
+        raise SessionBusyError(text) from error
+    for page in pages[1:]:
+        batch = Batch(submission.state)  # type: ignore[arg-type] # which a new run has
+        write(batch, page)
+        DatabaseStore(alias).append(batch)
+    return find_run(request.run_id)
 
 
-def _made_before(alias: str, fork: _Fork) -> Run | None:
+def made_before(alias: str, request: RunRequest, origin: Run, at: int) -> Run | None:
     """Find the fork that this call, or an earlier call with the same key, has made already."""
-    runs, request = Run.objects.using(alias).select_related("session"), fork.request
-    found = runs.filter(pk=request.run_id).first()
-    if found is None and request.key:
-        same = runs.filter(owner_id=request.owner.id, scope=request.scope, idempotency_key=request.key)
-        found = same.first()
-        if found is None:
-            refuse_pruned(alias, request.key, request.owner.id, request.scope)
-    if found is None:
+    runs = Run.objects.using(alias).select_related("session")
+    run = runs.filter(pk=request.run_id).first() or run_of_key(alias, request)
+    if run is None:
         return None
-    task = (request.agent.name, request.text, request.context)
-    if (found.origin_id, found.origin_seq) != (fork.origin.pk, fork.at):
-        what = f"which is not a fork of run {fork.origin.pk} at row {fork.at}"
-    elif (found.agent, found.input, found.context) != task:
+    if (run.origin_id, run.origin_seq) != (origin.pk, at):
+        what = f"which is not a fork of run {origin.pk} at row {at}"
+    elif (run.agent, run.input, run.context) != (request.agent.name, request.text, request.context):
         what = "a fork at that row with another agent, text or context"
-    elif request.names_session and request.session != found.session.key:
-        what = f"a fork in session {found.session.key!r}, not in {request.session!r}"
+    elif request.names_session and request.session != run.session.key:
+        what = f"a fork in session {run.session.key!r}, not in {request.session!r}"
     else:
-        return found
+        return run
     raise RunStateError(
-        f"Idempotency key {request.key!r} belongs to run {found.pk}, {what}. Use a new key.", str(found.pk)
+        f"Idempotency key {request.key!r} belongs to run {run.pk}, {what}. Use a new key.", str(run.pk)
     )
 
 
-def _append(store: DatabaseStore, state: SessionState, fork: _Fork) -> None:
-    past = RunState(fork.origin.pk)  # folds the rows of all runs; only its calls are meaningful
-    for start in range(0, len(fork.rows), CHUNK):
-        batch = Batch(state)
-        for row in fork.rows[start : start + CHUNK]:
-            past.apply(original(row))
-            _copy(batch, row)
-        store.append(batch)
-    batch = Batch(state)
-    for call, outcome, result, open_in in fates(store.alias, fork.origin, past, fork.at):
+def write_end(
+    batch: Batch, origin: Run, rows: list[Row], past: RunState, request: RunRequest, has_text: bool
+) -> None:
+    """Add the results of the calls that were open at the cut, and the fork's own first rows."""
+    alias, at = settings.DATABASE, rows[-1].seq
+    for call, outcome, result, open_in in fates(alias, origin, past, at):
         if result is not None:
-            _copy(batch, result)
+            copy(batch, result)
             continue
         content = in_doubt.unknown_text(call) if outcome == "unknown" else NOT_EXECUTED
         facts = {"content": content, "is_error": True, "outcome": outcome}
         if open_in is not None:
             facts["open_in"] = str(open_in)
-        facts[events.COPIED] = {"run": str(fork.origin.pk), "seq": fork.at}
+        facts[events.COPIED] = {"run": str(origin.pk), "seq": at}
         batch.add(events.TOOL_RESULT, facts, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
-    said = state.conversation.settled_messages()
-    asks = past.stop_reason == "pause_turn" or (bool(said) and said[-1]["role"] == "user")
-    if not asks and not fork.has_text:
+    settled = batch.state.conversation.settled_messages()
+    asks = past.stop_reason == "pause_turn" or (bool(settled) and settled[-1]["role"] == "user")
+    if not asks and not has_text:
         text = _("Run %(run)s has nothing left to do at row %(seq)s: say in a text what to do.")
-        raise RunStateError(text % {"run": fork.origin.pk, "seq": fork.at})
-    origin, mine, request = fork.origin, fork.mine, fork.request
-    begun = first_row(request)
+        raise RunStateError(text % {"run": origin.pk, "seq": at})
+    mine, begun = fold(origin.pk, rows), first_row(request)
     begun["requesters"] = requester_ids(request.owner.id, getattr(request.actor, "pk", None), origin=origin)
     steps = mine.inherited + mine.step
-    begun["origin"] = {"run": str(origin.pk), "seq": fork.at, "hash": fork.rows[-1].hash, "steps": steps}
-    if mine.restored_at or _was_held(settings.DATABASE, origin):
+    begun["origin"] = {"run": str(origin.pk), "seq": at, "hash": rows[-1].hash, "steps": steps}
+    if mine.restored_at or was_held(alias, origin):
         begun["origin"]["restored"] = True
     batch.add(events.RUN_STARTED, begun)
-    if fork.has_text:
+    if has_text:
         batch.add(events.USER, user_row(request))
-    store.append(batch)
 
 
-def _copy(batch: Batch, row: Row) -> None:
+def copy(batch: Batch, row: Row) -> None:
+    """Add a copy of a row, with its origin and the time of its event."""
     before = row.payload.get(events.COPIED) or {}
     source: events.Copied = {
         "run": str(row.run_id),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
 
 from django.utils.translation import gettext as _
 
@@ -24,9 +23,9 @@ from agentruns.models import Message, Run, Session, SessionBearer, Tombstone
 from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
-from agentruns.services.quotas import count_start, start_limit
+from agentruns.services.requests import RunRequest, read_input, taken, user_row
 from agentruns.services.sessions import Owner, checked_context, no_session, place, require_writable
-from agentruns.services.submit import RunRequest, read_input, submit, taken, user_row
+from agentruns.services.submit import count_start, start_limit, submit
 from agentruns.services.write import find_run
 from agentruns.utils import json as canonical
 from agentruns.utils.db import reading
@@ -56,11 +55,11 @@ def send_message(
     whose = actor if owner is None else owner
     key, scope = place(session, scope, whose)
     sessions = Session.objects.using(settings.DATABASE).filter(scope=scope, key=key)
-    found = reading(settings.DATABASE, sessions.first)
-    if found is not None:
-        require_writable(found, Owner.of(whose), actor)
+    stored = reading(settings.DATABASE, sessions.first)
+    if stored is not None:
+        require_writable(stored, Owner.of(whose), actor)
     return send(
-        found or Session(scope=scope, key=key), content, agent=agent, actor=actor, owner=Owner.of(whose),
+        stored or Session(scope=scope, key=key), content, agent=agent, actor=actor, owner=Owner.of(whose),
         context=context, key=idempotency_key,
     )[0]  # fmt: skip
 
@@ -132,29 +131,17 @@ class _Sending:
         self.is_new = False
 
     def join(self, session: Session, request: RunRequest) -> Run | None:
-        """Find the locked session's run that has or accepts the message; None if a run must start."""
+        """Find the locked session's run that has or accepts the message; None if a run must start.
+
+        Raises RunStateError if the message's key belongs to another message; else as `append`.
+        """
         runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
         if runs.exists():  # the commit went through, only its acknowledgement was lost
             return find_run(request.run_id)
-        sent_by = self._sent(session, request) if request.key or self.tried else None
-        if sent_by is not None:
-            return find_run(sent_by)
-        run = Run.objects.using(settings.DATABASE).unfinished().filter(session_id=session.pk).first()
-        if run is not None:
-            self._append(run, session, request)
-            return find_run(run.pk)
-        if session.next_seq == 1:
-            _refuse_pruned(session)
-        if self.refusal:
-            raise PermissionDeniedError(self.refusal)
-        return None
-
-    def _sent(self, session: Session, request: RunRequest) -> UUID | None:
-        """Find the run that has the message already; raises RunStateError if its key has another message."""
-        said = Message.objects.using(settings.DATABASE).filter(session_id=session.pk, kind=events.USER)
-        for row in read_rows(said.own().order_by("seq")):
+        rows = Message.objects.using(settings.DATABASE).filter(session_id=session.pk, kind=events.USER)
+        for row in read_rows(rows.own().order_by("seq")) if request.key or self.tried else ():
             if row.hash in self.tried:
-                return row.run_id
+                return find_run(row.run_id)
             if request.key and row.payload.get("idempotency_key") == request.key:
                 stored = row.payload.get("stored")
                 if row.is_erased:  # nobody can tell whether it was another text
@@ -169,10 +156,19 @@ class _Sending:
                     )
                     raise RunStateError(text % {"key": request.key, "run": row.run_id}, str(row.run_id))
                 self.is_new = False
-                return row.run_id
+                return find_run(row.run_id)
+        run = Run.objects.using(settings.DATABASE).unfinished().filter(session_id=session.pk).first()
+        if run is not None:
+            self.append(run, session, request)
+            return find_run(run.pk)
+        if session.next_seq == 1:
+            _refuse_pruned(session)
+        if self.refusal:
+            raise PermissionDeniedError(self.refusal)
         return None
 
-    def _append(self, run: Run, session: Session, request: RunRequest) -> None:
+    def append(self, run: Run, session: Session, request: RunRequest) -> None:
+        """Append the message to an open run. Raises SessionBusyError, RunStateError, QuotaExceededError."""
         facts = {"run": run.pk, "session": session.key, "status": run.get_status_display()}
         if self.seen is not None and run.pk not in self.seen:
             raise SessionBusyError(str(taken(request)), str(run.pk))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, connections
@@ -20,11 +20,9 @@ from agentruns.journal.connection import mend_connection
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import veiling
 from agentruns.models import Run
+from agentruns.services.requests import RunRequest
 from agentruns.tools import RunContext
 from agentruns.utils.redaction import get_logger
-
-if TYPE_CHECKING:
-    from agentruns.services.submit import RunRequest
 
 logger = get_logger("agentruns.rendering")
 
@@ -55,9 +53,9 @@ def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | No
         _user=cache(partial(user_of, request.owner.ref())),
     )
     if not isinstance(agent.instructions, str) and "instructions" not in {*has, *made}:
-        made["instructions"] = _call("instructions", _instructions, about, agent, origin)
+        made["instructions"] = _call("instructions", about, agent, origin)
     if agent.tools_for is not None and "tools" not in {*has, *made}:
-        made["tools"] = _call("tools_for", _names, about, agent, origin)
+        made["tools"] = _call("tools_for", about, agent, origin)
     return replace(request, rendered=made)
 
 
@@ -65,14 +63,29 @@ class _UnusableError(Exception):
     """Raised with the reason why a function's return value cannot be used, without quoting the value."""
 
 
-def _call(
-    name: str, usable: Callable[[Agent, Any], Any], about: RunContext, agent: Agent, origin: Run | None
-) -> Any:
+def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any:
     """Call a function of the agent; errors never quote its exception, and the log masks the exception."""
     what = f"Agent {agent.name!r}: its function {name}"
     is_callers = connections[settings.DATABASE].in_atomic_block
     try:
-        return usable(agent, getattr(agent, name)(about))
+        value = getattr(agent, name)(about)
+        if name == "instructions":
+            if not isinstance(value, str):
+                raise _UnusableError(f"must return a string, not {type(value).__name__}.")
+            if not value.strip():
+                raise _UnusableError("returned no text.")
+            if (size := len(value.encode(errors="surrogatepass"))) > MOST:
+                raise _UnusableError(f"returned {size} bytes; there may be {MOST}.")
+            return value
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise _UnusableError(f"must return names of tools, not {type(value).__name__}.")
+        chosen = list(value)
+        if wrong := next((type(each).__name__ for each in chosen if not isinstance(each, str)), None):
+            raise _UnusableError(f"must return names of tools, and one is {wrong}.")
+        if not agent.tools.keys() >= {*chosen}:
+            known = ", ".join(sorted(agent.tools)) or "none"
+            raise _UnusableError(f"chose a tool that is not declared in tools. Declared: {known}.")
+        return [each for each in agent.tools if each in chosen]
     except _UnusableError as error:
         raise RenderingError(f"{what} {error}") from None
     except Exception as error:
@@ -94,40 +107,27 @@ def _call(
 
 def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
     """Reuse a run's instructions and tools if the functions in its definition `then` are still the same."""
-    found, now = dict[str, Any](), agent.definition()
+    members, now = dict[str, Any](), agent.definition()
     if state.instructions is not None and now["instructions"] == then["instructions"]:
-        found["instructions"] = payloads.instructions_of(state)
+        members["instructions"] = payloads.instructions_of(state)
     if state.tools is not None and now.get("tools_for") == then.get("tools_for"):
-        found["tools"] = state.tools
-    return found
+        members["tools"] = state.tools
+    return members
 
 
-def put_away(made: dict[str, Any], session_id: UUID) -> dict[str, Any]:
-    """Store long instructions in a file, unless in a transaction; return the members of the row."""
-    text = made.get("instructions", "")
-    if not payloads.may_be_large(text) or connections[settings.DATABASE].in_atomic_block:
-        return made
-    stored = payloads.put(f"{session_id}/instructions", text)
-    return {**made, "instructions": stored["content"], "stored": stored["stored"]} if stored else made
+def put_away(request: RunRequest, session_id: UUID, *, has_text: bool = True) -> RunRequest:
+    """Store the files and long texts of a request in the session's folder, before any transaction.
 
-
-def _instructions(agent: Agent, text: Any) -> str:
-    if not isinstance(text, str):
-        raise _UnusableError(f"must return a string, not {type(text).__name__}.")
-    if not text.strip():
-        raise _UnusableError("returned no text.")
-    if (size := len(text.encode(errors="surrogatepass"))) > MOST:
-        raise _UnusableError(f"returned {size} bytes; there may be {MOST}.")
-    return text
-
-
-def _names(agent: Agent, names: Any) -> list[str]:
-    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
-        raise _UnusableError(f"must return names of tools, not {type(names).__name__}.")
-    chosen = list(names)
-    if wrong := next((type(name).__name__ for name in chosen if not isinstance(name, str)), None):
-        raise _UnusableError(f"must return names of tools, and one is {wrong}.")
-    if not agent.tools.keys() >= {*chosen}:
-        known = ", ".join(sorted(agent.tools)) or "none"
-        raise _UnusableError(f"chose a tool that is not declared in tools. Declared: {known}.")
-    return [name for name in agent.tools if name in chosen]
+    Inside a caller's transaction texts stay in their rows. `has_text` is False if the request's text is no
+    part of its rows, or stored already.
+    """
+    made, stored, name = request.rendered, request.stored, f"{session_id}/input"
+    may_move = not connections[settings.DATABASE].in_atomic_block
+    if has_text and payloads.has_blocks(stored):
+        stored = payloads.put_blocks(name, stored or {})
+    elif has_text and may_move and payloads.may_be_large(request.text):
+        stored = payloads.put(name, request.text) or None
+    if may_move and payloads.may_be_large(text := made.get("instructions", "")):
+        kept = payloads.put(f"{session_id}/instructions", text)
+        made = {**made, "instructions": kept["content"], "stored": kept["stored"]} if kept else made
+    return replace(request, session_id=session_id, stored=stored, rendered=made)

@@ -32,7 +32,8 @@ from agentruns.models import Approval, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.services import permissions
 from agentruns.services.rendering import rendered
-from agentruns.services.submit import RunRequest, checked_time, derived, request_for, submit, write_start
+from agentruns.services.requests import checked_time, derived, request_for, write_start
+from agentruns.services.submit import submit
 from agentruns.services.write import find_run, write
 from agentruns.utils.db import readable, reading
 from agentruns.utils.ids import secret, uuid7
@@ -124,7 +125,21 @@ def run_agent(
     agent = get_agent(agent)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
     if session is None:
-        return _run_stateless(request_for(agent, text, "", **given))
+        request = request_for(agent, text, "", **given)
+        if not request.text.strip():
+            raise ValueError("The input is empty; say what the agent is to do.")
+        request = rendered(request)
+        chosen = request.rendered.get("tools", agent.tools)
+        asking = [name for name in chosen if agent.tools[name].requires_approval is True]
+        if asking:
+            raise NotDurableError(
+                f"Agent {agent.name!r} has tools that always need approval ({', '.join(asking)}); in a "
+                "stateless run nobody can be asked. Pass a session."
+            )
+        driver = Driver(agent, MemoryStore(), SessionState(request.run_id, request.run_id, secret()))
+        driver.commit(lambda batch: write_start(batch, request))
+        drive(driver)
+        return _ended(agent, driver.state)
     _require_durable(store)
     alias = settings.DATABASE
     require_no_transaction(alias)
@@ -272,25 +287,6 @@ def _require_durable(store: Store | None) -> None:
             "A session was given together with a store that forgets everything when the process ends. "
             "Leave the store out to use the database, or leave the session out to run statelessly."
         )
-
-
-def _run_stateless(request: RunRequest) -> RunResult:
-    agent = request.agent
-    if not request.text.strip():
-        raise ValueError("The input is empty; say what the agent is to do.")
-    request = rendered(request)
-    chosen = request.rendered.get("tools", agent.tools)
-    asking = [name for name in chosen if agent.tools[name].requires_approval is True]
-    if asking:
-        raise NotDurableError(
-            f"Agent {agent.name!r} has tools that always need approval ({', '.join(asking)}); in a "
-            "stateless run nobody can be asked. Pass a session."
-        )
-    state = SessionState(request.run_id, request.run_id, secret())
-    driver = Driver(agent, MemoryStore(), state)
-    driver.commit(lambda batch: write_start(batch, request))
-    drive(driver)
-    return _ended(agent, driver.state)
 
 
 def _ended(

@@ -40,7 +40,7 @@ from agentruns.models.fields import check_columns
 from agentruns.models.parts import commitment, split
 from agentruns.services import permissions
 from agentruns.services.retention import delete_files
-from agentruns.services.submit import refuse_pruned
+from agentruns.services.submit import pruned_keys, refuse_pruned
 from agentruns.services.write import find_run, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
@@ -466,7 +466,7 @@ def _refuse_known(alias: str, found: _Export) -> None:
     started = [row.payload for row in found.rows if row.kind == events.RUN_STARTED]
     keys = {payload["idempotency_key"] for payload in started if events.COPIED not in payload} - {""}
     for key in keys:
-        refuse_pruned(alias, key, None, session.scope)
+        refuse_pruned(key, pruned_keys(alias, key, None, session.scope))
     taken = Run.objects.using(alias).filter(owner=None, scope=session.scope, idempotency_key__in=keys).first()
     if taken is not None:
         raise RunStateError(

@@ -27,7 +27,7 @@ from agentruns.journal.policy import is_somebody
 from agentruns.models import ApiToken, Message, Run, Session
 from agentruns.services import api_tokens, control, erasure
 from agentruns.services.messages import send_message
-from agentruns.services.submit import RunRequest
+from agentruns.services.requests import RunRequest
 from tests.api.http import make_user
 from tests.db.helpers import payloads
 from tests.shop.agents import call, shop_agent
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 WHO = ("actor", "owner", "user")
 # What services ask each other about an actor that one of the others was given; each door has a user.
-INNER = {"permissions", "quotas", "sessions", "submit"}
+INNER = {"permissions", "requests", "sessions", "submit"}
 ALSO_INNER = {"send", "last_run", "may_revoke", "assignable", "read_content", "agents_of", "why_not_start"}
 
 

@@ -13,7 +13,13 @@ from django.db.models.functions import Now
 from django.test import override_settings
 
 from agentruns import cancel_run, fork_run, replay_run, run_again, run_agent, start_run, state_at
-from agentruns.exceptions import DurableRunNotFoundError, NotDurableError, RunStateError, SessionBusyError
+from agentruns.exceptions import (
+    DurableRunNotFoundError,
+    JournalConflictError,
+    NotDurableError,
+    RunStateError,
+    SessionBusyError,
+)
 from agentruns.journal import payloads
 from agentruns.journal.masking import mask_of
 from agentruns.journal.verify import problems
@@ -325,7 +331,7 @@ def test_killed_in_the_middle_it_goes_on(folder: Path) -> None:
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite: nobody prunes while another writes")
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("moment", ["_begin", "_unfinished", "load", "lock_session"])
+@pytest.mark.parametrize("moment", ["begin_run", "unfinished_run", "load", "lock_session"])
 def test_a_session_pruned_while_a_run_begins_in_it(
     moment: str, large: bool, folder: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +347,14 @@ def test_a_session_pruned_while_a_run_begins_in_it(
 
     monkeypatch.setattr(submit, moment, pruned_before)
     if moment == "lock_session":  # on the way that is taken where the one without a lock has failed
-        monkeypatch.setattr(submit, "_unlocked", lambda *args: None)
+        begin_run = submit.begin_run
+
+        def begin_locked(*args: Any, **options: Any) -> Any:
+            if connection.get_autocommit():
+                raise JournalConflictError("as if another run was faster")
+            return begin_run(*args, **options)
+
+        monkeypatch.setattr(submit, "begin_run", begin_locked)
     agent = shop_agent("worker", {"text": "done"})
     text = "more " * (1_000 if large else 1)
     if large:

@@ -392,7 +392,7 @@ REWOUND = [
         "db/test_rewound.py::test_a_promoted_server_lends_no_run_before_all_are_held",
         database=POSTGRESQL),
     mutant("rewound: a task asked for again keeps the keys of its calls",
-        Edit("services/submit.py", 'derived(request, "secret")} if request.key else {}',
+        Edit("services/requests.py", 'derived(request, "secret")} if request.key else {}',
              "secret()} if 0 else {}"),
         "db/test_rewound.py::test_the_same_task_asked_again_has_the_same_keys"),
 ]  # fmt: skip

@@ -6,7 +6,8 @@ from tests.mutants import Edit, mutant
 
 APPROVALS, CONTROL, PERMISSIONS = "services/approvals.py", "services/control.py", "services/permissions.py"
 SUBMIT, SESSIONS, WRITE = "services/submit.py", "services/sessions.py", "services/write.py"
-QUOTAS, STARTING = "services/quotas.py", "services/starting.py"
+REQUESTS = "services/requests.py"
+STARTING = "services/starting.py"
 ALTERED = "db/test_altered_columns.py"
 DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
@@ -19,7 +20,7 @@ DECISIONS = [
         Edit("journal/events.py", "isinstance(actor, get_user_model())", "True"),
         "db/test_actors.py::test_nobody_else_acts"),
     mutant("permissions: with an owner, the actor is looked at too",
-        Edit(SUBMIT, "        events.is_program(self.actor)  # raises for what is no actor\n",
+        Edit(REQUESTS, "        events.is_program(self.actor)  # raises for what is no actor\n",
              "        pass\n"),
         "db/test_actors.py::test_with_an_owner_the_actor_is_looked_at_too"),
     mutant("erasure: what belongs to nobody is not a deleted user's",
@@ -30,14 +31,14 @@ DECISIONS = [
         Edit("services/erasure.py", "        if hindrance is not None:", "        if False:"),
         "db/test_erasure.py::test_erased_in_a_fork_it_is_gone_from_the_origin"),
     mutant("erasure: a fork takes up what was erased since it read its rows",
-        Edit("services/forks.py", "    fork.read_again(alias)\n", ""),
+        Edit("services/forks.py", "        rows = rows_until(alias, origin, at)\n", "        pass\n"),
         "db/test_erasure.py::test_what_is_erased_while_it_is_copied_is_not_written_again"),
     mutant("erasure: a run made again has the context that is left",
         Edit("services/submit.py", "            request = replace(request, context=left)\n",
              "            pass\n"),
         "db/test_erasure.py::test_what_is_erased_while_it_is_copied_is_not_written_again"),
     mutant("erasure: a fork has the context that is left",
-        Edit("services/forks.py", "        self.origin = restore(find_run(self.origin.pk))\n", ""),
+        Edit("services/forks.py", "    origin = restore(find_run(origin.pk))\n", ""),
         "db/test_erasure.py::test_what_is_erased_while_it_is_copied_is_not_written_again"),
     mutant("approvals: in time, at the very update that decides",
         Edit(APPROVALS, "write(approval.run_id, change, guard=IN_TIME)", "write(approval.run_id, change)"),
@@ -74,7 +75,7 @@ DECISIONS = [
         Edit(CONTROL, '    permissions.require(actor, "resolve", run)\n', ""),
         "db/test_executor.py::test_a_verdict_of_staff"),
     mutant("runs: a key stands for one task",
-        Edit(SUBMIT, "    if not request.is_for(run):\n", "    if False:\n"),
+        Edit(SUBMIT, "        if not request.is_for(run):\n", "        if False:\n"),
         "db/test_bad_input.py::test_another_task_in_a_busy_session_or_under_a_key_that_was_used"),
     mutant("runs: an imported run is a record",
         Edit(WRITE, "    if session.imported_at is not None:", "    if False:"),
@@ -125,7 +126,7 @@ POLICY = [
         Edit(APPROVALS, "and getattr(now, name) != value]:", "and False]:"),
         f"{ALTERED}::test_nothing_is_decided_on_a_card_that_is_not_the_journals"),
     mutant("sessions: one that the journal knows by this key, scope and owner",
-        Edit(SUBMIT, "    request.require_home(batch.state)\n", ""),
+        Edit(REQUESTS, "    request.require_home(batch.state)\n", ""),
         f"{ALTERED}::test_a_session_takes_nothing_for_whom_its_columns_only_name"),
     mutant("messages: into the run of a session that the journal knows by this key, scope and owner",
         Edit("services/messages.py", "        request.require_home(state)\n", ""),
@@ -177,7 +178,7 @@ POLICY = [
         Edit(STARTING, "or not (is_own or ask(", "or not (True or ask("),
         "api/test_starting.py::test_acting_for_another"),
     mutant("quotas: the count is judged as it is raised",
-        Edit(QUOTAS, "filter(is_over | Q(count__lt=limit), user_id=user_id)", "filter(user_id=user_id)"),
+        Edit(SUBMIT, "filter(is_over | Q(count__lt=limit), user_id=user_id)", "filter(user_id=user_id)"),
         "db/test_scope.py::test_a_quota_counts_what_a_user_starts"),
 ]  # fmt: skip
 
@@ -218,7 +219,7 @@ SHOWN = [
         Edit(PERMISSIONS, "if not is_somebody(user):", "if not user.is_active:"),
         VISITED),
     mutant("quotas: visitors of a session have one",
-        Edit("services/quotas.py", "isinstance(actor, SessionBearer) or getattr", "getattr"),
+        Edit(SUBMIT, "isinstance(actor, SessionBearer) or getattr", "getattr"),
         "api/test_visitors.py::test_visitors_of_a_session_have_a_quota"),
     mutant("streams: each session's visitors are counted by themselves",
         Edit(STREAM, "user.session_id if isinstance(user, SessionBearer) else user.pk", "user.pk"),
@@ -275,7 +276,8 @@ SENT = [
         f"{MESSAGES}what_refuses_a_message",
         f"{MESSAGES}senders_race_for_the_last_place"),
     mutant("messages: one whose acknowledgement was lost is not sent again",
-        Edit(SENDING, "            if row.hash in self.tried:\n                return row.run_id\n", ""),
+        Edit(SENDING, "            if row.hash in self.tried:\n                return find_run(row.run_id)\n",
+             ""),
         Edit(SENDING, "        if runs.exists():", "        if False:"),
         f"{MESSAGES}a_lost_acknowledgement_sends_no_message_twice"),
     mutant("messages: a pruned session takes none",
@@ -316,7 +318,7 @@ SENT = [
         Edit(SENDING, "if self.seen is not None and run.pk not in self.seen:", "if False:"),
         "doors/test_hidden.py::test_refusals_do_not_name_a_hidden_open_run"),
     mutant("messages: whose words an ended run has not read is a requester of the next one",
-        Edit(SUBMIT, "*filter(None, unread))", "*())"),
+        Edit(REQUESTS, "*filter(None, unread))", "*())"),
         "api/test_messages.py::test_whose_words_the_next_run_reads_is_its_requester"),
     mutant("messages: whose words were answered is none",
         Edit("journal/store.py", "in self.asking.items() if seq > read", "in self.asking.items()"),
@@ -374,7 +376,7 @@ MADE = [
         Edit("services/forks.py", "made = kept(", "kept("),
         f"{RENDERING}a_fork_keeps_them_and_a_run_of_the_task_again_does_not"),
     mutant("rendering: what was erased is not kept",
-        Edit("services/forks.py", "self.origin.agent and not gone:", "self.origin.agent:"),
+        Edit("services/forks.py", "== origin.agent and not gone:", "== origin.agent:"),
         f"{RENDERING}a_fork_makes_erased_ones_anew"),
     mutant("rendering: an adoption keeps what was made",
         Edit(CONTROL, 'has = {"instructions"} if not', "has = set() if not"),
@@ -407,7 +409,7 @@ MADE = [
 
 BEGUN = [
     mutant("submit: the key of a pruned run begins no other, by the statement that begins it",
-        Edit(SUBMIT, "        unless += _uses_of_key(alias, request)\n", "        pass\n"),
+        Edit(SUBMIT, "        unless += uses_of_key(alias, request)\n", "        pass\n"),
         "db/test_retention.py::test_a_key_stays_refused_in_every_session"),
     mutant("submit: nothing is begun by a process that is to end",
         Edit(SUBMIT, "[leases.drain_requests(alias)] if owner else []", "[]"),

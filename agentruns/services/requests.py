@@ -1,0 +1,215 @@
+"""A caller's request for a task, and the rows, run and session that are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, Unpack
+from uuid import UUID
+
+from django.conf import settings as django_settings
+from django.utils.crypto import salted_hmac
+from django.utils.translation import gettext as _
+
+from agentruns.agents import content
+from agentruns.agents.agent import Agent, CommonOptions, get_agent
+from agentruns.conf import settings
+from agentruns.exceptions import SessionAccessDeniedError, SessionBusyError
+from agentruns.journal import events, payloads
+from agentruns.journal.copies import title_of
+from agentruns.journal.deciders import requester_ids
+from agentruns.journal.store import Batch, SessionState
+from agentruns.models import Control, Run, Session, SessionBearer
+from agentruns.providers import attachments
+from agentruns.services.sessions import NOBODY, Owner, checked_context, place
+from agentruns.utils import json as canonical
+from agentruns.utils.ids import uuid7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """The request for a task, by a caller of any service."""
+
+    agent: Agent
+    text: str
+    session: str
+    scope: str = ""
+    names_session: bool = True  # else the session's name was generated, and the run may be in another
+    actor: Any = None
+    owner: Owner = NOBODY
+    context: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
+    not_before: datetime | None = None  # no part of the task
+    again: Run | None = None  # the ended run that this repeats, in its session and for its owner
+    session_id: UUID | None = None  # for a session that the request may create
+    # Members of the `user` row if the text is stored in a file or the input is blocks.
+    stored: dict[str, Any] | None = None
+    run_id: UUID = field(default_factory=uuid7)  # for a run that the request may create
+    rendered: dict[str, Any] = field(default_factory=dict)  # members of its first row
+    # For a message: finds, in the locked session, the run that has the message already or accepts it.
+    join: Callable[[Session, RunRequest], Run | None] | None = None
+
+    def __post_init__(self) -> None:
+        events.is_program(self.actor)  # raises for what is no actor
+
+    def is_for(self, run: Run) -> bool:
+        """Check whether `run` has the same agent, input and context, and repeats the same run, if any."""
+        if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):
+            return False
+        same = run.agent == self.agent.name and run.input == self.text
+        if not same and run.agent == self.agent.name and self.stored and payloads.has_blocks(self.stored):
+            # The text describes blocks, perhaps under a key that the project has given up.
+            blocks, keys = self.stored["content"], django_settings.SECRET_KEY_FALLBACKS
+            same = any(content.described(blocks, key) == run.input for key in keys)
+        return same and canonical.dumps(run.context) == canonical.dumps(self.context)
+
+    def require_home(self, state: SessionState) -> None:
+        """Raise SessionAccessDeniedError unless the session's first row has this key, scope and owner.
+
+        The session was found by its columns, but the journal decides whose conversation it is.
+        """
+        owner = self.owner.ref()
+        if state.home not in (None, (self.session, self.scope, owner and owner["id"])):
+            text = _(
+                "Session %(session)r has another key, scope or owner in its journal: a column was altered. "
+                "Run manage.py verify_journal --repair, then try again."
+            )
+            raise SessionAccessDeniedError(text % {"session": self.session})
+
+
+def request_for(
+    agent: Agent | str, given: content.Input, session: Session | str, **options: Unpack[CommonOptions]
+) -> RunRequest:
+    """Build the request from a caller's arguments; raises as `place`, `read_input`, `checked_context`."""
+    actor, owner = options.get("actor"), options.get("owner")
+    whose = actor if owner is None else owner
+    name, scope = place(session, options.get("scope"), whose)
+    agent = get_agent(agent)
+    text, stored = read_input(given, agent)
+    return RunRequest(
+        agent=agent,
+        text=text,
+        stored=stored,
+        session=name,
+        scope=scope,
+        actor=actor,
+        owner=Owner.of_row(session) if isinstance(actor, SessionBearer) else Owner.of(whose),
+        context=checked_context(options.get("context")),
+        key=options.get("idempotency_key") or "",
+    )
+
+
+def request_again(run: Run, agent: Agent, actor: Any, **changes: Any) -> RunRequest:
+    """Build a request for a run's task once more: in its session, for its owner, with its context."""
+    of_run = {"text": run.input, "session": run.session.key, "scope": run.scope, "context": run.context}
+    return RunRequest(agent=agent, actor=actor, owner=Owner.of_row(run), **of_run | changes)
+
+
+def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] | None]:
+    """Convert an input to text and, for blocks, to members of its row; raises ContentError.
+
+    ContentError is also raised for a file that a model of the agent would refuse.
+    """
+    if isinstance(given, str):
+        return given, None
+    made = content.packed(content.checked(given))
+    files = [block for block in made["content"] if block["type"] != "text"]
+    attachments.require_taken(files, agent.file_limits)
+    return content.described(made["content"]), made
+
+
+def checked_time(moment: datetime | None) -> datetime | None:
+    """Convert the time at which a run may start to UTC. Raises TypeError, ValueError."""
+    if moment is None:
+        return None
+    if not isinstance(moment, datetime):
+        raise TypeError(f"not_before must be a datetime, not {moment!r}.")
+    if moment.utcoffset() is None:
+        raise ValueError(f"not_before must be aware: {moment!r} does not say of which time zone it is.")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"not_before must be a time in UTC as well, not {moment!r}.") from None
+
+
+def write_start(batch: Batch, request: RunRequest) -> None:
+    """Add the first two rows of a run; raises as `require_home`."""
+    request.require_home(batch.state)
+    begun = first_row(request)
+    unread = chain.from_iterable(batch.state.asking.values())  # the run answers these as well
+    asked = (request.owner.id, getattr(request.actor, "pk", None), *filter(None, unread))
+    begun["requesters"] = requester_ids(*asked, origin=request.again)
+    if request.not_before:
+        begun["not_before"] = events.timestamp(request.not_before)
+    if request.again:
+        begun["origin"] = {"run": str(request.again.pk)}
+    batch.add(events.RUN_STARTED, begun)
+    batch.add(events.USER, user_row(request))
+
+
+def first_row(request: RunRequest) -> events.RunStarted:
+    """Build the payload of a run's `run_started` row."""
+    begun: events.RunStarted = {
+        "agent": request.agent.name,
+        "version": request.agent.version,
+        "definition": request.agent.definition_hash,
+        "actor": events.actor_ref(request.actor),
+        "idempotency_key": request.key,
+        "session": request.session,
+        "scope": request.scope,
+        "owner": request.owner.ref(),
+        **request.rendered,  # type: ignore[typeddict-item]
+    }
+    if request.context:
+        begun["context"] = request.context
+    if request.key:  # the same for the same task, should a restore lose the run; another in another database
+        place = [Control.objects.using(settings.DATABASE).identity(), request.scope, str(request.owner.id)]
+        begun["task"] = canonical.digest([*place, request.session, request.key])
+    return begun
+
+
+def user_row(request: RunRequest) -> dict[str, Any]:
+    """Build the payload of the request's `user` row."""
+    stored = request.stored or {}
+    if payloads.has_blocks(stored):
+        return stored
+    return {**stored, "content": [{"type": "text", "text": stored.get("content", request.text)}]}
+
+
+def taken(request: RunRequest) -> SessionBusyError:
+    """Build the error for a request that lost a race against another request."""
+    text = _("Session %(session)r was taken by another run; try again.")
+    return SessionBusyError(text % {"session": request.session})
+
+
+def derived(request: RunRequest, what: str) -> str:
+    """Derive 32 bytes, in hex, from a caller's idempotency key and the project's SECRET_KEY."""
+    session = request.session if what == "secret" else ""
+    text = canonical.dumps([request.scope, str(request.owner.id), session, request.key])
+    return salted_hmac(f"agentruns.{what}", text, algorithm="sha256").hexdigest()
+
+
+def new_session(request: RunRequest) -> Session:
+    """Build the new session of a request."""
+    # If a restore loses the task and the caller repeats it, its calls have the same digests and keys.
+    made = {"secret": derived(request, "secret")} if request.key else {}
+    return Session(
+        **made,
+        id=request.session_id or uuid7(),
+        scope=request.scope,
+        key=request.session,
+        title=title_of(request.text),
+        **request.owner.columns(),
+    )
+
+
+def new_run(session: Session, request: RunRequest, **columns: Any) -> Run:
+    """Build the run of a request in its session."""
+    agent = request.agent
+    made: dict[str, Any] = {"idempotency_key": request.key, "input": request.text}
+    made |= {"agent": agent.name, "version": agent.version, "definition_id": agent.definition_hash}
+    made |= {"owner_id": session.owner_id, "owner_name": session.owner_name}
+    made |= {"scope": request.scope, "context": request.context, "not_before": request.not_before}
+    return Run(id=request.run_id, session=session, title=title_of(request.text), **made | columns)
