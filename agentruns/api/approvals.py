@@ -43,8 +43,8 @@ def list_approvals(
     approvals = visible_approvals(user_of(request)).select_related("run")
     if status is not None:
         approvals = approvals.filter(status=PENDING if status == PENDING.value else status)
-    found, following = page(approvals, "requested_at", cursor)
-    return ApprovalPage(items=ApprovalOut.all(found), next=following)
+    page_rows, following = page(approvals, "requested_at", cursor)
+    return ApprovalPage(items=ApprovalOut.all(page_rows), next=following)
 
 
 @router.get("/approvals/{approval_id}", response=ApprovalOut)

@@ -64,8 +64,8 @@ class BearerAuth(security.HttpBearer):
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
         """Find the header's token, and let its owner or visitor act; Problem if it is not valid here."""
-        found = token_of(request)
-        if found is None:
+        bearer = token_of(request)
+        if bearer is None:
             _throttle(request)
             raise Problem.named(
                 "not-authenticated",
@@ -73,7 +73,7 @@ class BearerAuth(security.HttpBearer):
                 "owner who is not active or has a new password. Send 'Bearer ' and what manage.py "
                 "create_api_token printed.",
             )
-        user: Any = found.owner if found.session_id is None else SessionBearer(found.session_id)
+        user: Any = bearer.owner if bearer.session_id is None else SessionBearer(bearer.session_id)
         request.user = user
 
         async def auser() -> Any:
@@ -82,7 +82,7 @@ class BearerAuth(security.HttpBearer):
         request.auser = auser
         _throttle(request, user)
         entry = entry_of(request)
-        if found.session_id is not None:
+        if bearer.session_id is not None:
             if not entry.lets_visitors_in:  # nor do a host's own routes with these classes
                 raise Problem(
                     403,
@@ -92,9 +92,9 @@ class BearerAuth(security.HttpBearer):
                     "else.",
                     scopes=list(entry.scopes),
                 )
-        elif entry.scopes and set(entry.scopes).isdisjoint(found.scopes):
-            raise _lacking(found, entry.scopes)
-        return found
+        elif entry.scopes and set(entry.scopes).isdisjoint(bearer.scopes):
+            raise _lacking(bearer, entry.scopes)
+        return bearer
 
 
 class SessionAuth(security.SessionAuth):

@@ -33,9 +33,9 @@ def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], s
         rows = rows.filter(before, **{f"{moment}__lte": bound})  # only the __lte can use an index
     rows = rows.order_by(f"-{moment}", "-pk")
     placed: Any = rows.annotate(position=Cast(moment, CharField())) if as_text else rows
-    found = list(placed[: PAGE + 1])
-    if len(found) <= PAGE:
-        return found, None
-    last = found[PAGE - 1]
+    page_rows = list(placed[: PAGE + 1])
+    if len(page_rows) <= PAGE:
+        return page_rows, None
+    last = page_rows[PAGE - 1]
     at = last.position if as_text else getattr(last, moment).isoformat()
-    return found[:PAGE], signing.dumps([at, str(last.pk)], salt=SALT)
+    return page_rows[:PAGE], signing.dumps([at, str(last.pk)], salt=SALT)

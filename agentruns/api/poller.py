@@ -107,8 +107,8 @@ class Poller:
             rows: list[Row] = []
             if changed:
                 after = reduce(or_, (Q(run_id=run_id, seq__gt=seq) for run_id, (seq, _) in changed.items()))
-                found = Message.objects.using(settings.DATABASE).filter(after).order_by("seq")
-                rows = read_rows(found[: MOST + 1])
+                news = Message.objects.using(settings.DATABASE).filter(after).order_by("seq")
+                rows = read_rows(news[: MOST + 1])
             self._news = {
                 run_id: (*both, [row for row in rows if row.run_id == run_id])
                 for run_id, both in (changed.items() if len(rows) <= MOST else ())
@@ -123,15 +123,15 @@ class Poller:
         """Read the heads of runs. Rows are read later, so that the last row of an ended run is among them."""
         runs = Run.objects.using(settings.DATABASE).filter(pk__in=run_ids)
         draft = ("draft__epoch", "draft__step", "draft__text")
-        found: dict[UUID, Head | None] = dict.fromkeys(run_ids)
+        heads: dict[UUID, Head | None] = dict.fromkeys(run_ids)
         for run_id, status, seq, epoch, step, *drafted in runs.values_list(
             "pk", "status", "session__next_seq", "lease_epoch", "step", *draft
         ):
             is_drafted = status == "running" and drafted[:2] == [epoch, step]
-            found[run_id] = Head(status, seq - 1, step, drafted[2] if is_drafted else "")
-        self._heads.update(found)
+            heads[run_id] = Head(status, seq - 1, step, drafted[2] if is_drafted else "")
+        self._heads.update(heads)
         now = time.monotonic()
-        at_work = [run_id for run_id, head in found.items() if head and head.status in AT_WORK]
+        at_work = [run_id for run_id, head in heads.items() if head and head.status in AT_WORK]
         if due := [run_id for run_id in at_work if now - self._renewed.get(run_id, -RENEWED) >= RENEWED]:
             self._renewed.update(dict.fromkeys(due, now))
             watch(due)  # lets workers know that somebody listens

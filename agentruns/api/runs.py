@@ -154,8 +154,8 @@ def list_runs(
     name, _, value = (context or "").partition(":")
     if context is not None:
         runs = runs.filter(pk__in=Run.objects.with_context({name: value}))
-    found, following = pagination.page(runs, "updated_at", cursor)
-    items = RunOut.all(readable(user, run) for run in found)
+    page_runs, following = pagination.page(runs, "updated_at", cursor)
+    items = RunOut.all(readable(user, run) for run in page_runs)
     if context is not None:  # a match must not reveal a masked value
         items = [run for run in items if said(run.context.get(name)) == value]
         following = following if items else None  # nor may the number of pages

@@ -47,9 +47,9 @@ def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = 
         runs = runs.filter(scope=scope)
     # Ids of runs increase in the order of their start.
     later = runs.filter(session_id=OuterRef("session_id"), pk__gt=OuterRef("pk"))
-    found, following = pagination.page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
-    titled = permissions.titled(user, {run.session_id for run in found})
-    return SessionPage(items=ListedSession.all(found, titled), next=following)
+    last_runs, following = pagination.page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
+    titled = permissions.titled(user, {run.session_id for run in last_runs})
+    return SessionPage(items=ListedSession.all(last_runs, titled), next=following)
 
 
 @router.get("/sessions/{path:key}/messages", response=Conversation)
@@ -64,11 +64,11 @@ def list_conversation(
     user = user_of(request)
     runs = visible_runs(user).filter(session=find_session(user, key, scope))
     rows = Message.objects.using(settings.DATABASE).filter(run__in=runs.order_by(), kind__in=SAID)
-    found = read_rows(rows.filter(seq__gt=after).order_by("seq")[: pagination.PAGE + 1])
+    page_rows = read_rows(rows.filter(seq__gt=after).order_by("seq")[: pagination.PAGE + 1])
     first = runs.first()
     mask = mask_of(first) if first else NOTHING
-    said = (SaidOut.of(row, mask) for row in found[: pagination.PAGE])
-    following = str(found[pagination.PAGE - 1].seq) if len(found) > pagination.PAGE else None
+    said = (SaidOut.of(row, mask) for row in page_rows[: pagination.PAGE])
+    following = str(page_rows[pagination.PAGE - 1].seq) if len(page_rows) > pagination.PAGE else None
     return Conversation(items=[each for each in said if each is not None], next=following)
 
 
@@ -83,8 +83,8 @@ def get_session(
     """
     user = user_of(request)
     session = find_session(user, key, scope)
-    found, following = pagination.page(visible_runs(user).filter(session=session), "updated_at", cursor)
-    runs = RunPage(items=RunOut.all(readable(user, run) for run in found), next=following)
+    page_runs, following = pagination.page(visible_runs(user).filter(session=session), "updated_at", cursor)
+    runs = RunPage(items=RunOut.all(readable(user, run) for run in page_runs), next=following)
     first = visible_runs(user).filter(session=session).first()
     if not permissions.titled(user, {session.pk}):
         session.title = ""

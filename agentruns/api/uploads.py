@@ -73,15 +73,15 @@ def blocks_of(request: HttpRequest, given: Any) -> content.Input:
     files = [file for _, each in uploads for file in each]
     if isinstance(given, str) and not files:
         return given
-    found: list[content.Block] = [content.Text(given)] if isinstance(given, str) else []
+    blocks: list[content.Block] = [content.Text(given)] if isinstance(given, str) else []
     for number, block in enumerate([] if isinstance(given, str) else given):
         if block.type == "text":
-            found.append(content.Text(block.text))
+            blocks.append(content.Text(block.text))
             continue
         try:
             data = base64.b64decode(block.data, validate=True)
         except (binascii.Error, ValueError):
             raise ContentError(f"The data of block {number} is no base64.") from None
         kind = content.FILES[block.type]
-        found.append(kind(data=data, media_type=block.media_type, name=block.name))
-    return [*found, *map(content.of_upload, files)]
+        blocks.append(kind(data=data, media_type=block.media_type, name=block.name))
+    return [*blocks, *map(content.of_upload, files)]

@@ -229,10 +229,10 @@ def idle(stands: dict[str, Any]) -> str:
 def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
     """Yield a line for each run that workers found but could not drive, with the reason; at most ten runs."""
     runs = waiting.unserved(Run.objects.using(alias)).select_related("session").order_by("created_at")
-    found = masked_runs((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
-    for run in found[:MOST]:
+    waiting_runs = masked_runs((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
+    for run in waiting_runs[:MOST]:
         yield f"Session {run.session.key}: {shortened(run.blocked_reason, 300)}"
-    if len(found) > MOST:
+    if len(waiting_runs) > MOST:
         yield "and more"
 
 

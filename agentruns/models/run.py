@@ -184,8 +184,8 @@ class ContextValue(models.Model):
         tools = definition.get("tools", {}).values() if run.context else ()
         hidden = {name for tool in tools for kind in SENSITIVE for name in tool.get(kind) or ()}
         texts = {name: said(value) for name, value in run.context.items() if name not in hidden}
-        found = [(name, text) for name, text in texts.items() if text and is_name(name)]
-        return [cls(run_id=run.pk, key=name, value=text) for name, text in found[:MOST_VALUES]]
+        values = [(name, text) for name, text in texts.items() if text and is_name(name)]
+        return [cls(run_id=run.pk, key=name, value=text) for name, text in values[:MOST_VALUES]]
 
 
 class Draft(models.Model):

@@ -144,8 +144,8 @@ def require_somebody(actor: Any) -> None:
 
 def active_user(user_id: Any) -> Any:
     """Find the active user of an id; None if there is none."""
-    found = user_of_key(user_id)
-    return found if found is not None and found.is_active else None
+    user = user_of_key(user_id)
+    return user if user is not None and user.is_active else None
 
 
 def context_of(user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, Any]:
@@ -204,9 +204,9 @@ def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
     Asks only the policy's `decidable`, so approvals may remain that `can_decide` refuses.
     """
-    found = open_to(user, pending)
-    partly: Any = found.filter(approved_count__gt=0).values_list(*GIVEN, named=True)
-    return found.exclude(pk__in=already_given(user, list(partly[:MOST])))
+    approvals = open_to(user, pending)
+    partly: Any = approvals.filter(approved_count__gt=0).values_list(*GIVEN, named=True)
+    return approvals.exclude(pk__in=already_given(user, list(partly[:MOST])))
 
 
 def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
@@ -219,14 +219,14 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
     own = Q(Exists(run), approvers=REQUESTER)
     if not may(user, "decide"):
         return pending.filter(in_time, own)
-    found = ~Q(approvers=REQUESTER)
+    allowed = ~Q(approvers=REQUESTER)
     if not getattr(user, "is_superuser", False):
         held: set[str] = getattr(user, "get_all_permissions", set)()
         names = {"", *held, *(name.rpartition(".")[2] for name in held)}
-        found &= Q(approvers__in=names | groups_of(user))
+        allowed &= Q(approvers__in=names | groups_of(user))
     if not settings.REQUESTER_MAY_APPROVE:
-        found &= ~Q(run__requesters__contains=f" {quote(str(user.pk))} ")
-    return ask("decidable", pending.none(), user, pending.filter(in_time, own | found))
+        allowed &= ~Q(run__requesters__contains=f" {quote(str(user.pk))} ")
+    return ask("decidable", pending.none(), user, pending.filter(in_time, own | allowed))
 
 
 def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
@@ -246,18 +246,18 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
         run_id__in=[run_id for run_id, _ in partly],
         kind__in=(events.APPROVAL_DECIDED, events.APPROVAL_VOIDED),
     )
-    found: dict[UUID, list[str]] = {one.pk: [] for one in partly.values()}
+    people: dict[UUID, list[str]] = {one.pk: [] for one in partly.values()}
     for run_id, call_id, facts in rows.order_by("seq").values_list("run_id", "call_id", "facts"):
         approval = partly.get((run_id, call_id))
         if approval is None:
             continue
-        given = found[approval.pk]
+        given = people[approval.pk]
         if "arguments" in facts.get(HAS, ()):  # an edit voids what was given before it
             given.clear()
         if facts.get("verb") == "approve":
             given.append(str((facts.get("actor") or events.PROGRAM)["id"]))
         given[:] = [key for key in given if key not in facts.get("voided", ())]
-    return found
+    return people
 
 
 def may_reveal(user: Any, shown: Approval | Run) -> bool:

@@ -35,10 +35,10 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
 
     def action() -> Repaired:
         lock_session(alias, session_id)
-        found = check(session_id, alias, files=False)
-        if any(problem.seq is not None for problem in found):
-            return Repaired([], found)
-        changed = [problem for problem in found if problem.column]
+        problems = check(session_id, alias, files=False)
+        if any(problem.seq is not None for problem in problems):
+            return Repaired([], problems)
+        changed = [problem for problem in problems if problem.column]
         rows: dict[tuple[type[Model], Any, str], dict[str, Any]] = {}
         for problem in changed:
             row = (problem.model, problem.approval or problem.run or session_id, problem.status)
@@ -50,7 +50,7 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
             where = {"status": status} if status else {}  # a session has none, and is locked
             if model._default_manager.using(alias).filter(pk=pk, **where).update(**columns) != 1:
                 raise JournalConflictError(f"{model.__name__} {pk} is not {status} any more.")
-        return Repaired(changed, [problem for problem in found if not problem.column])
+        return Repaired(changed, [problem for problem in problems if not problem.column])
 
     try:
         repaired = in_transaction(alias, action)

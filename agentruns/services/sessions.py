@@ -79,16 +79,16 @@ def find_session(key: str, scope: str | None = None, among: QuerySet[Session] | 
 
     `among` are the sessions that the caller may see. Raises SessionAccessDeniedError, AmbiguousSessionError.
     """
-    found: list[Session] = []
+    sessions_of_key: list[Session] = []
     # Databases disagree about texts that are no names, so do not query for them.
     if all(map(is_name, (key, scope or ""))):
         sessions = Session.objects.using(settings.DATABASE) if among is None else among
         sessions = sessions.filter(key=key) if scope is None else sessions.filter(key=key, scope=scope)
-        found = list(sessions.order_by("scope"))
-    if not found:
+        sessions_of_key = list(sessions.order_by("scope"))
+    if not sessions_of_key:
         raise SessionAccessDeniedError(no_session(key))
-    require_one_scope(key, [session.scope for session in found])
-    return found[0]
+    require_one_scope(key, [session.scope for session in sessions_of_key])
+    return sessions_of_key[0]
 
 
 def require_one_scope(key: str, scopes: list[str]) -> None:
@@ -139,8 +139,8 @@ def checked_context(context: dict[str, Any] | None) -> dict[str, Any]:
         text = canonical.dumps(context)
     except (TypeError, ValueError) as error:
         raise TypeError(f"The context must be a dict of JSON values: {error}") from error
-    if found := next(finite.places(context), None):  # a gate may compare with it
-        raise TypeError(f"The context must be a dict of JSON values: {'.'.join(found[0])} is not finite.")
+    if infinite := next(finite.places(context), None):  # a gate may compare with it
+        raise TypeError(f"The context must be a dict of JSON values: {'.'.join(infinite[0])} is not finite.")
     if (size := len(text.encode())) > CONTEXT_LENGTH:
         raise ValueError(f"The context is {size} bytes of JSON; it may have {CONTEXT_LENGTH}.")
     return dict(canonical.loads(text))

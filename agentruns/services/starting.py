@@ -63,11 +63,11 @@ def start_run(
         key = user.key(idempotency_key) if idempotency_key else None
         context = _visitors_context(own, last)
         return runs.get_or_start(agent, text, own, actor=user, context=context, idempotency_key=key)
-    found = startable(user, agent)
+    chosen = startable(user, agent)
     owner, scope = _acts_for(user, behalf)
-    context = permissions.context_of(user, found, behalf.context or {})
+    context = permissions.context_of(user, chosen, behalf.context or {})
     given = {"owner": owner, "scope": scope, "context": context, "idempotency_key": idempotency_key}
-    return runs.get_or_start(found, text, session, actor=user, not_before=not_before, **given)
+    return runs.get_or_start(chosen, text, session, actor=user, not_before=not_before, **given)
 
 
 def send_message(
@@ -88,10 +88,10 @@ def send_message(
     last: Run | None
     if isinstance(user, SessionBearer):
         session, last = _conversation(user, session.key, agent)
-        found, key = get_agent(last.agent), user.key(idempotency_key) if idempotency_key else None
+        chosen, key = get_agent(last.agent), user.key(idempotency_key) if idempotency_key else None
     else:
         last, key = messages.last_run(session, idempotency_key, user), idempotency_key
-        found = startable(user, agent or (last.agent if last else ""))
+        chosen = startable(user, agent or (last.agent if last else ""))
     given: dict[str, Any] = {"actor": user, "owner": Owner.of_row(session), "key": key}
     try:
         if last is not None and isinstance(user, SessionBearer):
@@ -104,10 +104,10 @@ def send_message(
                 if not (acts_for and owner and ask("can", False, user, "act_for", (owner, session.scope))):
                     raise PermissionDeniedError(_not_for_others(user))
             if last is not None:
-                given["context"] = permissions.context_again(user, found, restore(last), session.owner_id)
+                given["context"] = permissions.context_again(user, chosen, restore(last), session.owner_id)
     except PermissionDeniedError as error:  # refuses a start, but no message to an open run
         given["refusal"] = str(error)
-    return messages.send(session, text, agent=found, **given)
+    return messages.send(session, text, agent=chosen, **given)
 
 
 def fork_run(
@@ -124,24 +124,24 @@ def fork_run(
     It stays in the scope of its origin, and requests the origin's context, unless others are requested.
     """
     origin = restore(find_run(run_id))
-    found = startable(user, agent_again(origin) if agent is None else agent)
+    chosen = startable(user, agent_again(origin) if agent is None else agent)
     owner, scope = _acts_for(user, behalf, origin.scope)
     if behalf.context is not None:
-        context: dict[str, Any] | None = permissions.context_of(user, found, behalf.context)
+        context: dict[str, Any] | None = permissions.context_of(user, chosen, behalf.context)
     else:
-        context = permissions.context_again(user, found, origin, (owner or user).pk)
+        context = permissions.context_again(user, chosen, origin, (owner or user).pk)
     return forks.get_or_fork(
-        origin.pk, at, agent=found, actor=user, owner=owner, scope=scope, context=context, **options
+        origin.pk, at, agent=chosen, actor=user, owner=owner, scope=scope, context=context, **options
     )
 
 
 def run_again(user: Any, run_id: UUID | str, *, idempotency_key: str | None = None) -> Run:
     """Queue an ended run's task again for a user. Raises PermissionDeniedError, and as `forks.run_again`."""
     run = restore(find_run(run_id))
-    found = startable(user, agent_again(run))
+    chosen = startable(user, agent_again(run))
     if run.owner_id not in (None, user.pk) and permissions.active_user(run.owner_id) is None:
         raise PermissionDeniedError(_not_for_others(user))
-    context = permissions.context_again(user, found, run, run.owner_id)
+    context = permissions.context_again(user, chosen, run, run.owner_id)
     return forks.run_again(run_id, user, context=context, idempotency_key=idempotency_key)
 
 

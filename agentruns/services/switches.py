@@ -23,8 +23,8 @@ logger = get_logger("agentruns.switches")
 
 def switched_off() -> dict[tuple[str, str], Control]:
     """Map (kind, name) of each agent and tool that is off to its switch."""
-    found = Control.objects.using(settings.DATABASE).switches()
-    return {(kind, name): one for one in found for _off, kind, name in [one.name.split(":", 2)]}
+    switches = Control.objects.using(settings.DATABASE).switches()
+    return {(kind, name): one for one in switches for _off, kind, name in [one.name.split(":", 2)]}
 
 
 def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str = "") -> bool:
@@ -40,8 +40,8 @@ def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str =
         raise ValueError(_("There is no such agent or tool."))
     if state == "off" and not 0 < len(reason.strip()) <= REASON_LENGTH:
         raise ValueError(_("Give a reason of at most %(count)d characters.") % {"count": REASON_LENGTH})
-    key, found = f"off:{kind}:{name}", events.actor_ref(actor)
-    who = found["name"] if found else ""
+    key, person = f"off:{kind}:{name}", events.actor_ref(actor)
+    who = person["name"] if person else ""
     controls = Control.objects.using(settings.DATABASE)
 
     def change() -> bool:

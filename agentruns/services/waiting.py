@@ -52,6 +52,10 @@ class Wait:
     until: datetime | None = None  # of a back-off, or of a start at a later time
     gates_tool: bool = False  # further calls of the tool need approval until this call is cleared
 
+    def masked(self, mask: Mask) -> Wait:
+        """Hide the sensitive values in the text."""
+        return replace(self, text=mask.made(self.tool, self.text))
+
 
 def waits(
     alias: str, runs: Iterable[Run], masks: Mapping[UUID, Mask] | None = None
@@ -62,38 +66,34 @@ def waits(
     """
     runs = list(runs)
     stopped = [run for run in runs if run.status in FOR_PEOPLE]
-    found: dict[UUID, list[Wait]] = defaultdict(list)
+    reasons: dict[UUID, list[Wait]] = defaultdict(list)
     if stopped:
         for wait in orphans(alias, stopped):
-            found[wait.run_id].append(wait)
+            reasons[wait.run_id].append(wait)
         pending = Approval.objects.using(alias).pending().filter(run_id__in=[run.pk for run in stopped])
         for one in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
             about = {"call_id": one.call_id, "tool": one.tool_name, "text": one.title}
-            found[one.run_id].append(Wait(kind=APPROVAL, run_id=one.run_id, approval_id=one.pk, **about))
+            reasons[one.run_id].append(Wait(kind=APPROVAL, run_id=one.run_id, approval_id=one.pk, **about))
     unbegun = [run for run in runs if waits_for_time(run) and not run.step]
     starts = Message.objects.using(alias).own().filter(run__in=unbegun, kind=events.RUN_STARTED)
     firsts = dict(starts.values_list("run_id", "facts")) if unbegun else {}
     for run in runs:
         if run.status == Run.Status.PAUSED:
-            found[run.pk].append(Wait(kind=PAUSED, run_id=run.pk, text=run.blocked_reason))
+            reasons[run.pk].append(Wait(kind=PAUSED, run_id=run.pk, text=run.blocked_reason))
         elif is_stalled(run):
-            found[run.pk].append(Wait(kind=SILENT, run_id=run.pk))
+            reasons[run.pk].append(Wait(kind=SILENT, run_id=run.pk))
         elif waits_for_time(run):
             due, until = firsts.get(run.pk, {}).get("not_before"), run.not_before
             timed = SCHEDULED if until is not None and due == events.timestamp(until) else BACKOFF
-            found[run.pk].append(Wait(kind=timed, run_id=run.pk, until=run.not_before))
+            reasons[run.pk].append(Wait(kind=timed, run_id=run.pk, until=run.not_before))
         elif run.status == Run.Status.QUEUED and run.blocked_reason:
-            found[run.pk].append(Wait(kind=BLOCKED, run_id=run.pk, text=run.blocked_reason))
+            reasons[run.pk].append(Wait(kind=BLOCKED, run_id=run.pk, text=run.blocked_reason))
     if masks is None:
-        masks = masks_of(run for run in runs if found.get(run.pk))
+        masks = masks_of(run for run in runs if reasons.get(run.pk))
     for run in runs:
-        if run.pk in found:
-            found[run.pk] = [_masked(wait, masks[run.session_id]) for wait in found[run.pk]]
-    return found
-
-
-def _masked(wait: Wait, mask: Mask) -> Wait:
-    return replace(wait, text=mask.made(wait.tool, wait.text)) if mask else wait
+        if run.pk in reasons:
+            reasons[run.pk] = [wait.masked(masks[run.session_id]) for wait in reasons[run.pk]]
+    return reasons
 
 
 def uncleared(
@@ -105,16 +105,16 @@ def uncleared(
     """
     rows = Message.objects.using(alias).filter(session_id=run.session_id, session__imported_at=None)
     rows = rows.filter(kind__in=doubts.KINDS)
-    found = uncleared_in(read_rows(rows.order_by("seq")))
-    if found and among is not None and is_narrowed(among):
-        seen = {*among.filter(pk__in={row.run_id for row in found}).values_list("pk", flat=True)}
-        found = [row for row in found if row.run_id in seen]
-    if not found:
+    results = uncleared_in(read_rows(rows.order_by("seq")))
+    if results and among is not None and is_narrowed(among):
+        seen = {*among.filter(pk__in={row.run_id for row in results}).values_list("pk", flat=True)}
+        results = [row for row in results if row.run_id in seen]
+    if not results:
         return []
     tools = definition_body(alias, run.definition_id).get("tools", {})
     gating = {name for name, declared in tools.items() if not any(map(declared.get, EXEMPT))}
     mask = mask_of(run) if mask is None else mask
-    return [_masked(replace(wait, gates_tool=wait.tool in gating), mask) for wait in map(_uncleared, found)]
+    return [replace(wait, gates_tool=wait.tool in gating).masked(mask) for wait in map(_uncleared, results)]
 
 
 def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
@@ -133,8 +133,8 @@ def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
     # A copied row repeats a doubt of the fork's origin. Without copies each call belongs to one session.
     its = [row for row in readable_rows(about, contents=False) if events.COPIED not in row.payload]
     unknown = {row.call_id for row in its if row.payload.get("verdict") == "unknown"}
-    found = [row for row in uncleared_in(its) if row.run_id in left and row.call_id not in unknown]
-    return [replace(_uncleared(row), text="") for row in sorted(found, key=attrgetter("created_at"))]
+    doubtful = [row for row in uncleared_in(its) if row.run_id in left and row.call_id not in unknown]
+    return [replace(_uncleared(row), text="") for row in sorted(doubtful, key=attrgetter("created_at"))]
 
 
 def _uncleared(row: events.Row) -> Wait:
@@ -172,8 +172,8 @@ def waits_for_time(run: Run) -> bool:
 def cancel_requests(alias: str, runs: Collection[Run]) -> dict[UUID, tuple[str, datetime]]:
     """Find the first cancel request of each run: name of the requester ("" for the program) and time."""
     rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_CANCEL_REQUESTED)
-    found = rows.order_by("-seq").values_list("run_id", "facts", "created_at")
-    return {run_id: (_actor(facts), when) for run_id, facts, when in found}
+    requests = rows.order_by("-seq").values_list("run_id", "facts", "created_at")
+    return {run_id: (_actor(facts), when) for run_id, facts, when in requests}
 
 
 def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
@@ -191,15 +191,15 @@ def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
 
 def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tuple[int, datetime]]]:
     """Find row number and time of each message that no reply of these runs has read, by run; one query."""
-    found: dict[UUID, list[tuple[int, datetime]]] = defaultdict(list)
+    unread_of: dict[UUID, list[tuple[int, datetime]]] = defaultdict(list)
     rows = Message.objects.using(alias).filter(run_id__in=run_ids, kind__in=(events.USER, events.ASSISTANT))
     fields = ("run_id", "seq", "facts", "created_at")
     for run_id, seq, facts, at in rows.order_by("seq").values_list(*fields) if run_ids else ():
         if facts.get("reason") == events.MESSAGE:
-            found[run_id].append((seq, at))
+            unread_of[run_id].append((seq, at))
         elif "read" in facts:
-            found[run_id] = [one for one in found[run_id] if one[0] > facts["read"]]
-    return {run_id: ones for run_id, ones in found.items() if ones}
+            unread_of[run_id] = [one for one in unread_of[run_id] if one[0] > facts["read"]]
+    return {run_id: ones for run_id, ones in unread_of.items() if ones}
 
 
 def sweeper_seen(alias: str) -> datetime | None:

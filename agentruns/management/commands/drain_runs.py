@@ -42,11 +42,11 @@ class Command(AgentRunsCommand):
                     break
                 time.sleep(PAUSE)
         runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
-        found = [
+        undrained = [
             f"After {timeout:g} s {runs} still in a call:",
             *(f"  {run_id}" for run_id in left),
             "Stop their workers anyway: once a lease has expired, recovery takes over its run.",
         ]
         none = "Drained: no process of the old code drives a run. Stop its workers and start the new ones."
-        self.tell({"drained": not left, "runs": list(map(str, left))}, *(found if left else [none]))
+        self.tell({"drained": not left, "runs": list(map(str, left))}, *(undrained if left else [none]))
         return bool(left)
