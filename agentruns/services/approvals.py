@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -61,7 +62,7 @@ def approve(
     givers = permissions.givers([approval]).get(approval.pk, []) if edit is None else []
     lost = lapsed(approval, givers, approval.arguments)
 
-    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> dict[str, Any]:
         if pending.only_answers:
             text = _(
                 "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
@@ -72,18 +73,33 @@ def approve(
         payload: dict[str, Any] = {"verb": "approve", "digest": pending.digest}
         who = events.actor_ref(actor) or events.PROGRAM
         if edit is not None:
-            _refuse_masks(run, call, edit["arguments"])
+            shown = mask_of(run).arguments(call.tool, call.arguments)
+            for name, value in edit["arguments"].items():  # the mask of a value is not the value
+                given = call.arguments.get(name)
+                if value in (MASK, shown.get(name)) and value != given != shown.get(name):
+                    text = _(
+                        "The edited %(name)s is only the mask of the real value. "
+                        "Give the value, or leave it as it is."
+                    )
+                elif carries_mask(value, name, call.arguments):
+                    text = _(
+                        "The edited %(name)s holds the mask that AGENTRUNS_REDACT puts in place of a real "
+                        "value. Give the value, or leave it as it is."
+                    )
+                else:
+                    continue
+                raise ApprovalStateError(text % {"name": name})
             payload |= edit | {"digest": call_digest(batch.state.secret, call.tool, edit["arguments"])}
         elif who["id"] in pending.given:  # an earlier giver may still deny, answer or edit
             text = _("%(name)s approved %(id)s already; it takes %(required)d people.")
             facts = {"name": who["name"], "id": approval_id, "required": pending.required}
             raise ApprovalStateError(text % facts)
-        given = 1 if edit is not None else len(pending.given) + 1  # an edit voids what others approved
-        if pending.settles and given >= pending.required:
+        count = 1 if edit is not None else len(pending.given) + 1  # an edit voids what others approved
+        if pending.settles and count >= pending.required:
             payload["settles"] = pending.settles
-        _record(batch, call, actor, reason, channel, payload)
+        return payload
 
-    return _decide(actor, approval, digest, add)
+    return _decide(actor, approval, digest, payload_of, reason=reason, channel=channel)
 
 
 def deny(
@@ -93,11 +109,13 @@ def deny(
     if not reason.strip():
         text = _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         raise ApprovalStateError(text)
+    approval = find_approval(approval_id)
+    permissions.require_decide(actor, approval, verb="deny")
 
-    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
-        _record(batch, call, actor, reason, channel, {"verb": "deny", "digest": pending.digest})
+    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> dict[str, Any]:
+        return {"verb": "deny", "digest": pending.digest}
 
-    return _decide(actor, _approval_for(actor, approval_id, "deny"), digest, add)
+    return _decide(actor, approval, digest, payload_of, reason=reason, channel=channel)
 
 
 def answer(
@@ -106,9 +124,10 @@ def answer(
     """Answer a gated call with a text as its result, instead of executing it. Raises as `approve`."""
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
-    approval = _approval_for(actor, approval_id, "answer")
+    approval = find_approval(approval_id)
+    permissions.require_decide(actor, approval, verb="answer")
 
-    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> dict[str, Any]:
         if approval.approvers == REQUESTER and actor is not None and not pending.only_answers:
             why = _("%(tool)s is confirmed as it is, or denied: %(name)s may not give its result.")
             raise PermissionDeniedError(why % {"tool": call.tool, "name": actor.get_username()})
@@ -116,10 +135,9 @@ def answer(
         if pending.only_answers and not takes_text(call.arguments) and text not in choices:
             named = one_line(", ".join(map(repr, choices)))
             raise ApprovalStateError(_("The question takes only one of its choices: %s.") % named)
-        payload = {"verb": "answer", "digest": pending.digest, "text": text}
-        _record(batch, call, actor, "", channel, payload)
+        return {"verb": "answer", "digest": pending.digest, "text": text}
 
-    return _decide(actor, approval, digest, add)
+    return _decide(actor, approval, digest, payload_of, channel=channel)
 
 
 def extend(
@@ -139,22 +157,21 @@ def extend(
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
         raise ApprovalStateError(_("The extension must be positive and at most 366 days."))
+    approval = find_approval(approval_id)
+    permissions.require_decide(actor, approval, verb="extend")
 
-    def add(run: Run, batch: Batch, call: Call, pending: CallApproval) -> None:
+    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> dict[str, Any]:
         if pending.expires_at is None:
             text = _("Approval %(id)s never expires; there is nothing to extend.")
             raise ApprovalStateError(text % {"id": approval_id})
         if seen is not None and seen != pending.expires_at:
             text = _("Approval %(id)s was given more time already: it expires at %(when)s.")
             raise ApprovalStateError(text % {"id": approval_id, "when": readable(pending.expires_at)})
-        later = {
-            "from": events.timestamp(pending.expires_at),
-            "expires_at": events.timestamp(pending.expires_at + by),
-        }
-        who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
-        batch.add(events.APPROVAL_EXTENDED, {**later, **who}, call=call)
+        until = events.timestamp(pending.expires_at + by)
+        return {"from": events.timestamp(pending.expires_at), "expires_at": until}
 
-    return _decide(actor, _approval_for(actor, approval_id, "extend"), digest, add)
+    given: dict[str, Any] = {"reason": reason, "channel": channel, "kind": events.APPROVAL_EXTENDED}
+    return _decide(actor, approval, digest, payload_of, **given)
 
 
 def expire_due() -> int:
@@ -203,14 +220,18 @@ def find_approval(approval_id: UUID | str) -> Approval:
         raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
 
 
-def _approval_for(actor: Any, approval_id: UUID | str, verb: str) -> Approval:
-    """Find an approval that the actor may decide so; raises NotFoundError, PermissionDeniedError."""
-    approval = find_approval(approval_id)
-    permissions.require_decide(actor, approval, verb=verb)
-    return approval
+def _decide(
+    actor: Any,
+    approval: Approval,
+    digest: str | None,
+    payload_of: Callable[[Run, Batch, Call, CallApproval], dict[str, Any]],
+    *,
+    reason: str = "",
+    channel: str,
+    kind: str = events.APPROVAL_DECIDED,
+) -> Approval:
+    """Add the row of a decision, with the payload that `payload_of` builds in the transaction."""
 
-
-def _decide(actor: Any, approval: Approval, digest: str | None, add: Any) -> Approval:
     def change(run: Run, batch: Batch) -> None:
         call, pending = _pending(approval, run, batch)
         if actor is not None and pending.approvers != REQUESTER and (why := why_own(actor, run)):
@@ -218,7 +239,8 @@ def _decide(actor: Any, approval: Approval, digest: str | None, add: Any) -> App
         if pending.digest != digest and (digest is not None or call.edited):
             text = _("The arguments of approval %(id)s were edited since you looked. Look at it again.")
             raise ApprovalStateError(text % {"id": approval.pk})
-        add(run, batch, call, pending)
+        who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
+        batch.add(kind, {**payload_of(run, batch, call, pending), **who}, call=call)
 
     write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
@@ -289,27 +311,3 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
 
     in_time(ask)
     return {"arguments": edited, **told, "edited": to_jsonable(arguments)[0]}
-
-
-def _refuse_masks(run: Run, call: Call, edited: dict[str, Any]) -> None:
-    """Refuse an edit that contains the mask of a value instead of the value."""
-    shown = mask_of(run).arguments(call.tool, call.arguments)
-    for name, value in edited.items():
-        given = call.arguments.get(name)
-        if value in (MASK, shown.get(name)) and value != given != shown.get(name):
-            text = _(
-                "The edited %(name)s is only the mask of the real value. "
-                "Give the value, or leave it as it is."
-            )
-            raise ApprovalStateError(text % {"name": name})
-        if carries_mask(value, name, call.arguments):
-            text = _(
-                "The edited %(name)s holds the mask that AGENTRUNS_REDACT puts in place of a real value. "
-                "Give the value, or leave it as it is."
-            )
-            raise ApprovalStateError(text % {"name": name})
-
-
-def _record(batch: Batch, call: Call, actor: Any, reason: str, channel: str, payload: dict[str, Any]) -> None:
-    decided = {**payload, "actor": events.actor_ref(actor), "reason": reason, "channel": channel}
-    batch.add(events.APPROVAL_DECIDED, decided, call=call)
