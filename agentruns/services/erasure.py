@@ -7,7 +7,7 @@ why. Every run with the value must have ended: the model of an unfinished run co
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -123,15 +123,15 @@ def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> 
 
     Each session is one transaction. A session with an unfinished run is refused and reported.
     """
-    found, whose = Erased(), Owner.of_user(user)
+    report, whose = Erased(), Owner.of_user(user)
     events.is_program(actor)  # raises for what is no actor: there may be no session to erase
     sessions = Session.objects.using(settings.DATABASE).filter(owner_id=whose.id).order_by("pk")
     for session in list(sessions.only("pk", "key")):
         try:
-            found.add(_erase(session.pk, _may_go, actor, reason, None, dry_run=dry_run))
+            report.add(_erase(session.pk, _may_go, actor, reason, None, dry_run=dry_run))
         except AgentRunsError as error:
-            found.refused.append(_("Session %(key)r: %(why)s") % {"key": session.key, "why": error})
-    return _log(found)
+            report.refused.append(_("Session %(key)r: %(why)s") % {"key": session.key, "why": error})
+    return _log(report)
 
 
 def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = False) -> Erased:
@@ -199,10 +199,21 @@ class _Erasure:
         places = {(session_id, row.seq) for row in mine if chosen(row)}
         if run is not None and not places:
             raise RunStateError(_("Run %(run)s has no such row or call.") % {"run": run.pk})
-        found = _repeating(journals, places)
+        # The rows that repeat a value of one of these rows, and these rows themselves
+        values: dict[Place, set[Value]] = {}
+        holders: dict[Value, set[Place]] = defaultdict(set)
+        for pk, rows in journals.items():
+            for row, held in _values(rows):
+                values[pk, row.seq] = held
+                for value in held:
+                    holders[value].add((pk, row.seq))
+        same, new = set[Place](), places
+        while new:
+            same |= new
+            new = {holder for place in new for value in values[place] for holder in holders[value]} - same
         # Session -> rows that have or had the value, and below those that still have content.
         self.rows = {
-            pk: its for pk, rows in journals.items() if (its := [r for r in rows if (pk, r.seq) in found])
+            pk: its for pk, rows in journals.items() if (its := [r for r in rows if (pk, r.seq) in same])
         }
         self.gone: dict[UUID, list[Row]] = {}
         for pk, rows in self.rows.items():
@@ -236,8 +247,24 @@ class _Erasure:
     def carry_out(self, reason: str) -> Erased:
         """Destroy the content and rewrite its projections; the files are deleted after the commit."""
         erased = self.look()
+        store, who = DatabaseStore(self.alias), events.actor_ref(self.actor)
         for session_id, rows in self.gone.items():
-            self._destroy(session_id, rows, reason)
+            messages = Message.objects.using(self.alias).filter(session_id=session_id, content__isnull=False)
+            for some in _chunks(rows):
+                these = messages.filter(seq__in=[row.seq for row in some])
+                if these.update(content=None, content_salt=None) != len(some):
+                    raise JournalConflictError(f"Session {session_id}: the journal has moved on.")
+            for run_id, its in groupby(sorted(rows, key=lambda row: row.run_id), lambda row: row.run_id):
+                state = store.load(session_id, run_id)
+                for some in _chunks([*its]):
+                    batch = Batch(state)
+                    batch.closed = True
+                    for row in some:
+                        payload: events.PayloadErased = {"seq": row.seq, "actor": who, "reason": reason}
+                        if names := payloads.names_in(row.payload):
+                            payload["file"] = " ".join(names)
+                        batch.add(events.PAYLOAD_ERASED, payload)
+                    store.append(batch)  # and folds the run's columns anew
         for session_id in self.rows:
             self._project(session_id, erased)
 
@@ -246,25 +273,6 @@ class _Erasure:
 
         transaction.on_commit(delete, using=self.alias)
         return erased
-
-    def _destroy(self, session_id: UUID, rows: list[Row], reason: str) -> None:
-        messages = Message.objects.using(self.alias).filter(session_id=session_id, content__isnull=False)
-        for some in _chunks(rows):
-            these = messages.filter(seq__in=[row.seq for row in some])
-            if these.update(content=None, content_salt=None) != len(some):
-                raise JournalConflictError(f"Session {session_id}: the journal has moved on.")
-        store, who = DatabaseStore(self.alias), events.actor_ref(self.actor)
-        for run_id, its in groupby(sorted(rows, key=lambda row: row.run_id), lambda row: row.run_id):
-            state = store.load(session_id, run_id)
-            for some in _chunks([*its]):
-                batch = Batch(state)
-                batch.closed = True
-                for row in some:
-                    payload: events.PayloadErased = {"seq": row.seq, "actor": who, "reason": reason}
-                    if names := payloads.names_in(row.payload):
-                        payload["file"] = " ".join(names)
-                    batch.add(events.PAYLOAD_ERASED, payload)
-                store.append(batch)  # and folds the run's columns anew
 
     def _project(self, session_id: UUID, erased: Erased) -> None:
         """Rewrite the columns and tables made of a session's rows from the rows' remaining content."""
@@ -314,17 +322,17 @@ def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
 
 def _family(alias: str, session_id: UUID) -> set[UUID]:
     """Find the ids of a session and of all sessions that share rows with it: its forks and their origins."""
-    found: set[UUID] = set()
+    family: set[UUID] = set()
     new = {session_id}
     while new:
-        found |= new
+        family |= new
         runs = Run.objects.using(alias)
         forks = runs.filter(origin_seq__isnull=False, origin__session_id__in=new)
         mine = runs.filter(origin_seq__isnull=False, session_id__in=new)
         origins = runs.filter(pk__in=mine.values("origin_id"))
         there = {pk for some in (forks, origins) for pk in some.values_list("session_id", flat=True)}
-        new = (there | kin(alias, new)) - found
-    return found
+        new = (there | kin(alias, new)) - family
+    return family
 
 
 def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
@@ -338,23 +346,6 @@ def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
             break
     text = _("%(problem)s Nothing was erased: what repeats a value cannot be told from a damaged journal.")
     raise JournalUnreadableError(text % {"problem": problem})
-
-
-def _repeating(journals: dict[UUID, list[Row]], places: Collection[Place]) -> set[Place]:
-    """Find the rows that repeat a value of one of these rows, and these rows themselves."""
-    values: dict[Place, set[Value]] = {}
-    holders: dict[Value, set[Place]] = defaultdict(set)
-    for session_id, rows in journals.items():
-        for row, held in _values(rows):
-            values[session_id, row.seq] = held
-            for value in held:
-                holders[value].add((session_id, row.seq))
-    found: set[Place] = set()
-    new = {*places}
-    while new:
-        found |= new
-        new = {holder for place in new for value in values[place] for holder in holders[value]} - found
-    return found
 
 
 def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:

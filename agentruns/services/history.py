@@ -28,7 +28,7 @@ from agentruns.providers.attachments import limits_of
 from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model
 from agentruns.providers.names import model_identity, resolve
 from agentruns.services.write import find_run
-from agentruns.tools import InvalidArguments, Tool
+from agentruns.tools import InvalidArguments
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
 from agentruns.utils.json import Difference, first_difference, passes
@@ -115,7 +115,7 @@ class ReplayReport:
 
     def record(self) -> dict[str, Any]:
         """Build a JSON object of the report, with sensitive arguments masked; the caller redacts it."""
-        found = self.difference
+        difference = self.difference
         return {
             "run": str(self.run_id),
             "model": self.model,
@@ -124,12 +124,12 @@ class ReplayReport:
                 {"seq": one.seq, "step": one.step, "then": self.masked(one.then), "now": self.masked(one.now)}
                 for one in self.steps
             ],
-            "difference": found
+            "difference": difference
             and {
                 "seq": self.seq,
-                "path": found.path,
-                "then": self._shown(found.path, found.then),
-                "now": self._shown(found.path, found.now),
+                "path": difference.path,
+                "then": self._shown(difference.path, difference.then),
+                "now": self._shown(difference.path, difference.now),
             },
             "notes": [self.mask.text(note) for note in self.notes],
         }
@@ -340,21 +340,17 @@ def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, 
         then.append({"name": call["tool"], "arguments": call["arguments"]})
         try:
             given = call.get("original", {}).get("input", block["input"])
-            now.append({"name": call["tool"], "arguments": _effective(tool, given, call["arguments"])})
+            effective = tool.effective(given)
+            if first_difference(call["arguments"], effective) is not None:
+                # Recorded values of defaults, such as the time, are kept.
+                with suppress(InvalidArguments):
+                    again = tool.effective(_filled(given, call["arguments"]))
+                    if first_difference(call["arguments"], again) is None:
+                        effective = again
+            now.append({"name": call["tool"], "arguments": effective})
         except InvalidArguments as error:
             now.append({"name": call["tool"], "refused": str(error)})
     return {"calls": then}, {"calls": now}
-
-
-def _effective(tool: Tool, given: Any, recorded: dict[str, Any]) -> dict[str, Any]:
-    """Compute the arguments by today's tool, but keep recorded values of defaults such as the time."""
-    found = tool.effective(given)
-    if first_difference(recorded, found) is None:
-        return found
-    with suppress(InvalidArguments):
-        again = tool.effective(_filled(given, recorded))
-        return again if first_difference(recorded, again) is None else found
-    return found
 
 
 def _filled(given: Any, recorded: Any) -> Any:

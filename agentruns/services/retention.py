@@ -86,8 +86,10 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
     def enough() -> bool:
         return should_stop() or pruned.sessions == limit
 
-    for page in _pages(alias, cutoff):
-        for session_id in page:
+    due = _ended(alias, cutoff).order_by("updated_at", "pk").values_list("updated_at", "pk", "session_id")
+    page = list(due[:PAGE])
+    while page:
+        for session_id in dict.fromkeys(session_id for _, _, session_id in page):
             if enough():
                 break
             try:
@@ -101,6 +103,8 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
         files.clear()
         if enough():
             break
+        at, pk, _ = page[-1]
+        page = list(due.filter(Q(updated_at__gt=at) | Q(pk__gt=pk), updated_at__gte=at)[:PAGE])
     old = IdempotencyRecord.objects.using(alias).filter(created_at__lt=cutoff).order_by("created_at")
     while not should_stop() and (keys := list(old.values_list("pk", flat=True)[:ANSWERS])):
         answers = IdempotencyRecord.objects.using(alias).filter(pk__in=keys)
@@ -179,16 +183,6 @@ def _ended(alias: str, cutoff: datetime) -> QuerySet[Run]:
 
 def _keeps(cutoff: datetime) -> Q:
     return Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)
-
-
-def _pages(alias: str, cutoff: datetime) -> Iterator[list[UUID]]:
-    """Yield pages of the ids of sessions that are due for deletion."""
-    runs = _ended(alias, cutoff).order_by("updated_at", "pk").values_list("updated_at", "pk", "session_id")
-    page = list(runs[:PAGE])
-    while page:
-        yield list(dict.fromkeys(session_id for _, _, session_id in page))
-        at, pk, _ = page[-1]
-        page = list(runs.filter(Q(updated_at__gt=at) | Q(pk__gt=pk), updated_at__gte=at)[:PAGE])
 
 
 def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
@@ -361,7 +355,12 @@ def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
         except (DatabaseError, InterfaceError):
             logger.exception("Files are left for the next time: a database cannot be asked who needs them.")
             break
-        deleted += delete_files([name for name in names if _is_old(storage, name)])
+        old, limit = list[str](), clock.now(settings.DATABASE) - LEAST_AGE
+        for name in names:
+            with suppress(FileNotFoundError):
+                if storage.get_modified_time(name) < limit:
+                    old.append(name)
+        deleted += delete_files(old)
     return deleted
 
 
@@ -409,10 +408,3 @@ def _journals() -> Iterator[str]:
                 if cursor.fetchone()[0]:
                     continue
         yield alias
-
-
-def _is_old(storage: Storage, name: str) -> bool:
-    try:
-        return storage.get_modified_time(name) < clock.now(settings.DATABASE) - LEAST_AGE
-    except FileNotFoundError:
-        return False

@@ -85,9 +85,9 @@ def unserved(run_id: UUID | str | None = None) -> list[Run]:
     and which need not be true of the processes that run now.
     """
     blocked = _runnable(run_id).exclude(_served())
-    found = list(blocked.filter(blocked_reason="")[:BATCH])
+    blank = list(blocked.filter(blocked_reason="")[:BATCH])
     old = Q(blocked_at=None) | Q(blocked_at__lt=later(-RENEWED))
-    return found + list(blocked.exclude(blocked_reason="").filter(old)[: BATCH - len(found)])
+    return blank + list(blocked.exclude(blocked_reason="").filter(old)[: BATCH - len(blank)])
 
 
 def _runnable(run_id: UUID | str | None) -> RunQuerySet:
@@ -134,8 +134,19 @@ def sweep(
     for run in unserved(run_id):
         with _put_off(f"The reason why run {run.pk} waits"):
             swept.blocked += block(run, alias)
-    if tell_model:
-        _surface(alias, name, run_id, swept)
+    held = Run.objects.using(alias).filter(status=Run.Status.ORPHANED)
+    held = held if run_id is None else held.filter(pk=run_id)
+    for held_id in list(held.values_list("pk", flat=True)[:BATCH]) if tell_model else ():
+        try:
+            surface_orphans(held_id, Program(name))
+            swept.surfaced += 1
+        except (RunStateError, SessionBusyError):  # somebody else was faster
+            continue
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception:
+            logger.exception("Not surfaced run=%s", held_id)
+            swept.errors += 1
     watched = Draft.objects.using(alias).filter(watched_until__lt=later(-RENEWED))
     if watched.exists():  # else nothing is written, which would wake workers
         with _put_off("The drafts that nobody watches"):
@@ -225,28 +236,21 @@ def hold_all(reason: str = HELD) -> int:
     return held
 
 
-def _surface(alias: str, name: str, run_id: UUID | str | None, swept: Swept) -> None:
-    held = Run.objects.using(alias).filter(status=Run.Status.ORPHANED)
-    held = held if run_id is None else held.filter(pk=run_id)
-    for held_id in list(held.values_list("pk", flat=True)[:BATCH]):
-        try:
-            surface_orphans(held_id, Program(name))
-            swept.surfaced += 1
-        except (RunStateError, SessionBusyError):  # somebody else was faster
-            continue
-        except (DatabaseError, InterfaceError):
-            raise
-        except Exception:
-            logger.exception("Not surfaced run=%s", held_id)
-            swept.errors += 1
-
-
 def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]) -> None:
     try:
         if not advance(run, alias, should_stop=should_stop):
             return
     except Exception:
-        if not _is_reachable(alias):  # the other runs would fail as well, through no fault of theirs
+        connection = connections[alias]
+        try:
+            connection.ensure_connection()
+            if not connection.is_usable():  # the old connection may be dead: only a new one tells
+                connection.close()
+                connection.ensure_connection()
+            is_reachable = connection.is_usable()
+        except (DatabaseError, InterfaceError):
+            is_reachable = False
+        if not is_reachable:  # the other runs would fail as well, through no fault of theirs
             raise
         swept.errors += 1
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
@@ -260,18 +264,6 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
     setattr(swept, name, getattr(swept, name) + 1)
     if name == "waiting":
         swept.left.append(run.pk)
-
-
-def _is_reachable(alias: str) -> bool:
-    connection = connections[alias]
-    try:
-        connection.ensure_connection()
-        if not connection.is_usable():  # the old connection may be dead: only a new one tells
-            connection.close()
-            connection.ensure_connection()
-        return connection.is_usable()
-    except (DatabaseError, InterfaceError):
-        return False
 
 
 def sweeper(alias: str) -> Literal["ok", "never", "late"]:

@@ -30,7 +30,7 @@ from agentruns.exceptions import DurableRunNotFoundError, PayloadError, RunState
 from agentruns.journal import events, payloads
 from agentruns.journal.copies import task_of, title_of
 from agentruns.journal.events import Row
-from agentruns.journal.masking import Mask, mask_of
+from agentruns.journal.masking import mask_of
 from agentruns.journal.payloads import Stored
 from agentruns.journal.read import NAMING, Parts, definitions_in, definitions_of, stored_rows
 from agentruns.journal.store import Batch, new_approval
@@ -103,15 +103,15 @@ def find_file(run: Run, sha256: str) -> Content:
     """Find a file that blocks of a run's rows name, without reading it. Raises as `find_content`."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind__in=payloads.OF_BLOCKS)
     rows = rows.annotate(text=Cast("content", TextField())).filter(text__contains=sha256).order_by("seq")
-    mask, found = mask_of(run), list[Content]()
+    mask, contents = mask_of(run), list[Content]()
     for seq, tool, content in rows.values_list("seq", "tool_name", "content"):
         for block in content["content"] if content and payloads.has_blocks(content) else []:
             if block.get("sha256") == sha256:
                 stored = payloads.file_of(run.pk, seq, content, sha256)
-                found.append(Content(stored, mask.guards_block(tool, block), run, block))
-    if not found:
+                contents.append(Content(stored, mask.guards_block(tool, block), run, block))
+    if not contents:
         raise DurableRunNotFoundError(_("Run %(run)s has no such file.") % {"run": run.pk})
-    return min(found, key=lambda one: one.guarded)
+    return min(contents, key=lambda one: one.guarded)
 
 
 def read_content(content: Content, actor: Any, door: str = "service") -> Iterator[bytes]:
@@ -137,15 +137,15 @@ def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
 
 def download(request: HttpRequest, chunks: Iterator[bytes], headers: dict[str, str]) -> StreamingHttpResponse:
     """Build a response that streams an attachment, under WSGI and ASGI."""
+
+    async def asynchronous() -> AsyncIterator[bytes]:
+        following = sync_to_async(lambda: next(chunks, b""))
+        while chunk := await following():
+            yield chunk
+
     # Under ASGI Django would read all of a plain iterator into memory first.
-    body = _asynchronous(chunks) if isinstance(request, ASGIRequest) else chunks
+    body = asynchronous() if isinstance(request, ASGIRequest) else chunks
     return StreamingHttpResponse(body, headers=headers)
-
-
-async def _asynchronous(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    following = sync_to_async(lambda: next(chunks, b""))
-    while chunk := await following():
-        yield chunk
 
 
 def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dict[str, Any]]:
@@ -199,29 +199,29 @@ def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
             "consumes": str(row.consumes) if row.consumes else None,
             "facts_hash": commitment(row.facts_salt, parts.facts),
         }
-        shown = parts if true_values else _readable(row, parts, mask)
+        shown = parts
+        if not true_values and (mask or is_on()):  # where nothing is hidden, the very same text is kept
+            hidden = redacted(mask.row(row._replace(payload=parts.payload(row.kind))).payload)
+            facts, content = split(row.kind, hidden)
+            shown = Parts(canonical.dumps(facts), None if parts.content is None else canonical.dumps(content))
         salts = (row.facts_salt, row.content_salt)
         for name, text, seen, salt in zip(Parts._fields, parts, shown, salts, strict=True):
             if text is not None:
                 line |= {name: text, f"{name}_salt": salt} if seen == text else {f"{name}_redacted": seen}
         yield line
-        yield from _file(row._replace(payload=parts.payload(row.kind)), mask, true_values)
-
-
-def _file(row: Row, mask: Mask, true_values: bool) -> Iterator[dict[str, Any]]:
-    """Yield the parts of each file that a row names, or one line that says why the file is left out."""
-    for stored in payloads.files(row.run_id, row.seq, row.payload):
-        about: dict[str, Any] = {"file": stored.name, "of": row.seq}
-        if stored.data is not None:
-            continue
-        if not true_values and mask.guards_file(row.tool_name):
-            yield {**about, "left_out": "may hold what is not to be shown"}
-            continue
-        try:
-            for number, part in enumerate(_parts(payloads.chunks(stored)), start=1):
-                yield {**about, "part": number, "data": base64.b64encode(part).decode()}
-        except PayloadError as error:
-            yield {**about, "left_out": str(redacted(str(error))), "wrong": True}
+        # Then the parts of each file that the row names, or one line that says why the file is left out
+        for stored in payloads.files(row.run_id, row.seq, parts.payload(row.kind)):
+            about: dict[str, Any] = {"file": stored.name, "of": row.seq}
+            if stored.data is not None:
+                continue
+            if not true_values and mask.guards_file(row.tool_name):
+                yield {**about, "left_out": "may hold what is not to be shown"}
+                continue
+            try:
+                for number, part in enumerate(_parts(payloads.chunks(stored)), start=1):
+                    yield {**about, "part": number, "data": base64.b64encode(part).decode()}
+            except PayloadError as error:
+                yield {**about, "left_out": str(redacted(str(error))), "wrong": True}
 
 
 def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -235,15 +235,6 @@ def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _readable(row: Row, parts: Parts, mask: Mask) -> Parts:
-    """Mask and redact a row's parts; where nothing is hidden, keep the very same text."""
-    if not mask and not is_on():
-        return parts
-    shown = redacted(mask.row(row._replace(payload=parts.payload(row.kind))).payload)
-    facts, content = split(row.kind, shown)
-    return Parts(canonical.dumps(facts), None if parts.content is None else canonical.dumps(content))
-
-
 def import_run(lines: Iterable[dict[str, Any]], *, scope: str | None = None) -> Run:
     """Store a session and its runs from the lines of an export with true values; return the exported run.
 
@@ -255,21 +246,21 @@ def import_run(lines: Iterable[dict[str, Any]], *, scope: str | None = None) -> 
     check_name("scope", scope or "")
     alias, tried = settings.DATABASE, list[datetime]()
     with TemporaryFile() as files, _refusing("This export cannot be stored"):
-        found = _Export(lines, files, scope)
-        _refuse_known(alias, found)
-        for stored, parts in found.files():  # before the first is stored
+        export = _Export(lines, files, scope)
+        _refuse_known(alias, export)
+        for stored, parts in export.files():  # before the first is stored
             payloads.check_parts(stored, parts)
         try:
-            for stored, parts in found.files():
+            for stored, parts in export.files():
                 payloads.restore(stored, parts)
-            runs = list(_runs(found))  # a long task is read from its file
+            runs = list(_runs(export))  # a long task is read from its file
             for run in runs:
                 check_columns(run)
-            return in_transaction(alias, lambda: _store(alias, found, runs, tried))
+            return in_transaction(alias, lambda: _store(alias, export, runs, tried))
         except (OperationalError, InterfaceError):  # nobody knows what was stored
             raise
         except Exception:
-            delete_files({stored.name for stored, _parts in found.files() if stored.data is None})
+            delete_files({stored.name for stored, _parts in export.files() if stored.data is None})
             raise
 
 
@@ -399,11 +390,11 @@ class _Export:
         return self._files.read(part[1])
 
 
-def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -> Run:
-    session = found.session
+def _store(alias: str, export: _Export, runs: list[Run], tried: list[datetime]) -> Run:
+    session = export.session
     if Session.objects.using(alias).filter(pk=session.pk, created_at__in=tried).exists():
-        return Run.objects.using(alias).get(pk=found.run_id)  # only the commit's acknowledgement was lost
-    _refuse_known(alias, found)
+        return Run.objects.using(alias).get(pk=export.run_id)  # only the commit's acknowledgement was lost
+    _refuse_known(alias, export)
     session.owner_name, session.title = runs[0].owner_name, runs[0].title
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     tried.append(session.created_at)
@@ -411,16 +402,15 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
     if not stored.exists():
         raise RunStateError(_THERE % (session.pk, session.key))
     Definition.objects.using(alias).bulk_create(
-        [Definition(hash=key, body=body) for key, body in found.definitions.items()], ignore_conflicts=True
+        [Definition(hash=key, body=body) for key, body in export.definitions.items()], ignore_conflicts=True
     )
     Run.objects.using(alias).bulk_create(runs)
     ContextValue.objects.using(alias).bulk_create(
-        value for run in runs for value in ContextValue.of(run, found.definitions[run.definition_id])
+        value for run in runs for value in ContextValue.of(run, export.definitions[run.definition_id])
     )
-    Message.objects.using(alias).bulk_create(
-        (_message(session.pk, *pair) for pair in zip(found.rows, found.parts, strict=True)), batch_size=CHUNK
-    )
-    calls = [(run_id, call) for run_id, its in found.history.calls.items() for call in its.values()]
+    rows = (_message(session.pk, *pair) for pair in zip(export.rows, export.parts, strict=True))
+    Message.objects.using(alias).bulk_create(rows, batch_size=CHUNK)
+    calls = [(run_id, call) for run_id, its in export.history.calls.items() for call in its.values()]
     Approval.objects.using(alias).bulk_create(
         [new_approval(call, call.approval, run_id) for run_id, call in calls if call.approval is not None],
         batch_size=CHUNK,
@@ -436,7 +426,7 @@ def _store(alias: str, found: _Export, runs: list[Run], tried: list[datetime]) -
         decided_by_name=Trim(Concat(Left("decided_by_name", NAME_LENGTH - len(MARK)), Value(MARK))),
     )
     Session.objects.using(alias).filter(pk=session.pk).update(imported_at=Now())
-    return Run.objects.using(alias).get(pk=found.run_id)
+    return Run.objects.using(alias).get(pk=export.run_id)
 
 
 def _message(session_id: UUID, row: Row, parts: Parts) -> Message:
@@ -455,15 +445,15 @@ def _close(run: Run, batch: Batch) -> None:
     batch.add(events.RUN_CANCELLED, {"actor": events.actor_ref(ACTOR), "reason": reason})
 
 
-def _refuse_known(alias: str, found: _Export) -> None:
+def _refuse_known(alias: str, export: _Export) -> None:
     """Raise RunStateError if this database knows the session, a run, an approval or an idempotency key."""
-    session = found.session
+    session = export.session
     if Tombstone.objects.using(alias).filter(pk=session.pk).exists():
         raise RunStateError(f"Session {session.pk} was pruned here; nothing was imported.")
     same = Q(pk=session.pk) | Q(scope=session.scope, key=session.key)
     if Session.objects.using(alias).filter(same).exists():
         raise RunStateError(_THERE % (session.pk, session.key))
-    started = [row.payload for row in found.rows if row.kind == events.RUN_STARTED]
+    started = [row.payload for row in export.rows if row.kind == events.RUN_STARTED]
     keys = {payload["idempotency_key"] for payload in started if events.COPIED not in payload} - {""}
     for key in keys:
         refuse_pruned(key, pruned_keys(alias, key, None, session.scope))
@@ -472,21 +462,21 @@ def _refuse_known(alias: str, found: _Export) -> None:
         raise RunStateError(
             f"Idempotency key {taken.idempotency_key!r} stands for run {taken.pk} here; nothing was imported."
         )
-    for model, ids in ((Run, {*found.history.states}), (Approval, found.history.approvals)):
+    for model, ids in ((Run, {*export.history.states}), (Approval, export.history.approvals)):
         known = model.objects.using(alias).filter(pk__in=ids).first()
         if known is not None:
             raise RunStateError(f"{model.__name__} {known.pk} is here already; nothing was imported.")
 
 
-def _runs(found: _Export) -> Iterator[Run]:
-    states, session = found.history.states, found.session
+def _runs(export: _Export) -> Iterator[Run]:
+    states, session = export.history.states, export.session
     whose = None
     for run_id, state in states.items():
-        mine = [row for row in found.rows if row.run_id == run_id]
+        mine = [row for row in export.rows if row.run_id == run_id]
         if state.started_at is None:
             raise ValueError(f"run {run_id} has no first row")
         whose = state.given()["owner_name"] if whose is None else whose  # of the session's first run
-        task = task_of([found.history.tasks[run_id]])
+        task = task_of([export.history.tasks[run_id]])
         columns = {**state.columns(), **state.given(session.scope), "owner_name": whose}
         if columns["status"] not in Run.Status.values:  # it is active
             columns["status"] = Run.Status.QUEUED
