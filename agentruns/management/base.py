@@ -182,9 +182,16 @@ def usage(text: str) -> NoReturn:
     raise CommandError(redaction.redact(text), returncode=USAGE)
 
 
-def count_of(text: str) -> int:
-    """Parse the value of an option as a whole number from 1."""
-    count = int(text)
-    if count < 1:
-        raise ArgumentTypeError("give a whole number from 1")
-    return count
+def number(kind: type[Any], is_fit: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
+    """Build the type of an option that is a number: `wanted` is the error for one that is not fit."""
+
+    def parse(text: str) -> Any:
+        if is_fit(value := kind(text)):
+            return value
+        raise ArgumentTypeError(wanted)
+
+    parse.__name__ = kind.__name__  # argparse names it for a text that is no number
+    return parse
+
+
+COUNT = number(int, lambda count: count >= 1, "give a whole number from 1")

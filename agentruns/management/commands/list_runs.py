@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -23,22 +22,15 @@ class Command(AgentRunsCommand):
     )
 
     def act(self, *, status: str | None, agent: str | None, **options: Any) -> None:
-        runs = list_runs(status=status, agent=agent).select_related("session")
-        if self.json:
-            for run in _shown(runs):
-                self.say_json(run_record(run))
-            return
-        heading = ("RUN", "STATUS", "AGENT", "SESSION", "UPDATED (UTC)", "INPUT")
-        rows = [
-            (run.pk, run.status, run.agent, run.session.key, moment(run.updated_at), shortened(run.input, 50))
-            for run in _shown(runs)
-        ]
+        runs = list_runs(status=status, agent=agent).select_related("session").iterator(chunk_size=200)
+        rows: list[tuple[object, ...]] = []
+        while some := list(islice(runs, 200)):
+            for run in masked_runs(some):
+                if self.json:
+                    self.say_json(run_record(run))
+                    continue
+                task, at = shortened(run.input, 50), moment(run.updated_at)
+                rows.append((run.pk, run.status, run.agent, run.session.key, at, task))
         none = "There are no such runs." if status or agent else "There are no runs yet."
+        heading = ("RUN", "STATUS", "AGENT", "SESSION", "UPDATED (UTC)", "INPUT")
         self.tell(None, *(table([heading, *rows]) if rows else [none]))
-
-
-def _shown(runs: Any) -> Iterator[Run]:
-    """Yield runs with masked texts, read in chunks of 200."""
-    found = runs.iterator(chunk_size=200)
-    while some := list(islice(found, 200)):
-        yield from masked_runs(some)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from dataclasses import asdict
 from typing import Any
 
-from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, Stop, argument, count_of, flag, usage
+from agentruns.management.base import (
+    COUNT,
+    SESSIONS_SCOPE,
+    AgentRunsCommand,
+    Stop,
+    argument,
+    flag,
+    number,
+    usage,
+)
 from agentruns.services.retention import count_ended, erase_session, prune_ended
 from agentruns.utils.redaction import redact
 
 LONGEST = 36_500  # days
-
-
-def _days(text: str) -> int:
-    days = int(text)
-    if not 1 <= days <= LONGEST:
-        raise ArgumentTypeError(f"give days, from 1 to {LONGEST}")
-    return days
+DAYS = number(int, lambda days: 1 <= days <= LONGEST, f"give days, from 1 to {LONGEST}")
 
 
 class Command(AgentRunsCommand):
@@ -27,12 +29,12 @@ class Command(AgentRunsCommand):
     )
 
     one_of = (
-        argument("--older-than", type=_days, metavar="DAYS", help="Sessions unchanged for this many days."),
+        argument("--older-than", type=DAYS, metavar="DAYS", help="Sessions unchanged for this many days."),
         argument("--session", metavar="KEY", help="This session, now: for a request of erasure."),
     )
     arguments = (
         SESSIONS_SCOPE,
-        argument("--limit", type=count_of, metavar="N", help="At most N sessions, oldest first."),
+        argument("--limit", type=COUNT, metavar="N", help="At most N sessions, oldest first."),
         flag("--dry-run", "Only count the sessions to delete."),
         flag("--forget-key", "With --session: keep a hash in place of the session's key."),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -27,26 +26,21 @@ class Command(AgentRunsCommand):
 
     def act(self, *, run_id: str, model: str | None, **options: Any) -> None:
         report = replay_run(run_id, model=model)
-        record = redacted(report.record())
-        self.tell(record, *_lines(record))
+        record, lines = redacted(report.record()), list[str]()
+        lines += [f"note: {note}" for note in record["notes"]]
+        for step in record["steps"]:
+            lines.append(f"seq {step['seq']:<5} reply {step['step'] + 1}: {_short(step['then'])}")
+            if step["now"] is not None:
+                lines.append(f"{'now':>10} reply {step['step'] + 1}: {_short(step['now'])}")
+        if (difference := record["difference"]) is None:
+            lines.append("Nothing differs.")
+        else:
+            lines.append(f"The first difference: seq {difference['seq']}, {difference['path']}")
+            for name in ("then", "now"):
+                lines.append(f"  {name}: {json.dumps(difference[name], ensure_ascii=False)}")
+        self.tell(record, *lines)
         if not report.is_equal:
             raise CommandError("The replay differs.", returncode=WRONG)
-
-
-def _lines(record: dict[str, Any]) -> Iterator[str]:
-    for note in record["notes"]:
-        yield f"note: {note}"
-    for step in record["steps"]:
-        yield f"seq {step['seq']:<5} reply {step['step'] + 1}: {_short(step['then'])}"
-        if step["now"] is not None:
-            yield f"{'now':>10} reply {step['step'] + 1}: {_short(step['now'])}"
-    found = record["difference"]
-    if found is None:
-        yield "Nothing differs."
-        return
-    yield f"The first difference: seq {found['seq']}, {found['path']}"
-    for name in ("then", "now"):
-        yield f"  {name}: {json.dumps(found[name], ensure_ascii=False)}"
 
 
 def _short(said: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from argparse import ArgumentTypeError
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +15,7 @@ from agentruns.engine import leases
 from agentruns.engine.wakeup import Listener
 from agentruns.journal.masking import masked_runs
 from agentruns.management import timeline
-from agentruns.management.base import AgentRunsCommand, Stop, argument, count_of, flag, usage
+from agentruns.management.base import COUNT, AgentRunsCommand, Stop, argument, flag, number, usage
 from agentruns.management.terminal import shortened, table
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
 from agentruns.services.waiting import standing
@@ -27,13 +26,7 @@ logger = get_logger("agentruns.sweep")
 EAGER = 8  # how many times sooner the next sweep follows one that drove a run
 ROUND = 10.0  # seconds after which a sweep begins no further run, so that other due work is done
 MOMENT = 0.1  # seconds until an idle worker notices a signal
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 86_400:
-        raise ArgumentTypeError("give seconds, more than 0 and less than a day")
-    return seconds
+SECONDS = number(float, lambda seconds: 0 < seconds < 86_400, "give seconds, more than 0 and less than a day")
 
 
 class Command(AgentRunsCommand):
@@ -45,12 +38,12 @@ class Command(AgentRunsCommand):
         flag("--watch", "Keep sweeping until SIGTERM or Ctrl-C."),
         argument(
             "--interval",
-            type=_seconds,
+            type=SECONDS,
             default=1.0,
             metavar="S",
             help="Maximum seconds between sweeps that find nothing (1).",
         ),
-        argument("--limit", type=count_of, metavar="N", help="Drive at most N runs per sweep."),
+        argument("--limit", type=COUNT, metavar="N", help="Drive at most N runs per sweep."),
         argument("--run", metavar="ID", help="Only this run."),
         flag("--dry-run", "Only list the runs that can go on."),
         flag("--no-drive", "Notify a worker for each run instead of driving it here."),
@@ -78,7 +71,18 @@ class Command(AgentRunsCommand):
             return False
         which = {"run_id": options["run"], "limit": options["limit"]}
         if dry_run:
-            self._list(which)
+            runs = candidates(**which)
+            if self.json:
+                for run in runs:
+                    self.say_json({"id": run.pk, "agent": redact(run.agent), "status": run.status})
+                return False
+            heading, rows = ("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), list[tuple[object, ...]]()
+            for run in masked_runs(runs):
+                task = shortened(run.input, 50)
+                rows.append((run.pk, run.status, run.agent, run.session.key, task))
+            alias, run_id = settings.DATABASE, options["run"]
+            none = () if rows else (timeline.idle(standing(alias, run_id)), *timeline.unserved(alias, run_id))
+            self.tell(None, *(table([heading, *rows]) if rows else none))
             return False
         which |= {"drives": not options["no_drive"], "tell_model": options["surface_orphans"]}
         with Stop() as stop:
@@ -128,22 +132,6 @@ class Command(AgentRunsCommand):
             lines += [*timeline.unserved(alias, run_id)] if swept.blocked or stands.get("unserved") else []
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
         self.tell(None, counts or timeline.idle(stands), *lines)
-
-    def _list(self, which: dict[str, Any]) -> None:
-        runs = candidates(**which)
-        if self.json:
-            for run in runs:
-                self.say_json({"id": run.pk, "agent": redact(run.agent), "status": run.status})
-            return
-        rows = [
-            (run.pk, run.status, run.agent, run.session.key, shortened(run.input, 50))
-            for run in masked_runs(runs)
-        ]
-        if rows:
-            self.tell(None, *table([("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), *rows]))
-            return
-        alias, run_id = settings.DATABASE, which["run_id"]
-        self.tell(None, timeline.idle(standing(alias, run_id)), *timeline.unserved(alias, run_id))
 
 
 def _wait(seconds: float, stop: Stop, bell: Listener) -> bool:

@@ -18,7 +18,6 @@ from agentruns.management.base import AgentRunsCommand, argument, usage, user_na
 from agentruns.management.terminal import escaped
 from agentruns.management.timeline import following
 from agentruns.models import Run
-from agentruns.services.runs import RunResult
 from agentruns.services.sessions import place
 from agentruns.services.waiting import FOR_PEOPLE
 from agentruns.utils.ids import uuid7
@@ -60,38 +59,26 @@ class Command(AgentRunsCommand):
         runs = Run.objects.using(settings.DATABASE).filter(owner=actor, scope=scope, idempotency_key=key)
         known = key and runs.values_list("session__key", flat=True).first()
         session = options["session"] or known or f"run-{uuid7()}"
-        found = get_agent(agent)
-        self.mask = Mask([found.definition()])
+        known_agent = get_agent(agent)
+        self.mask = Mask([known_agent.definition()])
         self.unknown: list[str] = []
         given: Input = [Text(text), *map(_file, options["file"])] if options["file"] else text
         try:
             with following(settings.DATABASE, session, scope, self._print):
-                result = run_agent(found, given, session, actor=actor, scope=scope, idempotency_key=key)
+                result = run_agent(known_agent, given, session, actor=actor, scope=scope, idempotency_key=key)
         except SessionBusyError as error:
             self.stderr.write(escaped(error))
             return BUSY
         except KeyboardInterrupt:
             self.stderr.write("Interrupted. The same command again, or resume_runs, goes on with the run.")
             return INTERRUPTED
-        self._end(result)
-        return EXIT[result.status]
-
-    def _print(self, row: Row) -> None:
-        if self.json:
-            self.say_json(timeline.as_dict(self.mask.row(row)))
-            return
-        self.say(timeline.line(self.mask.row(row)))
-        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
-            self.unknown.append(row.call_id)
-
-    def _end(self, result: RunResult) -> None:
-        """Print the run's status and output, and what a person has to do if the run waits."""
+        # The run's status and output, and what a person has to do if the run waits.
         mask = mask_of(get_run(str(result.run_id)))
-        output, error = mask.text(shown(result.output)), mask.text(result.error)
+        output, failure = mask.text(shown(result.output)), mask.text(result.error)
         if self.json:
-            texts = {"session": result.session_key, "output": output, "error": error}
+            texts = {"session": result.session_key, "output": output, "error": failure}
             self.say_json({"run": result.run_id, "status": result.status, **redacted(texts)})
-            return
+            return EXIT[result.status]
         self.say()
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
         for approval in map(mask.approval, result.pending):
@@ -109,8 +96,17 @@ class Command(AgentRunsCommand):
         for call in self.unknown:
             self.say(timeline.verdict(str(result.run_id), call))
         is_held = result.status in (Run.Status.PAUSED, Run.Status.ORPHANED)  # the lines above say why
-        for text in redact(output or error).splitlines() if not is_held else ():
+        for text in redact(output or failure).splitlines() if not is_held else ():
             self.say(text)
+        return EXIT[result.status]
+
+    def _print(self, row: Row) -> None:
+        if self.json:
+            self.say_json(timeline.as_dict(self.mask.row(row)))
+            return
+        self.say(timeline.line(self.mask.row(row)))
+        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
+            self.unknown.append(row.call_id)
 
 
 def _file(path: str) -> File:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
-from agentruns.journal.masking import Mask, mask_of
+from agentruns.journal.masking import mask_of
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline
 from agentruns.management.base import RUN_ID, AgentRunsCommand, argument
 from agentruns.management.terminal import moment
 from agentruns.management.timeline import run_record
-from agentruns.models import Approval, Run
+from agentruns.models import Approval
 from agentruns.services.history import record, state_at
 from agentruns.utils.redaction import redact, redacted
 
@@ -37,7 +36,34 @@ class Command(AgentRunsCommand):
             rows = [mask.row(row) for row in run_rows(settings.DATABASE, run.pk)]
             self.say_json({**run_record(mask.run(run)), "messages": [timeline.as_dict(row) for row in rows]})
             return
-        for label, value in _header(mask.run(run), mask):
+        run = mask.run(run)
+        imported = run.session.imported_at
+        facts = {
+            "run": run.pk,
+            "status": run.status,
+            "agent": f"{run.agent} version {run.version}",
+            "session": run.session.key,
+            "owner": run.owner_name,
+            "imported": imported and f"{moment(imported)} UTC: a record, decided in another database",
+            "created": f"{moment(run.created_at)} UTC",
+            "updated": f"{moment(run.updated_at)} UTC",
+            "steps": run.step,
+            "usage": ", ".join(f"{name} {count}" for name, count in run.usage.items() if name != "cost"),
+            "cost": run.usage.get("cost"),
+            "lease until": moment(run.lease_expires_at),
+            "not before": moment(run.not_before),
+            "attempts": run.attempts,
+            "blocked": run.blocked_reason,
+            "input": run.input,
+            "output": run.output,
+            "error": run.error,
+        }
+        header: list[tuple[str, object]] = [(label, value) for label, value in facts.items() if value]
+        approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).pending()
+        for approval in map(mask.approval, approvals.order_by("requested_at")):
+            card = f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"
+            header += [("waits for", card), ("", timeline.to_decide(approval))]
+        for label, value in header:
             for number, text in enumerate(redact(str(value)).splitlines()):
                 self.say(f"{'' if number else label:<14}{text}")
         self.say()
@@ -48,33 +74,3 @@ class Command(AgentRunsCommand):
             raise JournalUnreadableError(text) from error
         for line in lines:
             self.say(line)
-
-
-def _header(run: Run, mask: Mask) -> Iterator[tuple[str, object]]:
-    """Yield the labels and values of a run's heading, without empty values."""
-    imported = run.session.imported_at
-    facts = {
-        "run": run.pk,
-        "status": run.status,
-        "agent": f"{run.agent} version {run.version}",
-        "session": run.session.key,
-        "owner": run.owner_name,
-        "imported": imported and f"{moment(imported)} UTC: a record, decided in another database",
-        "created": f"{moment(run.created_at)} UTC",
-        "updated": f"{moment(run.updated_at)} UTC",
-        "steps": run.step,
-        "usage": ", ".join(f"{name} {count}" for name, count in run.usage.items() if name != "cost"),
-        "cost": run.usage.get("cost"),
-        "lease until": moment(run.lease_expires_at),
-        "not before": moment(run.not_before),
-        "attempts": run.attempts,
-        "blocked": run.blocked_reason,
-        "input": run.input,
-        "output": run.output,
-        "error": run.error,
-    }
-    yield from ((label, value) for label, value in facts.items() if value)
-    approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).pending()
-    for approval in map(mask.approval, approvals.order_by("requested_at")):
-        yield "waits for", f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"
-        yield "", timeline.to_decide(approval)

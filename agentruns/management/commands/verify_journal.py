@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -54,7 +54,6 @@ class Command(AgentRunsCommand):
             one = None if session is None else find_session(session, scope).pk
         except (SessionAccessDeniedError, AmbiguousSessionError) as error:
             usage(escaped(error))
-        sessions = _every(alias) if one is None else iter([one])
         connection = connections[alias]
         wrong = triggers.differences(connection)
         if wrong and repair:
@@ -67,11 +66,14 @@ class Command(AgentRunsCommand):
         for what in wrong:
             self._report(Problem("", what), what)
         self.revived = {one.pk: Problem(one.key, REVIVED) for one in revived(alias)}
-        for session_id in sessions:
-            try:
-                self._session(alias, session_id, repair)
-            except Session.DoesNotExist:  # pruned meanwhile
-                continue
+        # In pages, because on SQLite an open cursor over all sessions would block the writes of a repair.
+        sessions = Session.objects.using(alias).order_by("pk").values_list("pk", flat=True)
+        page = list(sessions[:PAGE]) if one is None else [one]
+        while page:
+            for session_id in page:
+                with suppress(Session.DoesNotExist):  # pruned meanwhile
+                    self._session(alias, session_id, repair)
+            page = list(sessions.filter(pk__gt=page[-1])[:PAGE]) if one is None else []
         for problem in strays(alias) if one is None else ():
             self._report(problem, str(problem))
         if anchors is not None:
@@ -95,16 +97,16 @@ class Command(AgentRunsCommand):
         return bool(self.counts["problems"])
 
     def _session(self, alias: str, session_id: UUID, repair: bool) -> None:
-        found = Repaired([], check(session_id, alias))
-        if found.left and repair:
-            files = [problem for problem in found.left if problem.file]
+        repaired = Repaired([], check(session_id, alias))
+        if repaired.left and repair:
+            files = [problem for problem in repaired.left if problem.file]
             repaired = repair_session(alias, session_id)
-            found = Repaired(repaired.changed, [*repaired.left, *files])
+            repaired = Repaired(repaired.changed, [*repaired.left, *files])
         if session_id in self.revived:
-            found.left.append(self.revived[session_id])
+            repaired.left.append(self.revived[session_id])
         self.counts["sessions"] += 1
-        self.counts["bad_sessions"] += bool(found.changed or found.left)
-        for problem in found.changed:
+        self.counts["bad_sessions"] += bool(repaired.changed or repaired.left)
+        for problem in repaired.changed:
             row = f"run {problem.run}: " if problem.run else ""
             row = f"approval {problem.approval}: " if problem.approval else row
             text = f"{row}{problem.column} rewritten"
@@ -113,33 +115,25 @@ class Command(AgentRunsCommand):
                 before, after = redacted([problem.stored, value])
                 text += f" from {shown(before)} to {shown(after)}"
             text += "."
-            self.tell({**_names(problem), "repaired": redact(text)}, f"Session {problem.session}: {text}")
+            self.tell_of(problem, f"Session {problem.session}: {text}", repaired=redact(text))
             self.counts["repaired"] += 1
-        for problem in found.left:
+        for problem in repaired.left:
             self._report(problem, str(problem))
             if repair and problem.seq is not None and not problem.file:
-                self.tell({**_names(problem), "refused": REFUSED}, f"Session {problem.session}: {REFUSED}")
+                self.tell_of(problem, f"Session {problem.session}: {REFUSED}", refused=REFUSED)
 
     def _report(self, problem: Problem, text: str) -> None:
         self.counts["problems"] += 1
-        self.tell({**_names(problem), "problem": redact(problem.what)}, text)
+        self.tell_of(problem, text, problem=redact(problem.what))
 
-
-def _every(alias: str) -> Iterator[UUID]:
-    # In pages, because on SQLite an open cursor over all sessions would block the writes of a repair.
-    sessions = Session.objects.using(alias).order_by("pk").values_list("pk", flat=True)
-    page = list(sessions[:PAGE])
-    while page:
-        yield from page
-        page = list(sessions.filter(pk__gt=page[-1])[:PAGE])
-
-
-def _names(problem: Problem) -> dict[str, Any]:
-    return {
-        "session": redact(problem.session) or None,
-        "seq": problem.seq,
-        "kind": problem.kind or None,
-        "run": problem.run,
-        "approval": problem.approval,
-        "column": problem.column or None,
-    }
+    def tell_of(self, problem: Problem, text: str, /, **record: str) -> None:
+        """Print a line about a problem; with --json `record`, with the place of the problem."""
+        place = {
+            "session": redact(problem.session) or None,
+            "seq": problem.seq,
+            "kind": problem.kind or None,
+            "run": problem.run,
+            "approval": problem.approval,
+            "column": problem.column or None,
+        }
+        self.tell({**place, **record}, text)
