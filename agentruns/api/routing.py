@@ -41,9 +41,16 @@ def watched(run: Any) -> Callable[..., Any]:
             if uploads.is_upload(request) and operation.operation_id in uploads.TAKING:
                 uploads.require_small(request)
             else:
-                _read_body(request)
+                request.body  # noqa: B018 - reads it
         except (Problem, RawPostDataException) as error:
             response = operation.api.on_exception(request, error)
+        except RequestDataTooBig:
+            most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+            text = f"The body has more than {most} bytes. Send less, or ask the operator to raise the limit."
+            response = operation.api.on_exception(request, Problem.named("too-large", text, max_bytes=most))
+        except ValueError:
+            text = "Content-Length is not a number of bytes. Send JSON in UTF-8."
+            response = operation.api.on_exception(request, Problem.named("malformed", text))
         else:
             entry.before = {**request.__dict__, MARK: None}  # a cycle would keep the body in memory
             response = run(request, **values)
@@ -53,19 +60,6 @@ def watched(run: Any) -> Callable[..., Any]:
         return response
 
     return watch
-
-
-def _read_body(request: HttpRequest) -> None:
-    """Read the body; raises Problem if it is larger than DATA_UPLOAD_MAX_MEMORY_SIZE."""
-    try:
-        request.body  # noqa: B018 - reads it
-    except RequestDataTooBig:
-        most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        detail = f"The body has more than {most} bytes. Send less, or ask the operator to raise the limit."
-        raise Problem.named("too-large", detail, max_bytes=most) from None
-    except ValueError:
-        detail = "Content-Length is not a number of bytes. Send JSON in UTF-8."
-        raise Problem.named("malformed", detail) from None
 
 
 def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:

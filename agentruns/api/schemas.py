@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -35,8 +35,8 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masked_runs, masks_of
 from agentruns.models import Approval, Run, Session
 from agentruns.services import waiting
-from agentruns.services.sessions import checked_context
 from agentruns.services.requests import checked_time
+from agentruns.services.sessions import checked_context
 from agentruns.tools import Tool
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, REASON_LENGTH, TEXT_LENGTH, is_deeper
@@ -45,33 +45,26 @@ from agentruns.utils.clock import utc
 from agentruns.utils.redaction import redacted
 
 
-def _printable(text: str) -> str:
-    # The services require this too, because databases disagree about NUL and lone surrogates.
-    if not text.isprintable():
-        raise ValueError("must be printable")
-    return text
-
-
 def _dated(text: Any) -> Any:
     if not (isinstance(text, str) and text[4:5] == "-"):  # pydantic would take a number for seconds
         raise ValueError("must be a date and a time, such as 2026-12-01T09:00:00+01:00")
     return text
 
 
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("must not be blank")
-    return text
+def _must(holds: Callable[[str], object], text: str) -> AfterValidator:
+    """Build a validator that refuses a text unless `holds` is true of it; `text` may name its length."""
+
+    def check(value: str) -> str:
+        if not holds(value):
+            raise ValueError(text.format(length=len(value)))
+        return value
+
+    return AfterValidator(check)
 
 
 def _at_most(length: int) -> AfterValidator:
     # Not pydantic's own length check, which also refuses lone surrogates.
-    def check(text: str) -> str:
-        if len(text) > length:
-            raise ValueError(f"must be at most {length} characters, not {len(text)}")
-        return text
-
-    return AfterValidator(check)
+    return _must(lambda text: len(text) <= length, f"must be at most {length} characters, not {{length}}")
 
 
 def _string(**schema: Any) -> WithJsonSchema:
@@ -90,22 +83,24 @@ def legal(value: Any) -> Any:
     return canonical.legal(redacted(value))
 
 
+# The services require this too, because databases disagree about NUL and lone surrogates.
+PRINTABLE = _must(str.isprintable, "must be printable")
+FILLED = _must(str.strip, "must not be blank")
 Legal = BeforeValidator(legal)
 LegalText = Annotated[str, Legal]
 LegalDict = Annotated[dict[str, Any], Legal]
 Id = Annotated[str, BeforeValidator(str)]
 Moment = Annotated[datetime, PlainSerializer(utc, return_type=str), _string(format="date-time")]
 Time = Annotated[AwareDatetime, BeforeValidator(_dated), AfterValidator(checked_time)]
-AgentName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
-Key = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), AfterValidator(_printable)]
-NotBlank = AfterValidator(_not_blank)
-Task = Annotated[str, NotBlank, _string(minLength=1)]
-Text = Annotated[str, _at_most(TEXT_LENGTH), NotBlank, _string(minLength=1, maxLength=TEXT_LENGTH)]
+AgentName = Annotated[str, Field(min_length=1, max_length=100), PRINTABLE]
+Key = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), PRINTABLE]
+Task = Annotated[str, FILLED, _string(minLength=1)]
+Text = Annotated[str, _at_most(TEXT_LENGTH), FILLED, _string(minLength=1, maxLength=TEXT_LENGTH)]
 Reason = Annotated[str, _at_most(REASON_LENGTH), _string(maxLength=REASON_LENGTH)]
-GivenReason = Annotated[str, _at_most(REASON_LENGTH), NotBlank, _string(minLength=1, maxLength=REASON_LENGTH)]
+GivenReason = Annotated[str, _at_most(REASON_LENGTH), FILLED, _string(minLength=1, maxLength=REASON_LENGTH)]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(checked_context)]
-Name = Annotated[str, Field(max_length=NAME_LENGTH), AfterValidator(_printable)]
+Name = Annotated[str, Field(max_length=NAME_LENGTH), PRINTABLE]
 Scope = Name  # "" is a scope
 Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
@@ -135,7 +130,7 @@ Reveal = Annotated[bool, Query(description="show the values of sensitive argumen
 OfAgent = Annotated[AgentName | None, Query(description="only runs of this agent")]
 OfScope = Annotated[Scope | None, Query(description="only sessions and runs in this scope")]
 OfSession = Annotated[Key | None, Query(description="only runs of sessions with this key")]
-_Pair = Annotated[str, Field(pattern="^[^:]+:", max_length=2 * NAME_LENGTH + 1), AfterValidator(_printable)]
+_Pair = Annotated[str, Field(pattern="^[^:]+:", max_length=2 * NAME_LENGTH + 1), PRINTABLE]
 OfContext = Annotated[
     _Pair | None, Query(description="only runs with this name and value in their context, as `tenant:7`")
 ]

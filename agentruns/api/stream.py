@@ -74,14 +74,14 @@ class Entrance:
         callbacks = self._entry.operation.auth_callbacks
         for authenticate in callbacks:
             try:
-                found = authenticate(request)
-                if inspect.isawaitable(found):
-                    found = async_to_sync(_awaited)(found)
+                accepted = authenticate(request)
+                if inspect.isawaitable(accepted):
+                    accepted = async_to_sync(_awaited)(accepted)
             except Error:
                 raise
             except Exception as error:  # a host's own `auth` may raise anything
                 raise AuthenticationError from error
-            if found:
+            if accepted:
                 break
         else:
             if callbacks:
@@ -234,7 +234,13 @@ class Feed:
                 find_run(self._user, str(self._run_id))
                 self._ping_at = time.monotonic() + settings.API_PING_SECONDS
                 ping = PING
-            return ping + self._news(head)
+            text = ping + (self._rows(head) if head.seq != self._seen else "")
+            if self._is_behind:
+                return text
+            if head.status in ENDED:
+                self.over.set()
+                return text + _note("end", status=head.status)
+            return text + self._live(head)
         except (AuthenticationError, DurableRunNotFoundError):
             logger.info("The stream of run=%s ends: its listener may no longer see it", self._run_id)
         except Error as error:
@@ -254,15 +260,6 @@ class Feed:
         if self._is_behind:
             return 0.0
         return min(poller.pause(), max(poller.FIRST_PAUSE, self._ping_at - time.monotonic()))
-
-    def _news(self, head: Head) -> str:
-        text = self._rows(head) if head.seq != self._seen else ""
-        if self._is_behind:
-            return text
-        if head.status in ENDED:
-            self.over.set()
-            return text + _note("end", status=head.status)
-        return text + self._live(head)
 
     def _rows(self, head: Head) -> str:
         """Format the new rows up to a head, at most a page; raises DurableRunNotFoundError without access."""
