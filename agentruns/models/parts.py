@@ -145,19 +145,15 @@ def merged(kind: str, facts: Payload, content: Payload | None) -> Payload:
     """Join facts and content to a payload; neutral values replace content that was erased."""
     if content is None:
         content = FORMS.get(kind, _UNKNOWN).neutral(facts)
-        if kind == "assistant":
-            content["content"] = _reply(facts["calls"])
+        if kind == "assistant":  # a provider requires the call of every result
+            used = [
+                {"type": "tool_use", "id": call["provider_id"], "name": call["tool"], "input": {}}
+                for call in facts["calls"]
+            ]
+            content["content"] = used or deepcopy(_TEXT_BLOCKS)
     payload = _joined(facts, content) if content else {**facts}
     payload.pop(HAS, None)
     return payload
-
-
-def _reply(calls: list[Payload]) -> list[Payload]:
-    """Build the content of an erased reply: a provider requires the call of every result."""
-    used = (
-        {"type": "tool_use", "id": call["provider_id"], "name": call["tool"], "input": {}} for call in calls
-    )
-    return [*used] or deepcopy(_TEXT_BLOCKS)
 
 
 def _joined(facts: Payload, content: Payload) -> Payload:

@@ -108,15 +108,30 @@ def install(connection: BaseDatabaseWrapper) -> None:
     if connection.vendor not in VENDORS:
         return
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        _remove(connection, cursor)
-        for statement in _statements(connection, cursor):
-            cursor.execute(statement)
+        drop(connection, cursor)
+        if connection.vendor == "sqlite":
+            for statement in _sqlite_triggers(cursor).values():
+                cursor.execute(statement)
+            return
+        schema = _quoted(_schema(cursor))
+        for name, body in BODIES.items():
+            cursor.execute(
+                f"CREATE OR REPLACE FUNCTION {schema}.{name}() RETURNS trigger LANGUAGE plpgsql "
+                f"SET search_path = {PINNED} AS $body${body.replace('@', schema)}$body$"
+            )
+        for name, (table, function, events, each, _) in POSTGRESQL.items():
+            cursor.execute(
+                f"CREATE TRIGGER {name} BEFORE {events} ON {schema}.{table} "
+                f"FOR EACH {each} EXECUTE FUNCTION {schema}.{function}()"
+            )
+            # Without ALWAYS, SET session_replication_role = replica would disable the trigger.
+            cursor.execute(f"ALTER TABLE {schema}.{table} ENABLE ALWAYS TRIGGER {name}")
 
 
 def remove(connection: BaseDatabaseWrapper) -> None:
     """Drop the triggers, for a reversed migration and for `lifted`."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        _remove(connection, cursor)
+        drop(connection, cursor)
         for name in BODIES if connection.vendor == "postgresql" else ():
             cursor.execute(f"DROP FUNCTION IF EXISTS {_quoted(_schema(cursor))}.{name}")
 
@@ -127,12 +142,46 @@ def differences(connection: BaseDatabaseWrapper) -> list[str]:
     Triggers are compared by their effect, not by their names. Also found: triggers that are not ours, rules,
     child tables, row security, and tables that hide one of ours.
     """
+    if connection.vendor not in VENDORS:
+        return []
+    ours = sorted(model._meta.db_table for model in apps.get_app_config("agentruns").get_models())
+    existing, wrong = dict[str, Any](), list[str]()
     with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            return list(_postgresql_differences(cursor))
         if connection.vendor == "sqlite":
-            return list(_sqlite_differences(cursor))
-    return []
+            due: dict[str, Any] = {**_sqlite_triggers(cursor)}
+            cursor.execute(
+                "SELECT type, name, tbl_name, sql, 0 FROM main.sqlite_master WHERE type = 'trigger'"
+                " UNION ALL SELECT type, name, tbl_name, sql, 1 FROM sqlite_temp_master"
+            )
+            for kind, name, table, sql, temporary in cursor.fetchall():
+                if table in ours and temporary:
+                    wrong.append(f"A temporary {kind} {name} hides or changes {table}.")
+                elif table in ours:
+                    existing[name] = sql
+        else:
+            schema, due = _schema(cursor), {}
+            if schema is None:
+                return []
+            for name, (table, function, _, _, kind) in POSTGRESQL.items():
+                body, pinned = BODIES[function].replace("@", _quoted(schema)), [f"search_path={PINNED}"]
+                due[name] = (table, kind, "A", True, schema, function, body, "plpgsql", False, pinned)
+            cursor.execute(_FOUND_TRIGGERS, [schema, ours])
+            for name, internal, *definition in cursor.fetchall():
+                if not internal:
+                    existing[name] = tuple(definition)
+                elif definition[2] == "D":
+                    wrong.append(f"Foreign keys of {definition[0]} are not enforced: {name} is disabled.")
+        for name, definition in due.items():
+            if name not in existing:
+                wrong.append(f"Trigger {name} of the journal is missing: its rows could be changed.")
+            elif existing[name] != definition:
+                wrong.append(f"Trigger {name} of the journal is not the one that this version installs.")
+        for name in sorted({*existing} - {*due}):
+            wrong.append(f"Trigger {name} on a table of the journal is not ours.")
+        if connection.vendor == "postgresql":
+            cursor.execute(_WAYS_AROUND, [schema, ours, ours])
+            wrong += [text for (text,) in cursor.fetchall()]
+    return wrong
 
 
 @contextmanager
@@ -167,26 +216,8 @@ def install_on_migrate(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
         Control.objects.using(using).identity()
 
 
-def _statements(connection: BaseDatabaseWrapper, cursor: Any) -> Iterator[str]:
-    if connection.vendor == "sqlite":
-        yield from _sqlite_triggers(cursor).values()
-        return
-    schema = _quoted(_schema(cursor))
-    for name, body in BODIES.items():
-        yield (
-            f"CREATE OR REPLACE FUNCTION {schema}.{name}() RETURNS trigger LANGUAGE plpgsql "
-            f"SET search_path = {PINNED} AS $body${body.replace('@', schema)}$body$"
-        )
-    for name, (table, function, events, each, _) in POSTGRESQL.items():
-        yield (
-            f"CREATE TRIGGER {name} BEFORE {events} ON {schema}.{table} "
-            f"FOR EACH {each} EXECUTE FUNCTION {schema}.{function}()"
-        )
-        # Without ALWAYS, SET session_replication_role = replica would disable the trigger.
-        yield f"ALTER TABLE {schema}.{table} ENABLE ALWAYS TRIGGER {name}"
-
-
-def _remove(connection: BaseDatabaseWrapper, cursor: Any) -> None:
+def drop(connection: BaseDatabaseWrapper, cursor: Any) -> None:
+    """Drop the triggers, but not their functions."""
     if connection.vendor == "sqlite":
         for name in SQLITE:
             cursor.execute(f"DROP TRIGGER IF EXISTS {name}")
@@ -213,50 +244,6 @@ def _sqlite_triggers(cursor: Any) -> dict[str, str]:
             f"'The journal is append-only: {name.rpartition('_')[2].upper()} of {table} is refused.'); END"
         )
     return made if columns else {}
-
-
-def _sqlite_differences(cursor: Any) -> Iterator[str]:
-    due, ours, found = _sqlite_triggers(cursor), {*_tables()}, {}
-    cursor.execute(
-        "SELECT type, name, tbl_name, sql, 0 FROM main.sqlite_master WHERE type = 'trigger'"
-        " UNION ALL SELECT type, name, tbl_name, sql, 1 FROM sqlite_temp_master"
-    )
-    for kind, name, table, sql, temporary in cursor.fetchall():
-        if table in ours and temporary:
-            yield f"A temporary {kind} {name} hides or changes {table}."
-        elif table in ours:
-            found[name] = sql
-    yield from _compared(due, found)
-
-
-def _compared(due: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    for name, definition in due.items():
-        if name not in found:
-            yield f"Trigger {name} of the journal is missing: its rows could be changed."
-        elif found[name] != definition:
-            yield f"Trigger {name} of the journal is not the one that this version installs."
-    for name in sorted({*found} - {*due}):
-        yield f"Trigger {name} on a table of the journal is not ours."
-
-
-def _postgresql_differences(cursor: Any) -> Iterator[str]:
-    schema, due = _schema(cursor), {}
-    if schema is None:
-        return
-    for name, (table, function, _, _, kind) in POSTGRESQL.items():
-        body = BODIES[function].replace("@", _quoted(schema))
-        pinned = [f"search_path={PINNED}"]
-        due[name] = (table, kind, "A", True, schema, function, body, "plpgsql", False, pinned)
-    cursor.execute(_FOUND_TRIGGERS, [schema, _tables()])
-    found: dict[str, Any] = {}
-    for name, internal, *definition in cursor.fetchall():
-        if not internal:
-            found[name] = tuple(definition)
-        elif definition[2] == "D":
-            yield f"Foreign keys of {definition[0]} are not enforced: {name} is disabled."
-    yield from _compared(due, found)
-    cursor.execute(_WAYS_AROUND, [schema, _tables(), _tables()])
-    yield from (text for (text,) in cursor.fetchall())
 
 
 _OURS = """WITH ours AS (SELECT c.oid, c.relname, c.relkind, c.relrowsecurity FROM pg_catalog.pg_class c
@@ -294,7 +281,3 @@ def _schema(cursor: Any) -> str | None:
 
 def _quoted(name: str | None) -> str:
     return '"' + str(name).replace('"', '""') + '"'
-
-
-def _tables() -> list[str]:
-    return sorted(model._meta.db_table for model in apps.get_app_config("agentruns").get_models())
