@@ -7,7 +7,6 @@ from datetime import datetime
 from http import HTTPStatus
 from http.client import responses
 from typing import Any
-from uuid import UUID
 
 from django.core.exceptions import SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, RawPostDataException
@@ -20,7 +19,6 @@ from agentruns import journal
 from agentruns.agents.content import AS_BLOCKS, AS_TEXT
 from agentruns.conf import settings
 from agentruns.models import Approval, Message, Run
-from agentruns.models.querysets import MessageQuerySet
 from agentruns.tools import InvalidArguments
 from agentruns.utils import json as canonical
 from agentruns.utils.clock import utc
@@ -192,7 +190,7 @@ def _of_validation_error(error: ValidationError) -> Problem:
 
 def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
     """Describe a run for a 409: its status, and who ended, paused or, for a call, resolved it, and when."""
-    rows = _rows(run.pk).own()
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).own().order_by("-seq")
     facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
     facts |= _who_and_when("ended", rows.filter(kind__in=journal.events.CLOSING).first())
     if run.status == Run.Status.PAUSED:
@@ -205,7 +203,7 @@ def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
 
 def approval_facts(approval: Approval) -> dict[str, Any]:
     """Describe an approval for a 409: status, digest, and who decided or cancelled it last, and when."""
-    rows = _rows(approval.run_id)
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id).order_by("-seq")
     if approval.status == Approval.Status.CANCELLED:
         last = rows.filter(kind__in=journal.events.CLOSING).first()
     else:
@@ -217,10 +215,6 @@ def approval_facts(approval: Approval) -> dict[str, Any]:
         "run_id": str(approval.run_id),
         **_who_and_when("decided", last),
     }
-
-
-def _rows(run_id: UUID) -> MessageQuerySet:
-    return Message.objects.using(settings.DATABASE).filter(run_id=run_id).order_by("-seq")
 
 
 def _who_and_when(done: str, row: Message | None) -> dict[str, Any]:

@@ -177,12 +177,9 @@ def _require_no_transaction(alias: str) -> None:
 def _ended(alias: str, cutoff: datetime) -> QuerySet[Run]:
     """Select the runs of the sessions that are due for deletion."""
     # A run that has not ended hinders itself; a condition on its status would lose the index's order.
-    hindrance = Run.objects.using(alias).filter(_keeps(cutoff), session_id=OuterRef("session_id"))
+    keeps = Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)
+    hindrance = Run.objects.using(alias).filter(keeps, session_id=OuterRef("session_id"))
     return Run.objects.using(alias).filter(~Exists(hindrance), updated_at__lt=cutoff)
-
-
-def _keeps(cutoff: datetime) -> Q:
-    return Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)
 
 
 def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
@@ -204,7 +201,7 @@ def _prune(
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
         return Pruned()
     session, runs = sessions.get(), Run.objects.using(alias).filter(session_id=session_id)
-    if cutoff is not None and runs.filter(_keeps(cutoff)).exists():
+    if cutoff is not None and runs.filter(Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)).exists():
         return Pruned()
     run = runs.unfinished().first() if cutoff is None else None
     if run is not None:
