@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -17,15 +17,14 @@ from ninja.operation import Operation
 from ninja.throttling import SimpleRateThrottle
 from ninja.utils import check_csrf
 
-from agentruns import journal, services
 from agentruns.api.errors import MARK, URN, Problem
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError
+from agentruns.journal import events, policy
+from agentruns.journal.events import Row
 from agentruns.models import ApiToken, Approval, Message, Run, Session, SessionBearer
+from agentruns.services import api_tokens, permissions, sessions
 from agentruns.utils.redaction import get_logger
-
-if TYPE_CHECKING:
-    from agentruns.journal.events import Row
 
 HEADER = "Authorization"
 SHOWN = 50  # characters of a malformed id
@@ -145,7 +144,7 @@ def user_of(request: HttpRequest) -> Any:
 def token_of(request: HttpRequest) -> ApiToken | None:
     """Find the valid token in the request's header, even in an operation open to everybody; None if none."""
     scheme, _, text = request.headers.get(HEADER, "").partition(" ")
-    return services.api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
+    return api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
 
 
 def channel_of(request: HttpRequest) -> str:
@@ -157,7 +156,7 @@ def channel_of(request: HttpRequest) -> str:
 def require_password(request: HttpRequest, approval: Approval) -> None:
     """Raise Problem (403) if the call's risk requires a fresh password, which a token cannot give."""
     is_token = isinstance(getattr(request, "auth", None), ApiToken)
-    if services.permissions.needs_password(request, approval, has_session=not is_token):
+    if permissions.needs_password(request, approval, has_session=not is_token):
         raise Problem.named(
             "reauthentication-needed",
             "The risk of this call is high. Approve it in the console, which asks for your password, or give "
@@ -232,7 +231,7 @@ def _throttle(request: HttpRequest, user: Any = None) -> None:
 
 def visible_runs(user: Any) -> QuerySet[Run]:
     """Select the runs that a user may see, with their sessions."""
-    return journal.policy.visible_runs(user).select_related("session")
+    return policy.visible_runs(user).select_related("session")
 
 
 def find_run(user: Any, run_id: str) -> Run:
@@ -251,7 +250,7 @@ def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
     """
     if not is_new and not visible_runs(user).filter(pk=run.pk).exists():
         if owner in (None, str(user.pk)):
-            raise DurableRunNotFoundError(str(services.permissions.KEY_UNSEEN))
+            raise DurableRunNotFoundError(str(permissions.KEY_UNSEEN))
         run.output, run.error, run.blocked_reason = None, "", ""
     return readable(user, run)
 
@@ -266,7 +265,7 @@ def readable(user: Any, run: Run) -> Run:
 def find_approval(user: Any, approval_id: str) -> Approval:
     """Find an approval that the user may see, with its run and session; raises NotFoundError."""
     try:
-        return journal.policy.visible_approvals(user).select_related("run__session").get(pk=UUID(approval_id))
+        return policy.visible_approvals(user).select_related("run__session").get(pk=UUID(approval_id))
     except (Approval.DoesNotExist, ValueError):
         raise NotFoundError(f"There is no approval {approval_id[:SHOWN]}.") from None
 
@@ -278,7 +277,7 @@ def find_session(user: Any, key: str, scope: str | None = None) -> Session:
         among = among.filter(pk=user.session_id)
     else:
         among = among.filter(pk__in=visible_runs(user).filter(session__key=key).values("session_id"))
-    return services.sessions.find_session(key, scope, among)
+    return sessions.find_session(key, scope, among)
 
 
 def row_for(user: Any, row: Row) -> Row:
@@ -286,7 +285,7 @@ def row_for(user: Any, row: Row) -> Row:
     if not isinstance(user, SessionBearer):
         return row
     hidden = {"instructions", "stored"} if "instructions" in row.payload else set()
-    hidden |= {"context"} if row.kind == journal.events.RUN_STARTED else set()
+    hidden |= {"context"} if row.kind == events.RUN_STARTED else set()
     return row._replace(payload={name: each for name, each in row.payload.items() if name not in hidden})
 
 

@@ -15,9 +15,9 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from agentruns import exceptions as core
-from agentruns import journal
 from agentruns.agents.content import AS_BLOCKS, AS_TEXT
 from agentruns.conf import settings
+from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
 from agentruns.tools import InvalidArguments
 from agentruns.utils import json as canonical
@@ -192,11 +192,11 @@ def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
     """Describe a run for a 409: its status, and who ended, paused or, for a call, resolved it, and when."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).own().order_by("-seq")
     facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
-    facts |= _who_and_when("ended", rows.filter(kind__in=journal.events.CLOSING).first())
+    facts |= _who_and_when("ended", rows.filter(kind__in=events.CLOSING).first())
     if run.status == Run.Status.PAUSED:
-        facts |= _who_and_when("paused", rows.filter(kind=journal.events.RUN_PAUSED).first())
+        facts |= _who_and_when("paused", rows.filter(kind=events.RUN_PAUSED).first())
     if call_id:
-        verdicts = rows.filter(kind=journal.events.ORPHAN_RESOLVED, call_id=call_id)
+        verdicts = rows.filter(kind=events.ORPHAN_RESOLVED, call_id=call_id)
         facts |= {"call_id": call_id, **_who_and_when("resolved", verdicts.first())}
     return facts
 
@@ -205,9 +205,9 @@ def approval_facts(approval: Approval) -> dict[str, Any]:
     """Describe an approval for a 409: status, digest, and who decided or cancelled it last, and when."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id).order_by("-seq")
     if approval.status == Approval.Status.CANCELLED:
-        last = rows.filter(kind__in=journal.events.CLOSING).first()
+        last = rows.filter(kind__in=events.CLOSING).first()
     else:
-        last = rows.filter(kind=journal.events.APPROVAL_DECIDED, call_id=approval.call_id).first()
+        last = rows.filter(kind=events.APPROVAL_DECIDED, call_id=approval.call_id).first()
     return {
         "approval_id": str(approval.pk),
         "approval_status": approval.status,
