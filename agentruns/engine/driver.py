@@ -25,6 +25,7 @@ from agentruns.exceptions import (
     NotFoundError,
 )
 from agentruns.journal import committed, events, telemetry
+from agentruns.journal.batch import Batch, SessionState
 from agentruns.journal.committed import LastRow
 from agentruns.journal.connection import journal_alias, mend_connection
 from agentruns.journal.events import Actor
@@ -32,7 +33,7 @@ from agentruns.journal.fold import Call, RunState
 from agentruns.journal.payloads import Offload, instructions_of
 from agentruns.journal.policy import user_of_key
 from agentruns.journal.statements import commit_again
-from agentruns.journal.store import Batch, SessionState, Store
+from agentruns.journal.store import Store
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
 from agentruns.utils import clock

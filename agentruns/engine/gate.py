@@ -10,7 +10,7 @@ from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.engine.leases import why_off
 from agentruns.journal import events
-from agentruns.journal.store import Batch
+from agentruns.journal.batch import Batch
 from agentruns.models import Message
 from agentruns.models.parts import keyed
 from agentruns.providers.base import ModelReply

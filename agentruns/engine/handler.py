@@ -27,10 +27,10 @@ from agentruns.exceptions import (
     ToolDurabilityError,
 )
 from agentruns.journal import events, masking, telemetry
+from agentruns.journal.batch import Batch
 from agentruns.journal.connection import journal_alias, mend_connection, own_alias, own_connection
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
-from agentruns.journal.store import Batch
 from agentruns.models import CommitFence, Message, Run
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.context import NotEntered

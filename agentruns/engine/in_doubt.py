@@ -8,8 +8,8 @@ from typing import Any
 from agentruns.engine.gate import DENIED
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import events
+from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call, RunState
-from agentruns.journal.store import Batch
 
 UNKNOWN = (
     "The call of {tool} was interrupted. Whether it took effect is not known: it may have happened zero "

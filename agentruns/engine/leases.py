@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -107,21 +106,24 @@ class Lease:
 def claim(alias: str, run_id: UUID) -> Lease | None:
     """Lease a runnable run; None if it is driven elsewhere, waits or has ended, or if this process drains."""
     owner, before, own = uuid7().hex, uptime(), own_alias(alias)
-    connection, taken, is_known = connections[own], None, False
-    is_one = connection.vendor == "postgresql" and not connection.in_atomic_block
-    if is_one:
-        runs = claimable(own).filter(pk=run_id)
-        try:  # by one statement, which is a transaction by itself
-            taken, is_known = claim_one(connection, runs, owner, settings.LEASE_SECONDS), True
-        except RACES:
-            close_stale(own)
-    if not is_known:
-        tries = itertools.count(int(is_one))
-        taken = in_transaction(own, lambda: _claim(own, run_id, owner, again=next(tries) > 0))
+    seconds = settings.LEASE_SECONDS
+
+    def again() -> Claimed | None:
+        # The first try may still be open on the server, and its acknowledgement be lost: wait for its end.
+        runs = Run.objects.using(own).filter(pk=run_id)
+        list(runs.select_for_update().values_list("pk"))
+        mine = runs.filter(lease_owner=owner).values_list("session_id", "lease_epoch", "attempts").first()
+        return (*mine, True) if mine else claim_one(claimable(own).filter(pk=run_id), owner, seconds)
+
+    try:
+        taken = claim_one(claimable(own).filter(pk=run_id), owner, seconds)
+    except RACES:
+        close_stale(own)
+        taken = in_transaction(own, again)
     if taken is None:
         return None
     session_id, epoch, attempts, took_over = taken
-    deadline = before + settings.LEASE_SECONDS
+    deadline = before + seconds
     return Lease(alias, run_id, session_id, epoch, attempts, took_over, deadline, owner=owner)
 
 
@@ -129,39 +131,6 @@ def claimable(alias: str) -> RunQuerySet:
     """Select the runs that this process may claim: none while it drains or the server is an unknown one."""
     free = ~Exists(drain_requests(alias)), ~Exists(timeline.moved(alias))
     return Run.objects.using(alias).runnable().filter(*free)
-
-
-def _claim(alias: str, run_id: UUID, owner: str, *, again: bool) -> Claimed | None:
-    runs = Run.objects.using(alias)
-    if again:  # the try before may still be open on the server: wait for its end
-        list(runs.filter(pk=run_id).select_for_update().values_list("pk"))
-        mine = runs.filter(pk=run_id, lease_owner=owner).values_list("session_id", "lease_epoch", "attempts")
-        for session_id, epoch, attempts in mine:  # its commit went through, only the acknowledgement was lost
-            return session_id, epoch, attempts, True
-    # The row lock (PostgreSQL) or the IMMEDIATE transaction (SQLite) keeps what is read here true.
-    seen = (
-        runs.runnable()
-        .filter(pk=run_id)
-        .select_for_update(skip_locked=True)
-        .values_list("session_id", "lease_epoch", "attempts", "lease_expires_at")
-    )
-    for session_id, epoch, attempts, expired_at in seen:
-        took_over = expired_at is not None  # which counts as an attempt
-        taken = (
-            claimable(alias)
-            .filter(pk=run_id, lease_epoch=epoch)
-            .update(
-                status="running",
-                lease_owner=owner,
-                lease_epoch=epoch + 1,
-                lease_expires_at=later(settings.LEASE_SECONDS),
-                attempts=attempts + took_over,
-                not_before=None,
-                blocked_reason="",
-            )
-        )
-        return (session_id, epoch + 1, attempts + took_over, took_over) if taken == 1 else None
-    return None
 
 
 def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:

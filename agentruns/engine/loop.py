@@ -21,9 +21,10 @@ from agentruns.engine.driver import PASSING, Driver
 from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
 from agentruns.journal import events, telemetry
+from agentruns.journal.batch import Batch, SessionState
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.fold import text_of
-from agentruns.journal.store import Batch, DatabaseStore, SessionState, Store
+from agentruns.journal.store import DatabaseStore, Store
 from agentruns.models import Run
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, usage_of
 from agentruns.providers.names import model_identity, provider_of, resolve

@@ -6,9 +6,10 @@ from django.db.models import F
 
 from agentruns.engine.leases import SERVICE, Lease, take
 from agentruns.journal import committed, events
+from agentruns.journal.batch import Batch
 from agentruns.journal.connection import own_alias
 from agentruns.journal.fold import RunState
-from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Run, Session
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger

@@ -14,10 +14,11 @@ from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, outbox, telemetry
+from agentruns.journal.batch import Batch
 from agentruns.journal.connection import replace_broken
 from agentruns.journal.deciders import assign, lapsed, restore, void
 from agentruns.journal.fold import Call
-from agentruns.journal.store import Batch, card_columns
+from agentruns.journal.store import card_columns
 from agentruns.models import Approval
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
 from agentruns.tools.context import NotEntered

@@ -15,10 +15,10 @@ from django.utils.translation import gettext as _
 from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal import events
+from agentruns.journal.batch import Batch, reading_journal
 from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, user_of_key, visible_approvals
 from agentruns.journal.read import read_rows
-from agentruns.journal.store import Batch, reading_journal
 from agentruns.models import Approval, Message, Run, SessionBearer
 from agentruns.models.token import VISITOR
 from agentruns.tools.options import REQUESTER

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections, transaction
@@ -21,6 +21,7 @@ from agentruns import signals
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal import events
+from agentruns.journal.batch import Batch
 from agentruns.journal.connection import has_foreign_blocks
 from agentruns.journal.events import Row
 from agentruns.journal.fold import CallApproval
@@ -31,9 +32,6 @@ from agentruns.utils import json as canonical
 from agentruns.utils.arity import arity_mistake
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, redact
-
-if TYPE_CHECKING:
-    from agentruns.journal.store import Batch
 
 logger = get_logger("agentruns.notifications")
 

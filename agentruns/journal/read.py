@@ -18,10 +18,10 @@ from agentruns.agents.agent import registered
 from agentruns.exceptions import RunStateError
 from agentruns.journal import events
 from agentruns.journal.events import Row
-from agentruns.journal.statements import as_id
 from agentruns.models import Definition, Message, Run, Session
 from agentruns.models.parts import merged
 from agentruns.utils import json as canonical
+from agentruns.utils.db import as_id
 
 COLUMNS = (
     "seq", "run_id", "kind", "call_id", "tool_name", "attempt", "epoch", "facts", "content", "created_at",

@@ -6,25 +6,22 @@ It builds no model instances, because they cost more than the database does (doc
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
 from django.db.models import QuerySet
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events
+from agentruns.journal.batch import Batch
 from agentruns.journal.connection import acknowledged
 from agentruns.models import Message, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.utils import clock as journal_clock
-from agentruns.utils.db import LOCK_TIMEOUT, uptime
-
-if TYPE_CHECKING:
-    from agentruns.journal.store import Batch
+from agentruns.utils.db import LOCK_TIMEOUT, as_id, later, uptime
 
 # The columns of a batch's rows: the shared ones, and the others with their types. psycopg prepares no
 # statement of over fifty parameters.
@@ -58,8 +55,8 @@ RUN = Run._meta.db_table
 INTO = f'INSERT INTO "{Message._meta.db_table}" ({", ".join((*SHARED, *COLUMNS))})'
 
 
-def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, durable: bool = False) -> None:
-    """Store a batch by a cursor of Django's or of the driver's; `durable` commits it with safe settings.
+def write_rows(connection: BaseDatabaseWrapper, batch: Batch, *, durable: bool = False) -> None:
+    """Store a batch in the open transaction, on PostgreSQL by one statement; `durable`: with safe settings.
 
     Engine rows (a batch with an epoch) require that epoch and its owner, since a rewound database can give an
     epoch twice. Service rows require a run that has not ended, unless the batch is `closed`. Raises
@@ -76,20 +73,41 @@ def write_rows(connection: BaseDatabaseWrapper, cursor: Any, batch: Batch, *, du
     run = [*values, run_id, *lease]
     known: list[Any] = [session_id, batch.first_seq, batch.first_head]
     head: list[Any] = [state.next_seq, state.head]
-    rows = row_values(connection, batch)
-    if connection.vendor == "postgresql":
-        sent = uptime()
-        sql = _cte(len(batch.rows), sets, where, durable)
-        cursor.execute(sql, [*known, *run, *head, batch.epoch, at, *rows])
-        stored = cursor.rowcount == len(batch.rows)
-        if stored:
-            moment = datetime.fromtimestamp(cursor.fetchone()[0], UTC)
-            journal_clock.told(batch.clock or connection.alias, moment, sent)
-    else:
-        parts = ([*head, *known], run, [session_id, run_id, batch.epoch, at, *rows])
-        mark = "%s" if isinstance(cursor, CursorWrapper) else "?"
-        statements = _three_statements(len(batch.rows), sets, where, mark)
-        stored = all(cursor.execute(*each).rowcount for each in zip(statements, parts, strict=True))
+    rows, count = row_values(connection, batch), len(batch.rows)
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # Each part reads FROM the one before, as they run in no fixed order: Session is locked first, and
+            # nothing changes unless everything does, because the statement commits even if it has stored too
+            # few rows. The settings come before all of them, and with the statement: a pooler may pass on
+            # another client's SET.
+            row = "(" + ", ".join(f"%s::{kind}" for kind in COLUMNS.values()) + ")"
+            sent = uptime()
+            cursor.execute(
+                f"WITH c AS MATERIALIZED (SELECT {SETTINGS if durable else 1}),"
+                f' l AS (SELECT id FROM c, "{SESSION}" AS session'
+                " WHERE id = %s AND next_seq = %s AND head = %s FOR NO KEY UPDATE OF session),"
+                f' r AS (UPDATE "{RUN}" AS run SET {sets} FROM l WHERE run.id = %s AND'
+                f" run.session_id = l.id{where} RETURNING run.id, session_id, updated_at),"
+                f' s AS (UPDATE "{SESSION}" AS session SET next_seq = %s, head = %s FROM r'
+                f" WHERE session.id = r.session_id RETURNING session.id)"
+                f" {INTO} SELECT s.id, r.id, %s::bigint, %s::timestamptz, v.*"
+                f" FROM s, r, (VALUES {', '.join([row] * count)}) AS v"
+                " RETURNING extract(epoch FROM clock_timestamp())::float8",
+                [*known, *run, *head, batch.epoch, at, *rows],
+            )
+            stored = cursor.rowcount == count
+            if stored:
+                moment = datetime.fromtimestamp(cursor.fetchone()[0], UTC)
+                journal_clock.told(batch.clock or connection.alias, moment, sent)
+        else:
+            row = "(" + ", ".join(["%s"] * len(COLUMNS)) + ")"
+            into = f"{INTO} SELECT %s, %s, %s, %s, v.* FROM (VALUES {', '.join([row] * count)}) AS v"
+            head_sql = f'UPDATE "{SESSION}" SET next_seq = %s, head = %s WHERE id = %s'
+            stored = (
+                cursor.execute(f"{head_sql} AND next_seq = %s AND head = %s", [*head, *known]).rowcount
+                and cursor.execute(f'UPDATE "{RUN}" SET {sets} WHERE id = %s{where}', run).rowcount
+                and cursor.execute(into, [session_id, run_id, batch.epoch, at, *rows]).rowcount
+            )
     if not stored:
         raise JournalConflictError(f"Run {state.run.run_id}: the journal has moved on.")
     state.dated = dated
@@ -104,39 +122,6 @@ def commit_again(connection: BaseDatabaseWrapper, session_id: UUID) -> None:
         sql = f'WITH c AS MATERIALIZED (SELECT {SETTINGS}) SELECT 1 FROM c, "{SESSION}" AS session'
         with acknowledged(connection), connection.cursor() as cursor:
             cursor.execute(f"{sql} WHERE id = %s FOR NO KEY UPDATE OF session", [session_id])
-
-
-@cache
-def _cte(count: int, sets: str, where: str, durable: bool) -> str:
-    # Each part reads FROM the one before, as they run in no fixed order: Session is locked first, and nothing
-    # changes unless everything does, because the statement commits even if it has stored too few rows.
-    # The settings come before all of them, and with the statement: a pooler may pass on another client's SET.
-    row = "(" + ", ".join(f"%s::{kind}" for kind in COLUMNS.values()) + ")"
-    return (
-        f"WITH c AS MATERIALIZED (SELECT {SETTINGS if durable else 1}),"
-        f' l AS (SELECT id FROM c, "{SESSION}" AS session WHERE id = %s AND next_seq = %s AND head = %s'
-        f" FOR NO KEY UPDATE OF session),"
-        f' r AS (UPDATE "{RUN}" AS run SET {sets} FROM l WHERE run.id = %s AND run.session_id = l.id{where}'
-        f" RETURNING run.id, session_id, updated_at),"
-        f' s AS (UPDATE "{SESSION}" AS session SET next_seq = %s, head = %s FROM r'
-        f" WHERE session.id = r.session_id RETURNING session.id)"
-        f" {INTO} SELECT s.id, r.id, %s::bigint, %s::timestamptz, v.*"
-        f" FROM s, r, (VALUES {', '.join([row] * count)}) AS v"
-        " RETURNING extract(epoch FROM clock_timestamp())::float8"
-    )
-
-
-@cache
-def _three_statements(count: int, sets: str, where: str, mark: str) -> tuple[str, ...]:
-    row = "(" + ", ".join(["%s"] * len(COLUMNS)) + ")"
-    statements = (
-        f'UPDATE "{SESSION}" SET next_seq = %s, head = %s WHERE id = %s AND next_seq = %s AND head = %s',
-        f'UPDATE "{RUN}" SET {sets} WHERE id = %s{where}',
-        f"{INTO} SELECT %s, %s, %s, %s, v.* FROM (VALUES {', '.join([row] * count)}) AS v",
-    )
-    if mark == "%s":
-        return statements
-    return tuple(each.replace("%s", mark).replace("%%", "%") for each in statements)
 
 
 def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, list[Any]]:
@@ -166,22 +151,23 @@ def _run_columns(
     changed = MOVING if kinds.intersection(ASKED) else CALLS
     for name in changed if goes_on and events.RUN_STARTED not in kinds else folded:
         sets.append(f"{name} = %s")
-        values.append(_prepared(name, folded[name]))
+        prepare = _PREPARE.get(name)
+        values.append(prepare(folded[name]) if prepare else folded[name])
     if goes_on:  # `status` is "running" as long as the epoch is the writer's
-        later, later_values = clock(connection, settings.LEASE_SECONDS)
-        sets.append(f"lease_expires_at = {later}")
-        values += later_values
+        until, seconds = clock(connection, settings.LEASE_SECONDS)
+        sets.append(f"lease_expires_at = {until}")
+        values += seconds
     elif batch.epoch:
         sets.append("status = %s, lease_owner = '', lease_expires_at = NULL, lease_epoch = lease_epoch + 1")
         sets.append("blocked_reason = %s")
-        blocked = _prepared("blocked_reason", batch.state.run.paused)
+        blocked = _PREPARE["blocked_reason"](batch.state.run.paused)
         values += ["queued" if status == "active" else status, blocked]
         if batch.delay is None and batch.rows[-1].kind != events.RUN_ADOPTED:  # which keeps `not_before`
             sets.append("not_before = NULL")
         elif batch.delay is not None:
-            later, later_values = clock(connection, batch.delay)
-            sets.append(f"not_before = {later}")
-            values += later_values
+            until, seconds = clock(connection, batch.delay)
+            sets.append(f"not_before = {until}")
+            values += seconds
     else:
         # A service row leaves the lease alone: a live worker learns of it at its next append.
         sets.append("status = CASE WHEN status = 'running' AND %s THEN 'running' ELSE %s END")
@@ -196,10 +182,28 @@ def _run_columns(
 Claimed = tuple[UUID, int, int, bool]  # session, epoch, attempts, whether an expired lease was taken over
 
 
-def claim_one(
-    connection: BaseDatabaseWrapper, runs: QuerySet[Run], owner: str, seconds: float
-) -> Claimed | None:
-    """Lease the run in `runs` by one statement on PostgreSQL; None if it is locked or not in `runs`."""
+def claim_one(runs: QuerySet[Run], owner: str, seconds: float) -> Claimed | None:
+    """Lease the run in `runs`; return None if it is not in `runs`, or if PostgreSQL has it locked.
+
+    Needs no transaction: PostgreSQL claims by one statement, and elsewhere the epoch shows that nobody has
+    claimed the run since it was read.
+    """
+    connection = connections[runs.db]
+    if connection.vendor != "postgresql":
+        columns = ("session_id", "lease_epoch", "attempts", "lease_expires_at")
+        for session_id, epoch, attempts, expired_at in runs.values_list(*columns):
+            took_over = expired_at is not None  # which counts as an attempt
+            taken = runs.filter(lease_epoch=epoch).update(
+                status="running",
+                lease_owner=owner,
+                lease_epoch=epoch + 1,
+                lease_expires_at=later(seconds),
+                attempts=attempts + took_over,
+                not_before=None,
+                blocked_reason="",
+            )
+            return (session_id, epoch + 1, attempts + took_over, took_over) if taken == 1 else None
+        return None
     seen = runs.order_by().values("pk", "lease_expires_at")
     sql, where = seen.query.get_compiler(connection=connection).as_sql()
     values: list[Any] = [*where, owner, timedelta(seconds=seconds)]
@@ -214,17 +218,8 @@ def claim_one(
             " RETURNING run.session_id, run.lease_epoch, run.attempts, seen.lease_expires_at IS NOT NULL",
             values,
         )
-        found: Claimed | None = cursor.fetchone()
-    return found
-
-
-def _prepared(name: str, value: Any) -> Any:
-    prepare = _PREPARE.get(name)
-    return value if prepare is None else prepare(value)
-
-
-def as_id(connection: BaseDatabaseWrapper, value: UUID) -> UUID | str:
-    return value if connection.features.has_native_uuid_field else value.hex
+        claimed: Claimed | None = cursor.fetchone()
+    return claimed
 
 
 def row_values(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:

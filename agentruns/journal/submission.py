@@ -11,11 +11,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
 from agentruns.journal import statements
-from agentruns.journal.statements import COLUMNS, INTO, SESSION, SETTINGS, as_id, row_values
-from agentruns.journal.store import Batch
+from agentruns.journal.batch import Batch
+from agentruns.journal.statements import COLUMNS, INTO, SESSION, SETTINGS, row_values
 from agentruns.models import ContextValue, Definition, Run
 from agentruns.utils import clock as journal_clock
-from agentruns.utils.db import uptime
+from agentruns.utils.db import as_id, uptime
 
 SQL = tuple[str, list[Any]]
 # Written into the SQL, because psycopg prepares no statement of over fifty parameters.

@@ -8,19 +8,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from django.db import connections, transaction
 from django.utils.module_loading import import_string
 
 from agentruns.conf import settings
 from agentruns.journal import events
+from agentruns.journal.batch import Batch
 from agentruns.journal.events import Row
 from agentruns.utils.forks import renewed
 from agentruns.utils.redaction import bound, driven, get_logger, secrets
-
-if TYPE_CHECKING:
-    from agentruns.journal.store import Batch
 
 logger = get_logger("agentruns.telemetry")
 

@@ -17,10 +17,11 @@ from agentruns.conf import settings
 from agentruns.engine.gate import call_digest
 from agentruns.exceptions import ApprovalStateError, JournalLockedError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events
+from agentruns.journal.batch import Batch
 from agentruns.journal.deciders import lapsed, void, why_own
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, mask_of
-from agentruns.journal.store import Batch, card_columns
+from agentruns.journal.store import card_columns
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
 from agentruns.services.write import write

@@ -13,9 +13,9 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events
+from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
 from agentruns.journal.read import definition_body
-from agentruns.journal.store import Batch
 from agentruns.models import Message, Run
 from agentruns.services import permissions
 from agentruns.services.rendering import put_away, rendered, renders

@@ -20,10 +20,11 @@ from django.utils.translation import gettext_lazy
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, JournalConflictError, JournalUnreadableError, RunStateError
 from agentruns.journal import events, payloads
+from agentruns.journal.batch import Batch
 from agentruns.journal.copies import kin, tasks_of
 from agentruns.journal.events import Row
 from agentruns.journal.read import session_rows
-from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import History
 from agentruns.models import Approval, ContextValue, Message, Review, Run, Session
 from agentruns.models.parts import ERASED, split

@@ -17,13 +17,14 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import JournalConflictError, RunStateError, SessionBusyError
 from agentruns.journal import events
+from agentruns.journal.batch import Batch
 from agentruns.journal.copies import happened_at, original, task_of
 from agentruns.journal.deciders import requester_ids, restore
 from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.read import NAMING, definition_body, read_rows, rows_until
-from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.services import permissions
 from agentruns.services.control import agent_again

@@ -15,13 +15,13 @@ from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import conversation, events
+from agentruns.journal.batch import SessionState
 from agentruns.journal.connection import require_no_transaction
 from agentruns.journal.events import Row, timestamp
 from agentruns.journal.fold import RunState, text_of
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.payloads import instructions_of
 from agentruns.journal.read import definition_body, rows_until, session_rows
-from agentruns.journal.store import SessionState
 from agentruns.journal.verify import check
 from agentruns.models import Run
 from agentruns.providers.attachments import limits_of

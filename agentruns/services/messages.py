@@ -16,9 +16,10 @@ from agentruns.exceptions import (
     SessionBusyError,
 )
 from agentruns.journal import events, payloads
+from agentruns.journal.batch import Batch
 from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows
-from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session, SessionBearer, Tombstone
 from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import forgotten

@@ -26,8 +26,9 @@ from agentruns.exceptions import (
     UnknownAgentError,
 )
 from agentruns.journal import events
+from agentruns.journal.batch import Batch, SessionState, load
 from agentruns.journal.connection import require_no_transaction
-from agentruns.journal.store import Batch, MemoryStore, SessionState, Store, load
+from agentruns.journal.store import MemoryStore, Store
 from agentruns.models import Approval, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.services import permissions

@@ -27,11 +27,11 @@ from agentruns.exceptions import (
     SessionBusyError,
 )
 from agentruns.journal import payloads, timeline
+from agentruns.journal.batch import Batch, SessionState, load
 from agentruns.journal.copies import last_task, title_of
 from agentruns.journal.deciders import restore
 from agentruns.journal.policy import limits_of
 from agentruns.journal.read import run_rows
-from agentruns.journal.store import Batch, SessionState, load
 from agentruns.journal.submission import begin
 from agentruns.models import Definition, PrunedKey, Run, Session, SessionBearer, StartCount, Tombstone
 from agentruns.models.tombstone import forgotten

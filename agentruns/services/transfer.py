@@ -28,12 +28,13 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, RunStateError
 from agentruns.journal import events, payloads
+from agentruns.journal.batch import Batch
 from agentruns.journal.copies import task_of, title_of
 from agentruns.journal.events import Row
 from agentruns.journal.masking import mask_of
 from agentruns.journal.payloads import Stored
 from agentruns.journal.read import NAMING, Parts, definitions_in, definitions_of, stored_rows
-from agentruns.journal.store import Batch, new_approval
+from agentruns.journal.store import new_approval
 from agentruns.journal.verify import MARK, History, check
 from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session, Tombstone
 from agentruns.models.fields import check_columns

@@ -12,11 +12,12 @@ from agentruns.conf import settings
 from agentruns.engine.leases import SERVICE, take
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import DurableRunNotFoundError, JournalLockedError, RunStateError
+from agentruns.journal.batch import Batch
 from agentruns.journal.copies import last_task
 from agentruns.journal.deciders import restore
 from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
-from agentruns.journal.store import Batch, DatabaseStore
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.utils.db import in_transaction, readable
 from agentruns.utils.redaction import bound

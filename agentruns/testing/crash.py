@@ -19,7 +19,8 @@ from agentruns.utils import failpoints
 from agentruns.utils.failpoints import arm
 
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
-    from agentruns.journal.store import Batch, SessionState, Store
+    from agentruns.journal.batch import Batch, SessionState
+    from agentruns.journal.store import Store
 
 CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable that tells a child process its databases and scripts
 

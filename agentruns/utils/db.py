@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
+from uuid import UUID
 
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import DateTimeField, ExpressionWrapper, Value
 from django.db.models.functions import Now
 from django.db.models.sql import Query
@@ -153,6 +155,11 @@ def uptime() -> float:
 def later(seconds: float) -> ExpressionWrapper[Any]:
     """Build the expression for the database's clock plus `seconds`."""
     return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())
+
+
+def as_id(connection: BaseDatabaseWrapper, value: UUID) -> UUID | str:
+    """Convert an id to a parameter for SQL of our own, by which SQLite compares texts."""
+    return value if connection.features.has_native_uuid_field else value.hex
 
 
 def database_now(alias: str) -> datetime:

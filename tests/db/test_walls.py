@@ -283,8 +283,7 @@ def test_a_decision_that_sql_appends_as_the_application_would_is_believed(effect
     boss = {"id": str(user("boss", "decide_approval").pk), "name": "boss"}
     payload = {"verb": "approve", "digest": card.digest, "actor": boss, "channel": "console"}
     batch.add("approval_decided", payload, call=state.run.calls[card.call_id])
-    with connection.cursor() as cursor:
-        write_rows(connection, cursor, batch)
+    write_rows(connection, batch)
     due = {"status", "approved_count", "decided_at", "decided_by_id", "decided_by_name"}
     assert {problem.column for problem in check(run.session_id)} == due
     project("default", batch)

@@ -219,8 +219,6 @@ ANY_OWNER = (
 
 LEASED = [
     mutant("leases: a live one is not claimed",
-        Edit(LEASES, "        runs.runnable()\n        .filter(pk=run_id)",
-             "        runs\n        .filter(pk=run_id)"),
         Edit(LEASES, "using(alias).runnable().filter(*free)", "using(alias).filter(*free)"),
         "db/test_leases.py::test_a_live_run_is_not_claimed"),
     mutant("leases: a claim does not wait for a locked run",
@@ -246,7 +244,7 @@ LEASED = [
         database=POSTGRESQL),
     mutant("leases: each claim has an epoch of its own",
         *ANY_OWNER,
-        Edit(LEASES, "lease_owner=owner,\n                lease_epoch=epoch + 1,", "lease_owner=owner,"),
+        Edit(STATEMENTS, "lease_owner=owner,\n                lease_epoch=epoch + 1,", "lease_owner=owner,"),
         "db/test_leases.py::test_who_was_overtaken_extends_nothing_and_enters_nothing"),
     mutant("leases: one is given back by its owner only",
         Edit(LEASES, "mine = self.held(alias)", "mine = Run.objects.using(alias).filter(pk=self.run_id)"),
@@ -362,7 +360,7 @@ TRANSACTIONAL = [
 
 REWOUND = [
     mutant("rewound: a row that was seen committed is looked for",
-        Edit("journal/store.py", "state.is_rewound = is_gone and not is_told", "state.is_rewound = False"),
+        Edit("journal/batch.py", "state.is_rewound = is_gone and not is_told", "state.is_rewound = False"),
         "db/test_rewound.py::test_a_process_knows_a_run_that_ended_before_the_loss"),
     mutant("rewound: a drive builds nothing on what is left",
         Edit(DRIVER, "        if self.state.is_rewound:\n            self._rewound(lease)\n", ""),

@@ -321,7 +321,7 @@ SENT = [
         Edit(REQUESTS, "*filter(None, unread))", "*())"),
         "api/test_messages.py::test_whose_words_the_next_run_reads_is_its_requester"),
     mutant("messages: whose words were answered is none",
-        Edit("journal/store.py", "in self.asking.items() if seq > read", "in self.asking.items()"),
+        Edit("journal/batch.py", "in self.asking.items() if seq > read", "in self.asking.items()"),
         "api/test_messages.py::test_whose_words_were_answered_is_no_requester_of_the_next_run"),
     mutant("starting: a run made again has an active owner",
         Edit(STARTING, "if run.owner_id not in (None, user.pk) and", "if False and"),

@@ -51,7 +51,7 @@ ABOUT_THE_RUN = because("is about the run, not about one call", *ENDS, *OF_A_RUN
 # Module and name of each table -> the kinds that it leaves out, and why.
 TABLES: dict[str, dict[str, str]] = {
     "agentruns.journal.events:CLOSING": because("the run goes on", *OF_A_CALL, *OF_A_RUN),
-    "agentruns.journal.store:PROGRESS": because(
+    "agentruns.journal.batch:PROGRESS": because(
         "a worker that crashes each time gets as far",
         *OF_A_CALL - {events.TOOL_RESULT},
         *ENDS | OF_A_RUN - {events.ASSISTANT},

@@ -22,7 +22,7 @@ from agentruns.admin.runs.page import seq_of
 from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
-from agentruns.journal import deciders, events, fold, store
+from agentruns.journal import batch, deciders, events, fold
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
 from agentruns.journal.read import definition_bodies, rows_until
@@ -88,15 +88,15 @@ class Moment:
 
     row: Row
     before: fold.RunState
-    state: store.SessionState
-    masked: store.SessionState  # the same with sensitive arguments masked
+    state: batch.SessionState
+    masked: batch.SessionState  # the same with sensitive arguments masked
     sent: str  # whether the conversation is what was sent: "as sent", "other", "unknown"; "" if none was
 
     @classmethod
     def at(cls, run: Run, seq: int, mask: Mask) -> Moment:
         """Fold a run's session up to a row; raises RunStateError."""
         rows = rows_until(settings.DATABASE, run, seq)
-        state, masked = (store.SessionState(run.session_id, run.pk) for _number in range(2))
+        state, masked = (batch.SessionState(run.session_id, run.pk) for _number in range(2))
         for row in rows[:-1]:
             state.apply(row)
             masked.apply(mask.row(row))

@@ -1,0 +1,290 @@
+"""The state of a session, loaded from its rows, and the batch of rows that a writer adds to it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
+from secrets import token_hex
+from typing import Any, Unpack
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError
+from django.db.models import Q
+
+from agentruns.conf import settings
+from agentruns.exceptions import JournalUnreadableError
+from agentruns.journal import committed, events, payloads
+from agentruns.journal.conversation import KINDS, Conversation, unread_after
+from agentruns.journal.doubts import Doubts
+from agentruns.journal.events import Row
+from agentruns.journal.fold import Call, CallApproval, RunState
+from agentruns.journal.read import Parts, rows_with_secret
+from agentruns.models import Session, Tombstone
+from agentruns.models.parts import commitment, keyed, split
+from agentruns.utils import clock as journal_clock
+from agentruns.utils import json as canonical
+
+SALT = 16  # bytes
+# Kinds of rows that show progress: earlier crashes no longer count against the run.
+PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
+Offload = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class SessionState:
+    """The state of a session for a writer: its last hash, its calls in doubt, and one of its runs."""
+
+    def __init__(self, session_id: UUID, run_id: UUID, secret: str = "") -> None:
+        self.session_id = session_id
+        self.secret = secret  # key of its calls' digests; "" for a state that is only read
+        self.next_seq = 1
+        self.head = canonical.GENESIS
+        self.at: datetime | None = None  # the time of the last row
+        self.restored_at: datetime | None = None  # when a run of the session was last held for lost rows
+        self.run = RunState(run_id)
+        self.home: tuple[str, str, str | None] | None = None  # key, scope and owner, once a run has begun
+        self.in_doubt = Doubts()
+        # tool -> call that was left out of a fork -> the run that may execute it after all
+        self.open_elsewhere: dict[str, dict[str, UUID]] = {}
+        # call and preview of a late result, as JSON -> what holds the whole of it
+        self.returned_late: dict[tuple[str, str], events.StoredFile | list[events.StoredFile]] = {}
+        self.dated: datetime | None = None  # the run's `updated_at`, where it was written from here
+        self.unread: list[int] = []  # messages that no reply has read
+        self.asking: dict[int, list[str]] = {}  # task or message that no reply has read -> ids of its users
+        self._asked: list[str] = []  # ids of the last run's requesters
+        self.has_erased = False  # whether a part of the conversation is a placeholder
+        self.is_rewound = False  # a row that this process has seen committed is not in the journal
+        self._conversation: Conversation | None = None  # built at first use: a decision needs none
+        self._unread: list[Row] = []  # rows that the conversation has not applied yet
+
+    def apply(self, row: Row) -> None:
+        """Fold one more row of the session's journal."""
+        kind, payload = row.kind, row.payload
+        self.next_seq, self.head, self.at = row.seq + 1, row.hash, row.created_at
+        self.has_erased = self.has_erased or (kind in KINDS and row.is_erased)
+        if row.run_id == self.run.run_id:
+            self.run.apply(row)
+        self.in_doubt.apply(row)
+        self.unread = unread_after(self.unread, row)
+        if kind == events.RUN_STARTED:
+            self._asked = payload.get("requesters", [])
+            if self.home is None and events.COPIED not in payload:
+                owner = payload.get("owner") or {"id": None}
+                self.home = payload["session"], payload["scope"], owner["id"]
+        elif kind == events.USER:
+            is_message = payload.get("reason") == events.MESSAGE
+            who = payload.get("actor") or events.PROGRAM
+            self.asking[row.seq] = [who["id"]] if is_message else self._asked
+        elif kind == events.ASSISTANT:
+            read = payload.get("read", row.seq)
+            self.asking = {seq: who for seq, who in self.asking.items() if seq > read}
+        elif kind == events.LATE_RESULT and "stored" in payload:
+            key = row.call_id, canonical.dumps(payload["content"])
+            self.returned_late[key] = payload["stored"]
+        elif kind == events.RUN_PAUSED and payload.get("restored"):
+            self.restored_at = row.created_at
+        elif "open_in" in payload:
+            open_in = UUID(payload["open_in"])
+            self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
+        elif kind == events.TOOL_STARTED and "approval" in payload and events.COPIED not in payload:
+            self.open_elsewhere.pop(row.tool_name, None)  # a person let a call run, knowing of these
+        self._unread.append(row)
+
+    @property
+    def doubts(self) -> dict[str, dict[str, UUID]]:
+        """The calls in doubt with their runs, by tool."""
+        doubts: dict[str, dict[str, UUID]] = defaultdict(dict)
+        for call_id, result in self.in_doubt.open.items():
+            doubts[result.tool_name][call_id] = result.run_id
+        return doubts
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation up to the last row."""
+        if self._conversation is None:
+            self._conversation = Conversation()
+        for row in self._unread:
+            self._conversation.apply(row)
+        self._unread = []
+        return self._conversation
+
+    def read(self) -> int:
+        """Find the number of the last row that the next request sends."""
+        return (self.conversation.held_back() or self.next_seq) - 1
+
+    def was_sent_for(self, reply: Row) -> bool | None:
+        """Check whether a reply answers this conversation; None if a part of either was erased."""
+        sent = reply.payload.get("sent")
+        if sent is None or reply.content_salt is None or self.has_erased:
+            return None
+        now = self.conversation.fingerprint(reply.payload.get("read"))
+        return bool(sent == keyed(reply.content_salt, now))
+
+
+def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
+    """Rebuild the state of a session from its rows; raises JournalUnreadableError for a damaged row."""
+    known = committed.last_row(session_id)
+    with reading_journal(session_id):
+        try:
+            rows, secret = rows_with_secret(alias, session_id)
+        except Session.DoesNotExist:
+            if known is None or Tombstone.objects.using(alias).filter(pk=session_id).exists():
+                raise
+            rows, secret = [], ""
+        state = SessionState(session_id, run_id, secret)
+        for row in rows:
+            state.apply(row)
+        if known is not None:
+            held, before = state.restored_at, known.restored_at
+            is_told = held is not None and (before is None or held > before)
+            is_gone = len(rows) < known.seq or rows[known.seq - 1].created_at != known.at
+            state.is_rewound = is_gone and not is_told
+    return state
+
+
+@contextmanager
+def reading_journal(session_id: UUID) -> Iterator[None]:
+    """Turn any exception in the block into JournalUnreadableError, except errors of the database."""
+    try:
+        yield
+    except (DatabaseError, InterfaceError, JournalUnreadableError):
+        raise
+    except Exception as error:  # an altered row can be wrong in any way
+        raise JournalUnreadableError(
+            f"The journal of session {session_id} cannot be read ({type(error).__name__}): "
+            "manage.py verify_journal names the row. Nothing can be done with its runs until it is mended."
+        ) from error
+
+
+class Batch:
+    """The rows of one append, folded into `state` as they are added.
+
+    `epoch` and `owner` are those of the writer's lease; 0 and "" for service rows. `local`: of a stateless
+    run, so the time is not the database's. If the batch cannot be stored, discard its state and load it
+    again.
+    """
+
+    def __init__(self, state: SessionState, epoch: int = 0, *, owner: str = "", local: bool = False) -> None:
+        self.state = state
+        self.epoch = epoch
+        self.owner = owner
+        self.clock = None if local else settings.DATABASE
+        self.first_seq = state.next_seq
+        self.first_head = state.head
+        self.rows: list[Row] = []
+        self.parts: list[Parts] = []
+        self.before: dict[str, str] = {}  # call -> status of its approval before this batch, "" if new
+        self.release = False
+        self.delay: float | None = None  # seconds until the run may be claimed again
+        self.failed_drive = False
+        self.unpaused = False
+        self.progressed = False  # whether a reply or a result is among the rows
+        self.quiet = False  # send no signal, no notification and no telemetry about these rows
+        self.closed = False  # service rows that change no status: stored although the run has ended
+        self.guard: Q | None = None  # condition on pending approvals: expiry by the database's clock
+        self.reported = False  # whether telemetry has its events
+
+    @cached_property
+    def at(self) -> datetime:
+        """The time of the batch's rows by the journal's clock."""
+        return journal_clock.now(self.clock)
+
+    @property
+    def releases(self) -> bool:
+        """Check whether the writer's lease ends with this append."""
+        return self.release or self.delay is not None or self.state.run.status != "active"
+
+    def add(
+        self,
+        kind: str,
+        payload: Mapping[str, Any],
+        *,
+        call: Call | None = None,
+        call_id: str = "",
+        tool_name: str = "",
+        attempt: int = 0,
+        consumes: UUID | None = None,
+        offload: Offload | None = None,
+    ) -> Row:
+        """Chain one more row and fold it; `payload` has the form of its kind in `events`.
+
+        `offload` may store a large content in a file.
+        """
+        if call is not None:
+            call_id, tool_name = call.id, call.tool
+            self.before.setdefault(call.id, call.approval.status if call.approval else "")
+        facts, content = split(kind, {"v": events.VERSION, **payload})
+        salts = token_hex(2 * SALT)
+        facts_salt, content_salt = salts[: 2 * SALT], salts[2 * SALT :]
+        if kind == events.ASSISTANT and "sent" in content:
+            content["sent"] = keyed(content_salt, content["sent"])
+        text = canonical.dumps(content)
+        if offload is not None and payloads.may_be_large(text):
+            facts, content = split(kind, {"v": events.VERSION, **offload(dict(payload))})
+            text = canonical.dumps(content)
+        about = {"call_id": call_id, "tool_name": tool_name, "attempt": attempt, "consumes": consumes}
+        about |= {"facts_salt": facts_salt, "content_salt": content_salt}
+        return self._chain(kind, facts, text, content_hash=commitment(content_salt, text), **about)
+
+    def copy(self, row: Row, source: events.Copied) -> Row:
+        """Chain a copy of another session's row with the same content salt, hence the same commitment."""
+        if row.is_erased:
+            source = {**source, "erased": True}
+        facts, content = split(row.kind, {**row.payload, events.COPIED: source})
+        about = {"call_id": row.call_id, "tool_name": row.tool_name, "attempt": row.attempt, "consumes": None}
+        about |= {"facts_salt": token_hex(SALT), "content_salt": row.content_salt}
+        text = None if row.is_erased else canonical.dumps(content)
+        salt = row.content_salt
+        content_hash = row.content_hash if text is None or salt is None else commitment(salt, text)
+        return self._chain(row.kind, facts, text, content_hash=content_hash, **about)
+
+    def _chain(self, kind: str, facts: dict[str, Any], content: str | None, **columns: Any) -> Row:
+        parts = Parts(canonical.dumps(facts), content)
+        # Set before the query for the time, which may fail: `Driver.commit` retries such rows for longer.
+        self.progressed = self.progressed or kind in PROGRESS
+        row = Row(
+            seq=self.state.next_seq,
+            run_id=self.state.run.run_id,
+            kind=kind,
+            epoch=self.epoch,
+            payload=parts.payload(kind),
+            created_at=self.at,
+            prev_hash=self.state.head,
+            hash="",
+            **columns,
+        )
+        facts_hash = commitment(row.facts_salt, parts.facts)
+        row = row._replace(hash=events.row_hash(self.state.session_id, row, facts_hash))
+        self.rows.append(row)
+        self.parts.append(parts)
+        self.state.apply(row)
+        return row
+
+    def result(
+        self,
+        call: Call,
+        content: Any,
+        outcome: str,
+        *,
+        is_error: bool = False,
+        offload: Offload | None = None,
+        **facts: Unpack[events.ResultFacts],
+    ) -> Row:
+        """Add the `tool_result` that ends a call, with the call's arguments if a person edited these."""
+        late = self.state.returned_late  # contents stored in files; here they are previews
+        if late and (key := (call.id, canonical.dumps(content))) in late:
+            facts["stored"] = late[key]
+        if call.edited and call.attempt:
+            facts["edited"] = call.arguments
+        payload: events.ToolResult = {"content": content, "is_error": is_error, "outcome": outcome, **facts}
+        return self.add(events.TOOL_RESULT, payload, call=call, attempt=call.attempt, offload=offload)
+
+    def changed_approvals(self) -> list[tuple[Call, CallApproval, str]]:
+        """List the approvals that this batch requests or changes, with call and earlier status."""
+        return [
+            (call, call.approval, self.before[call.id])
+            for call in self.state.run.calls.values()
+            if call.approval is not None and call.id in self.before
+        ]
