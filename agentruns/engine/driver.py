@@ -37,7 +37,8 @@ from agentruns.journal.store import Store
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
 from agentruns.utils import clock
-from agentruns.utils.db import cannot_pass, close_stale, uptime
+from agentruns.utils.db import cannot_pass, close_stale, is_in_test_case, uptime
+from agentruns.utils.lanes import Lane
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.driver")
@@ -46,6 +47,7 @@ Build = Callable[[Batch], None]
 # Errors of the database's circumstances, which may pass: unreachable, locked, read-only, out of space.
 PASSING = (OperationalError, InterfaceError, InternalError)
 SAME_STATE_RETRIES = 10
+extending = Lane("agentruns-lease", threads=8)
 
 
 class Driver:
@@ -131,31 +133,43 @@ class Driver:
             self.lease.allow(settings.TOOL_TIMEOUT)
             self.lease.wake.set()
 
-    def context(
-        self,
-        call_id: str,
-        tool_name: str,
-        *,
-        attempt: int = 0,
-        key: str = "",
-        approved_by: tuple[str, ...] = (),
-    ) -> ToolContext:
-        """Build the context for a handler, a predicate or a reconciler."""
+    def context(self, call_id: str, tool_name: str, call: Call | None = None) -> ToolContext:
+        """Build the context for a handler or reconciler of `call`; for a predicate there is no call yet."""
+        attempt = call.attempt if call else 0
         return ToolContext(
             run_id=str(self.run.run_id),
             session_key=self.session_key,
             call_id=call_id,
             tool_name=tool_name,
             attempt=attempt,
-            idempotency_key=key,
+            idempotency_key=call.idempotency_key(self.run.task) if call else "",
             scope=self.run.scope,
             context=deepcopy(self.run.context),
             actor=self.run.actor,
-            approved_by=approved_by,
+            approved_by=tuple(call.approval.names) if call and call.approval else (),
             _user=None if self.run.owner is None else cache(partial(user_of, self.run.owner)),
             _is_cancelled=partial(self.is_cancelled, call_id, attempt),
             _heartbeat=partial(self.heartbeat, call_id, attempt),
+            _covers=partial(self.covers, call),
         )
+
+    def covers(self, call: Call | None, *, extend: bool = False) -> bool:
+        """Check whether the lease covers a call right now, without a query, which could outlast the lease.
+
+        `extend` first extends the lease in the database if less than half of it is left. A transactional tool
+        needs no extension, because its transaction is rolled back without the lease.
+        """
+        lease = self.lease
+        if call is None:
+            return True
+        if extend and lease is not None and self.agent.tools[call.tool].transactional:
+            return not lease.lost.is_set()
+        if extend and lease is not None and uptime() >= lease.deadline - settings.LEASE_SECONDS / 2:
+            # In another thread: a handler may be async, or have a transaction open on its connection.
+            with suppress(LeaseLostError, TimeoutError, DatabaseError, InterfaceError):
+                lease.extend() if is_in_test_case() else extending(lease.extend, settings.LEASE_SECONDS)
+        given_up = self.released or (call.id, call.attempt) in self.abandoned
+        return not given_up and (lease is None or (not lease.lost.is_set() and uptime() < lease.deadline))
 
     def offload(self, call: Call) -> Offload | None:
         """Build the Offload for a large result of the call's attempt; None for a stateless run."""
@@ -236,9 +250,35 @@ class Driver:
         lease, pause = self.lease, 0.05
         if lease is None:
             raise LookupError(f"Run {self.run.run_id} is stateless; nothing of it was stored.")
+        alias = journal_alias(lease.alias)
+        hashes = {batch.rows[0].hash: batch for batch in tried}
         while True:
             try:
-                return self._reread(lease, tried)
+                close_stale(alias)
+                self.state = self.store.load(lease.session_id, lease.run_id)
+                if self.state.is_rewound:
+                    self._rewound(lease)
+                # All of them: the server may commit a transaction long after its connection broke.
+                rows = Message.objects.using(alias).filter(session_id=lease.session_id, hash__in=hashes)
+                stored = next((hashes[each] for each in rows.values_list("hash", flat=True)), None)
+                if stored is not None and stored.first_seq >= self.state.next_seq:  # committed after the load
+                    self.state = self.store.load(lease.session_id, lease.run_id)
+                columns = Run.objects.using(alias).values_list("lease_epoch", "lease_owner", "status")
+                epoch, owner, status = columns.get(pk=lease.run_id)
+                if epoch < lease.epoch:  # the claim itself is gone
+                    self._rewound(lease)
+                is_other = (epoch, owner) != (lease.epoch, lease.owner or owner)
+                if (is_other or status in Run.ENDED) and (stored is None or not stored.releases):
+                    lease.lost.set()  # even if it is stored, because the state may be that of a later reply
+                if stored is not None:
+                    commit_again(connections[alias], lease.session_id)  # before a handler relies on it
+                    telemetry.stored(stored, alias)
+                elif lease.lost.is_set():
+                    raise LeaseLostError(
+                        f"Run {lease.run_id} is {status} at epoch {epoch}; this process drove epoch "
+                        f"{lease.epoch}."
+                    )
+                return stored
             except PASSING:
                 inside = connections[lease.alias].in_atomic_block  # a broken block never heals
                 if inside or (not patient and uptime() > give_up):
@@ -246,35 +286,6 @@ class Driver:
                 logger.warning("Database unreachable run=%s; trying again", lease.run_id, exc_info=True)
                 time.sleep(pause)
                 pause = min(2 * pause, 2.0)
-
-    def _reread(self, lease: Lease, tried: list[Batch]) -> Batch | None:
-        alias = journal_alias(lease.alias)
-        close_stale(alias)
-        self.state = self.store.load(lease.session_id, lease.run_id)
-        if self.state.is_rewound:
-            self._rewound(lease)
-        # All of them: the server may commit a transaction long after its connection broke.
-        hashes = {batch.rows[0].hash: batch for batch in tried}
-        rows = Message.objects.using(alias).filter(session_id=lease.session_id, hash__in=hashes)
-        stored = next((hashes[each] for each in rows.values_list("hash", flat=True)), None)
-        if stored is not None and stored.first_seq >= self.state.next_seq:  # committed after the load
-            self.state = self.store.load(lease.session_id, lease.run_id)
-        columns = Run.objects.using(alias).values_list("lease_epoch", "lease_owner", "status")
-        epoch, owner, status = columns.get(pk=lease.run_id)
-        if epoch < lease.epoch:  # the claim itself is gone
-            self._rewound(lease)
-        is_other = (epoch, owner) != (lease.epoch, lease.owner or owner)
-        if (is_other or status in Run.ENDED) and (stored is None or not stored.releases):
-            lease.lost.set()  # even if the batch is stored, because the state may be that of a later reply
-        if stored is not None:
-            commit_again(connections[alias], lease.session_id)  # before a handler relies on it
-            telemetry.stored(stored, alias)
-            return stored
-        if lease.lost.is_set():
-            raise LeaseLostError(
-                f"Run {lease.run_id} is {status} at epoch {epoch}; this process drove epoch {lease.epoch}."
-            )
-        return None
 
     def _rewound(self, lease: Lease) -> NoReturn:
         lease.lost.set()

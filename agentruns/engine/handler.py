@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -35,9 +35,8 @@ from agentruns.models import CommitFence, Message, Run
 from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
-from agentruns.utils.db import cannot_pass, is_in_test_case, is_read_only, read_committed, uptime
+from agentruns.utils.db import cannot_pass, is_read_only, read_committed, uptime
 from agentruns.utils.failpoints import reached
-from agentruns.utils.lanes import Lane
 from agentruns.utils.redaction import conceal, driven, get_logger
 
 logger = get_logger("agentruns.executor")
@@ -55,7 +54,6 @@ _ENDS_TRANSACTION = re.compile(
 
 T = TypeVar("T")
 Record = Callable[["Observation"], None]
-extending = Lane("agentruns-lease", threads=8)
 
 
 class Interrupted(Exception):
@@ -87,52 +85,40 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
         return {**about, "tool": tool.name, **call}
 
     with telemetry.span("tool", facts) as attributes:
-        observation = _invoke(tool, context, arguments, attributes)
-        attributes["outcome"] = "error" if observation.is_error else "ok"
-    return observation
-
-
-def _invoke(
-    tool: Tool, context: ToolContext, arguments: dict[str, Any], attributes: dict[str, Any]
-) -> Observation:
-    began = time.perf_counter()
-    try:
-        output = tool.invoke(context, arguments)
-    except NotEntered:
-        raise
-    except ToolDurabilityError as error:
-        raise Interrupted(f"The handler says that its outcome is unknown: {error}") from error
-    except KeyboardInterrupt:
-        raise  # a person stops the process; the next drive of the run finds the call in doubt
-    except BaseException as error:
-        # A worker's time limit is not the handler's error; found by name, as celery may not be installed.
-        is_limit = any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
-        if is_limit or not isinstance(error, Exception) or isinstance(error, MemoryError):
-            raise Interrupted(f"{type(error).__name__} inside the handler.") from error
-        attributes["error"] = type(error).__name__
-        failed = Observation(described(error), is_error=True, seconds=time.perf_counter() - began)
-        if tool.recovery in ("nothing", "reconcile"):
-            failed.in_doubt = not tool.refused(error)
-            if not failed.in_doubt:
-                failed.content += NOTHING_HAPPENED
-            elif tool.recovery == "nothing":
-                failed.content += MAY_HAVE_HAPPENED
-        if tool.sensitive_results:  # the error and its causes may quote the handler's data
-            conceal([words(each) for each in _causes(error)])
-        level = logging.INFO if tool.refused(error) else logging.ERROR  # a refusal is expected
-        logger.log(level, "Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
-        return failed
-    conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
-    return Observation(output.content, flags=output.flags, seconds=time.perf_counter() - began)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and the exceptions that it was raised from or while handling."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
+        began = time.perf_counter()
+        try:
+            output = tool.invoke(context, arguments)
+        except (NotEntered, KeyboardInterrupt):
+            raise  # if a person stops the process, the next drive of the run finds the call in doubt
+        except ToolDurabilityError as error:
+            raise Interrupted(f"The handler says that its outcome is unknown: {error}") from error
+        except BaseException as error:
+            # A worker's time limit is not the handler's error; found by name, as celery may not be installed.
+            is_limit = any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
+            if is_limit or not isinstance(error, Exception) or isinstance(error, MemoryError):
+                raise Interrupted(f"{type(error).__name__} inside the handler.") from error
+            attributes.update(error=type(error).__name__, outcome="error")
+            failed = Observation(described(error), is_error=True, seconds=time.perf_counter() - began)
+            if tool.recovery in ("nothing", "reconcile"):
+                failed.in_doubt = not tool.refused(error)
+                if not failed.in_doubt:
+                    failed.content += NOTHING_HAPPENED
+                elif tool.recovery == "nothing":
+                    failed.content += MAY_HAVE_HAPPENED
+            if tool.sensitive_results:  # the error and its causes may quote the handler's data
+                cause: BaseException | None = error
+                texts: dict[int, str] = {}
+                while cause is not None and id(cause) not in texts:
+                    texts[id(cause)] = words(cause)
+                    cause = cause.__cause__ or cause.__context__
+                conceal([*texts.values()])
+            level = logging.INFO if tool.refused(error) else logging.ERROR  # a refusal is expected
+            logger.log(level, "Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
+            return failed
+        conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
+        seconds = time.perf_counter() - began
+        attributes["outcome"] = "ok"
+        return Observation(output.content, flags=output.flags, seconds=seconds)
 
 
 def described(error: BaseException) -> str:
@@ -319,23 +305,6 @@ def contained(alias: str) -> Iterator[None]:
             connection.execute_wrappers.remove(check)
 
 
-def covers(driver: Driver, call: Call, *, extend: bool = False) -> bool:
-    """Check whether the lease covers the call right now, without a query, which could outlast the lease.
-
-    `extend` first extends the lease in the database if less than half of it is left. A transactional tool
-    needs no extension, because its transaction is rolled back without the lease.
-    """
-    lease = driver.lease
-    if extend and lease is not None and driver.agent.tools[call.tool].transactional:
-        return not lease.lost.is_set()
-    if extend and lease is not None and uptime() >= lease.deadline - settings.LEASE_SECONDS / 2:
-        # In another thread: a handler may be async, or have a transaction open on its connection.
-        with suppress(LeaseLostError, TimeoutError, DatabaseError, InterfaceError):
-            lease.extend() if is_in_test_case() else extending(lease.extend, settings.LEASE_SECONDS)
-    given_up = driver.released or (call.id, call.attempt) in driver.abandoned
-    return not given_up and (lease is None or (not lease.lost.is_set() and uptime() < lease.deadline))
-
-
 def store_late_result(
     driver: Driver, calls: list[Call], facts: dict[str, Any], offload: Offload | None = None, until: float = 0
 ) -> None:
@@ -364,8 +333,8 @@ def store_late_result(
                 for call in calls:
                     about = {"call_id": call.id, "tool_name": call.tool, "attempt": call.attempt}
                     is_known = call.id in batch.state.run.calls or rows.filter(call_id=call.id).exists()
-                    told = payload if is_known else {**payload, "lost": True}
-                    batch.add(events.LATE_RESULT, told, offload=offload, **about)  # type: ignore[arg-type]
+                    stated = payload if is_known else {**payload, "lost": True}
+                    batch.add(events.LATE_RESULT, stated, offload=offload, **about)  # type: ignore[arg-type]
                 tried.append(batch.rows[0].hash)
                 driver.store.append(batch, durable=True)
             return

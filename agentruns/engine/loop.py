@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,12 +107,11 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
         telemetry.span("drive", lambda: _facts(driver, driver.agent.model)) as attributes,
     ):
         try:
-            if lease is None:
-                _advance(driver)
-            else:
-                with Heartbeat(lease):
+            with Heartbeat(lease) if lease else nullcontext():
+                if lease is not None:
                     _recover(driver, caller, asked)
-                    _advance(driver)
+                while not driver.released and not driver.run.ended:
+                    _step(driver)
         except BaseException as error:
             if lease is not None and not driver.released:
                 alias, is_known = own_alias(lease.alias), isinstance(error, JournalRewoundError)
@@ -120,60 +119,32 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
                     close_stale(alias)
                     if is_known or driver.is_rewound():
                         rewound.hold(lease, driver.before)
-                    elif not isinstance(error, LeaseLostError) and not _paused_by(driver, error):
-                        lease.release(failed=True)
+                    elif not isinstance(error, LeaseLostError):
+                        _pause_after(driver, error)
+                        if not driver.released:
+                            lease.release(failed=True)
             driver.released = driver.released or isinstance(error, LeaseLostError)
             raise
         finally:
             attributes.update(status=driver.run.status, steps=driver.run.step)
 
 
-def _advance(driver: Driver) -> None:
-    while not driver.released and not driver.run.ended:
-        for alias in {driver.alias, own_alias(driver.alias)}:
-            close_stale(alias)
-        run = driver.run
-        if run.cancel_requested and not driver.is_entering:
-            driver.commit(lambda batch: in_doubt.close_cancelled(batch, None, "cancel requested"))
-        elif run.pause_requested and not driver.is_entering:
-            driver.commit(lambda batch: tool_calls.pause(batch, "pause requested"))
-        elif driver.attempts >= settings.MAX_ATTEMPTS:
-            driver.commit(lambda batch: tool_calls.pause(batch, EXHAUSTED))
-        elif driver.should_stop() and not driver.is_entering:
-            _stop(driver)
-        elif ready := run.next_calls():
-            tool_calls.execute(driver, ready)
-        elif run.status != "active":
-            _stop(driver)
-        else:
-            _model_step(driver)
-
-
-def _stop(driver: Driver) -> None:
-    """Release the lease between two steps, so that a waiting run occupies no process and costs no attempt."""
-    if driver.lease is not None:
-        driver.lease.release()
-    driver.released = True
-
-
-def _paused_by(driver: Driver, error: BaseException) -> bool:
-    """Pause a run if the error ends its last attempt or would end each attempt; return whether it did."""
+def _pause_after(driver: Driver, error: BaseException) -> None:
+    """Pause the run if the error ends its last attempt or would end each attempt, and no call has started."""
     # A run with a started call is released instead, so that recovery classifies the call first.
     last = driver.attempts + 1 >= settings.MAX_ATTEMPTS and not isinstance(error, PASSING)
     if not isinstance(error, Exception) or not (last or cannot_pass(error)):
-        return False
+        return
 
     def build(batch: Batch) -> None:
-        tool_calls.pause(
-            batch, f"{EXHAUSTED if last else 'cannot be stored'}: {one_line(handler.described(error), 500)}"
-        )
+        reason = EXHAUSTED if last else "cannot be stored"
+        tool_calls.pause(batch, f"{reason}: {one_line(handler.described(error), 500)}")
         batch.failed_drive = True
 
     with suppress(Exception):  # the lease is lost, or there is no way to store even that
         driver.reread([], patient=False, give_up=uptime())
         if not any(call.is_started for call in driver.run.open_calls()):
             driver.commit(build)
-    return driver.released
 
 
 def _recover(driver: Driver, caller: Any, asked: bool) -> None:
@@ -201,28 +172,37 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
     reached("after_repair")
 
 
-def _model_step(driver: Driver) -> None:
-    if _is_over_budget(driver):
-        return
-    if unpriced := budgets.unpriced(driver.agent):  # its cost budget could not be kept
-        if driver.store.durable:
-            driver.commit(lambda batch: tool_calls.pause(batch, f"no_price: {unpriced}"))
-        else:
-            driver.commit(lambda batch: in_doubt.close_failed(batch, "no_price", unpriced))
-        return
-    with drafting(driver) as draft:
-        _ask(driver, draft)
-
-
-def _is_over_budget(driver: Driver) -> bool:
-    """Fail a run that has used up a budget; return whether it has."""
-    exceeded = budgets.exceeded(driver.agent, driver.run, driver.now)
-    if exceeded:
+def _step(driver: Driver) -> None:
+    """Take the run one step on: end it, pause it, release it, run its next calls, or ask the model."""
+    for alias in {driver.alias, own_alias(driver.alias)}:
+        close_stale(alias)
+    run, ready, may_stop = driver.run, driver.run.next_calls(), not driver.is_entering
+    if run.cancel_requested and may_stop:
+        driver.commit(lambda batch: in_doubt.close_cancelled(batch, None, "cancel requested"))
+    elif run.pause_requested and may_stop:
+        driver.commit(lambda batch: tool_calls.pause(batch, "pause requested"))
+    elif driver.attempts >= settings.MAX_ATTEMPTS:
+        driver.commit(lambda batch: tool_calls.pause(batch, EXHAUSTED))
+    elif (driver.should_stop() and may_stop) or not (ready or run.status == "active"):
+        # Between two steps, so that a waiting run occupies no process and costs no attempt.
+        if driver.lease is not None:
+            driver.lease.release()
+        driver.released = True
+    elif ready:
+        tool_calls.execute(driver, ready)
+    elif exceeded := budgets.exceeded(driver.agent, run, driver.now):
         driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
-    return bool(exceeded)
+    elif not (unpriced := budgets.unpriced(driver.agent)):
+        with drafting(driver) as draft:
+            _ask(driver, draft)
+    elif driver.store.durable:  # its cost budget could not be kept
+        driver.commit(lambda batch: tool_calls.pause(batch, f"no_price: {unpriced}"))
+    else:
+        driver.commit(lambda batch: in_doubt.close_failed(batch, "no_price", unpriced))
 
 
 def _ask(driver: Driver, draft: Reply | None) -> None:
+    """Request the next reply and store it with the gate's verdicts; the run may end with it."""
     try:
         request, read = _request(driver, draft), driver.state.read()
         sent = driver.state.conversation.fingerprint()
@@ -231,10 +211,9 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         driver.commit(lambda batch: tool_calls.pause(batch, reason))
         return
     reached("before_model")
-    asked = _reply(driver, request, draft)
-    if asked is None:
+    reply, identity = _reply(driver, request, draft)
+    if reply is None:
         return
-    reply, identity = asked
     reached("after_model")
     content, intents, left_out = gate.judge(driver, reply)
 
@@ -259,8 +238,26 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
     reached("after_finish" if ends else "after_reply")
 
 
-def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[ModelReply, str] | None:
-    """Request a reply, from the fallback if the first model is overloaded; None if that failed."""
+def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
+    agent = driver.agent
+    return ModelRequest(
+        model=model_identity(agent.model),
+        system=driver.instructions,
+        messages=driver.state.conversation.messages(limits=agent.file_limits),
+        tools=list(driver.tool_schemas),
+        params=dict(agent.model_params or {}),
+        run_id=str(driver.run.run_id),
+        step=driver.run.inherited + driver.run.step,
+        output_schema=output.schema_of(agent.output_type) if agent.output_type else None,
+        on_text=draft,
+    )
+
+
+def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[ModelReply | None, str]:
+    """Request a reply, from the fallback if the first model is overloaded; return it and its model.
+
+    The reply is None if all requests failed; their failures are journaled then.
+    """
     overload: ProviderError | None = None
     for model in driver.agent.models:
         identity = model_identity(model)
@@ -281,15 +278,16 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             if overload is not None and error.disposition != "retry" and not is_stopped:
                 # The first model's overload would only delay the run: an error of the fallback does no more.
                 error.disposition, error.retry_after = "retry", overload.retry_after
-            _provider_failed(driver, error, identity, other)
-            stops = driver.run.cancel_requested or driver.run.pause_requested or driver.should_stop()
-            if other is None or stops or _is_over_budget(driver):
-                return None
+            driver.commit(partial(_provider_failed, driver, error, identity, other))
+            if other is None or driver.run.cancel_requested or driver.run.pause_requested:
+                return None, identity
+            if driver.should_stop() or budgets.exceeded(driver.agent, driver.run, driver.now):
+                return None, identity  # the next step stops the run, or fails it
             overload = error
             if draft is not None:
                 draft.pieces.clear()
         except Exception as error:
-            driver.commit(partial(_model_raised, driver, error=error))
+            driver.commit(partial(_model_raised, driver, error))
             raise
     raise AssertionError("A fallback has no fallback.")
 
@@ -326,8 +324,8 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
             text = f"The answer does not fit output_type, also when asked again:\n{problem}"
             in_doubt.close_failed(batch, "OutputInvalidError", text)
         elif problem:  # the model may correct its answer once
-            said = output.CORRECTION.format(problem=problem)
-            row = {"content": [{"type": "text", "text": said}], "reason": events.OUTPUT_INVALID}
+            text = output.CORRECTION.format(problem=problem)
+            row = {"content": [{"type": "text", "text": text}], "reason": events.OUTPUT_INVALID}
             batch.add(events.USER, row)
         else:
             if stop == "max_tokens":
@@ -338,64 +336,39 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
         in_doubt.close_failed(batch, str(stop), text)
 
 
-def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
-    agent = driver.agent
-    return ModelRequest(
-        model=model_identity(agent.model),
-        system=driver.instructions,
-        messages=driver.state.conversation.messages(limits=agent.file_limits),
-        tools=list(driver.tool_schemas),
-        params=dict(agent.model_params or {}),
-        run_id=str(driver.run.run_id),
-        step=driver.run.inherited + driver.run.step,
-        output_schema=output.schema_of(agent.output_type) if agent.output_type else None,
-        on_text=draft,
-    )
-
-
 def _provider_failed(
-    driver: Driver, error: ProviderError, identity: str, fallback: Model | str | None
+    driver: Driver, error: ProviderError, identity: str, fallback: Model | str | None, batch: Batch
 ) -> None:
-    """Journal a failed request to the model, then back off, pause or fail as the error demands.
+    """Add the rows for a failed request to the model: back off, pause or fail as the error demands.
 
     If there is a `fallback`, which is requested at once, only journal the failure.
     """
-
-    def build(batch: Batch) -> None:
-        failed = _failure(batch, error.type or type(error).__name__, str(error))
-        failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
-        usage = usage_of(error)
-        failed |= budgets.used(usage, identity) if usage else {}
-        if fallback is not None:
-            batch.add(events.MODEL_FAILED, {**failed, "fallback": model_identity(fallback)})
-        elif error.disposition == "pause" and driver.store.durable:
-            batch.add(events.MODEL_FAILED, failed)
-            if not batch.state.run.cancel_requested:  # a cancelled run ends at the next step
-                tool_calls.pause(batch, _reason(error))
-        elif error.disposition == "retry" and driver.store.durable:
-            delay = _delay(driver, batch, error.retry_after)
-            batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
-            batch.delay = delay
-        else:
-            batch.add(events.MODEL_FAILED, failed)
-            kind, _, text = _reason(error).partition(": ")
-            in_doubt.close_failed(batch, kind, text)
-
-    driver.commit(build)
+    kind = error.type or "ProviderError"
+    text = str(error).removeprefix(f"{kind}: ")  # some texts begin with the type
+    failed: dict[str, Any] = {"attempt": batch.state.run.failures + 1}
+    failed |= {"error": {"type": error.type or type(error).__name__, "text": str(error)}}
+    failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
+    usage = usage_of(error)
+    failed |= budgets.used(usage, identity) if usage else {}
+    if fallback is not None:
+        failed["fallback"] = model_identity(fallback)
+    elif error.disposition == "retry" and driver.store.durable:
+        failed["retry_in"] = batch.delay = _delay(driver, batch, error.retry_after)
+    batch.add(events.MODEL_FAILED, failed)
+    if fallback is not None or batch.delay is not None:
+        return
+    if error.disposition != "pause" or not driver.store.durable:
+        in_doubt.close_failed(batch, kind, text)
+    elif not batch.state.run.cancel_requested:  # a cancelled run ends at the next step
+        tool_calls.pause(batch, f"{kind}: {text}")
 
 
-def _reason(error: ProviderError) -> str:
-    """Format an error as "type: text", without repeating a type that the text begins with."""
-    text, kind = str(error), error.type or "ProviderError"
-    return f"{kind}: {text.removeprefix(f'{kind}: ')}"
-
-
-def _model_raised(driver: Driver, batch: Batch, error: Exception) -> None:
+def _model_raised(driver: Driver, error: Exception, batch: Batch) -> None:
     """Journal an exception of the model object itself; the drive fails, which counts as an attempt."""
-    delay = _delay(driver, batch, None)
-    failed = _failure(batch, type(error).__name__, handler.words(error))
-    batch.add(events.MODEL_FAILED, {**failed, "retry_in": delay})
-    batch.failed_drive, batch.delay = True, delay
+    batch.failed_drive, batch.delay = True, _delay(driver, batch, None)
+    failed = {"type": type(error).__name__, "text": handler.words(error)}
+    attempt = batch.state.run.failures + 1
+    batch.add(events.MODEL_FAILED, {"error": failed, "attempt": attempt, "retry_in": batch.delay})
 
 
 def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
@@ -407,10 +380,6 @@ def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
         return delay
     left = driver.agent.deadline - batch.state.run.elapsed(driver.now())
     return max(0.0, min(delay, left.total_seconds()))
-
-
-def _failure(batch: Batch, kind: str, text: str) -> dict[str, Any]:
-    return {"error": {"type": kind, "text": text}, "attempt": batch.state.run.failures + 1}
 
 
 def backoff(failures: int, retry_after: float | None) -> float:

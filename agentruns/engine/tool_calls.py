@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -20,7 +20,7 @@ from agentruns.journal.deciders import assign, lapsed, restore, void
 from agentruns.journal.fold import Call
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval
-from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext
+from agentruns.tools import InvalidArguments, NotOccurred, Occurred
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import NOTHING_HAPPENED
 from agentruns.utils.db import uptime
@@ -41,57 +41,85 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     call = ready[0]
     if call.decision:
         driver.commit(lambda batch: in_doubt.decided(batch, batch.state.run.calls[call.id]))
-        return
-    if call.is_contradicted:
-        _orphan(driver, call, RETURNED_LATE, recovery_failed=True)
-        return
-    if declared := _doubted_since(driver, call):
-        _orphan(driver, call, MAY_BE_LOST, declared=declared)
-        return
-    if in_doubt.is_after_unknown(driver.run, call):
+    elif call.is_contradicted:
+        _doubt(driver, call, RETURNED_LATE, recovery_failed=True)
+    elif declared := _doubted_since(driver, call):
+        _doubt(driver, call, MAY_BE_LOST, declared=declared)
+    elif in_doubt.is_after_unknown(driver.run, call):
         driver.commit(lambda batch: in_doubt.cancel(batch, batch.state.run.calls[call.id]))
-        return
-    refusal = _refusal(driver, call)
-    if refusal and call.is_started:  # the call may have happened, so a refusal must not become its result
-        _orphan(driver, call, f"It cannot go on here: {refusal}.", recovery_failed=True)
-        return
-    if refusal:
-        text = REFUSED.format(why=refusal)
-        driver.commit(lambda batch: _refuse(driver, batch, call.id, text))
-        return
-    if call.orphan in ("reconcile", "not_occurred") and _too_early(driver, call):
-        return
-    if call.orphan == "reconcile":
+    elif (refusal := _refusal(driver, call)) and call.is_started:
+        # The call may have happened, so a refusal must not become its result.
+        _doubt(driver, call, f"It cannot go on here: {refusal}.", recovery_failed=True)
+    elif refusal:
+
+        def refuse(batch: Batch) -> None:
+            again = batch.state.run.calls[call.id]
+            if again.is_open:
+                batch.result(again, REFUSED.format(why=refusal), "error", is_error=True)
+                start_next(driver, batch)
+
+        driver.commit(refuse)
+    elif call.orphan in ("reconcile", "not_occurred") and (left := _seconds_left(driver, call)):
+        # Reconciling or retrying the call while its previous attempt runs could double the effect.
+        if driver.lease is None or left == math.inf:
+            _doubt(driver, call, "The handler is still at work in this process.", recovery_failed=True)
+        else:
+            driver.lease.release(delay=left)
+            driver.released = True
+    elif call.orphan == "reconcile":
         _reconcile(driver, call)
+    else:
+        beside = [each for each in ready if each.parallel and _may_run(driver, each)] if call.parallel else []
+        _run(driver, beside or [call])
+
+
+def _seconds_left(driver: Driver, call: Call) -> float:
+    """Compute the seconds for which a call's previous attempt may still run: 0, or inf in this process."""
+    abandoned = driver.abandoned.get((call.id, call.attempt))
+    if abandoned is not None and not abandoned.done():
+        return math.inf
+    timeout, started_at = call.timeout, call.started_at
+    if call.may_be_lost and not call.attempt and call.tool in driver.agent.tools:
+        timeout, started_at = driver.agent.tools[call.tool].timeout, driver.run.restored_at
+    if timeout is None or started_at is None or driver.lease is None:
+        return 0.0  # without a lease no other process ever had the run
+    return max(0.0, (started_at + timedelta(seconds=timeout) - driver.now()).total_seconds())
+
+
+def _run(driver: Driver, group: list[Call]) -> None:
+    """Start the calls of a group and run them, unless their approvals lapsed or a tool is not ready."""
+    if lost := _lapsed(driver, group):
+
+        def withdraw(batch: Batch) -> None:
+            for call_id, reasons in lost.items():
+                void(batch, batch.state.run.calls[call_id], reasons)
+
+        driver.commit(withdraw)
         return
-    group = [call]
-    if call.parallel:
-        group = [one for one in ready if one.parallel and _may_run(driver, one)]
-    if _void(driver, group):
-        return
-    if _unready(driver, group):
+    if objection := _objection(driver, group):
+        driver.commit(partial(pause, reason=objection))
         return
 
     def start(batch: Batch) -> None:
         run = batch.state.run
         if run.cancel_requested or run.pause_requested:
             return
-        for one in group:
-            if not run.calls[one.id].is_contradicted:
-                _write_start(driver, batch, run.calls[one.id])
+        for call in group:
+            if not run.calls[call.id].is_contradicted:
+                _write_start(driver, batch, run.calls[call.id])
 
     # Journal that the handlers are about to be entered, unless an earlier batch did.
-    if not all((one.id, one.attempt) in driver.started for one in group):
+    if not all((call.id, call.attempt) in driver.started for call in group):
         driver.commit(start)
     if driver.released or driver.run.ended:
         return
     calls = driver.run.calls
-    if not all(one.id in calls and (one.id, calls[one.id].attempt) in driver.started for one in group):
+    if not all(call.id in calls and (call.id, calls[call.id].attempt) in driver.started for call in group):
         return  # a cancel or a pause came before the start was stored, or another worker went on
     if len(group) > 1:
-        _run_parallel(driver, [driver.run.calls[one.id] for one in group])
+        _run_parallel(driver, [calls[call.id] for call in group])
     else:
-        _run_one(driver, driver.run.calls[call.id])
+        _run_one(driver, calls[group[0].id])
 
 
 def _doubted_since(driver: Driver, call: Call) -> str:
@@ -106,26 +134,6 @@ def _doubted_since(driver: Driver, call: Call) -> str:
     wanted = call.approval.required if call.approval else 1
     is_due = declared == "reconcile" or (declared == "nothing" and call.asked_since < wanted)
     return declared if is_due else ""
-
-
-def _too_early(driver: Driver, call: Call) -> bool:
-    """Delay or hold a call whose previous attempt may still be running; return whether it may."""
-    # Reconciling or retrying the call while that attempt runs could double the effect.
-    abandoned = driver.abandoned.get((call.id, call.attempt))
-    if abandoned is not None and not abandoned.done():
-        _orphan(driver, call, "The handler is still at work in this process.", recovery_failed=True)
-        return True
-    driver.abandoned.pop((call.id, call.attempt), None)  # else `covers` would refuse to reconcile the call
-    timeout, started_at = call.timeout, call.started_at
-    if call.may_be_lost and not call.attempt and call.tool in driver.agent.tools:
-        timeout, started_at = driver.agent.tools[call.tool].timeout, driver.run.restored_at
-    if timeout is None or started_at is None or driver.lease is None:
-        return False  # without a lease no other process ever had the run
-    left = (started_at + timedelta(seconds=timeout) - driver.now()).total_seconds()
-    if left > 0:
-        driver.lease.release(delay=left)
-        driver.released = True
-    return left > 0
 
 
 def start_next(driver: Driver, batch: Batch) -> None:
@@ -188,10 +196,10 @@ def _refusal(driver: Driver, call: Call) -> str:
     return ""
 
 
-def _void(driver: Driver, group: list[Call]) -> bool:
-    """Void approvals whose givers may not give them any more; return whether there were any."""
+def _lapsed(driver: Driver, group: list[Call]) -> dict[str, dict[str, str]]:
+    """Map each call with an approval whose givers may not give it any more to these users and the reasons."""
     # The policy is users' code: call it before the transaction that consumes the approval.
-    found = {}
+    lost = {}
     for call in group:
         if call.approval is None or call.approval.status != "approved" or not any(call.approval.given):
             continue
@@ -200,35 +208,26 @@ def _void(driver: Driver, group: list[Call]) -> bool:
         )
         assign(approval, card_columns(call, call.approval))
         restore(approval.run, driver.run)
-        if lost := lapsed(approval, call.approval.given, call.arguments):
-            found[call.id] = lost
+        if reasons := lapsed(approval, call.approval.given, call.arguments):
+            lost[call.id] = reasons
         driver.mend()
-    if not found:
-        return False
-
-    def build(batch: Batch) -> None:
-        for call_id, lost in found.items():
-            void(batch, batch.state.run.calls[call_id], lost)
-
-    driver.commit(build)
-    return True
+    return lost
 
 
-def _unready(driver: Driver, group: list[Call]) -> bool:
-    """Call the `ready` functions of the tools, once in a drive; pause the run if one returns an objection."""
+def _objection(driver: Driver, group: list[Call]) -> str:
+    """Call the `ready` functions of the tools, once in a drive, for an objection; "" if there is none."""
     for call in group if driver.store.durable else ():
         ready = driver.agent.tools[call.tool].ready
         if ready is None or ready in driver.ready:
             continue
         try:
-            reason = ready(_context(driver, call))
+            reason = ready(driver.context(call.id, call.tool, call))
         finally:
             driver.mend()
         if reason:
-            driver.commit(partial(pause, reason=reason))
-            return True
+            return reason
         driver.ready.add(ready)
-    return False
+    return ""
 
 
 def pause(batch: Batch, reason: str) -> None:
@@ -251,7 +250,8 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
 
 
 def _run_one(driver: Driver, call: Call) -> None:
-    tool, context = driver.agent.tools[call.tool], _context(driver, call)
+    tool, context = driver.agent.tools[call.tool], driver.context(call.id, call.tool, call)
+    observation: Observation | None
     reached("before_tool")
     while True:
         try:
@@ -260,7 +260,8 @@ def _run_one(driver: Driver, call: Call) -> None:
             store_late_result(driver, [call], {"never_entered": True})
             raise
         driver.started.discard((call.id, call.attempt))
-        if _stopped(driver, call):
+        if gate.is_off(driver, call.tool):
+            _refuse_off(driver, call)
             return
         replace_broken(driver.alias)
         driver.allow(tool)
@@ -268,14 +269,29 @@ def _run_one(driver: Driver, call: Call) -> None:
             if tool.transactional:
                 record = partial(_record, driver, call, joined=True)
                 observation = handler.run_transactional(driver, tool, context, call, record)
+            elif tool.timeout is None:
+                try:
+                    observation = handler.enter(tool, context, call.arguments)
+                finally:
+                    driver.mend()
             else:
-                observation = _observe(driver, tool, context, call)
+                enter = partial(handler.enter, tool, context, call.arguments)
+                future = handler.in_thread(driver.alias, tool.name, enter)
+                try:
+                    wait([future], timeout=tool.timeout)
+                except (Exception, KeyboardInterrupt):  # also a worker's time limit: it goes on without us
+                    _abandon(driver, call, future)
+                    raise
+                if not future.done():
+                    _abandon(driver, call, future)
+                    raise Interrupted(TIMED_OUT.format(seconds=tool.timeout))
+                observation = future.result()
             break
         except NotEntered:  # the lease ran out before the handler was entered: extend it, or find it lost
             continue
         except Interrupted as interruption:
             # A transactional handler whose outcome is unknown has ended its transaction by itself.
-            _orphan(driver, call, str(interruption), recovery_failed=tool.transactional)
+            _doubt(driver, call, str(interruption), recovery_failed=tool.transactional)
             return
     if observation is None:  # the result was committed together with what the handler wrote
         reached("after_result")
@@ -284,15 +300,12 @@ def _run_one(driver: Driver, call: Call) -> None:
     _record(driver, call, observation, asks=observation.in_doubt and tool.recovery == "reconcile")
 
 
-def _stopped(driver: Driver, call: Call) -> bool:
-    """Refuse a first attempt whose tool is off by now, put a later one in doubt; return whether it is off."""
-    if not gate.is_off(driver, call.tool):
-        return False
+def _refuse_off(driver: Driver, call: Call) -> None:
+    """Refuse the first attempt of a call whose tool was switched off; put a later attempt in doubt."""
     if call.attempt > 1:  # the outcome of the attempt before is unknown
-        _orphan(driver, call, f"It cannot go on here: {gate.OFF}.", recovery_failed=True)
-        return True
-    _record(driver, call, Observation(REFUSED.format(why=gate.OFF), is_error=True))
-    return True
+        _doubt(driver, call, f"It cannot go on here: {gate.OFF}.", recovery_failed=True)
+    else:
+        _record(driver, call, Observation(REFUSED.format(why=gate.OFF), is_error=True))
 
 
 def _record(
@@ -337,26 +350,6 @@ def _record(
     reached("after_result")
 
 
-def _observe(driver: Driver, tool: Tool, context: ToolContext, call: Call) -> Observation:
-    """Enter the handler within the tool's timeout; raise Interrupted if its outcome is unknown."""
-    if tool.timeout is None:
-        try:
-            return handler.enter(tool, context, call.arguments)
-        finally:
-            driver.mend()
-    enter = partial(handler.enter, tool, context, call.arguments)
-    future = handler.in_thread(driver.alias, tool.name, enter)
-    try:
-        wait([future], timeout=tool.timeout)
-    except (Exception, KeyboardInterrupt):  # also a worker's time limit: the handler goes on without us
-        _abandon(driver, call, future)
-        raise
-    if future.done():
-        return future.result()
-    _abandon(driver, call, future)
-    raise Interrupted(TIMED_OUT.format(seconds=tool.timeout))
-
-
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
     """Stop waiting for a handler; store its later return as a `late_result`."""
     driver.abandoned[call.id, call.attempt] = future
@@ -379,11 +372,13 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
                 driver.hold_lease()
                 call = queue.popleft()
                 driver.started.discard((call.id, call.attempt))
-                if _stopped(driver, call):
+                if gate.is_off(driver, call.tool):
+                    _refuse_off(driver, call)
                     continue
                 tool = driver.agent.tools[call.tool]
                 driver.allow(tool)
-                enter = partial(handler.enter, tool, _context(driver, call), call.arguments)
+                context = driver.context(call.id, call.tool, call)
+                enter = partial(handler.enter, tool, context, call.arguments)
                 future = handler.in_thread(driver.alias, tool.name, enter)
                 running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
             ends = [end for _, end in running.values() if end is not None]
@@ -397,11 +392,11 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
                     except NotEntered:  # as in `_run_one`
                         queue.appendleft(call)
                     except Interrupted as interruption:
-                        _orphan(driver, call, str(interruption))
+                        _doubt(driver, call, str(interruption))
                 elif end is not None and uptime() >= end:
                     del running[future]
                     _abandon(driver, call, future)
-                    _orphan(driver, call, TIMED_OUT.format(seconds=driver.agent.tools[call.tool].timeout))
+                    _doubt(driver, call, TIMED_OUT.format(seconds=driver.agent.tools[call.tool].timeout))
     except (Exception, KeyboardInterrupt) as error:  # the other handlers go on without this drive
         for future, (call, _) in running.items():
             _abandon(driver, call, future)
@@ -410,7 +405,7 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
         raise
 
 
-def _orphan(
+def _doubt(
     driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False, declared: str = ""
 ) -> None:
     """Journal during a drive that a call is in doubt, as recovery does after a crash.
@@ -441,17 +436,19 @@ def _orphan(
 def _reconcile(driver: Driver, call: Call) -> None:
     """Ask the tool's `reconcile`, by idempotency key, whether the call happened, and store the verdict."""
     tool = driver.agent.tools[call.tool]
+    driver.abandoned.pop((call.id, call.attempt), None)  # else `covers` would refuse
     while True:
         driver.hold_lease()
         with suppress(NotEntered):  # as in `_run_one`
-            verdict = handler.reconcile(driver.alias, tool, _context(driver, call), call.arguments)
+            context = driver.context(call.id, call.tool, call)
+            verdict = handler.reconcile(driver.alias, tool, context, call.arguments)
             break
     actor, offload = {"id": "", "name": "reconcile"}, driver.offload(call)
     if not isinstance(verdict, Occurred | NotOccurred):
         before = in_doubt.RAISED.format(attempt=call.attempt, error=call.raised[: in_doubt.SHOWN])
         evidence = f"reconcile does not know: {verdict.reason}"
         evidence = f"{before}\n{evidence}" if call.raised else evidence
-        _orphan(driver, call, evidence, recovery_failed=True)
+        _doubt(driver, call, evidence, recovery_failed=True)
         return
 
     def build(batch: Batch) -> None:
@@ -474,21 +471,3 @@ def _reconcile(driver: Driver, call: Call) -> None:
 
     driver.commit(build)
     reached("after_repair")
-
-
-def _context(driver: Driver, call: Call) -> ToolContext:
-    context = driver.context(
-        call.id,
-        call.tool,
-        attempt=call.attempt,
-        key=call.idempotency_key(driver.run.task),
-        approved_by=tuple(call.approval.names) if call.approval else (),
-    )
-    return replace(context, _covers=partial(handler.covers, driver, call))
-
-
-def _refuse(driver: Driver, batch: Batch, call_id: str, text: str) -> None:
-    call = batch.state.run.calls[call_id]
-    if call.is_open:
-        batch.result(call, text, "error", is_error=True)
-        start_next(driver, batch)
