@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.db import connections, transaction
@@ -24,7 +24,6 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.connection import has_foreign_blocks
 from agentruns.journal.events import Row
-from agentruns.journal.fold import CallApproval
 from agentruns.journal.masking import mask_of
 from agentruns.models import Approval, Message, Notification, Run
 from agentruns.tools.card import one_line
@@ -86,6 +85,10 @@ class Notice:
 
     def payload(self) -> dict[str, Any]:
         """Build the JSON body that a webhook carries, without the call's arguments."""
+
+        def iso(moment: datetime) -> str:
+            return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
         data = {
             "run_id": str(self.run_id),
             "session": self.session,
@@ -95,59 +98,44 @@ class Notice:
             "title": self.title or None,
             "tool": self.tool or None,
             "risk": self.risk or None,
-            "expires_at": _iso(self.expires_at) if self.expires_at else None,
+            "expires_at": iso(self.expires_at) if self.expires_at else None,
         }
         if self.url:
             data["url"] = self.url
-        return {"type": self.type, "timestamp": _iso(self.timestamp), "data": data}
-
-
-class _Event(NamedTuple):
-    name: str
-    signal: Signal
-    run_id: UUID
-    approval_id: UUID | None
-    at: datetime
-
-    def send(self) -> None:
-        about = {"approval_id": self.approval_id} if self.approval_id else {}
-        self.signal.send_robust(sender=Run, run_id=self.run_id, event=self.name, **about)
+        return {"type": self.type, "timestamp": iso(self.timestamp), "data": data}
 
 
 def is_announced(batch: Batch) -> bool:
     """Check whether a notifier or a signal receiver may want a batch's events, without a query."""
-    found = [] if batch.quiet else [EVENTS[row.kind][1] for row in batch.rows if row.kind in EVENTS]
-    return bool(found and (notifiers() or any(signal.receivers for signal in found)))
+    wanted = [] if batch.quiet else [EVENTS[row.kind][1] for row in batch.rows if row.kind in EVENTS]
+    return bool(wanted and (notifiers() or any(signal.receivers for signal in wanted)))
 
 
 def announce(alias: str, batch: Batch) -> None:
     """Announce appended rows: store notifications in the open transaction; send and deliver after it."""
-    found = _events(batch) if is_announced(batch) else []
-    for event in found:
-        if event.signal.has_listeners(Run):
-            transaction.on_commit(event.send, using=alias, robust=True)
-    notifications = [
-        Notification(
-            event=event.name,
-            run_id=event.run_id,
-            approval_id=event.approval_id,
-            notifier=path,
-            created_at=event.at,
-        )
-        for event in found
-        for path in notifiers()
-        if _wants(path, event.name)
-    ]
+    notifications = []
+    for (name, approval_id), row in (_events(batch) if is_announced(batch) else {}).items():
+        about: dict[str, Any] = {"run_id": row.run_id, "event": name}
+        about |= {"approval_id": approval_id} if approval_id else {}
+
+        def send(signal: Signal = EVENTS[row.kind][1], about: dict[str, Any] = about) -> None:
+            signal.send_robust(sender=Run, **about)
+
+        if EVENTS[row.kind][1].has_listeners(Run):
+            transaction.on_commit(send, using=alias, robust=True)
+        for path in notifiers():
+            if _wants(path, name):
+                notifications.append(Notification(notifier=path, created_at=row.created_at, **about))
     if notifications:
         Notification.objects.using(alias).bulk_create(notifications)
 
         def deliver() -> None:
             if any(map(has_foreign_blocks, connections.all(initialized_only=True))):
                 return  # the network must not keep a caller's transaction open: the next sweep delivers
-            for one in notifications:
-                is_resting = time.monotonic() < resting.get(one.notifier, 0)
-                if not is_resting and _deliver(settings.DATABASE, one) is False:
-                    resting[one.notifier] = time.monotonic() + REST_SECONDS
+            for notification in notifications:
+                is_resting = time.monotonic() < resting.get(notification.notifier, 0)
+                if not is_resting and _deliver(settings.DATABASE, notification) is False:
+                    resting[notification.notifier] = time.monotonic() + REST_SECONDS
 
         transaction.on_commit(deliver, using=alias, robust=True)
 
@@ -157,30 +145,23 @@ def notifiers() -> list[str]:
     return [*settings.NOTIFIERS, *([ANCHOR] if settings.ANCHOR else [])]
 
 
-def _events(batch: Batch) -> list[_Event]:
-    """List the events of a batch's rows, each only once."""
-    found: dict[tuple[str, UUID | None], _Event] = {}
+def _events(batch: Batch) -> dict[tuple[str, UUID | None], Row]:
+    """Map the events of a batch, by name and approval, to their rows."""
+    rows: dict[tuple[str, UUID | None], Row] = {}
     for row in batch.rows:
         if row.kind not in EVENTS or events.COPIED in row.payload:  # a copy was announced for its own run
             continue
-        name, signal = EVENTS[row.kind]
+        name = EVENTS[row.kind][0]
         call = batch.state.run.calls.get(row.call_id) if name.startswith("approval.") else None
         approval = call.approval if call else None
-        if _matters(row, approval):
-            approval_id = approval.id if approval else None
-            found[name, approval_id] = _Event(name, signal, row.run_id, approval_id, row.created_at)
-    return list(found.values())
-
-
-def _matters(row: Row, approval: CallApproval | None) -> bool:
-    if row.kind == events.ORPHAN_FOUND:
-        orphan: events.OrphanFound = row.payload
-        return orphan["action"] == "held"
-    if row.kind == events.APPROVAL_VOIDED:
-        return approval is not None and approval.status == "pending"
-    if row.kind == events.APPROVAL_DECIDED:  # else more people have to approve
-        return approval is not None and approval.status != "pending"
-    return True
+        if row.kind == events.ORPHAN_FOUND and row.payload["action"] != "held":
+            continue
+        if row.kind == events.APPROVAL_VOIDED and (approval is None or approval.status != "pending"):
+            continue
+        if row.kind == events.APPROVAL_DECIDED and (approval is None or approval.status == "pending"):
+            continue  # more people have to approve
+        rows[name, approval.id if approval else None] = row
+    return rows
 
 
 def _wants(path: str, event: str) -> bool:
@@ -221,34 +202,28 @@ def _deliver(alias: str, notification: Notification) -> bool | None:
     try:
         load_notifier(notification.notifier)(notice_of(alias, notification))
     except Exception as error:
-        _failed(alias, notification, error)
+        attempt = notification.attempts + 1
+        pause = FIRST_PAUSE * FACTOR ** (attempt - 1)
+        gives_up = attempt >= MAX_ATTEMPTS or isinstance(error, UndeliverableError)
+        columns: dict[str, Any] = {"attempts": MAX_ATTEMPTS} if gives_up else {}
+        columns["not_before"] = Now() + timedelta(seconds=pause)
+        in_transaction(alias, lambda: unsent.filter(attempts=attempt).update(**columns))
+        logger.log(
+            logging.ERROR if gives_up else logging.WARNING,
+            "Notification %s (%s run=%s) did not go through %s, attempt %s of %s; %s",
+            notification.pk, notification.event, notification.run_id, notification.notifier, attempt,
+            MAX_ATTEMPTS, "given up" if gives_up else f"again in {pause} s",
+            exc_info=error,
+        )  # fmt: skip
         return False
     in_transaction(alias, lambda: unsent.update(sent_at=Now()))
     return True
 
 
-def _failed(alias: str, notification: Notification, error: Exception) -> None:
-    attempt = notification.attempts + 1
-    pause = FIRST_PAUSE * FACTOR ** (attempt - 1)
-    columns: dict[str, Any] = {"not_before": Now() + timedelta(seconds=pause)}
-    gives_up = attempt >= MAX_ATTEMPTS or isinstance(error, UndeliverableError)
-    if gives_up:
-        columns["attempts"] = MAX_ATTEMPTS
-    mine = Notification.objects.using(alias).filter(pk=notification.pk, sent_at=None, attempts=attempt)
-    in_transaction(alias, lambda: mine.update(**columns))
-    logger.log(
-        logging.ERROR if gives_up else logging.WARNING,
-        "Notification %s (%s run=%s) did not go through %s, attempt %s of %s; %s",
-        notification.pk, notification.event, notification.run_id, notification.notifier, attempt,
-        MAX_ATTEMPTS, "given up" if gives_up else f"again in {pause} s",
-        exc_info=error,
-    )  # fmt: skip
-
-
 def load_notifier(path: str) -> Callable[[Notice], object]:
     """Import the notifier at a dotted path; instantiate a class. Raises ImportError or TypeError."""
-    found = import_string(path)
-    notifier: Callable[[Notice], object] = found() if isinstance(found, type) else found
+    made = import_string(path)
+    notifier: Callable[[Notice], object] = made() if isinstance(made, type) else made
     if not callable(notifier):
         raise TypeError(f"{path} cannot be called.")
     if wrong := arity_mistake(notifier, "notice"):
@@ -258,21 +233,28 @@ def load_notifier(path: str) -> Callable[[Notice], object]:
 
 def notice_of(alias: str, notification: Notification) -> Notice:
     """Build the notice of a notification from its run and its approval, redacted and masked."""
+    url, model, pk = settings.BASE_URL.rstrip("/"), "run", notification.run_id
+    if notification.approval_id:
+        model, pk = "approval", notification.approval_id
+    try:
+        url = url and url + reverse(f"admin:agentruns_{model}_change", args=[pk])
+    except NoReverseMatch:
+        url = ""
     runs = Run.objects.using(alias).select_related("session")
     run = runs.defer("input", "output", "error").get(pk=notification.run_id)
     status = run.status
     title, tool, risk, expires_at = "", "", "", None
     if notification.approval_id:
         approvals = Approval.objects.using(alias).filter(pk=notification.approval_id)
-        shown = approvals.values_list("status", "title", "tool_name", "risk", "expires_at")
-        status, title, tool, risk, expires_at = shown.get()
+        columns = approvals.values_list("status", "title", "tool_name", "risk", "expires_at")
+        status, title, tool, risk, expires_at = columns.get()
         # The title of a tool without `describe` is its arguments, and those stay inside.
         is_named = bool(title) and not title.startswith(f"{tool}(")
         title = str(canonical.legal(one_line(redact(mask_of(run).made(tool, title))))) if is_named else tool
     elif notification.event == "run.orphaned":
         rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.ORPHAN_FOUND).order_by("-seq")
-        found = rows.values_list("tool_name", "facts")
-        tool = next((tool for tool, facts in found if facts["action"] == "held"), "")
+        doubted = rows.values_list("tool_name", "facts")
+        tool = next((tool for tool, facts in doubted if facts["action"] == "held"), "")
     return Notice(
         id=notification.pk,
         type=notification.event,
@@ -287,22 +269,5 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         tool=tool,
         risk=risk,
         expires_at=expires_at,
-        url=_url(notification),
+        url=url,
     )
-
-
-def _url(notification: Notification) -> str:
-    base = settings.BASE_URL.rstrip("/")
-    if not base:
-        return ""
-    model, pk = "run", notification.run_id
-    if notification.approval_id:
-        model, pk = "approval", notification.approval_id
-    try:
-        return base + reverse(f"admin:agentruns_{model}_change", args=[pk])
-    except NoReverseMatch:
-        return ""
-
-
-def _iso(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -6,8 +6,8 @@ The listener receives ids, names, numbers and kinds of errors, but no text of a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from django.db import connections, transaction
@@ -52,54 +52,39 @@ class Listener(Protocol):
         """Build a context manager in which another thread works within the current span of this thread."""
 
 
-class span:
-    """A context manager around a part of a run that takes time; the block adds attributes to its dict.
+@contextmanager
+def span(name: str, facts: Callable[[], Facts]) -> Iterator[Facts]:
+    """Wrap a part of a run that takes time; the block adds attributes to the dict that this yields.
 
     `facts` is called only if there is a listener.
     """
+    attributes: Facts = {}
+    active = listener()
 
-    __slots__ = ("_facts", "_name", "_open")
+    def begin(active: Listener) -> AbstractContextManager[object]:
+        attributes.update(facts())
+        return _entered(active.span(name, attributes))
 
-    def __init__(self, name: str, facts: Callable[[], Facts]) -> None:
-        self._name = name
-        self._facts = facts
-        self._open: AbstractContextManager[object] | None = None
-
-    def __enter__(self) -> Facts:
-        attributes: Facts = {}
-        active = listener()
-        if active is not None:
-            self._open = _guarded(self._begin, active, attributes)
-        return attributes
-
-    def __exit__(self, *exc_info: Any) -> None:
-        if self._open is not None:
-            _guarded(self._open.__exit__, *exc_info)
-
-    def _begin(self, active: Listener, attributes: Facts) -> AbstractContextManager[object]:
-        attributes.update(self._facts())
-        return _entered(active.span(self._name, attributes))
+    with ExitStack() as stack:
+        if active is not None and (begun := _guarded(begin, active)) is not None:
+            stack.push(lambda *exc_info: _guarded(begun.__exit__, *exc_info) and None)
+        yield attributes
 
 
-class carried:
-    """A context manager that adds the entering thread to the span of the thread that built it."""
+def carried() -> AbstractContextManager[None]:
+    """Build a context manager that adds the entering thread to the span of the thread that built it."""
+    active = listener()
+    opened = None if active is None else _guarded(active.carried)
+    logged = bound(*driven(), secrets())
 
-    __slots__ = ("_driven", "_open")
+    @contextmanager
+    def carry() -> Iterator[None]:
+        with logged, ExitStack() as stack:
+            if opened is not None and _guarded(_entered, opened) is not None:
+                stack.push(lambda *exc_info: _guarded(opened.__exit__, *exc_info) and None)
+            yield
 
-    def __init__(self) -> None:
-        active = listener()
-        self._open = None if active is None else _guarded(active.carried)
-        self._driven = bound(*driven(), secrets())
-
-    def __enter__(self) -> None:
-        self._driven.__enter__()
-        if self._open is not None:
-            self._open = _guarded(_entered, self._open)
-
-    def __exit__(self, *exc_info: Any) -> None:
-        if self._open is not None:
-            _guarded(self._open.__exit__, *exc_info)
-        self._driven.__exit__(None, None, None)
+    return carry()
 
 
 def event(name: str, facts: Facts) -> None:
@@ -112,8 +97,23 @@ def event(name: str, facts: Facts) -> None:
 def stored(batch: Batch, alias: str | None) -> None:
     """Report the events of a stored batch once it is committed; `alias` is None for a stateless run."""
     active = listener()
-    if active is not None and not batch.quiet:
-        _guarded(_when_committed, active, batch, alias)
+    if active is None or batch.quiet:
+        return
+    reports = [report for row in batch.rows if (report := _guarded(_report, row, batch.state.run.agent))]
+    if not reports:
+        return
+
+    def report_all() -> None:
+        if batch.reported:  # the append raised an error after this, and then the rows were found stored
+            return
+        batch.reported = True
+        for name, facts in reports:
+            _guarded(active.event, name, facts)
+
+    if alias is not None and connections[alias].in_atomic_block:
+        transaction.on_commit(report_all, using=alias, robust=True)
+    else:
+        _guarded(report_all)
 
 
 def listener() -> Listener | None:
@@ -124,13 +124,8 @@ def listener() -> Listener | None:
     if path not in _made:
         with _making:
             if path not in _made:
-                _made[path] = _guarded(_make, path)
+                _made[path] = _guarded(lambda path: import_string(path)(), path)
     return _made[path]
-
-
-def _make(path: str) -> Listener:
-    made: Listener = import_string(path)()
-    return made
 
 
 def _entered(manager: AbstractContextManager[object]) -> AbstractContextManager[object]:
@@ -147,24 +142,6 @@ def _guarded(act: Callable[..., T], *arguments: Any) -> T | None:
             _complained.add(kind)
             logger.exception("AGENTRUNS_TELEMETRY failed; the run goes on. Logged once per kind of error.")
         return None
-
-
-def _when_committed(active: Listener, batch: Batch, alias: str | None) -> None:
-    reports = [report for row in batch.rows if (report := _report(row, batch.state.run.agent))]
-    if not reports:
-        return
-
-    def report_all() -> None:
-        if batch.reported:  # the append raised an error after this, and then the rows were found stored
-            return
-        batch.reported = True
-        for name, facts in reports:
-            _guarded(active.event, name, facts)
-
-    if alias is not None and connections[alias].in_atomic_block:
-        transaction.on_commit(report_all, using=alias, robust=True)
-    else:
-        report_all()
 
 
 def _report(row: Row, agent: str) -> tuple[str, Facts] | None:
