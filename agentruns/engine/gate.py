@@ -106,7 +106,14 @@ def judge(
         if len(intents) > MAX_CALLS:
             left_out.append({**block, "input": _storable(block.get("input"))})
             continue
-        mended = _mend(block, earlier, seen)
+        provider_id, name, given = block.get("id"), block.get("name"), block.get("input")
+        is_id = isinstance(provider_id, str) and _ID.fullmatch(provider_id)
+        if not is_id or provider_id in earlier or provider_id in seen:
+            provider_id = f"toolu_{uuid7().hex}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            name = re.sub("[^a-zA-Z0-9_-]", "_", str(name))[:64] or "_"
+        fits = isinstance(given, dict) and not is_deeper(given, MAX_DEPTH)
+        mended: dict[str, Any] = {"id": provider_id, "name": name, "input": given if fits else {}}
         seen.add(mended["id"])
         intent = Intent(str(uuid7()), mended["id"], mended["name"])
         intent.original = {key: _storable(block.get(key)) for key in mended if block.get(key) != mended[key]}
@@ -117,17 +124,6 @@ def judge(
         content.append({**block, **mended})
         intents.append(intent)
     return content, intents, left_out
-
-
-def _mend(block: dict[str, Any], *seen: set[str]) -> dict[str, Any]:
-    provider_id, name, given = block.get("id"), block.get("name"), block.get("input")
-    is_id = isinstance(provider_id, str) and _ID.fullmatch(provider_id)
-    if not is_id or any(provider_id in ids for ids in seen):
-        provider_id = f"toolu_{uuid7().hex}"
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        name = re.sub("[^a-zA-Z0-9_-]", "_", str(name))[:64] or "_"
-    fits = isinstance(given, dict) and not is_deeper(given, MAX_DEPTH)
-    return {"id": provider_id, "name": name, "input": given if fits else {}}
 
 
 def _storable(value: Any) -> Any:
@@ -151,6 +147,7 @@ def write(batch: Batch, intents: list[Intent]) -> None:
 
 
 def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: str | None) -> None:
+    """Set the verdict on one call, with the approval that it needs or the refusal that answers it."""
     if stop_reason != "tool_use":
         intent.refuse(CUT_OFF.format(stop=stop_reason), "error", is_error=True)
         return
@@ -176,32 +173,50 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
     if earlier is not None:
         intent.refuse(DENIED.format(reason=earlier), "denied", is_error=False)
         return
-    why = _why_ask(driver, tool, intent)
+    # Calls in doubt, because of which the next call of a tool without a declaration needs approval.
+    doubts = driver.state.in_doubt.open.values() if tool.recovery == "nothing" else ()
+    doubted = [result for result in doubts if result.tool_name == tool.name]
+    if doubted:
+        calls = ", ".join(f"call {result.call_id} of run {result.run_id}" for result in doubted)
+        why = IN_DOUBT.format(tool=tool.name, calls=calls)
+    elif since := run_since(driver, tool):
+        why = since
+    elif driver.run.restored_at and tool.recovery == "nothing":
+        why = RESTORED.format(tool=tool.name)
+    elif isinstance(tool.requires_approval, bool):
+        why = REQUIRES.format(tool=tool.name) if tool.requires_approval else ""
+    else:
+        asks = tool.asks(intent.arguments, driver.context(intent.id, tool.name))
+        why = REQUIRES.format(tool=tool.name) if asks else ""
     if why and not driver.store.durable:
         intent.refuse(NOBODY, "denied", is_error=False)
     elif why:
+        lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
         intent.verdict = "ask"
-        intent.approval = _approval(driver, tool, intent, why)
+        intent.approval = {
+            "approval": str(uuid7()),
+            "digest": intent.digest,
+            "arguments": intent.arguments,
+            "title": tool.title(intent.arguments),
+            "risk": tool.risk,
+            "why": why,
+            "preview": tool.preview_of(intent.arguments),
+            "approvers": tool.approvers or "",
+            "required": tool.approvals,
+            "expires_at": events.timestamp(driver.now() + lifetime) if lifetime else None,
+        }
+        if tool.only_answers:
+            intent.approval["only_answers"] = True
+        if tool.origin:
+            intent.approval["origin"] = tool.origin
+        # The approval settles the doubts about calls whose handler raised.
+        if raised := [result.call_id for result in doubted if result.payload.get("in_doubt")]:
+            intent.approval["settles"] = raised
 
 
 def is_off(driver: Driver, tool: str) -> bool:
     """Check whether a tool is switched off; a stateless run has no switches."""
     return driver.store.durable and bool(why_off(driver.alias, "tool", tool))
-
-
-def _why_ask(driver: Driver, tool: Tool, intent: Intent) -> str:
-    """Explain why a call needs a person's approval; "" if it may run."""
-    if doubts := _doubts(driver, tool):
-        calls = ", ".join(f"call {result.call_id} of run {result.run_id}" for result in doubts)
-        return IN_DOUBT.format(tool=tool.name, calls=calls)
-    if since := run_since(driver, tool):
-        return since
-    if driver.run.restored_at and tool.recovery == "nothing":
-        return RESTORED.format(tool=tool.name)
-    asks = tool.requires_approval
-    if not isinstance(asks, bool):
-        asks = tool.asks(intent.arguments, driver.context(intent.id, tool.name))
-    return REQUIRES.format(tool=tool.name) if asks else ""
 
 
 def run_since(driver: Driver, tool: Tool) -> str:
@@ -213,33 +228,3 @@ def run_since(driver: Driver, tool: Tool) -> str:
     started = {*rows.filter(kind=events.TOOL_STARTED).values_list("call_id", flat=True)}
     calls = ", ".join(f"call {call_id} of run {left_out[call_id]}" for call_id in sorted(started))
     return RUN_SINCE.format(tool=tool.name, calls=calls) if calls else ""
-
-
-def _approval(driver: Driver, tool: Tool, intent: Intent, why: str) -> events.ApprovalRequested:
-    lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
-    payload: events.ApprovalRequested = {
-        "approval": str(uuid7()),
-        "digest": intent.digest,
-        "arguments": intent.arguments,
-        "title": tool.title(intent.arguments),
-        "risk": tool.risk,
-        "why": why,
-        "preview": tool.preview_of(intent.arguments),
-        "approvers": tool.approvers or "",
-        "required": tool.approvals,
-        "expires_at": events.timestamp(driver.now() + lifetime) if lifetime else None,
-    }
-    if tool.only_answers:
-        payload["only_answers"] = True
-    if tool.origin:
-        payload["origin"] = tool.origin
-    # The approval settles the doubts about calls whose handler raised.
-    if raised := [result.call_id for result in _doubts(driver, tool) if result.payload.get("in_doubt")]:
-        payload["settles"] = raised
-    return payload
-
-
-def _doubts(driver: Driver, tool: Tool) -> list[events.Row]:
-    """Find the results of the tool's calls in doubt, because of which its next call needs approval."""
-    results = driver.state.in_doubt.open.values() if tool.recovery == "nothing" else ()
-    return [result for result in results if result.tool_name == tool.name]

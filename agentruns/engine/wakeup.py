@@ -71,10 +71,22 @@ class Listener:
             return
         try:
             if self._connection is None:
-                self._open()
-            if self._connection is not None:
-                while self._hear(0):
-                    pass
+                connection = self._connection = separate_connection(self._alias)
+                if connection is None or connection.vendor not in ("postgresql", "sqlite"):
+                    self.why_deaf = "No doorbell on this database"
+                elif connection.vendor == "postgresql":
+                    # A pooler reports an invented number for the server process: so it can be recognised.
+                    if self._ask("SELECT pg_backend_pid()") != connection.connection.info.backend_pid:
+                        self.why_deaf = "No doorbell behind a pooler such as pgbouncer"
+                    elif not callable(connection.connection.notifies):
+                        self.why_deaf = "No doorbell with psycopg2"
+                    else:
+                        with connection.cursor() as cursor:
+                            cursor.execute(f"LISTEN {CHANNEL}")
+            if self.why_deaf:
+                self._close()
+            while self._connection is not None and self._hear(0):
+                pass
         except (DatabaseError, InterfaceError) as error:
             self._lose(error)
 
@@ -97,22 +109,6 @@ class Listener:
             return version != self._version
         with self._connection.wrap_database_errors:
             return bool(list(self._connection.connection.notifies(timeout=seconds, stop_after=1)))
-
-    def _open(self) -> None:
-        connection = self._connection = separate_connection(self._alias)
-        if connection is None or connection.vendor not in ("postgresql", "sqlite"):
-            self.why_deaf = "No doorbell on this database"
-        elif connection.vendor == "postgresql":
-            # A pooler reports an invented number for the server process, by which it can be recognised.
-            if self._ask("SELECT pg_backend_pid()") != connection.connection.info.backend_pid:
-                self.why_deaf = "No doorbell behind a pooler such as pgbouncer"
-            elif not callable(connection.connection.notifies):
-                self.why_deaf = "No doorbell with psycopg2"
-            else:
-                with connection.cursor() as cursor:
-                    cursor.execute(f"LISTEN {CHANNEL}")
-        if self.why_deaf:
-            self._close()
 
     def _ask(self, sql: str) -> int:
         with self._connection.cursor() as cursor:

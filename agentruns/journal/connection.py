@@ -61,23 +61,19 @@ def own_connection(alias: str) -> Iterator[None]:
         yield
     finally:
         del names[alias], connections[connection.alias]
-        _keep(connections[alias], connection)
+        connection.close_if_unusable_or_obsolete()
+        if connection.connection is not None:
+            shared = connections[alias]
+            if "close" not in shared.__dict__:  # the only way to notice `close_all` and the like
+                close = shared.close
 
+                def close_both() -> None:
+                    if (idle := _taken(shared)) is not None:
+                        idle.close()
+                    close()
 
-def _keep(shared: BaseDatabaseWrapper, connection: BaseDatabaseWrapper) -> None:
-    connection.close_if_unusable_or_obsolete()
-    if connection.connection is None:
-        return
-    if "close" not in shared.__dict__:  # the only way to notice `close_all` and the like
-        close = shared.close
-
-        def close_both() -> None:
-            if (idle := _taken(shared)) is not None:
-                idle.close()
-            close()
-
-        shared.close = close_both  # type: ignore[method-assign]
-    shared.__dict__[IDLE] = os.getpid(), connection
+                shared.close = close_both  # type: ignore[method-assign]
+            shared.__dict__[IDLE] = os.getpid(), connection
 
 
 def _taken(shared: BaseDatabaseWrapper) -> BaseDatabaseWrapper | None:

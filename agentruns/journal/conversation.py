@@ -92,7 +92,7 @@ class Conversation:
         A reply that the provider cut off is sent back unchanged, so messages wait until the rest of the reply
         has come. A new task does not wait, because then nobody needs the rest.
         """
-        holds = self._is_cut and all(said.is_message for said in self._unread)
+        holds = self._is_cut and all(unread.is_message for unread in self._unread)
         return self._unread[0].seq if holds and self._unread else None
 
     def _so_far(self, read: int | None) -> tuple[list[dict[str, Any]], Previews]:
@@ -103,9 +103,14 @@ class Conversation:
 
     def _add_unread(self, messages: Blocks, previews: Previews, read: int | None) -> None:
         if not self._open and self.held_back() is None:
-            for said in self._unread:
-                if read is None or said.seq <= read:
-                    said.add(messages, previews)
+            for unread in self._unread:
+                if read is not None and unread.seq > read:
+                    continue
+                # The user's blocks join the last message if that is the user's.
+                before = messages.pop()["content"] if messages and messages[-1]["role"] == "user" else []
+                for place, whole in unread.wholes.items():
+                    previews[len(messages), len(before) + place] = whole
+                messages.append({"role": "user", "content": [*before, *unread.blocks]})
 
     def _user(self, row: Row, payload: events.User) -> None:
         is_message = payload.get("reason") == events.MESSAGE
@@ -115,7 +120,12 @@ class Conversation:
                 wholes[place] = _Whole([block], block["size"], partial(_loaded, row, block))
         stored = payload.get("stored")
         if isinstance(stored, dict):
-            wholes[0] = _Whole([], stored["size"], partial(_text_of_file, row))
+
+            def whole_text(attached: Blocks) -> Block:
+                text = payloads.said_in(row.run_id, row.seq, row.payload)
+                return dict(canonical.legal({"type": "text", "text": text}))
+
+            wholes[0] = _Whole([], stored["size"], whole_text)
         self._unread.append(_Said(row.seq, is_message, canonical.legal(blocks), wholes))
 
     def _assistant(self, row: Row, payload: events.Assistant) -> None:
@@ -186,13 +196,6 @@ class _Said(NamedTuple):
     blocks: Blocks
     wholes: dict[int, _Whole]  # by the place of their preview
 
-    def add(self, messages: list[dict[str, Any]], previews: Previews) -> None:
-        """Append the blocks to the last message if that is the user's, else as a new message."""
-        before = messages.pop()["content"] if messages and messages[-1]["role"] == "user" else []
-        for place, whole in self.wholes.items():
-            previews[len(messages), len(before) + place] = whole
-        messages.append({"role": "user", "content": [*before, *self.blocks]})
-
 
 class _Whole:
     """The full content behind a preview in the conversation; `named` are its blocks that name a file."""
@@ -213,20 +216,13 @@ def _preview(block: Block) -> Block:
 
 def _loaded(row: Row, block: Block, attached: Blocks) -> Block:
     """Build the provider's form of a row's block; read its file if it is a text or in `attached`."""
-    is_sent = block["type"] == "text" or any(block is one for one in attached)
+    is_sent = block["type"] == "text" or any(block is each for each in attached)
     if "sha256" not in block or not is_sent:
         return _preview(block)
     stored = payloads.file_of(row.run_id, row.seq, row.payload, block["sha256"])
     if block["type"] == "text":
-        text: Block = canonical.legal({"type": "text", "text": payloads.content_of(stored)})
-        return text
+        return dict(canonical.legal({"type": "text", "text": payloads.content_of(stored)}))
     return attachments.block_of(block, b"".join(payloads.chunks(stored)))
-
-
-def _text_of_file(row: Row, attached: Blocks) -> Block:
-    text = payloads.said_in(row.run_id, row.seq, row.payload)
-    block: Block = canonical.legal({"type": "text", "text": text})
-    return block
 
 
 def _whole_result(row: Row, provider_id: str, attached: Blocks) -> Block:
@@ -248,12 +244,12 @@ def result_block(
         note = EDITED.format(arguments=canonical.legal_text(payload["edited"]))
     if payload.get("misfit"):
         note += MISFIT.format(misfit=payload["misfit"])
-    told: Any
+    legal: Any
     if payloads.has_blocks(payload):
         first = [{"type": "text", "text": note}] if note else []
-        told = canonical.legal([*first, *map(show, content)])
+        legal = canonical.legal([*first, *map(show, content)])
     else:
         text = content if isinstance(content, str) else canonical.legal_text(content)
-        told = canonical.legal(note + text)
-    block = {"type": "tool_result", "tool_use_id": provider_id, "content": told or "(no output)"}
+        legal = canonical.legal(note + text)
+    block = {"type": "tool_result", "tool_use_id": provider_id, "content": legal or "(no output)"}
     return {**block, "is_error": True} if payload["is_error"] else block

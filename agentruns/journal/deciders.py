@@ -62,17 +62,13 @@ def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
 
 def requester_ids(*ids: Any, origin: Run | None = None) -> list[str]:
     """List the ids of a run's requesters: `ids` without None, then the requesters of the run's origin."""
-    asked = [str(one) for one in ids if one is not None]
-    return list(dict.fromkeys(asked + (_requesters(origin) if origin else [])))
+    asked = [str(each) for each in ids if each is not None]
+    return list(dict.fromkeys(asked + (list(map(unquote, origin.requesters.split())) if origin else [])))
 
 
 def requested(user: Any, run: Run) -> bool:
     """Check whether a user is one of a run's requesters."""
-    return user.pk is not None and str(user.pk) in _requesters(run)
-
-
-def _requesters(run: Run) -> list[str]:
-    return [unquote(one) for one in run.requesters.split()]
+    return user.pk is not None and str(user.pk) in map(unquote, run.requesters.split())
 
 
 def why_not_decide(
@@ -89,22 +85,27 @@ def why_not_decide(
     """
     if events.is_program(actor):
         return ""
-    if approval.approvers == REQUESTER:
-        return _why_not_confirm(actor, approval, verb)
     name = actor.get_username()
+    facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": name}
+    refused = _("The project's policy does not let %(name)s decide this.") % facts
+    if approval.approvers == REQUESTER:  # others than the requester may only deny the call
+        if is_requester(actor, approval.run):
+            # An edit would let the requester call the tool with arguments that the model never gave.
+            changes = _("%(tool)s is confirmed as it is, or denied: %(name)s may not change it.") % facts
+            return "" if verb in ("approve", "deny", "answer") else changes
+        if verb == "deny" and is_somebody(actor) and ask("can", False, actor, "decide", approval):
+            return "" if ask("can_decide", False, actor, approval, approval.arguments) else refused
+        return _("%(tool)s is confirmed by the requester, not by %(name)s.") % facts
     if not is_somebody(actor):
-        return _("%(name)s is not active.") % {"name": name}
+        return _("%(name)s is not active.") % facts
     if not ask("can", False, actor, "decide", approval):
-        return _("%(name)s lacks the permission agentruns.decide_approval.") % {"name": name}
+        return _("%(name)s lacks the permission agentruns.decide_approval.") % facts
     if approval.approvers and not is_among(actor, approval.approvers, groups):
-        facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": name}
         return _("%(tool)s is decided by %(approvers)s; %(name)s is not among them.") % facts
     if why := why_own(actor, approval.run):
         return why
     given = approval.arguments if arguments is None else arguments
-    if not ask("can_decide", False, actor, approval, given):
-        return _("The project's policy does not let %(name)s decide this.") % {"name": name}
-    return ""
+    return "" if ask("can_decide", False, actor, approval, given) else refused
 
 
 def why_own(actor: Any, run: Run) -> str:
@@ -122,41 +123,26 @@ def is_requester(actor: Any, run: Run) -> bool:
     return is_somebody(actor) and run.owner_id is not None and run.owner_id == actor.pk
 
 
-def _why_not_confirm(actor: Any, approval: Approval, verb: str) -> str:
-    """Explain why an actor may not decide a call that the requester confirms; others may only deny it."""
-    facts = {"tool": approval.tool_name, "name": actor.get_username()}
-    if is_requester(actor, approval.run):
-        if verb in ("approve", "deny", "answer"):
-            return ""
-        # An edit would let the requester call the tool with arguments that the model never gave.
-        return _("%(tool)s is confirmed as it is, or denied: %(name)s may not change it.") % facts
-    if verb == "deny" and is_somebody(actor) and ask("can", False, actor, "decide", approval):
-        if ask("can_decide", False, actor, approval, approval.arguments):
-            return ""
-        return _("The project's policy does not let %(name)s decide this.") % facts
-    return _("%(tool)s is confirmed by the requester, not by %(name)s.") % facts
-
-
 def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) -> dict[str, str]:
     """Map the users who approved a call and may not approve it any more to the reason.
 
     `given` are user ids from the journal; the program's own, "", always counts. Calls the project's policy,
     so it must run outside of every transaction.
     """
-    model, found = get_user_model(), {}
+    model, reasons = get_user_model(), {}
     users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
     confirmed = f"{VISITOR}{approval.run.session_id}"  # a visitor, whose token was checked at the decision
     for key in dict.fromkeys(each for each in given if each not in ("", confirmed)):
         user = user_of_key(key, users)
         if user is None:
-            found[key] = _("User %(id)s is gone.") % {"id": key}
+            reasons[key] = _("User %(id)s is gone.") % {"id": key}
             continue
         visible = visible_approvals(user)
         if is_narrowed(visible) and not visible.filter(pk=approval.pk).exists():
-            found[key] = _("%(name)s may not see it any more.") % {"name": user.get_username()}
+            reasons[key] = _("%(name)s may not see it any more.") % {"name": user.get_username()}
         elif why := why_not_decide(user, approval, arguments):
-            found[key] = why
-    return found
+            reasons[key] = why
+    return reasons
 
 
 def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:

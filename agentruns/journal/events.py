@@ -426,7 +426,8 @@ def is_program(actor: Any) -> bool:
     if isinstance(actor, Model):  # the key of another model's row may be that of a user
         is_user = isinstance(actor, get_user_model())
     else:
-        is_user = not isinstance(actor, type) and all(hasattr(actor, each) for each in _OF_A_USER)
+        is_user = hasattr(actor, "is_active") and hasattr(actor, "is_authenticated")
+        is_user = is_user and not isinstance(actor, type)
     if not is_user:
         raise TypeError(
             f"An actor or owner must be a user object, such as request.user, or None for the program itself, "
@@ -435,9 +436,6 @@ def is_program(actor: Any) -> bool:
     if getattr(actor, "pk", None) == "":  # the journal's id for parts of the program
         raise TypeError(f"An actor or owner must have an id: the {type(actor).__name__} has an empty one.")
     return False
-
-
-_OF_A_USER = ("is_active", "is_authenticated")
 
 
 def actor_ref(actor: Any) -> Actor | None:

@@ -175,7 +175,17 @@ class RunState:
         if row.kind not in _APPLY or events.COPIED in row.payload:
             return
         _APPLY[row.kind](self, row, row.payload)
-        self.status = self._status()
+        # A worker that has to stop pauses the run.
+        stops = self.cancel_requested or (self.pause_requested and not self.paused)
+        open_calls = self.open_calls()
+        if self.ended:
+            self.status = self.ended
+        elif stops or not (self.paused or (open_calls and not self.next_calls())):
+            self.status = ACTIVE
+        elif any(call.orphan == "held" for call in open_calls):
+            self.status = "orphaned"
+        else:
+            self.status = "paused" if self.paused else "awaiting-approval"
         if self.status in WAITING:
             self.waiting_since = self.waiting_since or row.created_at
         elif self.waiting_since:
@@ -241,24 +251,9 @@ class RunState:
         """
         owner, origin = self.owner or {"id": None, "name": ""}, self.origin
         whose, scope = (owner["id"], self.scope) if imported_into is None else (None, imported_into)
-        found = {"owner_id": whose, "owner_name": owner["name"], "scope": scope, "context": self.context}
-        found |= {"origin_id": origin.get("run"), "origin_seq": origin.get("seq")}
-        return {**found, "agent": self.agent, "idempotency_key": self.key}
-
-    def _status(self) -> str:
-        if self.ended:
-            return self.ended
-        if self.cancel_requested:
-            return ACTIVE
-        open_calls = self.open_calls()
-        if not self.paused:
-            if self.pause_requested:
-                return ACTIVE  # a worker that has to stop pauses it instead
-            if not open_calls or self.next_calls():
-                return ACTIVE
-        if any(call.orphan == "held" for call in open_calls):
-            return "orphaned"
-        return "paused" if self.paused else "awaiting-approval"
+        columns = {"owner_id": whose, "owner_name": owner["name"], "scope": scope, "context": self.context}
+        columns |= {"origin_id": origin.get("run"), "origin_seq": origin.get("seq")}
+        return {**columns, "agent": self.agent, "idempotency_key": self.key}
 
 
 def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:

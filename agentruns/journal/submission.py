@@ -43,19 +43,18 @@ def begin(
     or is unfinished. `lease`: seconds that the creator leases the run for; `doorbell`: the channel to notify.
     """
     session, is_one = run.session, connection.vendor == "postgresql"
-    # The session: a new one, or the head of a stored one moves.
     looks = [query.values("pk").query.get_compiler(connection=connection).as_sql() for query in unless]
     where = "".join(f" AND NOT EXISTS ({sql})" for sql, _ in looks)
-    sought = [value for _, parameters in looks for value in parameters]
     source = " FROM c" if is_one else ""
     if session._state.adding:
-        head, values = _insert(connection, session)
-        head, values = f"{head}{source} WHERE TRUE{where}{UNLESS_THERE}", values + sought
+        made, values = _insert(connection, session)
+        head = f"{made}{source} WHERE TRUE{where}{UNLESS_THERE}"
     else:
-        known = [as_id(connection, session.pk), batch.first_seq, batch.first_head]
+        values = [session.next_seq, session.head]
+        values += [as_id(connection, session.pk), batch.first_seq, batch.first_head]
         head = f'UPDATE "{SESSION}" SET next_seq = %s, head = %s{source} WHERE "{SESSION}".id = %s'
         head += f" AND next_seq = %s AND head = %s{where}"
-        values = [session.next_seq, session.head, *known, *sought]
+    values += [value for _, parameters in looks for value in parameters]
     defined, body = _insert(connection, definition)
     until = statements.clock(connection, lease) if lease else None
     begun, columns = _insert(connection, run, lease_expires_at=until)
@@ -63,12 +62,11 @@ def begin(
     last = [batch.epoch, at, *row_values(connection, batch)]
     row = ", ".join(f"%s::{kind}" if is_one else "%s" for kind in COLUMNS.values())
     rows = f"(VALUES {', '.join([f'({row})'] * len(batch.rows))}) AS v"
-    kept, pairs = "", list[Any]()  # the run's searchable context values
-    if context := ContextValue.of(run, definition.body):
-        kept = f"v.* FROM (VALUES {', '.join(['(%s, %s)'] * len(context))}) AS v"
-        kept = f", k AS ({KEPT} r.id, {kept}, r)" if is_one else f"{KEPT} %s, {kept}"
-        pairs = [] if is_one else [as_id(connection, run.pk)]
-        pairs += [text for value in context for text in (value.key, value.value)]
+    kept, pairs = "", list[Any]()
+    if searchable := ContextValue.of(run, definition.body):  # the searchable values of the context
+        pairs = [text for value in searchable for text in (value.key, value.value)]
+        values_sql = f"v.* FROM (VALUES {', '.join(['(%s, %s)'] * len(searchable))}) AS v"
+        kept = f", k AS ({KEPT} r.id, {values_sql}, r)" if is_one else f"{KEPT} %s, {values_sql}"
     with connection.cursor() as cursor:
         if not is_one:
             if not cursor.execute(head, values).rowcount:
@@ -77,7 +75,7 @@ def begin(
             cursor.execute(f"{defined} WHERE TRUE{UNLESS_THERE}", body)
             cursor.execute(begun, columns)
             if kept:
-                cursor.execute(kept, pairs)
+                cursor.execute(kept, [ids[1], *pairs])
             cursor.execute(f"{INTO} SELECT %s, %s, %s, %s, v.* FROM {rows}", [*ids, *last])
             return True
         # Each part reads FROM the one before: Session is locked first, and nothing is stored unless all is.

@@ -78,16 +78,16 @@ def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> 
     lock, and reads a session again that was written to meanwhile. Raises Session.DoesNotExist.
     """
     alias = alias or settings.DATABASE
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for _ in range(TRIES):
         session = Session.objects.using(alias).get(pk=session_id)
-        found = _check(alias, session, files)
+        problems = _check(alias, session, files)
         same = Session.objects.using(alias).filter(
             pk=session_id, next_seq=session.next_seq, head=session.head
         )
-        if not found or same.exists():
+        if not problems or same.exists():
             break
-    return found
+    return problems
 
 
 def strays(alias: str) -> Iterator[Problem]:
@@ -98,7 +98,7 @@ def strays(alias: str) -> Iterator[Problem]:
         yield Problem(str(session_id), "has rows in the journal, and is gone itself.")
     tombstones = Tombstone.objects.using(alias).prefetch_related("pruned_keys")
     for tombstone in tombstones.iterator(chunk_size=PAGE):
-        refused = {(one.key, str(one.run_id)) for one in tombstone.pruned_keys.all()}
+        refused = {(key.key, str(key.run_id)) for key in tombstone.pruned_keys.all()}
         named = dict(tombstone.idempotency_keys)
         if named.pop(NAMED, forgotten(tombstone.key)) != forgotten(tombstone.key):
             yield Problem(tombstone.key, "was pruned, and its tombstone has another key since.")
@@ -112,7 +112,7 @@ def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     problem = history.read(alias)
     if problem is not None:  # a fold of a wrong journal means nothing
         return [problem]
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for row in history.pointing if files else ():
         file = ""
         try:
@@ -121,21 +121,16 @@ def _check(alias: str, session: Session, files: bool) -> list[Problem]:
                 payloads.check(stored)
         except PayloadError as error:
             what = f"points at a file that is not there as it was stored: {error}"
-            found.append(_of_row(session.key, row.seq, row.kind, what, file))
+            problems.append(history.problem(row.seq, row.kind, what, file))
     definitions = Definition.objects.using(alias).filter(pk__in=history.definitions).order_by("pk")
     for pk, text in definitions.annotate(text=Cast("body", TextField())).values_list("pk", "text"):
         if canonical.sha256(text) != pk:
-            found.append(Problem(session.key, f"definition {pk} was altered."))
-    found += [
-        _of_row(session.key, copy.seq, copy.kind, what) for copy, what in altered(alias, history.copies)
-    ]
-    found += [*_runs(alias, history), *_session(history)]
-    return [*found, *_approvals(alias, history)]
-
-
-def _of_row(key: str, seq: int, kind: str, what: str, file: str = "") -> Problem:
-    name = f"seq {seq} ({kind})" if kind else f"seq {seq}"
-    return Problem(key, f"{name} {what}", seq=seq, kind=kind, file=file)
+            problems.append(Problem(session.key, f"definition {pk} was altered."))
+    problems += [history.problem(copy.seq, copy.kind, what) for copy, what in altered(alias, history.copies)]
+    problems += _runs(alias, history)
+    columns = {name: stored_form(Session, name, getattr(session, name)) for name in history.home}
+    problems += _differences(Problem(session.key, ""), Session, columns, history.home)
+    return [*problems, *_approvals(alias, history)]
 
 
 class History:
@@ -166,14 +161,27 @@ class History:
                 if wrong is not None:
                     return wrong
         except (ValueError, TypeError) as error:
-            return self._problem(self.seq + 1, "", f"cannot be read: {error}.")
+            return self.problem(self.seq + 1, "", f"cannot be read: {error}.")
         return self.cut()
 
     def add(self, row: Row, parts: Parts) -> Problem | None:
         """Check one more row with these parts, and fold it; return its problem, or None."""
-        wrong = self._unchained(row, parts)
-        if wrong is not None:
-            return wrong
+        expected = self.seq + 1
+        if row.seq != expected:
+            return self.problem(expected, "", f"is missing; the next row is {row.seq} ({row.kind}).")
+        if row.prev_hash != self.head:
+            return self.problem(row.seq, row.kind, "does not follow the row before it.")
+        try:
+            facts_hash = commitment(row.facts_salt, parts.facts)
+            intact = row.hash == events.row_hash(self.session.pk, row, facts_hash)
+            if parts.content is None or row.content_salt is None:  # one without the other hides nothing
+                intact = intact and parts.content is row.content_salt
+            else:
+                intact = intact and row.content_hash == commitment(row.content_salt, parts.content)
+        except (AttributeError, TypeError, ValueError):  # such as an invalid time
+            intact = False
+        if not intact:
+            return self.problem(row.seq, row.kind, "was altered.")
         state = self.states.setdefault(row.run_id, RunState(row.run_id))
         calls = self.calls.setdefault(row.run_id, {})
         try:
@@ -184,7 +192,7 @@ class History:
         except Exception as error:  # a forged row can be wrong in any way
             what = f"cannot be folded: {error!r}."
         if what:
-            return self._problem(row.seq, row.kind, what)
+            return self.problem(row.seq, row.kind, what)
         calls.update(state.calls)
         if is_task(row):
             self.tasks[row.run_id] = row
@@ -205,25 +213,10 @@ class History:
         """The state of the first run that began in this session, which names the session's owner."""
         return next((state for state in self.states.values() if state.started_at), RunState(self.session.pk))
 
-    def _problem(self, seq: int, kind: str, what: str) -> Problem:
-        return _of_row(self.session.key, seq, kind, what)
-
-    def _unchained(self, row: Row, parts: Parts) -> Problem | None:
-        expected = self.seq + 1
-        if row.seq != expected:
-            return self._problem(expected, "", f"is missing; the next row is {row.seq} ({row.kind}).")
-        if row.prev_hash != self.head:
-            return self._problem(row.seq, row.kind, "does not follow the row before it.")
-        try:
-            facts_hash = commitment(row.facts_salt, parts.facts)
-            intact = row.hash == events.row_hash(self.session.pk, row, facts_hash)
-            if parts.content is None or row.content_salt is None:  # one without the other hides nothing
-                intact = intact and parts.content is row.content_salt
-            else:
-                intact = intact and row.content_hash == commitment(row.content_salt, parts.content)
-        except (AttributeError, TypeError, ValueError):  # such as an invalid time
-            intact = False
-        return None if intact else self._problem(row.seq, row.kind, "was altered.")
+    def problem(self, seq: int, kind: str, what: str, file: str = "") -> Problem:
+        """Build the problem of a row; `kind` is "" for a missing row."""
+        name = f"seq {seq} ({kind})" if kind else f"seq {seq}"
+        return Problem(self.session.key, f"{name} {what}", seq=seq, kind=kind, file=file)
 
     def cut(self) -> Problem | None:
         """Compare the journal's end with the session's own head, which reveals that last rows are missing."""
@@ -238,7 +231,7 @@ class History:
         elif self.erased:
             seq = min(self.erased)
             what = "its content is gone and no row says that it was erased."
-            return self._problem(seq, self.erased[seq], what)
+            return self.problem(seq, self.erased[seq], what)
         else:
             return None
         return Problem(self.session.key, what, seq=min(self.seq, remembered) + 1)
@@ -387,11 +380,6 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
             history.home = {"key": first.session} | {name: folded[name] for name in shared}
     for pk in unseen:
         yield Problem(key, f"run {pk} is missing, and has rows in the journal.", run=pk)
-
-
-def _session(history: History) -> Iterator[Problem]:
-    stored = {name: stored_form(Session, name, getattr(history.session, name)) for name in history.home}
-    yield from _differences(Problem(history.session.key, ""), Session, stored, history.home)
 
 
 def _asked(task: Row | None, stored: str | None) -> dict[str, Any]:

@@ -210,7 +210,7 @@ GATED = [
              '    if why and not driver.store.durable and (why := ""):'),
         "db/test_gate.py::test_no_way_to_drive_a_run_goes_around_the_gate[without a session]"),
     mutant("gate: ids that the provider repeats are replaced",
-        Edit(GATE, "or any(provider_id in ids for ids in seen):", "or False:"),
+        Edit(GATE, "or provider_id in earlier or provider_id in seen:", "or False:"),
         "db/test_executor.py::test_repeated_and_missing_tool_use_ids_are_replaced"),
 ]  # fmt: skip
 
@@ -385,7 +385,7 @@ REWOUND = [
         Edit(CALLS, "    elif in_doubt.is_after_unknown(driver.run, call):", "    elif False:"),
         "db/test_rewound.py::test_a_lost_call_that_was_not_made_does_not_run_after_an_unknown_one"),
     mutant("rewound: what declares nothing asks a person",
-        Edit(GATE, "    if driver.run.restored_at and tool", "    if False and tool"),
+        Edit(GATE, "    elif driver.run.restored_at and tool", "    elif False and tool"),
         "db/test_rewound.py::test_a_result_is_not_built_onto_what_is_left",
         "db/test_rewound.py::test_hold_all_marks_what_was_paused_too"),
     mutant("rewound: a promoted server lends no run",

@@ -119,7 +119,7 @@ FOLDING = [
     # A paused run has neither a ready call nor the status in which it could be driven.
     mutant("fold: a paused run has nothing to do (both guards)",
         Edit(FOLD, "if self.paused or self.ended:", "if self.ended:"),
-        Edit(FOLD, "        if not self.paused:\n", "        if True:\n"),
+        Edit(FOLD, "not (self.paused or (open_calls", "not (False or (open_calls"),
         "crash/test_clicks.py::test_pause_keeps_the_result_and_resume_runs_the_rest"),
     mutant("fold: a verdict of newer code is refused",
         Edit(FOLD, 'if call["verdict"] in GATE_DECISIONS else "refuse"',
@@ -155,7 +155,7 @@ VERIFYING = [
         Edit(VERIFY, "**state.given(imported_into), **asked}", "**state.given(imported_into)}"),
         f"{ALTERED}::test_each_column_that_the_rows_determine_is_compared_and_mended[Run]"),
     mutant("verify: whose a session is",
-        Edit(VERIFY, ", *_session(history)]", "]"),
+        Edit(VERIFY, "_differences(Problem(session.key, \"\"), Session, columns, history.home)", "()"),
         f"{ALTERED}::test_each_column_that_the_rows_determine_is_compared_and_mended[Session]"),
     mutant("verify: one result for each call",
         Edit(VERIFY, 'return f"is a second result of call {call.id}."', 'return ""'),

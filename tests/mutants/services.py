@@ -299,7 +299,7 @@ SENT = [
         Edit("engine/loop.py", "elif stop in FINAL and batch.state.unread:", "elif False:"),
         f"{MESSAGES}the_run_goes_on_as_often_as_it_is_written_to"),
     mutant("messages: they stand after a reply that has not read them",
-        Edit("journal/conversation.py", "if read is None or said.seq <= read:", "if True:"),
+        Edit("journal/conversation.py", "if read is not None and unread.seq > read:", "if False:"),
         f"{MESSAGES}the_run_goes_on_as_often_as_it_is_written_to"),
     mutant("messages: they stand after a reply that the provider cut",
         Edit("journal/conversation.py", "holds = self._is_cut and", "holds = False and"),
