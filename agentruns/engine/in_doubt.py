@@ -49,8 +49,8 @@ def unknown_text(call: Call) -> str:
 def surface(batch: Batch, call: Call, actor: Any) -> None:
     """Add the result `unknown` of a call, and cancel the later calls of its reply that are not parallel."""
     unknown(batch, call, actor)
-    later = [one for one in batch.state.run.calls.values() if one.ordinal > call.ordinal]
-    _stop(batch, [one for one in later if not one.parallel])
+    later = [each for each in batch.state.run.calls.values() if each.ordinal > call.ordinal]
+    _stop(batch, [each for each in later if not each.parallel])
 
 
 def raised(batch: Batch, call: Call, error: str) -> None:
@@ -74,7 +74,7 @@ def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "
 def stop_tool(batch: Batch, call: Call) -> None:
     """Cancel the reply's other calls to the tool of a call in doubt; later calls need approval."""
     # The gate or a person let these calls through before the doubt arose.
-    _stop(batch, [one for one in batch.state.run.calls.values() if one.tool == call.tool])
+    _stop(batch, [each for each in batch.state.run.calls.values() if each.tool == call.tool])
 
 
 def _stop(batch: Batch, calls: list[Call]) -> None:
@@ -100,7 +100,7 @@ def is_after_unknown(run: RunState, call: Call) -> bool:
     is_known = call.orphan == "not_occurred" or (not call.orphan and call.asked_since > 0)
     if call.attempt or not call.may_be_lost or not is_known or call.parallel:
         return False
-    return any(one.ordinal < call.ordinal and one.outcome == "unknown" for one in run.calls.values())
+    return any(each.ordinal < call.ordinal and each.outcome == "unknown" for each in run.calls.values())
 
 
 def settle(batch: Batch) -> None:

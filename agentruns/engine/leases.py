@@ -266,8 +266,10 @@ def why_off(alias: str, kind: str, name: str) -> str:
         with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
             off = Control.objects.using(own_alias(alias)).switches().in_bulk()
             _switches[alias] = uptime(), off
-    one = off.get(f"off:{kind}:{name}")
-    return f"The {kind} {name!r} is switched off by {one.actor or 'the program'}: {one.reason}" if one else ""
+    switch = off.get(f"off:{kind}:{name}")
+    if switch is None:
+        return ""
+    return f"The {kind} {name!r} is switched off by {switch.actor or 'the program'}: {switch.reason}"
 
 
 def forget_switches() -> None:
@@ -285,14 +287,14 @@ class DrainCheck:
         self.alias = alias
         self.agent = agent
         self.should_stop = should_stop
-        self.found = False
+        self.is_draining = False
         self.looked = uptime()  # the claim has just looked: a draining process cannot claim
 
     def __call__(self) -> bool:
         if self.should_stop() or (self.agent and why_off(self.alias, "agent", self.agent)):
             return True
-        if not self.found and uptime() - self.looked >= DRAIN_CHECK_SECONDS:
+        if not self.is_draining and uptime() - self.looked >= DRAIN_CHECK_SECONDS:
             self.looked = uptime()
             with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
-                self.found = is_draining(own_alias(self.alias))
-        return self.found
+                self.is_draining = is_draining(own_alias(self.alias))
+        return self.is_draining

@@ -81,17 +81,17 @@ class Compared:
         graves = Tombstone.objects.using(self._alias).filter(pk__in=sessions - {*ends})
         buried = {*graves.values_list("pk", flat=True)}
         for anchor in anchors:
-            found, end = hashes.get((anchor.session, anchor.seq)), ends.get(anchor.session, 0)
+            head, end = hashes.get((anchor.session, anchor.seq)), ends.get(anchor.session, 0)
             if anchor.session in buried:
                 self.pruned += 1
             elif anchor.session not in ends:
                 yield anchor, f"was anchored at seq {anchor.seq} and is gone without a tombstone. {OLDER}"
-            elif found is None and end < anchor.seq:
+            elif head is None and end < anchor.seq:
                 what = f"was anchored at seq {anchor.seq}, and ends at {end}: its last rows are lost. {OLDER}"
                 yield anchor, what
-            elif found is None:
+            elif head is None:
                 yield anchor, f"was anchored at seq {anchor.seq}, a row that is missing."
-            elif found != anchor.head:
+            elif head != anchor.head:
                 what = f"seq {anchor.seq} has another hash than its anchor: the chain was written anew."
                 yield anchor, what
 
@@ -103,8 +103,8 @@ def line_of(session_id: UUID, seq: int, head: str) -> str:
 
 def _parsed(number: int, line: str) -> Anchor:
     try:
-        found = json.loads(line)
-        anchor = Anchor(UUID(found["session"]), found["seq"], found["head"])
+        parsed = json.loads(line)
+        anchor = Anchor(UUID(parsed["session"]), parsed["seq"], parsed["head"])
         if type(anchor.seq) is not int or not 0 < anchor.seq < 2**63 or not isinstance(anchor.head, str):
             raise ValueError("wrong types")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -46,8 +46,8 @@ def original(row: Row) -> Row:
 def _says(row: Row, *, is_whole: bool) -> list[Any]:
     """List the values of a row to compare; unless `is_whole`, a hash stands for its content."""
     payload = original(row).payload
-    said = [payload] if is_whole else [split(row.kind, payload)[0], row.content_hash]
-    return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(said)]
+    parts = [payload] if is_whole else [split(row.kind, payload)[0], row.content_hash]
+    return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(parts)]
 
 
 def task_of(rows: Iterable[Row]) -> str:
@@ -136,8 +136,8 @@ def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
     named = Session.objects.using(alias).filter(
         key__in={facts.get("session", "") for _, facts in mine if events.COPIED in facts}
     )
-    found = same.filter(session_id__in=forks.values("session_id")).values_list("session_id", flat=True)
-    return {*found, *same.filter(session_id__in=named.values("pk")).values_list("session_id", flat=True)}
+    forked = same.filter(session_id__in=forks.values("session_id")).values_list("session_id", flat=True)
+    return {*forked, *same.filter(session_id__in=named.values("pk")).values_list("session_id", flat=True)}
 
 
 def happened_at(payload: dict[str, Any], written: datetime) -> datetime:

@@ -103,8 +103,8 @@ def put(name: str, content: Any) -> dict[str, Any]:
     is never lost.
     """
     form, data = _encoded(content)
-    found = _put(name, form, data) if len(data) > settings.PAYLOAD_INLINE_MAX else None
-    return {} if found is None else {"content": _preview(content) + MARK.format(**found), "stored": found}
+    file = _put(name, form, data) if len(data) > settings.PAYLOAD_INLINE_MAX else None
+    return {} if file is None else {"content": _preview(content) + MARK.format(**file), "stored": file}
 
 
 def put_blocks(name: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -134,15 +134,15 @@ def put_blocks(name: str, payload: dict[str, Any]) -> dict[str, Any]:
 def _put(name: str, form: str, data: bytes) -> dict[str, Any] | None:
     if not is_configured():
         return None
-    found: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "form": form}
+    file: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "form": form}
     new = f"{name}-{secrets.token_hex(8)}"
     try:
-        work = partial(_write, new, ContentFile(data), len(data), str(found["sha256"]))
-        found["name"] = _lane(work, settings.PAYLOAD_TIMEOUT)
+        work = partial(_write, new, ContentFile(data), len(data), str(file["sha256"]))
+        file["name"] = _lane(work, settings.PAYLOAD_TIMEOUT)
     except Exception:
         logger.exception("Storage %r failed; %s stays in the journal.", settings.PAYLOAD_STORAGE, name)
         return None
-    return found
+    return file
 
 
 def is_configured() -> bool:
@@ -189,8 +189,8 @@ def names_in(payload: Any) -> list[str]:
 
 
 def _about(payload: Any) -> list[Any]:
-    found = payload.get("stored") if isinstance(payload, dict) else None
-    return found if isinstance(found, list) else [] if found is None else [found]
+    stored = payload.get("stored") if isinstance(payload, dict) else None
+    return stored if isinstance(stored, list) else [] if stored is None else [stored]
 
 
 def content_of(stored: Stored) -> Any:

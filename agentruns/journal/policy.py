@@ -246,6 +246,6 @@ def visible_approvals(user: Any) -> QuerySet[Approval]:
     return ask("visible_approvals", approvals.none(), user, approvals.all())
 
 
-def is_narrowed(found: QuerySet[Any]) -> bool:
+def is_narrowed(rows: QuerySet[Any]) -> bool:
     """Check whether a queryset has any filter, so that its user may not see everything."""
-    return bool(found.query.where) or bool(found.query.combinator)
+    return bool(rows.query.where) or bool(rows.query.combinator)

@@ -289,7 +289,7 @@ LEASED = [
         Edit("tasks.py", "        request_at_start(settings.DATABASE)", "        pass"),
         "db/test_draining.py::test_a_celery_worker_that_was_idle_drains"),
     mutant("leases: a draining process stops at its next boundary",
-        Edit(LEASES, "self.found = is_draining(own_alias(self.alias))", "self.found = False"),
+        Edit(LEASES, "self.is_draining = is_draining(own_alias(self.alias))", "pass"),
         "db/test_draining.py::test_a_drive_ends_at_its_next_boundary"),
 ]  # fmt: skip
 
@@ -328,7 +328,7 @@ RECOVERY = [
         Edit(CALLS, "if not isinstance(verdict, Occurred | NotOccurred):", "if False:"),
         "db/test_refusals.py::test_a_caller_who_asks_is_told_when_reconcile_does_not_know"),
     mutant("recovery: what follows a call in doubt is not run",
-        Edit(DOUBT, "    _stop(batch, [one for one in later if not one.parallel])\n", ""),
+        Edit(DOUBT, "    _stop(batch, [each for each in later if not each.parallel])\n", ""),
         "db/test_executor.py::test_a_handler_that_does_not_know_is_held_for_staff_or_told_to_the_model"),
     mutant("recovery: what may have happened is unknown, also where the run ends",
         Edit(DOUBT, "        if call.may_have_happened:\n            unknown(batch, call, None)",
