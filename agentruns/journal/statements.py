@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
@@ -185,24 +185,25 @@ Claimed = tuple[UUID, int, int, bool]  # session, epoch, attempts, whether an ex
 def claim_one(runs: QuerySet[Run], owner: str, seconds: float) -> Claimed | None:
     """Lease the run in `runs`; return None if it is not in `runs`, or if PostgreSQL has it locked.
 
-    Needs no transaction: PostgreSQL claims by one statement, and elsewhere the epoch shows that nobody has
-    claimed the run since it was read.
+    PostgreSQL claims by one statement, which is a transaction by itself. Elsewhere the epoch shows that the
+    run was not claimed since it was read.
     """
     connection = connections[runs.db]
     if connection.vendor != "postgresql":
         columns = ("session_id", "lease_epoch", "attempts", "lease_expires_at")
-        for session_id, epoch, attempts, expired_at in runs.values_list(*columns):
-            took_over = expired_at is not None  # which counts as an attempt
-            taken = runs.filter(lease_epoch=epoch).update(
-                status="running",
-                lease_owner=owner,
-                lease_epoch=epoch + 1,
-                lease_expires_at=later(seconds),
-                attempts=attempts + took_over,
-                not_before=None,
-                blocked_reason="",
-            )
-            return (session_id, epoch + 1, attempts + took_over, took_over) if taken == 1 else None
+        with transaction.atomic(using=runs.db):
+            for session_id, epoch, attempts, expired_at in runs.values_list(*columns):
+                took_over = expired_at is not None  # which counts as an attempt
+                taken = runs.filter(lease_epoch=epoch).update(
+                    status="running",
+                    lease_owner=owner,
+                    lease_epoch=epoch + 1,
+                    lease_expires_at=later(seconds),
+                    attempts=attempts + took_over,
+                    not_before=None,
+                    blocked_reason="",
+                )
+                return (session_id, epoch + 1, attempts + took_over, took_over) if taken == 1 else None
         return None
     seen = runs.order_by().values("pk", "lease_expires_at")
     sql, where = seen.query.get_compiler(connection=connection).as_sql()
