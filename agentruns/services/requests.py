@@ -18,9 +18,9 @@ from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import SessionAccessDeniedError, SessionBusyError
 from agentruns.journal import events, payloads
+from agentruns.journal.batch import Batch, SessionState
 from agentruns.journal.copies import title_of
 from agentruns.journal.deciders import requester_ids
-from agentruns.journal.store import Batch, SessionState
 from agentruns.models import Control, Run, Session, SessionBearer
 from agentruns.providers import attachments
 from agentruns.services.sessions import NOBODY, Owner, checked_context, place
