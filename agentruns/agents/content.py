@@ -164,16 +164,16 @@ def is_block(value: Any) -> bool:
 
 def admitted(blocks: Iterable[Block]) -> list[Block]:
     """List the blocks of a result; the reason replaces a block that the scanner refuses. Never raises."""
-    found: list[Block] = []
+    kept: list[Block] = []
     for block in blocks:
         try:
             if isinstance(block, File):
                 block.scan()
             if not isinstance(block, Text) or block.text.strip():
-                found.append(block)
+                kept.append(block)
         except ContentError as error:
-            found.append(Text(str(error)))
-    return found
+            kept.append(Text(str(error)))
+    return kept
 
 
 def packed(blocks: Iterable[Block]) -> Packed:

@@ -72,19 +72,19 @@ class AnthropicModel(SDKModel):
         """The model's name: the same model with another client is the same definition."""
         return self.name
 
-    def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
-        body = self._fitting(_body(request))
-        return self._send(canonical.legal(marked(body, self.cache) if self.cache else body), request, answer)
-
-    def _used(self, raw: Any) -> dict[str, Any]:
+    def usage_in(self, raw: Any) -> dict[str, Any]:
+        """Read the usage from the part of an answer that has arrived."""
         return {} if raw is None else plain(raw).get("usage") or {}
 
-    def _send(self, body: dict[str, Any], request: ModelRequest, answer: Answer) -> ModelReply:
+    def ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
+        """Send the request, shortened if necessary, and read its reply; raises errors of the SDK, too."""
+        body = self._fitting(_body(request))
+        body = canonical.legal(marked(body, self.cache) if self.cache else body)
         messages = self._messages(body)
         seconds, most = self.timeout, body["max_tokens"]
         if seconds is None and not self.streaming and most > _MAX_TOKENS_IN_TEN_MINUTES:
             seconds = most * _SECONDS_PER_TOKEN
-        arguments = {**self._arguments(body, *_NAMED), **self._timeout(seconds)}
+        arguments = self.arguments(body, *_NAMED, seconds=seconds)
         if not self.streaming:
             message = messages.create(**arguments)
             return _reply(message, getattr(message, "_request_id", None))
@@ -95,8 +95,8 @@ class AnthropicModel(SDKModel):
                 if delta is not None and event.type not in _ADDED:
                     # The reply would be stored incomplete and could never be sent back.
                     block = answer.raw.content[delta.index].type
-                    text = UNKNOWN_DELTA.format(block=block, delta=delta.delta.type)
-                    raise ProviderError(text, disposition="pause", type="unknown_delta")
+                    problem = UNKNOWN_DELTA.format(block=block, delta=delta.delta.type)
+                    raise ProviderError(problem, disposition="pause", type="unknown_delta")
                 delta = event if event.type == "content_block_delta" else None
                 if event.type == "message_start":
                     answer.raw = stream.current_message_snapshot
@@ -104,14 +104,23 @@ class AnthropicModel(SDKModel):
                     raise unreadable()  # the SDK would give one block's pieces to another
                 elif delta is not None and delta.delta.type == "input_json_delta":
                     inputs[event.index] = inputs.get(event.index, "") + event.delta.partial_json
-                self._wrote(request, event.text if event.type == "text" else "")
+                self.send_text(request, event.text if event.type == "text" else "")
             message = stream.get_final_message()
-            _check_inputs(message, inputs, request)
+            if message.stop_reason in ("end_turn", "tool_use"):  # no call of another reply runs
+                calls = []
+                for index, block in enumerate(message.content):
+                    if block.type == "tool_use":
+                        # The text of an incomplete input, from which the SDK would make a smaller object.
+                        text = inputs.get(index)
+                        given = text if text and whole_object(text) is None else block.input
+                        calls.append((block.name, text or given))
+                        block.input = {} if is_nothing(given) else given
+                check_pieces(calls, request.tools)
             return _reply(message, stream.request_id)
 
     def _messages(self, body: dict[str, Any]) -> Any:
         # Only the SDK's beta half knows a beta's blocks; the other half loses parts of them.
-        client = self._ready()
+        client = self.client()
         return client.beta.messages if body.get("betas") else client.messages
 
     def _fitting(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +133,7 @@ class AnthropicModel(SDKModel):
 
             known = None
             try:
-                known = self._ready().models.retrieve(self.name).max_input_tokens
+                known = self.client().models.retrieve(self.name).max_input_tokens
             except AttributeError:  # Bedrock and Vertex have no list of models
                 pass
             except anthropic.APIStatusError as error:  # nor do many gateways
@@ -166,14 +175,15 @@ class AnthropicModel(SDKModel):
         if ask is None:
             return None
         try:
-            return int(ask(**self._arguments(canonical.legal(counted), *_NAMED)).input_tokens)
+            return int(ask(**self.arguments(canonical.legal(counted), *_NAMED)).input_tokens)
         except anthropic.AnthropicError as error:
             # Bedrock refuses without asking, and some gateways have no such endpoint.
             if isinstance(error, anthropic.APIError) and not isinstance(error, anthropic.NotFoundError):
                 raise
             return None
 
-    def _made(self) -> Any:
+    def make_client(self) -> Any:
+        """Make the SDK's client, which reads its key from the environment."""
         import anthropic
 
         return anthropic.Anthropic()
@@ -199,20 +209,6 @@ def _body(request: ModelRequest) -> dict[str, Any]:
         form = {"format": {"type": "json_schema", "schema": schema}}
         body["output_config"] = {**request.params.get("output_config", {}), **form}
     return body
-
-
-def _check_inputs(message: Any, inputs: dict[int, str], request: ModelRequest) -> None:
-    """Restore the text of an incomplete input, from which the SDK would make a smaller object."""
-    if message.stop_reason not in ("end_turn", "tool_use"):  # no call of another reply runs
-        return
-    calls = []
-    for index, block in enumerate(message.content):
-        if block.type == "tool_use":
-            text = inputs.get(index)
-            block.input = text if text and whole_object(text) is None else block.input
-            calls.append((block.name, text or block.input))
-            block.input = {} if is_nothing(block.input) else block.input
-    check_pieces(calls, request.tools)
 
 
 def _reply(message: Any, request_id: str | None) -> ModelReply:

@@ -14,6 +14,7 @@ from agentruns.utils.coroutines import call
 Disposition = Literal["retry", "pause", "fail"]
 # Claude's, OpenAI's two APIs' and OpenRouter's: a stored `prompt` may bring tools of its own.
 PROVIDER_TOOLS = ("tools", "mcp_servers", "web_search_options", "plugins", "prompt", "functions")
+UNUSABLE = "The model's reply cannot be used: {why}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ def check_reply(reply: Any) -> ModelReply:
     is no text is dropped, because the reply is paid for.
     """
     if not isinstance(reply, ModelReply):
-        raise _unusable(f"propose() returned {type(reply).__name__}, not a ModelReply")
+        why = f"propose() returned {type(reply).__name__}, not a ModelReply"
+        raise ProviderError(UNUSABLE.format(why=why), type="invalid_reply")
     if not isinstance(reply.model, str) or not isinstance(reply.request_id, str):
         reply = replace(reply, model=_text(reply.model), request_id=_text(reply.request_id))
     if reply.stop_reason is None:
@@ -115,9 +117,9 @@ def check_reply(reply: Any) -> ModelReply:
             request_id=reply.request_id,
             usage=reply.usage,
         )
-    why = _why_unusable(reply)
-    if why:
-        raise _unusable(why, reply)
+    if why := _why_unusable(reply):
+        text, usage = UNUSABLE.format(why=why), reply.usage or None
+        raise ProviderError(text, type="invalid_reply", usage=usage, request_id=reply.request_id)
     return reply
 
 
@@ -157,12 +159,6 @@ def provider_tools(params: dict[str, Any] | None) -> list[str]:
     inner = params.get("extra_body")
     given = {**inner, **params} if isinstance(inner, dict) else params
     return [name for name in PROVIDER_TOOLS if given.get(name)]
-
-
-def _unusable(why: str, reply: ModelReply | None = None) -> ProviderError:
-    text = f"The model's reply cannot be used: {why}."
-    usage, request_id = (reply.usage or None, reply.request_id) if reply else (None, "")
-    return ProviderError(text, disposition="fail", type="invalid_reply", usage=usage, request_id=request_id)
 
 
 def _text(value: Any) -> str:

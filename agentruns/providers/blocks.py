@@ -46,32 +46,31 @@ def blocks_of(message: Block) -> list[Block]:
 
 def for_claude(messages: Messages) -> Messages:
     """Convert a conversation for Claude: remove what other providers added to their replies."""
-    found: Messages = []
+    converted: Messages = []
     for message in messages:
         content = message["content"]
         if message["role"] == "assistant" and not isinstance(content, str):
             items = [block for block in content if block["type"] == ITEM]
             if others := [block for block in items if not is_reasoning(block)]:
                 raise foreign(others[0])
+            kept = [block for block in content if block["type"] != ITEM]
             content = [
                 {
-                    key: value
-                    for key, value in block.items()
+                    key: each
+                    for key, each in block.items()
                     if block["type"] != "text" or key not in TEXT_EXTRAS
                 }
-                for block in content
-                if block["type"] != ITEM
+                for block in kept
             ]
-        found += [{**message, "content": content}] if content else []
-    return found
+        converted += [{**message, "content": content}] if content else []
+    return converted
 
 
 def results_of(message: Block) -> tuple[list[Block], list[Block]]:
     """Split a user message into results and other blocks."""
-    found: tuple[list[Block], list[Block]] = ([], [])
-    for block in blocks_of(message):
-        found[block["type"] != "tool_result"].append(block)
-    return found
+    blocks = blocks_of(message)
+    results = [block for block in blocks if block["type"] == "tool_result"]
+    return results, [block for block in blocks if block["type"] != "tool_result"]
 
 
 def result_parts(result: Block) -> list[Block]:

@@ -51,27 +51,25 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
         found["response_format"] = {"type": "json_schema", "json_schema": form}
     found["messages"] = [{"role": "system", "content": request.system}] if request.system else []
     for message in request.messages:
-        is_reply = message["role"] == "assistant"
-        found["messages"] += _said(message, identity, quirks) if is_reply else _asked(message, identity)
+        if message["role"] != "assistant":
+            found["messages"] += _asked(message, identity)
+            continue
+        texts, calls = [], []
+        reply: Block = {"role": "assistant", "content": None}
+        for block in blocks.blocks_of(message):
+            if block["type"] == "text":
+                texts.append(block["text"])
+            elif block["type"] == "tool_use":
+                function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+                calls.append({"id": block["id"], "type": "function", "function": function})
+            elif not blocks.is_reasoning(block):
+                raise blocks.foreign(block)
+            elif block.get("from") == identity and quirks.takes_back in block["item"]:
+                reply[quirks.takes_back] = block["item"][quirks.takes_back]
+        reply |= {"content": "\n\n".join(texts)} if texts else {}
+        reply |= {"tool_calls": calls} if calls else {}
+        found["messages"] += [reply] if texts or calls else []
     return found
-
-
-def _said(message: Block, identity: str, quirks: Quirks) -> list[Block]:
-    texts, calls = [], []
-    found: Block = {"role": "assistant", "content": None}
-    for block in blocks.blocks_of(message):
-        if block["type"] == "text":
-            texts.append(block["text"])
-        elif block["type"] == "tool_use":
-            function = {"name": block["name"], "arguments": json.dumps(block["input"])}
-            calls.append({"id": block["id"], "type": "function", "function": function})
-        elif not blocks.is_reasoning(block):
-            raise blocks.foreign(block)
-        elif block.get("from") == identity and quirks.takes_back in block["item"]:
-            found[quirks.takes_back] = block["item"][quirks.takes_back]
-    found |= {"content": "\n\n".join(texts)} if texts else {}
-    found |= {"tool_calls": calls} if calls else {}
-    return [found] if texts or calls else []
 
 
 def _asked(message: Block, identity: str) -> list[Block]:

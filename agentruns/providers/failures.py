@@ -39,16 +39,21 @@ class Answer:
     request_id = ""
     raw: Any = None
 
+    def complete(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Mark the answer as complete, keep its JSON and return it."""
+        self.raw, self.is_whole = raw, True
+        return raw
+
 
 class SDKModel:
     """A model behind an SDK, with a client of its own or a given one."""
 
     package: ClassVar[str]
-    # A subclass sends the request (`_ask`), reads an answer's usage (`_used`) and makes a client (`_made`).
+    # A subclass sends the request (`ask`), reads an answer's usage (`usage_in`) and makes a client.
     identity: Any
-    _ask: Any
-    _used: Any
-    _made: Any
+    ask: Any
+    usage_in: Any
+    make_client: Any
     _client: Any = None
     _pid = 0  # the process of the client
 
@@ -63,46 +68,46 @@ class SDKModel:
         """Request the model's reply; raises a classified ProviderError for any failure."""
         answer, secrets = Answer(), list[str]()
         try:
-            reply: ModelReply = self._ask(request, answer)
+            reply: ModelReply = self.ask(request, answer)
             return reply
         except Exception as error:
             client = self._client or self._given
-            found = [getattr(client, name, None) for name in _CREDENTIALS]
-            secrets += [secret for secret in found if isinstance(secret, str) and len(secret) > 5]
+            keys = [getattr(client, name, None) for name in _CREDENTIALS]
+            secrets += [key for key in keys if isinstance(key, str) and len(key) > 5]
             failure = classify(self.package, error, secrets, begun=answer.begun)
             if answer.is_whole and not isinstance(error, ProviderError):  # asking again costs as much
                 text = f"The reply has a form that cannot be read: {type(error).__name__}."
                 failure = ProviderError(text, disposition="fail", type="invalid_reply")
         # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
         failure.args = (cleaned(str(failure), secrets),)
-        failure.usage = failure.usage or self._used(answer.raw) or None
+        failure.usage = failure.usage or self.usage_in(answer.raw) or None
         failure.request_id = failure.request_id or answer.request_id
         raise failure
 
-    def _ready(self) -> Any:
+    def client(self) -> Any:
         """Find or make this process's client, without its own retries, which would occupy a worker."""
         is_forked = self._pid != os.getpid()  # on a shared connection it would read replies to the parent
         if self._client is None or is_forked:
             keep(self._client)
-            given = self._made() if self._given is None else self._given
+            given = self.make_client() if self._given is None else self._given
             http = getattr(given, "_client", None) if is_forked and self._given is not None else None
             own = {} if http is None else {"http_client": without_connections(http)}
             self._client = given.with_options(max_retries=0, **own)
             self._pid = os.getpid()
         return self._client
 
-    def _arguments(self, body: dict[str, Any], *named: str) -> dict[str, Any]:
-        """Build the arguments for a method of the SDK; members not in `named` go into `extra_body`."""
+    def arguments(self, body: dict[str, Any], *named: str, seconds: float | None = None) -> dict[str, Any]:
+        """Build the arguments for a method of the SDK, with a timeout in `seconds` unless that is None.
+
+        Members of `body` that are not in `named` go into `extra_body`.
+        """
         given = {name: body[name] for name in named if name in body}
         rest = {name: value for name, value in body.items() if name not in given}
+        if seconds is not None:
+            given["timeout"] = import_module(self.package).Timeout(seconds, connect=min(seconds, 5.0))
         return {"model": self.name, **given, "extra_body": rest}
 
-    def _timeout(self, seconds: float | None) -> dict[str, Any]:
-        if seconds is None:
-            return {}
-        return {"timeout": import_module(self.package).Timeout(seconds, connect=min(seconds, 5.0))}
-
-    def _wrote(self, request: ModelRequest, text: str) -> None:
+    def send_text(self, request: ModelRequest, text: str) -> None:
         """Pass a piece of the reply to the listeners; "" for other progress."""
         if request.on_text is not None:
             request.on_text(text)
@@ -112,17 +117,17 @@ class SDKModel:
 
 def refuse(params: Iterable[str], reserved: frozenset[str]) -> None:
     """Raise TypeError for parameters that the request sets itself."""
-    if found := sorted(reserved.intersection(params)):
-        raise TypeError(f"model_params may not contain {', '.join(found)}")
+    if names := sorted(reserved.intersection(params)):
+        raise TypeError(f"model_params may not contain {', '.join(names)}")
 
 
 def plain(answer: Any) -> dict[str, Any]:
     """Convert an answer to JSON as received, with fields that the SDK does not know."""
     to_dict = getattr(answer, "to_dict", None)
-    found = to_dict(mode="json", warnings=False) if to_dict is not None else None
-    if not isinstance(found, dict):
+    value = to_dict(mode="json", warnings=False) if to_dict is not None else None
+    if not isinstance(value, dict):
         raise ProviderError("The answer is no message.", disposition="retry", type="invalid_reply")
-    return found
+    return value
 
 
 def of_status(status: int) -> Disposition | None:
@@ -139,8 +144,8 @@ def judged(status: int | None, *words: str) -> Disposition:
     if any(map(_PAUSING.fullmatch, words)):
         return "pause"
     for number in (status or 200, *(int(word) for word in words if word.isdecimal())):
-        if found := of_status(number):
-            return found
+        if disposition := of_status(number):
+            return disposition
     return "fail" if any(map(_FAILING.fullmatch, words)) else "retry"
 
 

@@ -29,9 +29,9 @@ def model_identity(model: Model | str) -> str:
     A Claude model has its plain name; an object without `identity`, which a check refuses, its class path.
     """
     if isinstance(model, str):
-        found = options_of(model)
-        is_claude = found["provider"] == "anthropic"
-        return str(found["model"]) if is_claude else f"{found['provider']}:{found['model']}"
+        options = options_of(model)
+        is_claude = options["provider"] == "anthropic"
+        return str(options["model"]) if is_claude else f"{options['provider']}:{options['model']}"
     identity = getattr(model, "identity", None)
     if isinstance(identity, str) and identity:
         return identity

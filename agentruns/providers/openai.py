@@ -71,14 +71,15 @@ class OpenAIModel(SDKModel):
         """The provider and the model: with another key, server or client it is the same definition."""
         return f"{self.provider}:{self.name}"
 
-    def _ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
+    def ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
+        """Send the request to the API of the server and read its reply; raises errors of the SDK, too."""
         params = {**self.params, **request.params}
         refuse(params, _RESERVED)
-        client = self._ready()
+        client = self.client()
         is_openai = _OF_OPENAI.match(str(client.base_url)) is not None
         if (self._api or ("responses" if is_openai else "chat")) == "responses":
-            body = responses.body(request, params, self.identity)
-            raw = self._respond(client.responses, canonical.legal(body), request, answer)
+            body = canonical.legal(responses.body(request, params, self.identity))
+            raw = self._respond(client.responses, body, request, answer)
             return replace(responses.reply(raw, self.identity), request_id=answer.request_id)
         quirks = self._quirks if is_openai or self.provider != "openai" else chat.Quirks()
         body = canonical.legal(chat.body(request, params, self.identity, quirks))
@@ -107,23 +108,24 @@ class OpenAIModel(SDKModel):
     def _send(
         self, api: Any, body: dict[str, Any], request: ModelRequest, answer: Answer, collected: Collected
     ) -> dict[str, Any]:
-        given = {**self._arguments(body, "messages", "input"), **self._timeout(self.timeout)}
+        given = self.arguments(body, "messages", "input", seconds=self.timeout)
         if not self.streaming:
             whole = api.create(**given)
             answer.request_id = getattr(whole, "_request_id", None) or ""
-            return _whole(answer, plain(whole))
+            return answer.complete(plain(whole))
         with api.create(**given, stream=True) as stream:
             headers = stream.response.headers
             answer.begun, answer.request_id = True, headers.get("x-request-id") or ""
             if "application/json" in headers.get("content-type", ""):  # an error, or no stream
-                return _whole(answer, json.loads(stream.response.read()))
+                return answer.complete(json.loads(stream.response.read()))
             for event in stream:
                 text = collected.add(plain(event))
                 answer.raw = collected.raw
-                self._wrote(request, text)
-        return _whole(answer, collected.whole())
+                self.send_text(request, text)
+        return answer.complete(collected.whole())
 
-    def _made(self) -> Any:
+    def make_client(self) -> Any:
+        """Make the SDK's client; raises ProviderError for a server of unknown address."""
         import openai
 
         if self.provider != "openai" and not self._base_url:  # the SDK would ask OpenAI, with another's key
@@ -134,11 +136,6 @@ class OpenAIModel(SDKModel):
         key = self._api_key or os.environ.get(self._quirks.key) or ("none" if elsewhere else None)
         return openai.OpenAI(api_key=key, base_url=self._base_url)
 
-    def _used(self, raw: Any) -> dict[str, Any]:
+    def usage_in(self, raw: Any) -> dict[str, Any]:
+        """Read the usage from the part of an answer that has arrived."""
         return usage_of(raw.get("usage") if isinstance(raw, dict) else None)
-
-
-def _whole(answer: Answer, raw: dict[str, Any]) -> dict[str, Any]:
-    """Mark the answer as complete, and keep its JSON."""
-    answer.raw, answer.is_whole = raw, True
-    return raw

@@ -30,7 +30,20 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[s
         found["tools"] = tools
     if (form := blocks.answer_form(request)) is not None:
         found["text"] = {**params.get("text", {}), "format": {"type": "json_schema", **form}}
-    found["input"] = [item for message in request.messages for item in _items(message, identity)]
+    found["input"] = []
+    for message in request.messages:
+        if message["role"] == "assistant":
+            found["input"] += [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
+            continue
+        results, rest = blocks.results_of(message)
+        for result in results:
+            parts = [_part(block, identity) for block in blocks.result_parts(result)]
+            is_text = all(part["type"] == "input_text" for part in parts)
+            output = "\n".join(part["text"] for part in parts) if is_text else parts
+            about = {"call_id": result["tool_use_id"], "output": output}
+            found["input"].append({"type": "function_call_output", **about})
+        parts = [_part(block, identity) for block in rest]
+        found["input"] += [{"role": "user", "content": parts}] if parts else []
     return found
 
 
@@ -39,20 +52,6 @@ def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
     kept = [item for item in sent["input"] if item.get("type") != "reasoning"]
     asked = [each for each in sent["include"] if include or each != ENCRYPTED]
     return {**sent, "input": kept, "include": asked}
-
-
-def _items(message: Block, identity: str) -> list[Block]:
-    if message["role"] == "assistant":
-        return [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
-    results, rest = blocks.results_of(message)
-    items: list[Block] = []
-    for result in results:
-        parts = [_part(block, identity) for block in blocks.result_parts(result)]
-        is_text = all(part["type"] == "input_text" for part in parts)
-        output = "\n".join(part["text"] for part in parts) if is_text else parts
-        items.append({"type": "function_call_output", "call_id": result["tool_use_id"], "output": output})
-    said = [_part(block, identity) for block in rest]
-    return [*items, {"role": "user", "content": said}] if said else items
 
 
 def _said(block: Block, identity: str) -> list[Block]:
@@ -108,7 +107,7 @@ class Collected:
         return str(event["delta"]) if kind == "response.output_text.delta" else ""
 
     def whole(self) -> dict[str, Any]:
-        """Return the response; raises ProviderError if its calls cannot be read.
+        """Return the response; raises ProviderError if its calls cannot be read, or its events differ.
 
         Its items are those of their own events, unless the last event lists more.
         """
@@ -120,7 +119,13 @@ class Collected:
         for place in calls:
             same = [item for item in listed if item.get("call_id") == found[place].get("call_id")]
             own = [event for owner, event in owned if owner == place]
-            found[place] = {**found[place], "arguments": _arguments([found[place], *same], own)}
+            pieces = "".join(event.get("delta") or "" for event in own)
+            said = (*(each.get("arguments") for each in (found[place], *same, *own)), pieces)
+            texts = [text for text in said if not blocks.is_nothing(text)]
+            wholes = [each for each in map(blocks.whole_object, texts) if each is not None]
+            if any(each != wholes[0] for each in wholes):
+                raise blocks.unreadable()
+            found[place] = {**found[place], "arguments": next(iter(texts), None)}
         if self.raw.get("status") == "completed":  # no call of another reply runs
             begun = [each[0] for each in self._begun if each[-1] == "function_call"]
             ends = {item.get("call_id") for item in listed if item.get("type") == "function_call"}
@@ -140,17 +145,6 @@ class Collected:
             return same[0]
         named = {each[2] for each in self._begun if each[1] in (None, place)}
         return place if place in found and named <= {found[place].get("call_id")} else None
-
-
-def _arguments(items: list[Block], written: list[Block]) -> Any:
-    """Find the arguments of a call; raises ProviderError if the events differ about them."""
-    pieces = "".join(event.get("delta") or "" for event in written)
-    said = (*(each.get("arguments") for each in (*items, *written)), pieces)
-    texts = [text for text in said if not blocks.is_nothing(text)]
-    wholes = [each for each in map(blocks.whole_object, texts) if each is not None]
-    if any(each != wholes[0] for each in wholes):
-        raise blocks.unreadable()
-    return next(iter(texts), None)
 
 
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:

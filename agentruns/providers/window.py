@@ -56,7 +56,13 @@ def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
     """
     parts = exchanges(messages)
     sizes = [most_tokens({"messages": part}) for part in parts]
-    spoken = [number for number, part in enumerate(parts) if any(map(_is_spoken, part))]
+    spoken = [
+        number
+        for number, part in enumerate(parts)
+        for message in part
+        if message["role"] == "user"
+        and any(block.get("type") != "tool_result" for block in blocks_of(message))
+    ]
     needed = {0, len(parts) - 1, *spoken[-1:]}
     droppable = [number for number in range(len(parts)) if number not in needed]
     excess = tokens - limit * 0.8  # shares are estimates, and tools and system take room as well
@@ -93,11 +99,6 @@ def broken_pairs(messages: Any, whole: Messages) -> str:
     first, last = messages[-1], whole[-1]
     same = _ids(first, "tool_result", "tool_use_id") == _ids(last, "tool_result", "tool_use_id")
     return "" if same and first["role"] == last["role"] else "it does not end as the whole one does"
-
-
-def _is_spoken(message: dict[str, Any]) -> bool:
-    said = any(block.get("type") != "tool_result" for block in blocks_of(message))
-    return message["role"] == "user" and said
 
 
 def _ids(message: dict[str, Any], kind: str, field: str) -> set[str]:
