@@ -99,16 +99,17 @@ class Tool(Options, Generic[P, R]):
         Raises InvalidArguments, also if validating the result again changes it: after a restart the handler
         would receive different arguments from those that were shown and approved.
         """
-        _refuse_deep(raw)
         arguments = self._read(raw)[1]
-        _refuse_deep(arguments)  # a parameter may read a text as JSON
         again = self._read(arguments)[1]
         try:
             same = canonical.dumps(arguments) == canonical.dumps(again)
         except (TypeError, ValueError, RecursionError):
             raise InvalidArguments("The arguments cannot be stored as JSON.") from None
         if not same:
-            raise InvalidArguments(f"{_changed(arguments, again)}: this value does not read back as itself.")
+            pairs = [(name, each, again[name]) for name, each in arguments.items() if name in again]
+            kept = {name for name, each, other in pairs if canonical.dumps(each) == canonical.dumps(other)}
+            names = ", ".join(name for name in arguments if name not in kept) or "input"
+            raise InvalidArguments(f"{names}: this value does not read back as itself.")
         return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Tool(Options, Generic[P, R]):
             # None is a forgotten `return`; read as False it would silently open the gate.
             return True if answer is None else bool(answer)
 
-        asks = self._told("requires_approval", read, arguments, ctx, failed="; a person is asked")
+        asks = self._ask("requires_approval", read, arguments, ctx, failed="; a person is asked")
         return asks is not False
 
     def title(self, arguments: dict[str, Any]) -> str:
@@ -133,15 +134,15 @@ class Tool(Options, Generic[P, R]):
         def read(text: Any) -> str:
             return one_line(text) if isinstance(text, str) and text.strip() else ""
 
-        said = None if self.describe is None else self._told("describe", read, arguments)
+        said = None if self.describe is None else self._ask("describe", read, arguments)
         return said or call_text(self.name, arguments, self.sensitive)
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Call `preview` and convert its dict to JSON; None without a dict. Never raises."""
-        shown = None if self.preview is None else self._told("preview", lambda found: found, arguments)
-        return to_jsonable(shown)[0] if isinstance(shown, dict) else None
+        preview = None if self.preview is None else self._ask("preview", lambda answer: answer, arguments)
+        return to_jsonable(preview)[0] if isinstance(preview, dict) else None
 
-    def _told(
+    def _ask(
         self, hook: str, read: Callable[[Any], Any], arguments: dict[str, Any], *more: Any, failed: str = ""
     ) -> Any:
         """Call a hook of the tool with copied arguments and convert its answer; None if the hook fails."""
@@ -186,7 +187,24 @@ class Tool(Options, Generic[P, R]):
 
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
         """Validate arguments, and convert them to JSON again; raises InvalidArguments, also for NaN."""
-        validated = _validate(self.signature.model, raw)
+        model = self.signature.model
+        # `effective` also reads its own result, because a parameter may read a text as JSON.
+        if is_deeper(raw, MAX_DEPTH):
+            raise InvalidArguments(f"The arguments are nested more than {MAX_DEPTH} levels deep.")
+        if not isinstance(raw, dict):
+            raise InvalidArguments(f"The input must be a JSON object, not {type(raw).__name__}.")
+        try:
+            text = to_json(raw, inf_nan_mode="constants")
+        except Exception:
+            text = None  # a lone surrogate, or not JSON: only lenient validation can tell which
+        try:
+            # Validated as JSON, so that a strict datetime accepts its text, as it must after a restart.
+            validated = model.model_validate(raw) if text is None else model.model_validate_json(text)
+        except ValidationError as error:
+            raise InvalidArguments(_explain(model, error)) from None
+        except Exception as error:
+            kind = type(error).__name__
+            raise InvalidArguments(f"The arguments could not be validated: {kind}.") from error
         try:
             plain = validated.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
             found = [*finite.places(validated)]
@@ -194,8 +212,8 @@ class Tool(Options, Generic[P, R]):
             # A type of the project may hide a number from the walk and write it.
             found += [each for each in finite.places(plain) if each[0][0] not in inside]
         except Exception as error:
-            text = f"The arguments cannot be stored as JSON: {type(error).__name__}."
-            raise InvalidArguments(text) from error
+            kind = type(error).__name__
+            raise InvalidArguments(f"The arguments cannot be stored as JSON: {kind}.") from error
         if refused := [place for place, allowed in found if not allowed][:_MAX_ERRORS]:
             lines = [f"- {_line(place, finite.MESSAGE, 'input')}" for place in refused]
             raise InvalidArguments("Invalid arguments:\n" + "\n".join(lines))
@@ -204,8 +222,14 @@ class Tool(Options, Generic[P, R]):
     def output(self, result: Any) -> ToolOutput:
         """Convert a handler's result to JSON; never raises."""
         if content.is_block(result):
-            items = result if isinstance(result, list | tuple) else [result]
-            made = content.packed(content.admitted(map(_block, items)))
+            blocks: list[content.Block] = []
+            for item in result if isinstance(result, list | tuple) else [result]:
+                if isinstance(item, content.Text | content.File):
+                    blocks.append(item)
+                else:
+                    plain = to_jsonable(item)[0]
+                    blocks.append(content.Text(plain if isinstance(plain, str) else canonical.dumps(plain)))
+            made = content.packed(content.admitted(blocks))
             return ToolOutput(made["content"], {"stored": made["stored"]})
         flags: dict[str, Any] = {}
         adapter = self.signature.returns
@@ -254,31 +278,6 @@ class Tool(Options, Generic[P, R]):
         return Unknown(f"reconcile returned {kind}, not an Occurred(), NotOccurred() or Unknown().")
 
 
-def _validate(model: type[BaseModel], raw: Any) -> BaseModel:
-    """Validate `raw` as an instance of `model`; raises InvalidArguments for any failure."""
-    if not isinstance(raw, dict):
-        raise InvalidArguments(f"The input must be a JSON object, not {type(raw).__name__}.")
-    try:
-        text = to_json(raw, inf_nan_mode="constants")
-    except Exception:
-        text = None  # a lone surrogate, or not JSON: only lenient validation can tell which
-    try:
-        # Validated as JSON, so that a strict datetime accepts its text, as it must after a restart.
-        return model.model_validate(raw) if text is None else model.model_validate_json(text)
-    except ValidationError as error:
-        raise InvalidArguments(_explain(model, error)) from None
-    except Exception as error:
-        raise InvalidArguments(f"The arguments could not be validated: {type(error).__name__}.") from error
-
-
-def _block(item: Any) -> content.Block:
-    """Convert an item of a list that contains blocks to a block."""
-    if isinstance(item, content.Text | content.File):
-        return item
-    plain = to_jsonable(item)[0]
-    return content.Text(plain if isinstance(plain, str) else canonical.dumps(plain))
-
-
 def _misfit(error: Exception) -> str:
     """Explain on one line why a result does not fit its annotation; never raises."""
     if not isinstance(error, ValidationError):
@@ -308,18 +307,3 @@ def _details(error: ValidationError) -> list[ErrorDetails]:
 def _line(loc: tuple[int | str, ...], message: str, otherwise: str) -> str:
     where = ".".join(str(part) for part in loc) or otherwise
     return f"{one_line(where, _MAX_NAME)}: {one_line(message)}"
-
-
-def _changed(first: dict[str, Any], second: dict[str, Any]) -> str:
-    names = [
-        name
-        for name in first
-        if name not in second or canonical.dumps(first[name]) != canonical.dumps(second[name])
-    ]
-    return ", ".join(names) or "input"
-
-
-def _refuse_deep(arguments: Any) -> None:
-    """Refuse arguments that are nested too deeply to be stored, shown and sent."""
-    if is_deeper(arguments, MAX_DEPTH):
-        raise InvalidArguments(f"The arguments are nested more than {MAX_DEPTH} levels deep.")

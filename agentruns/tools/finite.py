@@ -32,16 +32,23 @@ def places(value: Any, annotation: Any = Any) -> Iterator[tuple[tuple[str, ...],
         guides = [annotation]
         for holder, name in path:
             guides = [each for guide in guides for each in _inner(guide, holder, name)]
-        # JSON has no level for a root model.
-        place = tuple(_shown(*step) for step in path if not isinstance(step[0], RootModel))
-        yield place, any(allows for _plain, allows in _opened(guides))
+        place: list[str] = []
+        for holder, name in path:
+            if not isinstance(holder, RootModel):  # for which JSON has no level
+                field = type(holder).model_fields.get(name) if isinstance(holder, BaseModel) else None
+                # The name that the model uses.
+                place.append(str((field and field.alias) or ("[key]" if name is None else name)))
+        yield tuple(place), any(allows for _plain, allows in _opened(guides))
 
 
 def _non_finite(value: Any, path: Path, seen: dict[int, Any]) -> Iterator[Path]:
     if value is None or id(value) in seen or isinstance(value, str | bytes | type | types.ModuleType):
         return
     if isinstance(value, Number):
-        if not _is_finite(value):
+        number: Any = value
+        # A rational first: a large integer has no float.
+        is_whole = isinstance(number, Rational)
+        if not (number.is_finite() if isinstance(number, Decimal) else is_whole or cmath.isfinite(number)):
             yield path
         return
     seen[id(value)] = value  # kept, so that its id stays its own
@@ -50,12 +57,6 @@ def _non_finite(value: Any, path: Path, seen: dict[int, Any]) -> Iterator[Path]:
             yield from _non_finite(key, (*path, (value, None)), seen)
     for name, member in _members(value):
         yield from _non_finite(member, (*path, (value, name)), seen)
-
-
-def _is_finite(number: Any) -> bool:
-    if isinstance(number, Decimal):
-        return number.is_finite()
-    return isinstance(number, Rational) or cmath.isfinite(number)  # a large integer has no float
 
 
 def _members(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -68,14 +69,10 @@ def _members(value: Any) -> Iterable[tuple[Any, Any]]:
         return zip(names, value, strict=True)
     if isinstance(value, list | tuple | AbstractSet) or hasattr(value, "appendleft"):
         return enumerate(value)
-    slots = chain.from_iterable(_names(kind) for kind in type(value).__mro__)
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return {**found, **getattr(value, "__dict__", {}), **(getattr(value, "model_extra", None) or {})}.items()
-
-
-def _names(kind: type) -> Iterable[str]:
-    slots: Any = vars(kind).get("__slots__", ())
-    return [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
+    slots: Any = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+    names = chain.from_iterable([each] if isinstance(each, str) else each for each in slots)
+    own = {name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)}
+    return {**own, **getattr(value, "__dict__", {}), **(getattr(value, "model_extra", None) or {})}.items()
 
 
 def _inner(annotation: Any, holder: Any, name: Any) -> Iterator[Any]:
@@ -116,9 +113,3 @@ def _opened(annotations: Iterable[Any], allows: bool = False) -> Iterator[tuple[
 def _allows(metadata: Iterable[Any]) -> bool:
     inner = (each.metadata if isinstance(each, FieldInfo) else [each] for each in metadata)
     return any(getattr(each, "allow_inf_nan", None) is True for each in chain.from_iterable(inner))
-
-
-def _shown(holder: Any, name: Any) -> str:
-    """Format one step of a place with the name that the model uses."""
-    field = type(holder).model_fields.get(name) if isinstance(holder, BaseModel) else None
-    return str((field and field.alias) or ("[key]" if name is None else name))

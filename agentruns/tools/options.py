@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
 from typing import Any, Literal, TypedDict
 
 from agentruns.tools.refusals import Refusal
@@ -85,21 +84,21 @@ class Options:
 
     def check(self, name: str, *, is_async: bool, parameters: Iterable[str]) -> None:
         """Raise TypeError for an option of the wrong type, or for two options that contradict each other."""
-        wrong = chain(self._kinds(), self._contradictions(is_async, parameters))
-        if first := next(wrong, ""):
+        if first := next(self._mistakes(is_async, parameters), ""):
             raise TypeError(f"Tool {name!r}: {first}")
 
-    def _kinds(self) -> Iterator[str]:
+    def _mistakes(self, is_async: bool, parameters: Iterable[str]) -> Iterator[str]:
+        # The type of each option.
         for flag in ("safe_to_retry", "transactional", "parallel"):
             if not isinstance(getattr(self, flag), bool):
                 yield f"{flag} must be True or False, not {getattr(self, flag)!r}."
-        for hook, parameters in _HOOKS.items():
+        for hook, given in _HOOKS.items():
             value = getattr(self, hook)
             if isinstance(value, bool) and hook == "requires_approval":
                 continue
             if value is not None and not callable(value):
                 yield f"{hook} must be a function, not {value!r}."
-            if mistake := arity_mistake(value, *parameters):
+            if mistake := arity_mistake(value, *given):
                 yield f"{hook} {mistake}."
         for refusal in self.refuses:
             if wrong := misnamed(refusal):
@@ -123,8 +122,7 @@ class Options:
             yield "expires_in is more than ten years; leave it out to wait for ever."
         if self.risk not in ("low", "normal", "high"):
             yield f"risk must be 'low', 'normal' or 'high', not {self.risk!r}."
-
-    def _contradictions(self, is_async: bool, parameters: Iterable[str]) -> Iterator[str]:
+        # Options that contradict each other.
         if unknown := sorted({*self.sensitive} - {*parameters}):
             yield f"sensitive names {', '.join(unknown)}, which it does not take."
         of_a_card = {

@@ -68,7 +68,17 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
     definitions: dict[str, Any] = {}
     parameters: dict[str, str] = {}
     for parameter in inspect.signature(fn).parameters.values():
-        annotation = _annotation(parameter, hints, name)
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TypeError(
+                f"Tool {name!r} takes {str(parameter)!r}: a model passes arguments by name, so every "
+                "parameter needs a name and may not be positional-only."
+            )
+        if parameter.name not in hints:
+            raise TypeError(
+                f"Parameter {parameter.name!r} of tool {name!r} has no annotation: the schema is built from "
+                "it (Any if anything goes; ToolContext for the context; a method has to be bound)."
+            )
+        annotation = hints[parameter.name]
         if _is_context(annotation):
             if context is not None:
                 raise TypeError(f"Tool {name!r} takes two ToolContext parameters; one is enough.")
@@ -86,7 +96,11 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
     description, texts = _parse_docstring(fn.__doc__)
     try:
         model = create_model(name, __config__=_ARGUMENTS, **definitions)
-        schema = _schema(model, texts)
+        schema: dict[str, Any] = _untitled(model.model_json_schema())
+        schema.pop("description", None)
+        for named, form in schema.setdefault("properties", {}).items():
+            if texts.get(named):
+                form.setdefault("description", texts[named])
     except Exception as error:
         raise TypeError(f"Tool {name!r} cannot be described to a model: {error}") from error
     for named, field in parameters.items():
@@ -104,20 +118,6 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
                     "would be neither shown nor stored, and its default computed again each time. Remove it."
                 )
     return Signature(model, parameters, context, description, schema, _returns(hints))
-
-
-def _annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) -> Any:
-    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-        raise TypeError(
-            f"Tool {name!r} takes {str(parameter)!r}: a model passes arguments by name, so every parameter "
-            "needs a name and may not be positional-only."
-        )
-    if parameter.name not in hints:
-        raise TypeError(
-            f"Parameter {parameter.name!r} of tool {name!r} has no annotation: the schema is built from it "
-            "(Any if anything goes; ToolContext for the context; a method has to be bound)."
-        )
-    return hints[parameter.name]
 
 
 def _is_context(annotation: Any) -> bool:
@@ -194,16 +194,6 @@ def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:
             yield from _kinds(part, seen)
 
 
-def _schema(model: type[BaseModel], texts: dict[str, str]) -> dict[str, Any]:
-    schema: dict[str, Any] = _untitled(model.model_json_schema())
-    schema.pop("description", None)
-    schema.setdefault("properties", {})
-    for name, property_schema in schema["properties"].items():
-        if texts.get(name):
-            property_schema.setdefault("description", texts[name])
-    return schema
-
-
 def _untitled(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
@@ -241,26 +231,18 @@ def _parse_docstring(doc: str | None) -> tuple[str, dict[str, str]]:
     description = "\n".join(lines[: heads[0]] if heads else lines).strip()
     entries: dict[str, str] = {}
     for head, end in pairwise([*heads, len(lines)]):
-        if _ARGS.fullmatch(lines[head].rstrip()):
-            entries.update(_entries(lines[head + 1 : end]))
-    return description, entries
-
-
-def _entries(lines: list[str]) -> dict[str, str]:
-    entries: dict[str, list[str]] = {}
-    current: list[str] = []
-    indent: int | None = None
-    for line in lines:
-        text = line.strip()
-        depth = len(line) - len(line.lstrip())
-        if not text:
+        if not _ARGS.fullmatch(lines[head].rstrip()):
             continue
-        if depth == 0:
-            break
-        indent = depth if indent is None else indent
-        match = _ENTRY.fullmatch(text) if depth <= indent else None
-        if match:
-            current = entries.setdefault(match[1], [])
-            text = match[2]
-        current.append(text)
-    return {name: " ".join(part for part in parts if part) for name, parts in entries.items()}
+        parts: dict[str, list[str]] = {}
+        current: list[str] = []
+        indent: int | None = None
+        for line in filter(str.strip, lines[head + 1 : end]):
+            text, depth = line.strip(), len(line) - len(line.lstrip())
+            if depth == 0:
+                break
+            indent = depth if indent is None else indent
+            if match := _ENTRY.fullmatch(text) if depth <= indent else None:
+                current, text = parts.setdefault(match[1], []), match[2]
+            current.append(text)
+        entries |= {name: " ".join(filter(None, texts)) for name, texts in parts.items()}
+    return description, entries
