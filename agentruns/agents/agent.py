@@ -104,7 +104,18 @@ class Agent:
         self.name = _checked_name("name", name)
         self.version = _checked_name("version", version)
         self.instructions = instructions
-        self.tools = _tools(name, tools)
+        if inspect.isroutine(tools):
+            raise TypeError(
+                f"Agent {name!r}: tools is a function; list the tools, and let tools_for= choose among them."
+            )
+        self.tools: dict[str, Tool] = {}
+        for each in tools:
+            if not isinstance(each, Tool):
+                label = getattr(each, "__name__", repr(each))
+                raise TypeError(f"Agent {name!r}: {label} is not a tool; decorate it with @tool.")
+            if each.name in self.tools:
+                raise ValueError(f"Agent {name!r} has two tools named {each.name!r}.")
+            self.tools[each.name] = each
         self.tools_for = tools_for
         # Read here and not at each use, so that the definition never changes.
         given: Any = (settings.DEFAULT_MODEL or None) if model is None else model
@@ -112,14 +123,30 @@ class Agent:
         self.fallback = fallback
         self.max_steps = max_steps
         self.token_budget = token_budget
-        self.cost_budget = _amount(name, cost_budget)
+        self.cost_budget: Decimal | None = None
+        if cost_budget is not None:
+            if isinstance(cost_budget, bool) or not isinstance(cost_budget, int | float | Decimal):
+                raise TypeError(f"Agent {name!r}: cost_budget must be a number, not {cost_budget!r}.")
+            self.cost_budget = Decimal(str(cost_budget))
+            if not self.cost_budget.is_finite() or self.cost_budget <= 0:
+                raise ValueError(f"Agent {name!r}: cost_budget must be positive, not {cost_budget}.")
         self.deadline = deadline
         self.on_orphan = on_orphan
-        self.model_params = _plain(name, model_params)
+        try:
+            if not isinstance(model_params, dict | None):
+                raise TypeError
+            self.model_params = dict(canonical.loads(canonical.dumps(model_params or {})))
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"Agent {name!r}: model_params must be a dict of JSON values, not {model_params!r}."
+            ) from None
         self.output_type = output_type
         self.starters = starters
         self.unjournaled_tools = unjournaled_tools
-        self.module = _declaring_module()
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+            frame = frame.f_back
+        self.module = str(frame.f_globals.get("__name__", "?"))  # the declaring one
         self._check()
         register(self)
 
@@ -283,21 +310,22 @@ def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
         if version is None or version == agent.version:
             return agent
         agent = agent.name
-    among = [found for found in registered() if found.name == agent and version in (None, found.version)]
+
+    def rank(each: Agent) -> tuple[bool, list[str | int], str]:
+        # Texts and numbers by turns, so that equals are compared.
+        numbered = enumerate(_NUMBER.split(each.version))
+        parts = [int(part) if place % 2 else part for place, part in numbered]
+        return bool(_DOTTED.fullmatch(each.version)), parts, each.version
+
+    among = [each for each in registered() if each.name == agent and version in (None, each.version)]
     if among:
-        return max(among, key=lambda found: _rank(found.version))
+        return max(among, key=rank)
     wanted = f"{agent!r}" if version is None else f"{agent!r} version {version!r}"
     known = ", ".join(f"{each.name} version {each.version}" for each in registered()) or "none"
     raise UnknownAgentError(
         f"There is no agent {wanted} in this process. Registered: {known}. "
         "Agents belong in agents.py of an installed app."
     )
-
-
-def _rank(version: str) -> tuple[bool, list[str | int], str]:
-    # Texts and numbers by turns, so that equals are compared.
-    parts = [int(part) if place % 2 else part for place, part in enumerate(_NUMBER.split(version))]
-    return bool(_DOTTED.fullmatch(version)), parts, version
 
 
 def registered() -> list[Agent]:
@@ -368,46 +396,3 @@ def _require_path(where: str, what: str, value: Any, also: str = "") -> None:
         raise TypeError(f"{where}: {what} {wrong}.")
     if not getattr(value, "__module__", None) or "<" in _path(value):
         raise TypeError(f"{kind}: lambdas and local functions have no path to compare definitions by.")
-
-
-def _tools(agent: str, tools: Iterable[Any]) -> dict[str, Tool]:
-    if inspect.isroutine(tools):
-        raise TypeError(
-            f"Agent {agent!r}: tools is a function; list the tools, and let tools_for= choose among them."
-        )
-    result: dict[str, Tool] = {}
-    for each in tools:
-        if not isinstance(each, Tool):
-            name = getattr(each, "__name__", repr(each))
-            raise TypeError(f"Agent {agent!r}: {name} is not a tool; decorate it with @tool.")
-        if each.name in result:
-            raise ValueError(f"Agent {agent!r} has two tools named {each.name!r}.")
-        result[each.name] = each
-    return result
-
-
-def _plain(agent: str, params: dict[str, Any] | None) -> dict[str, Any]:
-    try:
-        if params is None or isinstance(params, dict):
-            return dict(canonical.loads(canonical.dumps(params or {})))
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(f"Agent {agent!r}: model_params must be a dict of JSON values, not {params!r}.")
-
-
-def _amount(agent: str, value: Decimal | float | None) -> Decimal | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        raise TypeError(f"Agent {agent!r}: cost_budget must be a number, not {value!r}.")
-    budget = Decimal(str(value))
-    if not budget.is_finite() or budget <= 0:
-        raise ValueError(f"Agent {agent!r}: cost_budget must be positive, not {value}.")
-    return budget
-
-
-def _declaring_module() -> str:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "?"))

@@ -403,7 +403,7 @@ MADE = [
         Edit("journal/statements.py", " and batch.rows[-1].kind != events.RUN_ADOPTED:", ":"),
         "db/test_not_before.py::test_adoption_leaves_the_time_alone_and_resume_or_cancel_end_the_wait"),
     mutant("versions: the highest is taken, not the last registered",
-        Edit("agents/agent.py", "max(among, key=lambda found: _rank(found.version))", "among[-1]"),
+        Edit("agents/agent.py", "max(among, key=rank)", "among[-1]"),
         "unit/test_agents.py::test_the_highest_version_is_found_by_name_alone"),
 ]  # fmt: skip
 
