@@ -46,20 +46,12 @@ def frozen_clock() -> Iterator[DatabaseClock]:
     if _current:
         yield _current[-1]
         return
-    clock = DatabaseClock()
-    with ExitStack() as stack:
-        for target, name, value in _patches(clock):
-            stack.enter_context(patch.object(target, name, value, create=True))
-        _current.append(clock)
-        stack.callback(_current.clear)
-        yield clock
-
-
-def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     from agentruns.engine import leases
     from agentruns.journal import statements
     from agentruns.utils import clock as journal_clock
     from agentruns.utils import ids
+
+    clock = DatabaseClock()
 
     def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
         cast = "::timestamptz" if connection.vendor == "postgresql" else ""
@@ -71,15 +63,21 @@ def _patches(clock: DatabaseClock) -> Iterator[tuple[Any, str, Any]]:
     def append_clock(connection: Any, seconds: float = 0) -> tuple[str, list[Any]]:
         return sql(connection, clock.now + timedelta(seconds=seconds))
 
-    for name in {"as_sql", *vars(Now)}:
-        if name.startswith("as_"):
-            yield Now, name, as_sql
-    yield statements, "clock", append_clock
-    yield timezone, "now", lambda: clock.now
-    yield journal_clock, "now", lambda alias: clock.now
-    yield ids, "_last", (0, 0)  # ids begin with their time, by which the console filters by day
-    yield ids, "time", SimpleNamespace(time_ns=lambda: int(clock.now.timestamp() * 1_000_000_000))
-    yield leases, "_at_start", {}  # forget stamps by the real clock
+    patches: list[tuple[Any, str, Any]] = [
+        *((Now, name, as_sql) for name in {"as_sql", *vars(Now)} if name.startswith("as_")),
+        (statements, "clock", append_clock),
+        (timezone, "now", lambda: clock.now),
+        (journal_clock, "now", lambda alias: clock.now),
+        (ids, "_last", (0, 0)),  # ids begin with their time, by which the console filters by day
+        (ids, "time", SimpleNamespace(time_ns=lambda: int(clock.now.timestamp() * 1_000_000_000))),
+        (leases, "_at_start", {}),  # forget stamps by the real clock
+    ]
+    with ExitStack() as stack:
+        for target, name, value in patches:
+            stack.enter_context(patch.object(target, name, value, create=True))
+        _current.append(clock)
+        stack.callback(_current.clear)
+        yield clock
 
 
 class JournalFlushMixin:

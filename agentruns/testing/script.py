@@ -78,7 +78,19 @@ def check_messages(messages: Any) -> None:
     _require(len(messages) <= _MAX_MESSAGES, "messages", f"more than {_MAX_MESSAGES}")
     turns: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = []
     for number, message in enumerate(messages):
-        role, blocks = _message(message, f"messages.{number}")
+        where = f"messages.{number}"
+        is_message = isinstance(message, dict) and {"role", "content"} <= message.keys()
+        _require(is_message, where, "a message is an object with role and content")
+        extra = message.keys() - {"role", "content"}
+        _require(not extra, where, f"unknown fields {', '.join(sorted(map(str, extra)))}")
+        role, content = message["role"], message["content"]
+        _require(role in ("user", "assistant"), where, f"role must be user or assistant, not {role!r}")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        _require(isinstance(content, list) and content, where, "content must not be empty")
+        blocks = [(f"{where}.content.{position}", block) for position, block in enumerate(content)]
+        for at, block in blocks:
+            _block(block, role, at)
         if turns and turns[-1][0] == role:
             turns[-1][1].extend(blocks)
         else:
@@ -106,22 +118,6 @@ def check_messages(messages: Any) -> None:
 def _require(holds: object, where: str, rule: str) -> None:
     if not holds:
         raise InvalidMessages(f"{where}: {rule}")
-
-
-def _message(message: Any, where: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    is_message = isinstance(message, dict) and {"role", "content"} <= message.keys()
-    _require(is_message, where, "a message is an object with role and content")
-    extra = message.keys() - {"role", "content"}
-    _require(not extra, where, f"unknown fields {', '.join(sorted(map(str, extra)))}")
-    role, content = message["role"], message["content"]
-    _require(role in ("user", "assistant"), where, f"role must be user or assistant, not {role!r}")
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    _require(isinstance(content, list) and content, where, "content must not be empty")
-    blocks = [(f"{where}.content.{position}", block) for position, block in enumerate(content)]
-    for at, block in blocks:
-        _block(block, role, at)
-    return role, blocks
 
 
 def _typed(block: Any, where: str) -> str:
