@@ -168,9 +168,18 @@ def mcp_tools(
         raise ValueError(f"The name of an MCP server must be 1 to 40 letters, digits, _ and -, not {name!r}.")
     if refused := sorted({*_REFUSED_OPTIONS} & tool_options.keys()):
         raise TypeError(f"{where}: {refused[0]} cannot be given to the tools of a server.")
+    if isinstance(server, str) and re.match("https?://", server):
+        if env is not None:
+            raise TypeError(f"{where}: env is for a command; a URL has headers.")
+        target = client.Target(url=server)
+    else:
+        command = tuple(shlex.split(server) if isinstance(server, str) else server)
+        if not command or not all(isinstance(each, str) for each in command):
+            raise TypeError(f"{where} must be a URL or a command, not {server!r}.")
+        target = client.Target(command=command, env=tuple(sorted((env or {}).items())))
     beside = Path(sys._getframe(1).f_globals.get("__file__") or ".").parent
     file = beside / f"{name}.mcp.json" if lock is None else Path(lock)
-    made = Server(name, _target(where, server, env), headers, file)
+    made = Server(name, target, headers, file)
     with _lock:
         known = _servers.setdefault(name, made)
         if (known.target, known.file) != (made.target, file):
@@ -193,17 +202,6 @@ def mcp_tools(
     if unknown := sorted({*as_names(tool_options.get("sensitive", ()))} - taking):
         raise TypeError(f"{where}: sensitive names {', '.join(unknown)}, which no tool of it takes.")
     return list(tools.values())
-
-
-def _target(where: str, server: str | Sequence[str], env: Mapping[str, str] | None) -> client.Target:
-    if isinstance(server, str) and re.match("https?://", server):
-        if env is not None:
-            raise TypeError(f"{where}: env is for a command; a URL has headers.")
-        return client.Target(url=server)
-    command = tuple(shlex.split(server) if isinstance(server, str) else server)
-    if not command or not all(isinstance(each, str) for each in command):
-        raise TypeError(f"{where} must be a URL or a command, not {server!r}.")
-    return client.Target(command=command, env=tuple(sorted((env or {}).items())))
 
 
 def _tool(

@@ -7,7 +7,7 @@ extends the lease. Patterns that this cannot match are left to the server.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Annotated, Any
 
@@ -27,23 +27,40 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
 
     @cache
     def validator() -> Any:  # importing it takes long; and a $ref outside of the schema is not followed
+        from jsonschema.exceptions import ValidationError
         from jsonschema.validators import extend, validator_for
         from referencing import Registry
 
         kind = validator_for(schema)
-        mine: dict[str, Any] = {"pattern": _pattern, "patternProperties": _pattern_properties}
-        mine["additionalProperties"] = partial(_additional, kind.VALIDATORS["additionalProperties"])
+
+        def pattern(validator: Any, pattern: str, given: Any, schema: Any) -> Iterator[Any]:
+            matches = _matcher(pattern)
+            if isinstance(given, str) and matches is not None and not matches(given):
+                yield ValidationError(f"{given!r} does not match {pattern!r}")
+
+        def properties(validator: Any, patterns: dict[str, Any], given: Any, schema: Any) -> Iterator[Any]:
+            for pattern, inner in patterns.items() if isinstance(given, dict) else ():
+                matches = _matcher(pattern)
+                for name in filter(matches, given) if matches is not None else ():
+                    yield from validator.descend(given[name], inner, path=name, schema_path=pattern)
+
+        def additional(validator: Any, allowed: Any, given: Any, schema: Any) -> Iterator[Any]:
+            if "patternProperties" not in schema:  # it would match these by Python's `re`
+                yield from kind.VALIDATORS["additionalProperties"](validator, allowed, given, schema)
+
+        mine: dict[str, Any] = {"pattern": pattern, "patternProperties": properties}
+        mine["additionalProperties"] = additional
         mine["unevaluatedProperties"] = lambda validator, value, given, schema: ()  # left to the server
         return extend(kind, mine)(schema, registry=Registry())
 
     def fitting(given: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = [*islice(validator().iter_errors(given), _SHOWN_ERRORS)]
+            errors = [*islice(validator().iter_errors(given), _SHOWN_ERRORS)]
         except Exception as error:
             raise ValueError(f"the schema of {name} cannot be used: {one_line(str(error))}") from None
-        if found:
-            said = [(e.json_path, e.message if quotes else f"does not fit {e.validator}") for e in found]
-            raise ValueError("; ".join(one_line(": ".join(each), 300) for each in said))
+        if errors:
+            texts = [(e.json_path, e.message if quotes else f"does not fit {e.validator}") for e in errors]
+            raise ValueError("; ".join(one_line(": ".join(each), 300) for each in texts))
         return given
 
     return RootModel[Annotated[dict[str, Any], AfterValidator(fitting)]]
@@ -53,29 +70,7 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
 def _matcher(pattern: str) -> Callable[[Any], bool] | None:
     """Build a predicate that searches a text for the pattern; None for a pattern with look-around."""
     try:
-        found = SchemaValidator(
-            core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True)
-        )
+        form = core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True)
+        return SchemaValidator(form).isinstance_python
     except SchemaError:
         return None
-    return found.isinstance_python
-
-
-def _pattern(validator: Any, pattern: str, given: Any, schema: Any) -> Iterator[Any]:
-    from jsonschema.exceptions import ValidationError
-
-    matches = _matcher(pattern)
-    if isinstance(given, str) and matches is not None and not matches(given):
-        yield ValidationError(f"{given!r} does not match {pattern!r}")
-
-
-def _pattern_properties(validator: Any, patterns: dict[str, Any], given: Any, schema: Any) -> Iterator[Any]:
-    for pattern, inner in patterns.items() if isinstance(given, dict) else ():
-        matches = _matcher(pattern)
-        for name in filter(matches, given) if matches is not None else ():
-            yield from validator.descend(given[name], inner, path=name, schema_path=pattern)
-
-
-def _additional(check: Any, validator: Any, allowed: Any, given: Any, schema: Any) -> Iterator[Any]:
-    if "patternProperties" not in schema:  # it would match these
-        yield from check(validator, allowed, given, schema)
