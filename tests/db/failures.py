@@ -27,7 +27,8 @@ class Flaky:
 
 
 def failing(disposition: str, **facts: Any) -> ProviderError:
-    """Build the error of a provider."""
+    """Build the error of a provider; a retry is due so late that no slow machine comes to it unasked."""
+    facts.setdefault("retry_after", 1000.0 if disposition == "retry" else None)
     return ProviderError("no luck", disposition=disposition, type="some_error", **facts)
 
 
