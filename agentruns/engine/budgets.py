@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:
-    """Find a budget that the run has used up and describe it with its figures; "" if there is none."""
+    """Describe a budget that the run has used up, with its figures; "" if no budget is used up."""
     if run.step >= agent.max_steps:
         return f"max_steps: {run.step} of {agent.max_steps} replies used."
     if agent.token_budget is not None and run.tokens >= agent.token_budget:
@@ -31,14 +31,14 @@ def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:
 
 
 def unpriced(agent: Agent) -> str:
-    """Explain why a cost budget cannot be kept, because a model has no price; "" if it can."""
+    """Explain that a cost budget cannot be kept because a model has no price; "" if it can be kept."""
     models = [] if agent.cost_budget is None else map(model_identity, agent.models)
     model = next((each for each in models if prices.price_of(each) is None), None)
     return f"AGENTRUNS_PRICES has no price for {model}, so cost_budget cannot be kept." if model else ""
 
 
 def used(usage: dict[str, Any], *models: str) -> dict[str, Any]:
-    """Build the `usage` and `cost` members of a reply's row; the cost is stored because prices change."""
+    """Build the row members `usage` and, if the model has a price, `cost`. A later price may differ."""
     if not settings.PRICES:
         return {"usage": usage}
     cost = prices.cost_of(usage, *models)

@@ -1,8 +1,8 @@
 """Drafts: the text so far of a reply that a model is writing, stored while somebody watches the run.
 
-The engine only collects the pieces. One thread of the process, on connections of its own, queries at
-intervals which replies are watched, and stores the text of these, masked. It also finds the runs with a
-request to pause or to cancel, and stops their replies.
+The engine only collects the pieces. One thread of the process, on its own connections, regularly finds the
+replies that somebody watches, and stores their masked texts. The thread also finds the runs with a request to
+pause or to cancel, and stops their replies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STOPPED = "It was stopped while it was written: the run is to pause, or to end. 
 
 
 class Reply:
-    """The text so far of a reply; called with each piece, raises ProviderError if the reply must stop."""
+    """The text so far of a reply. A call adds a piece, or raises ProviderError if the reply must stop."""
 
     def __init__(self, alias: str, run_id: UUID, epoch: int, step: int, seq: int) -> None:
         self.alias, self.run_id, self.epoch, self.step = alias, run_id, epoch, step
@@ -75,7 +75,7 @@ class Reply:
 
 @contextmanager
 def drafting(driver: Driver) -> Iterator[Reply | None]:
-    """Yield the Reply that collects the driver's next reply; None if no other connection could see it."""
+    """Yield the Reply for the driver's next reply; None for a stateless run or inside an open transaction."""
     lease, run = driver.lease, driver.run
     if lease is None or connections[lease.alias].in_atomic_block:
         yield None
@@ -127,7 +127,7 @@ class Writer:
 
 
 def _serve(alias: str, replies: list[Reply], looks: bool, own: ExitStack) -> None:
-    """Query who is watched, store drafts and clear old ones; after an error a reply has no more drafts."""
+    """Call `_look` if `looks`; store drafts and clear old drafts. An error ends the drafts of a reply."""
     if looks:
         try:
             own.enter_context(own_connection(alias))
@@ -159,7 +159,7 @@ def _leave_out(reply: Reply, error: Exception) -> None:
 
 
 def _look(alias: str, replies: dict[UUID, Reply]) -> None:
-    """Find which replies are watched, and stop those whose run is to pause or to be cancelled."""
+    """Update `is_watched` of each reply; stop replies whose run has a new request to pause or to cancel."""
     watched = ExpressionWrapper(Q(draft__watched_until__gt=Now()), output_field=BooleanField())
     runs = Run.objects.using(alias).filter(pk__in=replies).annotate(watched=watched)
     for run_id, epoch, seq, is_watched in runs.values_list(

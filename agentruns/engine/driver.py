@@ -74,7 +74,7 @@ class Driver:
         self.started: set[tuple[str, int]] = set()  # (call, attempt) journaled here, handler not entered yet
         # Handlers that this drive no longer waits for, by call and attempt.
         self.abandoned: dict[tuple[str, int], Future[Any]] = {}
-        self.ready: set[Any] = set()  # `ready` functions of tools without objection in this drive
+        self.ready: set[Any] = set()  # `ready` functions that had no objection in this drive
         self.caller: Any = None
         self.asked_about: set[tuple[str, int]] = set()  # (call, attempt) started before a caller's resume
         self.before = state.run  # the last state that is known to be stored
@@ -118,7 +118,7 @@ class Driver:
         return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
 
     def is_cancelled(self, call_id: str, attempt: int) -> bool:
-        """Check whether a handler should stop, as its run is cancelled or taken over, or its time is over."""
+        """Check whether a handler should stop: its run is cancelled or taken over, or its time is over."""
         if (call_id, attempt) in self.abandoned or self.released:
             return True
         lease = self.lease
@@ -128,13 +128,13 @@ class Driver:
         return expired or lease.lost.is_set() or lease.cancelled.is_set()
 
     def heartbeat(self, call_id: str, attempt: int) -> None:
-        """Renew the time that a handler has until its lease may expire, unless the handler is abandoned."""
+        """Let the lease be extended for another TOOL_TIMEOUT seconds, unless the attempt is abandoned."""
         if self.lease is not None and (call_id, attempt) not in self.abandoned:
             self.lease.allow(settings.TOOL_TIMEOUT)
             self.lease.wake.set()
 
     def context(self, call_id: str, tool_name: str, call: Call | None = None) -> ToolContext:
-        """Build the context for a handler or reconciler of `call`; for a predicate there is no call yet."""
+        """Build the context for a tool's function. `requires_approval` runs before there is a `call`."""
         attempt = call.attempt if call else 0
         return ToolContext(
             run_id=str(self.run.run_id),
@@ -154,10 +154,11 @@ class Driver:
         )
 
     def covers(self, call: Call | None, *, extend: bool = False) -> bool:
-        """Check whether the lease covers a call right now, without a query, which could outlast the lease.
+        """Check whether the lease covers a call right now; True if there is no call.
 
-        `extend` first extends the lease in the database if less than half of it is left. A transactional tool
-        needs no extension, because its transaction is rolled back without the lease.
+        Needs no query, which could outlast the lease. With `extend`, first extends the lease in the database
+        if less than half of it is left. A transactional tool needs no extension, because its transaction is
+        rolled back if the lease is lost.
         """
         lease = self.lease
         if call is None:
@@ -197,9 +198,9 @@ class Driver:
     def commit(self, build: Build, *, joined: bool = False) -> Batch:
         """Fill a batch with `build` and store it; repeat until it is stored or the lease is lost.
 
-        `build` may run several times, each time on the state as just read; it must only add rows. `joined`
-        appends inside the caller's transaction (a transactional tool's); the caller has to roll back if that
-        breaks. Raises LeaseLostError.
+        `build` may run several times, each time on the newest state, and must only add rows. `joined` appends
+        inside the transaction of a transactional tool; the caller rolls back after an error. Raises
+        LeaseLostError, and errors of the database that no repetition can clear.
         """
         tried: list[Batch] = []
         tries, began = 0, uptime()
@@ -295,7 +296,7 @@ class Driver:
         )
 
     def is_rewound(self) -> bool:
-        """Read the journal again, and check whether a row is gone that this process has seen committed."""
+        """Check in the journal whether a row that this process saw committed is gone; False if unreadable."""
         lease = self.lease
         with suppress(JournalUnreadableError):
             return lease is not None and self.store.load(lease.session_id, lease.run_id).is_rewound
@@ -311,7 +312,7 @@ class Driver:
             )
 
     def _stored(self, batch: Batch, sent: float) -> None:
-        """Update the drive for a stored batch; `sent` is the time from which its lease was extended."""
+        """Update the drive after a batch was stored; `sent` is the time from which the lease was extended."""
         self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
         if batch.failed_drive:
             self.attempts += 1
@@ -324,7 +325,7 @@ class Driver:
 
 
 def user_of(owner: Actor | None) -> Any:
-    """Find the user who owns the run, as of now; None for the program. Raises NotFoundError."""
+    """Find the user who owns a run; None for the program. Raises NotFoundError if the user is gone."""
     if owner is None:
         return None
     user = user_of_key(owner["id"])

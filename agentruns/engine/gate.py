@@ -88,11 +88,11 @@ def call_digest(secret: str, tool: str, arguments: dict[str, Any]) -> str:
 def judge(
     driver: Driver, reply: ModelReply
 ) -> tuple[list[dict[str, Any]], list[Intent], list[dict[str, Any]]]:
-    """Build a reply's content as it can be sent back, an intent for each call, and the calls left out.
+    """Build a reply's content as it can be sent back, an intent for each call, and a list of calls left out.
 
-    A `tool_use` is mended if no provider would accept its id, name or input, and the original kept beside it.
-    The first call beyond the limit is answered with an error for all that follow, which are left out, because
-    each would need a result of its own.
+    Mends the id, name or input of a `tool_use` if no provider would accept it; the intent has the original.
+    Refuses the first call after MAX_CALLS with one error for all later calls. Leaves the later calls out,
+    because each would need a result of its own.
     """
     content: list[dict[str, Any]] = []
     intents: list[Intent] = []
@@ -127,7 +127,7 @@ def judge(
 
 
 def _storable(value: Any) -> Any:
-    """Return a value as a row can store it; a value that is nested too deeply becomes text."""
+    """Convert a value to a form that a row can store: a value that is nested too deeply becomes text."""
     if not is_deeper(value, MAX_DEPTH):
         return value
     try:
@@ -147,7 +147,7 @@ def write(batch: Batch, intents: list[Intent]) -> None:
 
 
 def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: str | None) -> None:
-    """Set the verdict on one call, with the approval that it needs or the refusal that answers it."""
+    """Set the verdict on a call, and its request for approval or the result that refuses the call."""
     if stop_reason != "tool_use":
         intent.refuse(CUT_OFF.format(stop=stop_reason), "error", is_error=True)
         return
@@ -215,12 +215,12 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
 
 
 def is_off(driver: Driver, tool: str) -> bool:
-    """Check whether a tool is switched off; a stateless run has no switches."""
+    """Check whether a tool is switched off; False for a stateless run."""
     return driver.store.durable and bool(why_off(driver.alias, "tool", tool))
 
 
 def run_since(driver: Driver, tool: Tool) -> str:
-    """Explain that the fork's origin has started calls since that were left out of the fork; "" if none."""
+    """Describe the calls of a tool that a fork left out and that its origin has started since; "" if none."""
     left_out = driver.state.open_elsewhere.get(tool.name)
     if not left_out or tool.recovery == "safe_to_retry":
         return ""

@@ -71,12 +71,12 @@ class Observation:
     seconds: float = 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Build the payload that a `late_result` row keeps of the observation."""
+        """Build the payload of a `late_result` row from the observation."""
         return {"content": self.content, "is_error": self.is_error, **self.flags}
 
 
 def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
-    """Call a handler in this thread; raise Interrupted if its outcome is unknown."""
+    """Call a handler in this thread; return its result or error. Raises Interrupted if neither is known."""
 
     def facts() -> dict[str, Any]:
         run_id, epoch = driven()
@@ -135,7 +135,7 @@ def words(error: BaseException) -> str:
 
 
 def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a new thread, which closes its database connections; inside a TestCase in this one."""
+    """Run `work` in a new thread, and then close its connections; inside a TestCase run it in this thread."""
     future: Future[T] = Future()
     carried = telemetry.carried()
 
@@ -181,7 +181,7 @@ class _RollBack(Exception):
 def run_transactional(
     driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Record
 ) -> Observation | None:
-    """Run a handler and `record` its result in one transaction; return the error if it was rolled back."""
+    """Run a handler and `record` its result in one transaction; return the error if this is rolled back."""
     done, alias = set[str](), driver.alias
 
     def attempt() -> None:
@@ -252,7 +252,7 @@ def fenced(alias: str) -> Iterator[None]:
 
 
 def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
-    """Raise Interrupted if the handler ended the transaction, RuntimeError if it broke the transaction."""
+    """Raise Interrupted if a handler ended its transaction; other errors if the transaction is unusable."""
     # Use the driver's own cursor, because Django refuses every query in a broken block.
     raw = connection.connection
     try:
@@ -308,11 +308,11 @@ def contained(alias: str) -> Iterator[None]:
 def store_late_result(
     driver: Driver, calls: list[Call], facts: dict[str, Any], offload: Offload | None = None, until: float = 0
 ) -> None:
-    """Append a `late_result` service row for each call, also to a run that has ended.
+    """Append a `late_result` row for each call, also to a run that has ended or has another worker.
 
-    Try for the length of a lease; then log the facts, and try in a thread for as long as this process lives.
+    Tries for the length of a lease; then logs the facts, and tries in a thread as long as this process lives.
     Without the row a person might give the verdict that a call did not happen, although it did. `offload` is
-    the Offload that was to store the result, if there was one.
+    the Offload that was built for the result, if there is one.
     """
     lease, pause, tried = driver.lease, 0.02, list[str]()
     if lease is None or not calls:

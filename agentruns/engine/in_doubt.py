@@ -54,7 +54,7 @@ def surface(batch: Batch, call: Call, actor: Any) -> None:
 
 
 def raised(batch: Batch, call: Call, error: str) -> None:
-    """Record the error of a handler with `reconcile`, so that the outside world is asked next."""
+    """Record the error of a handler whose tool has `reconcile`; `reconcile` is called next."""
     evidence = RAISED.format(attempt=call.attempt, error=error[:SHOWN])
     _found(batch, call, "reconcile", evidence, raised=error[:LONGEST_ERROR])
 
@@ -88,14 +88,15 @@ def _stop(batch: Batch, calls: list[Call]) -> None:
 
 
 def cancel(batch: Batch, call: Call) -> None:
-    """Settle a call that does not run because the outcome of an earlier call of its reply is unknown."""
+    """Add the result `cancelled` of a call, because an earlier call of the reply has an unknown outcome."""
     batch.result(call, AFTER_UNKNOWN, "cancelled", is_error=True)
 
 
 def is_after_unknown(run: RunState, call: Call) -> bool:
-    """Check whether a call that is known not to have run comes after a call with an unknown outcome.
+    """Check whether a call comes after a call with the outcome `unknown` and must be cancelled for this.
 
-    `surface` has cancelled all later calls but those that may have been started in lost rows.
+    `surface` has cancelled all later calls except calls whose start may be lost. Such a call is cancelled
+    once it is known that the call has not run. False for a parallel call.
     """
     is_known = call.orphan == "not_occurred" or (not call.orphan and call.asked_since > 0)
     if call.attempt or not call.may_be_lost or not is_known or call.parallel:
@@ -136,9 +137,10 @@ def orphan(
 ) -> None:
     """Record a call as in doubt: to be retried, reconciled, held for staff or surfaced to the model.
 
-    What the tool declared when the call started decides; `declared` replaces this if no start is stored.
-    `tell_model` surfaces the call instead of holding it; `recovery_failed` holds it whatever was declared.
-    `evidence` describes the doubt; the default says that the attempt left no result.
+    The tool's declaration when the call started decides; `declared` replaces it if no start is stored.
+    `recovery_failed` holds the call whatever was declared. `tell_model` surfaces a call that would be held.
+    `evidence` describes the doubt; the default says that the attempt left no result. Records nothing for a
+    transactional call, which simply runs again, unless `recovery_failed`.
     """
     if call.declares == "transactional" and not recovery_failed:
         return  # no result was committed, so nothing happened: it simply runs again

@@ -35,7 +35,7 @@ FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
 
 @dataclass(slots=True)
 class Lease:
-    """The right to append engine rows to one run, until `deadline` (of `uptime`) or until it is `lost`."""
+    """The right to drive one run, until the time `deadline` (of `uptime`) or until the lease is `lost`."""
 
     alias: str
     run_id: UUID
@@ -53,7 +53,7 @@ class Lease:
     due: float = field(default_factory=lambda: uptime() + settings.TOOL_TIMEOUT)
 
     def allow(self, seconds: float) -> None:
-        """Let the heartbeat extend the lease for at least this long from now."""
+        """Let the heartbeat extend the lease for at least `seconds` from now."""
         self.due = max(self.due, uptime() + seconds)
 
     def held(self, alias: str) -> QuerySet[Run]:
@@ -75,7 +75,8 @@ class Lease:
     def release(self, *, failed: bool = False, delay: float | None = None, pauses: str = "") -> None:
         """Give the lease back between two steps; a drive that `failed` counts as an attempt.
 
-        `pauses` is a reason to pause the run without a row, because nobody can read its journal or add to it.
+        Nobody claims the run again for `delay` seconds. `pauses` is a reason to pause the run without a row,
+        because nobody can read its journal or add to it.
         """
         self.ending = True
         columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
@@ -128,16 +129,17 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
 
 
 def claimable(alias: str) -> RunQuerySet:
-    """Select the runs that this process may claim: none while it drains or the server is an unknown one."""
+    """Select the runs this process may claim: none while it drains, or while the server's timeline is new."""
     free = ~Exists(drain_requests(alias)), ~Exists(timeline.moved(alias))
     return Run.objects.using(alias).runnable().filter(*free)
 
 
 def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
-    """Take a free lease for a service in the open transaction; return its epoch, or 0 if it is not free.
+    """Take the free lease of an unfinished run for a service, in the open transaction.
 
-    Unlike `claim` this also takes the lease of a waiting run. The new epoch refuses a worker that slept
-    through its lease. `by_force` takes the lease from a live worker, whose next append is then refused.
+    Returns the new epoch, or 0 if the lease is not free or the run has ended. Unlike `claim`, takes the lease
+    of a waiting run, too; with `by_force`, also the lease of a live worker. Because the epoch is new, the
+    next append of an earlier worker is refused.
     """
     runs = Run.objects.using(alias).unfinished().filter(pk=run_id)
     taken = (runs if by_force else runs.filter(FREE)).update(
@@ -215,7 +217,7 @@ def last_request(alias: str) -> datetime:
 
 
 def request_at_start(alias: str) -> datetime:
-    """Read the last request to drain when this process first looked: it obeys only later requests."""
+    """Find the last request to drain at this process's first query; the process obeys only later requests."""
     name = alias.removesuffix(OWN)
     return _at_start[name] if name in _at_start else _at_start.setdefault(name, last_request(alias))
 
@@ -258,8 +260,8 @@ _switches: dict[str, tuple[float, dict[str, Control]]] = {}  # alias -> time of 
 def why_off(alias: str, kind: str, name: str) -> str:
     """Explain who switched an "agent" or a "tool" off, and why; "" if it is on.
 
-    A process queries the switches every `DRAIN_CHECK_SECONDS`. While a query fails the earlier answer counts,
-    and each call tries again.
+    A process queries the switches every `DRAIN_CHECK_SECONDS`. If the query fails, the last result
+    counts, and the next call of this function queries again.
     """
     asked, off = _switches.get(alias, (-DRAIN_CHECK_SECONDS, dict[str, Control]()))
     if uptime() - asked >= DRAIN_CHECK_SECONDS:
@@ -278,9 +280,9 @@ def forget_switches() -> None:
 
 
 class DrainCheck:
-    """A function that says whether a drive has to stop after the current step.
+    """A function that checks whether a drive must stop after the current step.
 
-    It has to if its caller says so, if this process drains, or while the agent is switched off.
+    The drive must stop if `should_stop` returns True, if this process drains, or while the agent is off.
     """
 
     def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False, agent: str = "") -> None:

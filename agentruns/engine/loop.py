@@ -59,8 +59,8 @@ def drive_run(
 ) -> SessionState | None:
     """Drive a run whose lease this process holds; return the state of its session at the end.
 
-    `state` spares a read if the caller has just written it. Returns None, and logs it, if the lease was lost
-    or the run must wait for another worker or for staff. See `drive` for the rest.
+    `state` is the session's state if the caller has just written it. Returns None, with a log record, if the
+    lease was lost or the run must wait for another worker or for staff. See `drive` for the other arguments.
     """
     store = store or DatabaseStore(lease.alias)
     with bound(lease.run_id, lease.epoch), own_connection(lease.alias):
@@ -97,9 +97,9 @@ def drive_run(
 def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
     """Drive the run step by step until it ends, waits or is stopped.
 
-    `asked`: a caller requested this drive (`caller`; None is the program itself), so calls in doubt of tools
-    without a declaration are surfaced to the model instead of being held for staff. If the drive fails by an
-    exception, it releases the lease, counts an attempt and raises; LeaseLostError is raised as it is.
+    With `asked`, the user `caller` (None: the program itself) requested this drive. Then calls in doubt of
+    tools without a declaration are surfaced to the model, not held for staff. After an exception, counts an
+    attempt, releases the lease or pauses the run, and raises; LeaseLostError is only raised.
     """
     lease = driver.lease
     with (
@@ -130,8 +130,11 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
 
 
 def _pause_after(driver: Driver, error: BaseException) -> None:
-    """Pause the run if the error ends its last attempt or would end each attempt, and no call has started."""
-    # A run with a started call is released instead, so that recovery classifies the call first.
+    """Pause the run if `error` ended its last permitted drive, or if the database can never store the change.
+
+    A passing error of the database does not end the last drive. Does nothing if a call has started, because
+    recovery must classify that call first, or if the lease is lost.
+    """
     last = driver.attempts + 1 >= settings.MAX_ATTEMPTS and not isinstance(error, PASSING)
     if not isinstance(error, Exception) or not (last or cannot_pass(error)):
         return
@@ -173,7 +176,7 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
 
 
 def _step(driver: Driver) -> None:
-    """Take the run one step on: end it, pause it, release it, run its next calls, or ask the model."""
+    """Drive the run one step: end it, pause it, release it, run its next calls, or request a reply."""
     for alias in {driver.alias, own_alias(driver.alias)}:
         close_stale(alias)
     run, ready, may_stop = driver.run, driver.run.next_calls(), not driver.is_entering
@@ -202,7 +205,7 @@ def _step(driver: Driver) -> None:
 
 
 def _ask(driver: Driver, draft: Reply | None) -> None:
-    """Request the next reply and store it with the gate's verdicts; the run may end with it."""
+    """Request the next reply and store it with the gate's verdicts; a reply without calls may end the run."""
     try:
         request, read = _request(driver, draft), driver.state.read()
         sent = driver.state.conversation.fingerprint()
@@ -254,9 +257,9 @@ def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
 
 
 def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[ModelReply | None, str]:
-    """Request a reply, from the fallback if the first model is overloaded; return it and its model.
+    """Request a reply, from the fallback if the first model is overloaded; return (reply, model's identity).
 
-    The reply is None if all requests failed; their failures are journaled then.
+    The reply is None if all requests failed. Journals each failure; raises other exceptions of a model.
     """
     overload: ProviderError | None = None
     for model in driver.agent.models:
@@ -309,7 +312,7 @@ def _facts(driver: Driver, model: Model | str) -> dict[str, Any]:
 
 
 def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
-    """Complete or fail a run after a reply without calls, unless the model has to be asked again."""
+    """Complete or fail a run after a reply that leaves no call to run, unless the model must reply again."""
     stop = reply.stop_reason
     if stop == "pause_turn":  # the provider wants its own turn back, unchanged
         if batch.state.run.pauses >= MAX_PAUSE_TURNS:
@@ -372,7 +375,7 @@ def _model_raised(driver: Driver, error: Exception, batch: Batch) -> None:
 
 
 def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
-    """Compute the back-off in seconds, never past the run's deadline; 0 if the run is to stop."""
+    """Compute the back-off in seconds, up to the run's deadline; 0 if the run is to pause or be cancelled."""
     if batch.state.run.cancel_requested or batch.state.run.pause_requested:
         return 0.0
     delay = backoff(batch.state.run.failures, retry_after)
@@ -383,7 +386,7 @@ def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
 
 
 def backoff(failures: int, retry_after: float | None) -> float:
-    """Compute the seconds until the next attempt: exponential with jitter, or Retry-After up to an hour."""
+    """Compute a back-off in seconds: exponential with jitter, but at least min(retry_after, LONGEST_WAIT)."""
     first, longest = settings.BACKOFF_SECONDS
     delay = min(longest, first * 2 ** min(failures, 30))
     jittered = random.uniform(delay / 2, delay)  # noqa: S311 - spreads load, hides nothing

@@ -24,9 +24,10 @@ LOST = (
 
 
 def hold(lease: Lease, before: RunState | None = None) -> None:
-    """Pause a run for staff because its journal lost rows, even if another process has its lease by now.
+    """Pause a run for staff because its journal lost rows, even if another process has the lease by now.
 
-    `before` is the state that this process knew: it names the calls whose start may be lost.
+    If the run itself is lost, pauses the unfinished run of its session. `before` is the state that this
+    process knew; the reason of the pause names the calls in `before` whose start is lost.
     """
     alias, known = own_alias(lease.alias), committed.last_row(lease.session_id)
     started = [call for call in before.calls.values() if call.attempt] if before else []

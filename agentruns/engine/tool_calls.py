@@ -37,7 +37,7 @@ Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time 
 
 
 def execute(driver: Driver, ready: list[Call]) -> None:
-    """Take the first of the `ready` calls, or its group of parallel calls, to a result, doubt or pause."""
+    """Run the first `ready` call with its parallel group; or settle it, reconcile it or put it in doubt."""
     call = ready[0]
     if call.decision:
         driver.commit(lambda batch: in_doubt.decided(batch, batch.state.run.calls[call.id]))
@@ -74,7 +74,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
 
 
 def _seconds_left(driver: Driver, call: Call) -> float:
-    """Compute the seconds for which a call's previous attempt may still run: 0, or inf in this process."""
+    """Compute how many seconds a call's previous attempt may still run; inf if it runs in this process."""
     abandoned = driver.abandoned.get((call.id, call.attempt))
     if abandoned is not None and not abandoned.done():
         return math.inf
@@ -87,7 +87,7 @@ def _seconds_left(driver: Driver, call: Call) -> float:
 
 
 def _run(driver: Driver, group: list[Call]) -> None:
-    """Start the calls of a group and run them, unless their approvals lapsed or a tool is not ready."""
+    """Start and run the calls of a group; void lapsed approvals instead, or pause if a tool is not ready."""
     if lost := _lapsed(driver, group):
 
         def withdraw(batch: Batch) -> None:
@@ -123,9 +123,10 @@ def _run(driver: Driver, group: list[Call]) -> None:
 
 
 def _doubted_since(driver: Driver, call: Call) -> str:
-    """Find what a call's tool declares, if the call's start may be lost; "" if the call can just run.
+    """Find the declaration of a call's tool if the call is in doubt because its start may be lost; else "".
 
-    With `reconcile` it cannot; without a declaration it cannot unless people have approved it since.
+    A call of a tool with `reconcile` is in doubt. A call of a tool without a declaration is in doubt until
+    enough people have approved the call after the loss.
     """
     if not call.may_be_lost or call.attempt or call.orphan or call.verdict == "refuse":
         return ""
@@ -137,10 +138,12 @@ def _doubted_since(driver: Driver, call: Call) -> str:
 
 
 def start_next(driver: Driver, batch: Batch) -> None:
-    """Add the `tool_started` row of the next ungated call to this batch, which saves a commit.
+    """Add the `tool_started` row of the next call to this batch, to save a commit.
 
-    A gated call starts in a commit of its own, so that a refusal cannot take a result down with it. So does a
-    call after an announced row, as no call may count as started while notifiers run.
+    Only for the first attempt of a call that is not parallel and needs no approval. The tool's `ready`, if
+    any, must have passed in this drive: an objection must not undo the result in this batch. Adds nothing
+    after an announced row, because no call may count as started while notifiers run. Adds nothing while
+    another call runs, or if the run is to pause, to be cancelled or to stop.
     """
     run = batch.state.run
     if run.cancel_requested or run.pause_requested or driver.should_stop():
@@ -165,7 +168,7 @@ def _may_run(driver: Driver, call: Call) -> bool:
 
 
 def _refusal(driver: Driver, call: Call) -> str:
-    """Check everything about a call again, and explain why it may not run; "" if it may."""
+    """Check a call again before it runs, and explain why it may not run; "" if it may."""
     tool = driver.agent.tools.get(call.tool)
     if tool is None:
         return f"there is no tool {call.tool!r} any more"
@@ -197,7 +200,7 @@ def _refusal(driver: Driver, call: Call) -> str:
 
 
 def _lapsed(driver: Driver, group: list[Call]) -> dict[str, dict[str, str]]:
-    """Map each call with an approval whose givers may not give it any more to these users and the reasons."""
+    """Map a call's id to the users who approved the call and may not any more, each user with the reason."""
     # The policy is users' code: call it before the transaction that consumes the approval.
     lost = {}
     for call in group:
@@ -215,7 +218,7 @@ def _lapsed(driver: Driver, group: list[Call]) -> dict[str, dict[str, str]]:
 
 
 def _objection(driver: Driver, group: list[Call]) -> str:
-    """Call the `ready` functions of the tools, once in a drive, for an objection; "" if there is none."""
+    """Call the `ready` function of each tool once in a drive; return the first objection, "" if none."""
     for call in group if driver.store.durable else ():
         ready = driver.agent.tools[call.tool].ready
         if ready is None or ready in driver.ready:
@@ -313,7 +316,8 @@ def _record(
 ) -> None:
     """Store the result of a call, or a `late_result` if the run was taken over.
 
-    `asks`: the handler raised although it may have acted, so the next drive asks the outside world.
+    With `asks`, stores the handler's error as a doubt, because the handler may have acted; `reconcile` is
+    called next. With `joined`, stores the result in the open transaction of the handler.
     """
     offload = driver.offload(call)
     if not driver.store.durable:  # a stateless run has no doubts: it only tells the model of the error
@@ -408,7 +412,7 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
 def _doubt(
     driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False, declared: str = ""
 ) -> None:
-    """Journal during a drive that a call is in doubt, as recovery does after a crash.
+    """Journal during a drive that a call is in doubt, as `_recover` does after a crash.
 
     `declared` is the present declaration of its tool, for a call whose start is not in the journal.
     """
@@ -434,7 +438,7 @@ def _doubt(
 
 
 def _reconcile(driver: Driver, call: Call) -> None:
-    """Ask the tool's `reconcile`, by idempotency key, whether the call happened, and store the verdict."""
+    """Call the tool's `reconcile` to learn whether the call happened, and store the verdict or the doubt."""
     tool = driver.agent.tools[call.tool]
     driver.abandoned.pop((call.id, call.attempt), None)  # else `covers` would refuse
     while True:

@@ -33,7 +33,7 @@ class SweepDispatcher:
 
 
 def notify_on_commit(alias: str, run_id: UUID) -> None:
-    """Call the dispatcher, and ring on PostgreSQL, once the open transaction commits; log its errors."""
+    """Call the dispatcher, and on PostgreSQL ring the doorbell, once the transaction commits; log errors."""
     dispatcher: Dispatcher = import_string(settings.DISPATCHER)()
 
     def notify() -> None:  # not functools.partial: Django logs the name of what failed
@@ -91,7 +91,7 @@ class Listener:
             self._lose(error)
 
     def rang(self, seconds: float) -> bool:
-        """Wait for the doorbell, at most `seconds`; return whether it rang or may have rung."""
+        """Wait at most `seconds` for the doorbell; return True if it rang or may have rung."""
         if self._connection is not None:
             try:
                 return self._hear(seconds)

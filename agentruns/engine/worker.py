@@ -27,7 +27,7 @@ logger = get_logger("agentruns.worker")
 def agent_for(run: Run, alias: str) -> Agent:
     """Find the agent that a run was started with.
 
-    Raises SwitchedOffError, or DurableConfigMismatchError if the present agent has another definition.
+    Raises SwitchedOffError, or DurableConfigMismatchError if the agent is missing or has another definition.
     """
     if off := why_off(alias, "agent", run.agent):
         raise SwitchedOffError(f"Run {run.pk} waits. {off}")
@@ -83,7 +83,7 @@ def answer(run_id: str, should_stop: Callable[[], bool] = lambda: False) -> None
 
 
 def block(run: Run, alias: str) -> int:
-    """Record why this process cannot drive a run, which costs no attempt; return the number recorded."""
+    """Record why this process cannot drive a run; return 1, or 0 if nothing was recorded."""
     try:
         agent_for(run, alias)
     except Exception as error:  # such as a stored definition that cannot be read: other runs go on
