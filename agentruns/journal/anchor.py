@@ -47,7 +47,7 @@ class AnchorNotifier:
 
 
 class Compared:
-    """The comparison of anchors with the journal; read `problems` to its end before the counts."""
+    """The comparison of anchors with the journal; read all of `problems` before the counts."""
 
     def __init__(self, alias: str, lines: Iterable[str], session_id: UUID | None = None) -> None:
         self.anchors, self.pruned = 0, 0

@@ -48,9 +48,9 @@ class SessionState:
         self.in_doubt = Doubts()
         # tool -> call that was left out of a fork -> the run that may execute it after all
         self.open_elsewhere: dict[str, dict[str, UUID]] = {}
-        # call and preview of a late result, as JSON -> what holds the whole of it
+        # (call, preview of a late result as JSON) -> the stored files with the full result
         self.returned_late: dict[tuple[str, str], events.StoredFile | list[events.StoredFile]] = {}
-        self.dated: datetime | None = None  # the run's `updated_at`, where it was written from here
+        self.dated: datetime | None = None  # the run's `updated_at`, if this process wrote it
         self.unread: list[int] = []  # messages that no reply has read
         self.asking: dict[int, list[str]] = {}  # task or message that no reply has read -> ids of its users
         self._asked: list[str] = []  # ids of the last run's requesters
@@ -115,7 +115,7 @@ class SessionState:
         return (self.conversation.held_back() or self.next_seq) - 1
 
     def was_sent_for(self, reply: Row) -> bool | None:
-        """Check whether a reply answers this conversation; None if a part of either was erased."""
+        """Check whether a reply answers this conversation; None if the reply or conversation was erased."""
         sent = reply.payload.get("sent")
         if sent is None or reply.content_salt is None or self.has_erased:
             return None
@@ -124,7 +124,7 @@ class SessionState:
 
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild the state of a session from its rows; raises JournalUnreadableError for a damaged row."""
+    """Rebuild a session's state from its rows; raises JournalUnreadableError if rows are damaged or gone."""
     known = committed.last_row(session_id)
     with reading_journal(session_id):
         try:
@@ -161,9 +161,9 @@ def reading_journal(session_id: UUID) -> Iterator[None]:
 class Batch:
     """The rows of one append, folded into `state` as they are added.
 
-    `epoch` and `owner` are those of the writer's lease; 0 and "" for service rows. `local`: of a stateless
-    run, so the time is not the database's. If the batch cannot be stored, discard its state and load it
-    again.
+    `epoch` and `owner` come from the writer's lease; they are 0 and "" for service rows. A `local` batch
+    belongs to a stateless run and uses this machine's clock. If a batch cannot be stored, discard `state` and
+    load it again.
     """
 
     def __init__(self, state: SessionState, epoch: int = 0, *, owner: str = "", local: bool = False) -> None:
@@ -208,7 +208,7 @@ class Batch:
         consumes: UUID | None = None,
         offload: Offload | None = None,
     ) -> Row:
-        """Chain one more row and fold it; `payload` has the form of its kind in `events`.
+        """Add one row: link it to the hash chain and fold it; `payload` has the form of its kind in `events`.
 
         `offload` may store a large content in a file.
         """
@@ -229,7 +229,7 @@ class Batch:
         return self._chain(kind, facts, text, content_hash=commitment(content_salt, text), **about)
 
     def copy(self, row: Row, source: events.Copied) -> Row:
-        """Chain a copy of another session's row with the same content salt, hence the same commitment."""
+        """Add a copy of another session's row; it keeps the salt, and so the hash, of the row's content."""
         if row.is_erased:
             source = {**source, "erased": True}
         facts, content = split(row.kind, {**row.payload, events.COPIED: source})
@@ -272,7 +272,7 @@ class Batch:
         offload: Offload | None = None,
         **facts: Unpack[events.ResultFacts],
     ) -> Row:
-        """Add the `tool_result` that ends a call, with the call's arguments if a person edited these."""
+        """Add the `tool_result` that ends a call, with the call's arguments if a person edited them."""
         late = self.state.returned_late  # contents stored in files; here they are previews
         if late and (key := (call.id, canonical.dumps(content))) in late:
             facts["stored"] = late[key]
@@ -282,7 +282,7 @@ class Batch:
         return self.add(events.TOOL_RESULT, payload, call=call, attempt=call.attempt, offload=offload)
 
     def changed_approvals(self) -> list[tuple[Call, CallApproval, str]]:
-        """List the approvals that this batch requests or changes, with call and earlier status."""
+        """List the approvals of calls with rows in this batch, as (call, approval, earlier status or "")."""
         return [
             (call, call.approval, self.before[call.id])
             for call in self.state.run.calls.values()

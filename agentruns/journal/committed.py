@@ -14,7 +14,7 @@ MOST = 10_000  # sessions; beyond this the session driven longest ago is forgott
 
 
 class LastRow(NamedTuple):
-    """The number and the time of a session's last row; a row that was altered keeps its time.
+    """The number and the time of a session's last row. Even a row that was altered keeps its time.
 
     `restored_at` is when a run of the session was last held for lost rows.
     """
@@ -29,7 +29,7 @@ _positions: dict[str, int] = {}  # alias -> the highest log position seen, on it
 
 
 def position(alias: str) -> int:
-    """Look up the highest log position seen of a database's server; 0 before the first."""
+    """Look up the highest log position that was seen of a database's server; 0 if none was seen."""
     return _positions.get(alias, 0)
 
 

@@ -39,9 +39,9 @@ _wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays 
 def own_connection(alias: str) -> Iterator[None]:
     """Open the journal's own connection of this thread until the end of the outermost block.
 
-    CONN_MAX_AGE keeps the connection for the next block, until the thread's own connection is closed. Inside
-    a TestCase's transaction, and on a SQLite database that is in memory or not in WAL mode, a second
-    connection would see nothing or wait for the first: there the block uses the thread's own.
+    CONN_MAX_AGE keeps the connection for the next block, until Django's connection of the thread is closed.
+    Inside a transaction, such as a TestCase's, and on SQLite in memory or without WAL mode, the block uses
+    Django's connection: a second connection would see nothing there, or wait for the first.
     """
     names = _opened.__dict__
     if alias in names or connections[alias].in_atomic_block:
@@ -77,7 +77,7 @@ def own_connection(alias: str) -> Iterator[None]:
 
 
 def _taken(shared: BaseDatabaseWrapper) -> BaseDatabaseWrapper | None:
-    """Remove and return the idle connection kept on `shared`; None if another process kept it or none did."""
+    """Remove and return the idle connection kept on `shared`; None if there is none of this process."""
     pid, connection = shared.__dict__.pop(IDLE, (0, None))
     return connection if pid == os.getpid() else None
 
@@ -111,7 +111,7 @@ def own_alias(alias: str) -> str:
 
 
 def journal_alias(alias: str) -> str:
-    """Choose the connection for reading: the thread's inside a transaction, else the journal's own."""
+    """Choose the alias for reading: `alias` itself inside a transaction, else `own_alias(alias)`."""
     return alias if connections[alias].in_atomic_block else own_alias(alias)
 
 
@@ -137,7 +137,7 @@ def require_no_transaction(alias: str) -> None:
 
 
 def mend_connection(alias: str) -> None:
-    """Close the thread's connection if user code left a transaction open on it, which rolls that back."""
+    """Close the thread's connection, to roll back a transaction that user code left open on it."""
     # Under an open transaction the journal's own connection could wait for locks of this very thread.
     connection = connections[alias]
     left = [block for block in connection.atomic_blocks if not is_of_test_case(block)]
@@ -154,8 +154,8 @@ def mend_connection(alias: str) -> None:
 def replace_broken(alias: str) -> None:
     """Close the thread's connection if the server has dropped it, as it may while a model answers.
 
-    The check costs a round trip. It is made if the server has sent something, which may be its farewell, and
-    after `TRUSTED` seconds, because a firewall may have forgotten the connection by then.
+    The check costs a round trip, so it is made in two cases only. The server has sent something, perhaps its
+    farewell; or its last answer is `TRUSTED` seconds old, and a firewall may have dropped the connection.
     """
     connection = connections[alias]
     raw = connection.connection

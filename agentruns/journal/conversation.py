@@ -43,7 +43,7 @@ class Conversation:
             _APPLY[row.kind](self, row, row.payload)
 
     def messages(self, read: int | None = None, limits: Limits = DEFAULT) -> list[dict[str, Any]]:
-        """Build the messages of the next request, or of an old one that had read the rows up to `read`.
+        """Build the messages of the next request, or of an old request that had read the rows up to `read`.
 
         Every call of the last reply must have a result. Reads contents from their files; raises PayloadError
         for a missing or altered file. The oldest files beyond `limits` stay previews, and so does a file that
@@ -77,7 +77,7 @@ class Conversation:
         return self._so_far(read)[0]
 
     def fingerprint(self, read: int | None = None) -> str:
-        """Compute a digest of the messages so far, hashing each just once; `read` as in `messages`."""
+        """Compute a digest of the messages so far; `read` as in `messages`. Hashes old messages once."""
         messages = self.settled_messages(read)
         for message in self._messages[len(self._digests) - 1 : -1]:
             self._digests.append(canonical.digest([self._digests[-1], message]))
@@ -87,10 +87,11 @@ class Conversation:
         return canonical.digest([digest, messages[-1:]])
 
     def held_back(self) -> int | None:
-        """Find the first row that the next request does not send yet; None if it sends all rows.
+        """Find the seq of the first row that the next request must not send yet; None if it sends all rows.
 
-        A reply that the provider cut off is sent back unchanged, so messages wait until the rest of the reply
-        has come. A new task does not wait, because then nobody needs the rest.
+        If the provider cut a reply off (`pause_turn`), the next request sends that reply back unchanged.
+        Messages wait until the rest of the reply has come. After a new task nothing waits, because nobody
+        needs the rest.
         """
         holds = self._is_cut and all(unread.is_message for unread in self._unread)
         return self._unread[0].seq if holds and self._unread else None
@@ -181,7 +182,7 @@ KINDS = frozenset(_APPLY)  # kinds of the rows that the model sees
 
 
 def unread_after(unread: list[int], row: Row) -> list[int]:
-    """Update `unread`, the numbers of rows with messages that no reply has read, with one more row."""
+    """Update the seqs of unread messages for one more row: add a message, or remove read messages."""
     if row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
         return [*unread, row.seq]
     read = row.payload.get("read", row.seq) if row.kind == events.ASSISTANT else 0
@@ -203,7 +204,7 @@ class _Whole:
     def __init__(self, named: Blocks, size: int, read: Callable[[Blocks], Block]) -> None:
         self.files = [block for block in named if block["type"] != "text"]
         self.size = size
-        self.read = read  # with those of its files that are sent; raises PayloadError
+        self.read = read  # called with the blocks whose files are sent; raises PayloadError
         self.block: Block | None = None  # once it is read
 
 
@@ -215,7 +216,7 @@ def _preview(block: Block) -> Block:
 
 
 def _loaded(row: Row, block: Block, attached: Blocks) -> Block:
-    """Build the provider's form of a row's block; read its file if it is a text or in `attached`."""
+    """Convert a row's block for the provider: read a text's or `attached` file, describe other files."""
     is_sent = block["type"] == "text" or any(block is each for each in attached)
     if "sha256" not in block or not is_sent:
         return _preview(block)

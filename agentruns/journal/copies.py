@@ -44,7 +44,7 @@ def original(row: Row) -> Row:
 
 
 def _says(row: Row, *, is_whole: bool) -> list[Any]:
-    """List the values of a row to compare; unless `is_whole`, a hash stands for its content."""
+    """List the values of a row for a comparison; unless `is_whole`, list the content's hash only."""
     payload = original(row).payload
     parts = [payload] if is_whole else [split(row.kind, payload)[0], row.content_hash]
     return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(parts)]
@@ -123,9 +123,9 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
 
 
 def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
-    """Find sessions whose first row has the same original as that of one of `session_ids`.
+    """Find the sessions whose first row is a copy, or the original, of the first row of one of `session_ids`.
 
-    A copy has the commitment of its original, so this works across a pruned fork. Found are forks whose
+    A copy has the content hash of its original, so this works across a pruned fork. Returns only forks whose
     origin is gone, and the sessions that the copied first rows name.
     """
     firsts = Message.objects.using(alias).filter(seq=1)

@@ -124,10 +124,10 @@ def is_requester(actor: Any, run: Run) -> bool:
 
 
 def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) -> dict[str, str]:
-    """Map the users who approved a call and may not approve it any more to the reason.
+    """Map each user who approved a call and may not approve it any more to the reason.
 
-    `given` are user ids from the journal; the program's own, "", always counts. Calls the project's policy,
-    so it must run outside of every transaction.
+    `given` are user ids from the journal; the program's id "" is never in the result. Calls the project's
+    policy, so it must run outside of every transaction.
     """
     model, reasons = get_user_model(), {}
     users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet

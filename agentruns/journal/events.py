@@ -84,7 +84,7 @@ class Error(TypedDict):
 
 
 class StoredFile(TypedDict):
-    """The file with a row's full content, of which the row has a preview, or with the data of a block."""
+    """A stored file: with the full content of a row that has only a preview, or with the data of a block."""
 
     name: NotRequired[str]  # in the storage
     sha256: str
@@ -392,7 +392,7 @@ class Row(NamedTuple):
     content_hash: str = ""
 
     def shown(self) -> dict[str, Any]:
-        """Build a dict of the columns without the salts, with which masked values could be guessed."""
+        """Build a dict of the columns without the salts, because salts would let people guess masked text."""
         return {name: value for name, value in self._asdict().items() if not name.endswith("_salt")}
 
     @property

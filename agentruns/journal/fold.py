@@ -66,7 +66,7 @@ class Call:
     key: str = ""  # idempotency key of its first attempt
     started_at: datetime | None = None
     timeout: float | None = None  # seconds of that attempt
-    declares: str = ""  # by its tool as it started: decides what an orphan becomes
+    declares: str = ""  # by its tool when it started: decides what happens if it is in doubt
     returned_late: bool = False  # its handler returned without error after the worker had lost the run
     may_be_lost: bool = False  # an earlier start may stand in rows that a restore has taken back
     asked_since: int = 0  # people who approved the call, knowing that its start may be lost
@@ -111,7 +111,7 @@ class Call:
 
     @property
     def decision(self) -> str:
-        """The end of the approval if the call may not run: "denied", "answered" or "expired"; else ""."""
+        """The approval's status if the call may not run: "denied", "answered" or "expired"; else ""."""
         if self.approval is not None and self.approval.status in ("denied", "answered", "expired"):
             return self.approval.status
         return ""
@@ -197,7 +197,7 @@ class RunState:
         return [call for call in self.calls.values() if call.is_open]
 
     def next_calls(self) -> list[Call]:
-        """List the open calls that may run now; after a call that waits for a person, only parallel ones."""
+        """List the open calls that may run now; after a call that waits for a person, only parallel calls."""
         if self.paused or self.ended:
             return []
         blocked, ready = False, []
@@ -222,7 +222,7 @@ class RunState:
 
     @property
     def cost(self) -> Decimal | None:
-        """The cost of all replies, rounded and limited as its column is; None if no reply had a price."""
+        """The cost of all replies, rounded and limited to fit its column; None if no reply had a price."""
         if "cost" not in self.usage:
             return None
         exact = min(max(Decimal(self.usage["cost"]), -MOST_COST), MOST_COST)

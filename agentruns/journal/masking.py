@@ -94,13 +94,13 @@ class Mask:
         return is_on() or self.guards(tool) or bool(self.secrets)
 
     def guards_block(self, tool: str, block: dict[str, Any]) -> bool:
-        """Check whether a block's file may hold such a text or value; an image only by its own tool."""
+        """Check whether a block's file may hold a text to hide; for an image only `guards` decides."""
         return self.guards(tool) if block.get("type") == "image" else self.guards_file(tool)
 
     # What is shown
 
     def row(self, row: Row) -> Row:
-        """Mask a journal row, and remove what would reveal its stored files."""
+        """Mask a journal row, and remove the hashes and data that would reveal its stored files."""
         stored = row.payload.get("stored")
         if stored is not None:
             # With the hash of a file whose beginning is shown, the rest could be guessed.
@@ -126,7 +126,7 @@ class Mask:
         return self._copy(run, texts) if self else run
 
     def approval(self, approval: Approval) -> Approval:
-        """Mask an approval, and its run if that is loaded, in a copy, which must never be saved."""
+        """Mask an approval, and its run if the run is loaded, in a copy, which must never be saved."""
         if not self:
             return approval
         tool = approval.tool_name
@@ -154,7 +154,7 @@ class Mask:
         }
 
     def made(self, tool: str, value: Any) -> Any:
-        """Mask a preview or title that a tool made of its arguments; all of it if parts of one may remain."""
+        """Mask a preview or title that a tool made of arguments; all of it if part of a value may remain."""
         if not self.names(tool) or value is None:
             return self.value(value)
         shown = self.value(self._named(value, self.names(tool)), tool)
@@ -288,10 +288,10 @@ def mask_of(run: Run) -> Mask:
 def masks_of(runs: Iterable[Run], most: int | None = None, size: int | None = None) -> Mapping[UUID, Mask]:
     """Build the masks of the sessions of several runs, by session id.
 
-    This takes two queries, one if nothing is sensitive, and one more for definitions of which this process
-    has no agent. Values of the origins of forks are known too. All texts of a session are masked (`Blind`) if
-    its rows cannot be read. The same happens to all sessions if their rows number `most` or more, and to the
-    largest sessions if `size` characters do not hold all their rows, which one more query measures.
+    Takes two queries, or one if nothing is sensitive, and another for definitions without an agent in this
+    process. Masks of forks know the values of their origins. A `Blind` mask, which hides every text, is
+    built for a session whose rows cannot be read; for all sessions if they have `most` rows or more; and for
+    the largest sessions if the rows exceed `size` characters, which takes one more query.
     """
     runs = list(runs)
     try:
@@ -389,7 +389,7 @@ def veiling(*about: Any) -> Iterator[bool]:
 
 
 def _too_large(rows: QuerySet[Message], size: int | None) -> list[UUID]:
-    """List the largest sessions, those left over once the smaller ones have filled `size` characters."""
+    """List the largest sessions, whose rows do not fit into `size` characters after the smaller sessions."""
     if size is None:
         return []
     of_each = rows.values_list("session_id").annotate(size=Sum(Length("content"), default=0))
@@ -406,7 +406,10 @@ def masked_approvals(approvals: Iterable[Approval], most: int | None = None) -> 
 
 
 def masked_runs(runs: Iterable[Run]) -> list[Run]:
-    """Mask the runs of a list; in large sessions all texts are masked."""
+    """Mask the texts of several runs.
+
+    If their rows exceed MOST_READ characters, hides all texts of the largest sessions with sensitive values.
+    """
     runs = list(runs)
     masks = masks_of(runs, size=MOST_READ)
     return [masks[run.session_id].run(run) for run in runs]
@@ -432,7 +435,7 @@ def _has_members(content: Any) -> bool:
 
 
 def _without(value: Any, names: set[str]) -> Any:
-    """Remove these members from an object, or from each object of a list."""
+    """Remove the members in `names` from an object, or from each object of a list."""
     if isinstance(value, list):
         return [_without(each, names) for each in value]
     if not isinstance(value, dict):
@@ -441,14 +444,14 @@ def _without(value: Any, names: set[str]) -> Any:
 
 
 def sensitive_parts(content: Any, payload: Mapping[str, Any], names: Collection[str]) -> Any:
-    """Select the sensitive parts of a result: the members with these names, or all texts of blocks."""
+    """Select the sensitive parts of a result: the members in `names`, or all texts if there are blocks."""
     if names and payloads.has_blocks(payload) and isinstance(content, list):
         return [[block.get("text"), block.get("name")] for block in _dicts(content)]
     return members(content, names)
 
 
 def members(content: Any, names: Collection[str]) -> Any:
-    """Select the members of a result that have one of these names, at any depth; all of it for "*"."""
+    """Select the members of a result whose names are in `names`, at any depth; the whole result for "*"."""
     if "*" in names:
         return content
     if isinstance(content, dict):
@@ -457,7 +460,7 @@ def members(content: Any, names: Collection[str]) -> Any:
 
 
 def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
-    """Check whether an edited argument contains a redaction mask that stood in the text its editor saw."""
+    """Check whether an edited argument contains a redaction mask from the text that the editor was shown."""
     if not is_on():
         return False
     kept = list(_texts(original.get(name)))

@@ -112,7 +112,7 @@ def is_announced(batch: Batch) -> bool:
 
 
 def announce(alias: str, batch: Batch) -> None:
-    """Announce appended rows: store notifications in the open transaction; send and deliver after it."""
+    """Store notifications of a batch in the open transaction; send signals and deliver after the commit."""
     notifications = []
     for (name, approval_id), row in (_events(batch) if is_announced(batch) else {}).items():
         about: dict[str, Any] = {"run_id": row.run_id, "event": name}
@@ -141,12 +141,12 @@ def announce(alias: str, batch: Batch) -> None:
 
 
 def notifiers() -> list[str]:
-    """List the dotted paths of the notifiers: those of AGENTRUNS_NOTIFIERS, and the anchor's if it is set."""
+    """List the dotted paths of the notifiers: AGENTRUNS_NOTIFIERS, and ANCHOR if AGENTRUNS_ANCHOR is set."""
     return [*settings.NOTIFIERS, *([ANCHOR] if settings.ANCHOR else [])]
 
 
 def _events(batch: Batch) -> dict[tuple[str, UUID | None], Row]:
-    """Map the events of a batch, by name and approval, to their rows."""
+    """Map each event of a batch that is to be announced, as (name, approval's id or None), to its row."""
     rows: dict[tuple[str, UUID | None], Row] = {}
     for row in batch.rows:
         if row.kind not in EVENTS or events.COPIED in row.payload:  # a copy was announced for its own run
@@ -174,7 +174,7 @@ def _wants(path: str, event: str) -> bool:
 
 
 def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> int:
-    """Deliver due notifications, oldest first, to each notifier its share; return how many were delivered."""
+    """Deliver due notifications, oldest first, an equal share per notifier; return the number delivered."""
     sent, paths = 0, notifiers()
     for path in paths:
         due = Notification.objects.using(alias).filter(DUE, notifier=path).order_by("pk")
@@ -189,7 +189,7 @@ def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> 
 
 
 def _deliver(alias: str, notification: Notification) -> bool | None:
-    """Deliver a notification once; return None if another process has claimed it, False if it failed."""
+    """Deliver a notification once; return True, False if it failed, None if another process has it."""
     unsent = Notification.objects.using(alias).filter(pk=notification.pk, sent_at=None)
     claimed = in_transaction(
         alias,

@@ -57,7 +57,7 @@ class Stored(NamedTuple):
     sha256: str
     size: int
     form: str
-    data: str | None = None  # in base64: of one that is in its row
+    data: str | None = None  # in base64, of a small file that is in its row
 
     @property
     def is_text(self) -> bool:
@@ -96,11 +96,11 @@ def may_be_large(text: str) -> bool:
 
 
 def put(name: str, content: Any) -> dict[str, Any]:
-    """Store a content over the limit in a new file whose name begins with `name`; return its row's members.
+    """Store a large content in a new file whose name begins with `name`; return `content` and `stored`.
 
-    Returns an empty dict, so that the content stays in its row, if the content is small, if the project has
-    no such storage, or if the storage fails, does not answer in time or kept something else: a known result
-    is never lost.
+    Returns an empty dict, and the content stays in its row, in these cases: the content is not over
+    AGENTRUNS_PAYLOAD_INLINE_MAX; there is no such storage; the storage fails, does not answer in time or
+    stored something else. So a known result is never lost.
     """
     form, data = _encoded(content)
     file = _put(name, form, data) if len(data) > settings.PAYLOAD_INLINE_MAX else None
@@ -108,7 +108,10 @@ def put(name: str, content: Any) -> dict[str, Any]:
 
 
 def put_blocks(name: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """Store the large files and texts of a row of blocks, as `put` does; return the row's members."""
+    """Store the large files and texts of a payload's blocks in files; return its new `content` and `stored`.
+
+    A file or text stays in the payload if it is small, or if it cannot be stored (see `put`).
+    """
     content, stored, room = [], [], settings.PAYLOAD_INLINE_MAX  # for small ones, which stay in the row
     for file in payload["stored"]:
         found = None
@@ -151,7 +154,7 @@ def is_configured() -> bool:
 
 
 def of(run_id: UUID, seq: int, payload: Any) -> Stored | None:
-    """Describe the file of a row's content; None if the row has the content. Raises PayloadError."""
+    """Describe the file of a row's content; None if the row has content or blocks. Raises PayloadError."""
     return None if has_blocks(payload) else next(iter(files(run_id, seq, payload)), None)
 
 
@@ -241,13 +244,13 @@ def chunks(stored: Stored) -> Iterator[bytes]:
 
 
 def check(stored: Stored) -> None:
-    """Read a file to its end to verify it; raises PayloadError as `chunks`."""
+    """Read a whole file to check its size and hash; raises PayloadError if the file is missing or differs."""
     for _ in chunks(stored):
         pass
 
 
 def check_name(stored: Stored, session_id: UUID | None) -> None:
-    """Refuse an imported row's file whose name is not in the session's folder, or whose form is unknown."""
+    """Raise PayloadError if an imported row's file is not in the session's folder or is badly described."""
     if stored.data is not None:
         check(stored)
         return
@@ -261,7 +264,7 @@ def check_name(stored: Stored, session_id: UUID | None) -> None:
 
 
 def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
-    """Verify, before `restore`, the stored file or else its parts in the import; raises PayloadError."""
+    """Verify a stored file before `restore`, or its `parts` if it is not stored; raises PayloadError."""
     if stored.data is not None:
         return
     if not is_configured():

@@ -67,8 +67,8 @@ class Quota:
 class Policy:
     """The rules of a project about permissions; a subclass may override every method.
 
-    Callers ask only about users who are active and signed in; other users see nothing and may do nothing. A
-    method that raises refuses, and the log has the error.
+    The methods are called only for users who are active and signed in; other users see nothing and may do
+    nothing. If a method raises an error, the error is logged and the user is refused.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -83,15 +83,15 @@ class Policy:
                 raise TypeError(f"{cls.__qualname__}.{name} {wrong}.")
 
     def visible(self, user: Any, runs: QuerySet[Run]) -> QuerySet[Run]:
-        """Narrow the runs to those a user may see: all with the permission to view runs, else their own."""
+        """Narrow the runs to those a user may see: all with permission to view runs, else the user's own."""
         if user.has_perm("agentruns.view_run"):
             return runs
         return runs.none() if user.pk is None else runs.filter(owner_id=user.pk)  # None: not the program's
 
     def visible_approvals(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
-        """Narrow the approvals to those a user may see: all for deciders, else those of visible runs.
+        """Narrow the approvals to the approvals a user may see: all for deciders, else those of visible runs.
 
-        A project that narrows `visible` narrows this as well, unless it overrides both.
+        If a subclass overrides `visible`, even deciders see only the approvals of visible runs.
         """
         decides = any(user.has_perm(f"agentruns.{name}") for name in ("view_approval", "decide_approval"))
         if decides and type(self).visible is Policy.visible:
@@ -100,7 +100,7 @@ class Policy:
         return approvals.filter(run__in=runs) if is_narrowed(runs) else approvals
 
     def decidable(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
-        """Narrow the approvals of queues and counts, but leave out none that `can_decide` allows.
+        """Narrow the approvals in queues and counts, but keep every approval that `can_decide` allows.
 
         `approvals` are already limited by permission, `approvers` and AGENTRUNS_REQUESTER_MAY_APPROVE.
         """
@@ -109,7 +109,7 @@ class Policy:
     def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
         """Check whether a user with the permission to decide may let this call run with `arguments`.
 
-        Asked when a person decides, with the arguments as edited, and again before the call runs.
+        Called when a person decides, with the edited arguments, and again before the call runs.
         """
         return True
 
@@ -122,7 +122,7 @@ class Policy:
         return bool(user.has_perm("agentruns.reveal_arguments"))
 
     def can(self, user: Any, action: str, obj: Any) -> bool:
-        """Check whether a user may do one of ACTIONS to an object, most often a run; None means to any."""
+        """Check whether a user may do an action of ACTIONS to `obj`, most often a run; None is any object."""
         permission, owner_may = ACTIONS[action]
         owns = owner_may and isinstance(obj, Run) and obj.owner_id is not None and obj.owner_id == user.pk
         return owns or bool(user.has_perm(permission))
@@ -155,7 +155,11 @@ class Policy:
         return False
 
     def starts(self, user: Any, starters: str | None) -> bool:
-        """Check whether a user is among an agent's `starters`."""
+        """Check whether a user may start an agent with these `starters`; everybody may if they are ANYONE.
+
+        Otherwise the user needs the permission `agentruns.start_run`. If `starters` names a permission or a
+        group, the user needs that permission or must be in that group, too.
+        """
         if starters == ANYONE:
             return True
         if not user.has_perm("agentruns.start_run"):
@@ -164,7 +168,7 @@ class Policy:
 
 
 def is_among(user: Any, named: str, groups: Collection[str] | None = None) -> bool:
-    """Check whether a user has the permission `named`, with or without its app, or is in such a group."""
+    """Check whether a user has the permission `named` (with or without its app) or is in a group `named`."""
     if getattr(user, "is_superuser", False):
         return True
     if "." in named and user.has_perm(named):
@@ -190,7 +194,7 @@ def current() -> Policy:
 def ask(question: str, refusal: Answer, *about: Any) -> Answer:
     """Call a method of the policy; if it raises an error, log the error and return `refusal`.
 
-    PermissionDeniedError, which is an answer, and passing errors of the database are raised.
+    Raises the policy's own PermissionDeniedError, and errors of the database that a retry may clear.
     """
     try:
         answer: Answer = getattr(current(), question)(*about)
@@ -205,7 +209,7 @@ def ask(question: str, refusal: Answer, *about: Any) -> Answer:
 
 
 def limits_of(user: Any, agent: Agent | None) -> Quota:
-    """Find the limits of a user, or of a session's visitors; refuse everything if the policy fails."""
+    """Find the quota of a user, or of a session's visitors; return a quota of zero if the policy fails."""
     nothing = Quota(runs=0, streams=0)
     if isinstance(user, SessionBearer):
         session = Session.objects.using(settings.DATABASE).get(pk=user.session_id)
@@ -229,7 +233,7 @@ def user_of_key(key: Any, users: QuerySet[Any] | None = None) -> Any:
 
 
 def visible_runs(user: Any) -> QuerySet[Run]:
-    """Select the runs that a user may see; every query for a user starts from these."""
+    """Select the runs that a user may see; every query for a user starts from these runs."""
     runs = Run.objects.using(settings.DATABASE)
     if isinstance(user, SessionBearer):
         return runs.filter(session_id=user.session_id)

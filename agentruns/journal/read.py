@@ -56,7 +56,7 @@ def session_rows(alias: str, session_id: UUID, after: int = 0) -> list[Row]:
 
 
 def rows_with_secret(alias: str, session_id: UUID) -> tuple[list[Row], str]:
-    """Read a session's rows, in order, and its secret, by one query unless it has no rows."""
+    """Read a session's rows in order, and its secret, mostly in one query. Raises Session.DoesNotExist."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         cursor.execute(_WITH_SECRET, [as_id(connection, session_id)] * 2)

@@ -56,12 +56,12 @@ INTO = f'INSERT INTO "{Message._meta.db_table}" ({", ".join((*SHARED, *COLUMNS))
 
 
 def write_rows(connection: BaseDatabaseWrapper, batch: Batch, *, durable: bool = False) -> None:
-    """Store a batch in the open transaction, on PostgreSQL by one statement; `durable`: with safe settings.
+    """Store a batch in the open transaction, on PostgreSQL by one statement.
 
-    Engine rows (a batch with an epoch) require that epoch and its owner, since a rewound database can give an
-    epoch twice. Service rows require a run that has not ended, unless the batch is `closed`. Raises
-    JournalConflictError if the writer did not know the whole journal, lost its lease, or the run has ended;
-    the caller rolls back.
+    Raises JournalConflictError in three cases: the writer did not know the whole journal; the run has ended
+    and the batch is not `closed`; the batch has an epoch, but the run has another epoch or owner. The owner
+    is compared because a rewound database can give an epoch twice. The caller rolls back after the error. On
+    PostgreSQL, `durable` limits waits for locks, and turns `synchronous_commit` on if it is off.
     """
     state = batch.state
     session_id, run_id = as_id(connection, state.session_id), as_id(connection, state.run.run_id)
@@ -183,7 +183,7 @@ Claimed = tuple[UUID, int, int, bool]  # session, epoch, attempts, whether an ex
 
 
 def claim_one(runs: QuerySet[Run], owner: str, seconds: float) -> Claimed | None:
-    """Lease the run in `runs`; return None if it is not in `runs`, or if PostgreSQL has it locked.
+    """Lease the run that `runs` selects; return None if `runs` is empty or another process has the run.
 
     PostgreSQL claims by one statement, which is a transaction by itself. Elsewhere the epoch shows that the
     run was not claimed since it was read.

@@ -86,7 +86,7 @@ Store = DatabaseStore | MemoryStore
 
 
 def project(alias: str, batch: Batch) -> None:
-    """Write the approvals that a batch requests or changes; JournalConflictError if one changed meanwhile."""
+    """Write the approvals of a batch; raises JournalConflictError if an approval was changed meanwhile."""
     requested = {row.call_id for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, approval, before in batch.changed_approvals():
         if call.id in requested:

@@ -36,7 +36,7 @@ def begin(
     lease: float = 0,
     doorbell: str = "",
 ) -> bool:
-    """Store a run with its first rows, and its session if that is new; return whether this was done.
+    """Store a run with its first rows, and its session if that is new; return False if nothing was stored.
 
     Nothing is stored if the key of a new session is taken, if the writer did not know the whole journal of a
     stored session, or if a query of `unless` finds a row. Raises IntegrityError if another run has this key

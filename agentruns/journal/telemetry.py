@@ -43,7 +43,7 @@ class Listener(Protocol):
     """The object that AGENTRUNS_TELEMETRY names: a class or a factory, called without arguments."""
 
     def span(self, name: str, facts: Facts) -> AbstractContextManager[object]:
-        """Return a context manager around a "drive", "model" request or "tool" call; `facts` grows in it."""
+        """Build a context manager for a "drive", "model" request or "tool" call; `facts` grows inside."""
 
     def event(self, name: str, facts: Facts) -> None:
         """Receive an event that has happened and is committed."""
@@ -54,7 +54,7 @@ class Listener(Protocol):
 
 @contextmanager
 def span(name: str, facts: Callable[[], Facts]) -> Iterator[Facts]:
-    """Wrap a part of a run that takes time; the block adds attributes to the dict that this yields.
+    """Report a part of a run as a span of time; yield a dict to which the block adds attributes.
 
     `facts` is called only if there is a listener.
     """
@@ -117,7 +117,7 @@ def stored(batch: Batch, alias: str | None) -> None:
 
 
 def listener() -> Listener | None:
-    """Find this process's listener, built at first use; None without one or if building it failed."""
+    """Find this process's listener, built at first use; None if no listener is set or building it failed."""
     path = settings.TELEMETRY
     if not path:
         return None
@@ -145,7 +145,7 @@ def _guarded(act: Callable[..., T], *arguments: Any) -> T | None:
 
 
 def _report(row: Row, agent: str) -> tuple[str, Facts] | None:
-    """Build the event of a row, with attributes but without free text; None for other kinds and copies."""
+    """Build the event of a row, without free text; None for a copied row and for a kind without an event."""
     if row.kind not in EVENT_ATTRIBUTES or events.COPIED in row.payload:
         return None
     name, keys = EVENT_ATTRIBUTES[row.kind]

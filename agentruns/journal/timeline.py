@@ -23,7 +23,7 @@ WAITS = (
 
 
 class Server(NamedTuple):
-    """A server's present timeline and replication, and the noted ones (`known`, `was`).
+    """A server's present timeline and replication, and those that its Control row notes (`known`, `was`).
 
     `position` is the length of its log in bytes.
     """
@@ -36,7 +36,7 @@ class Server(NamedTuple):
 
 
 def moved(alias: str) -> QuerySet[Control]:
-    """Select the note of the server's timeline if the server has another timeline now."""
+    """Select the Control row that notes PostgreSQL's timeline, if the server has another timeline now."""
     noted = Control.objects.using(alias).filter(name=Control.SERVER)
     if connections[alias].vendor != "postgresql":
         return noted.none()
@@ -44,7 +44,7 @@ def moved(alias: str) -> QuerySet[Control]:
 
 
 def server(alias: str) -> Server | None:
-    """Query the server's timeline, replication and log position; None if it has none or refuses to tell."""
+    """Query the server's timeline, replication and log position; None without PostgreSQL or if this fails."""
     if connections[alias].vendor != "postgresql":
         return None
     noted = f"FROM \"{Control._meta.db_table}\" WHERE name = '{Control.SERVER}'"

@@ -74,8 +74,8 @@ def problems(session_id: UUID, alias: str | None = None) -> list[str]:
 def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> list[Problem]:
     """List the problems of a session: its first bad row alone, or else every folded column that differs.
 
-    With `files` this also reads the stored files, which may take long: not inside a transaction. It takes no
-    lock, and reads a session again that was written to meanwhile. Raises Session.DoesNotExist.
+    With `files`, also reads the stored files. This may take long, so call it outside of transactions. Takes
+    no lock; checks a session again if it was written to meanwhile. Raises Session.DoesNotExist.
     """
     alias = alias or settings.DATABASE
     problems: list[Problem] = []
@@ -91,7 +91,7 @@ def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> 
 
 
 def strays(alias: str) -> Iterator[Problem]:
-    """Yield a problem for rows without a session, and for pruned keys that are no longer refused."""
+    """Yield problems: rows without a session, altered tombstones, pruned keys that are no longer refused."""
     session = Session.objects.using(alias).filter(pk=OuterRef("session_id"))
     rows = Message.objects.using(alias).filter(~Exists(session)).order_by("session_id")
     for session_id in rows.values_list("session_id", flat=True).distinct():
@@ -165,7 +165,7 @@ class History:
         return self.cut()
 
     def add(self, row: Row, parts: Parts) -> Problem | None:
-        """Check one more row with these parts, and fold it; return its problem, or None."""
+        """Check one more row, stored as `parts`, and fold the row; return its problem, or None."""
         expected = self.seq + 1
         if row.seq != expected:
             return self.problem(expected, "", f"is missing; the next row is {row.seq} ({row.kind}).")
@@ -219,7 +219,7 @@ class History:
         return Problem(self.session.key, f"{name} {what}", seq=seq, kind=kind, file=file)
 
     def cut(self) -> Problem | None:
-        """Compare the journal's end with the session's own head, which reveals that last rows are missing."""
+        """Find a problem at the journal's end: lost rows, a wrong head, or an erasure that no row records."""
         # Called after the last row, as only then all rows about erased contents have been read.
         remembered = self.session.next_seq - 1
         if remembered != self.seq:
@@ -383,7 +383,7 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
 
 
 def _asked(task: Row | None, stored: str | None) -> dict[str, Any]:
-    """Build the columns of a run's task; none for a task with files, whose text is keyed by SECRET_KEY."""
+    """Build `input` and `title` of a run; {} for a task with files, whose text depends on SECRET_KEY."""
     if task is None or payloads.has_blocks(task.payload):
         return {}
     text = canonical.unescape_text(stored or "")
@@ -461,7 +461,7 @@ def _differences(
 
 
 def stored_form(model: type[Model], name: str, value: Any) -> str | None:
-    """Convert a column's value to the text that is stored."""
+    """Convert a column's value to the text that the database stores, in one form for all databases."""
     with suppress(TypeError, ValueError, ValidationError):  # the id of a user under another user model
         value = model._meta.get_field(name).get_prep_value(value)  # type: ignore[union-attr]
     return _text(model, name, None if value is None else str(value))

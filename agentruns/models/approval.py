@@ -11,7 +11,7 @@ from agentruns.utils.bounds import NAME_LENGTH
 
 
 class Approval(models.Model):
-    """The approval of one gated call: a projection of the journal."""
+    """The approval of one call, copied from the journal for fast lists."""
 
     class Status(models.TextChoices):
         PENDING = "pending", _("waiting")

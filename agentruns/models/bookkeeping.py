@@ -59,7 +59,7 @@ class StartCount(models.Model):
 
 
 class IdempotencyRecord(models.Model):
-    """A request with an idempotency key that was carried out, so that a repetition is not.
+    """A request with an idempotency key that was carried out; a repeated request is not carried out again.
 
     Written in the same transaction as the request's effect, so that both or neither exist.
     """
@@ -98,7 +98,7 @@ class CommitFence(models.Model):
 
 
 class Notification(models.Model):
-    """One event for one notifier: written with the event itself, kept until it is delivered."""
+    """One event for one notifier: written with the event itself, and tried until delivered or given up."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     event = models.CharField(_("event"), max_length=40)

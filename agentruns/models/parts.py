@@ -21,8 +21,8 @@ Payload = dict[str, Any]
 class Form:
     """The facts among a payload's members, and the neutral values that replace erased content.
 
-    `content` and `optional` map members to their neutral values, `gone` are members that are left out then,
-    and `inside` are members that are split themselves: objects or lists of objects.
+    `content` and `optional` map members to their neutral values. `gone` are members that an erased row lacks.
+    `inside` maps members that are objects, or lists of objects, to the forms by which they are split.
     """
 
     def __init__(

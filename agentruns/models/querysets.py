@@ -67,7 +67,7 @@ class MessageQuerySet(models.QuerySet["Message"]):
 
 class ControlQuerySet(models.QuerySet["Control"]):
     def stamp(self, name: str) -> None:
-        """Set the row's time to now, by the database's clock."""
+        """Set the time of the row `name` to now, by the database's clock; create the row if it is missing."""
         name = name[: self.model._meta.get_field("name").max_length]
         if not self.filter(name=name).update(seen_at=Now()):
             self.update_or_create(name=name, defaults={"seen_at": Now()})

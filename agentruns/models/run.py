@@ -180,7 +180,7 @@ class ContextValue(models.Model):
 
     @classmethod
     def of(cls, run: Run, definition: dict[str, Any]) -> list[ContextValue]:
-        """Build the searchable context values of a run: short ones that no tool calls sensitive."""
+        """Build a run's searchable context values: at most MOST_VALUES, short and not sensitive."""
         tools = definition.get("tools", {}).values() if run.context else ()
         hidden = {name for tool in tools for kind in SENSITIVE for name in tool.get(kind) or ()}
         texts = {name: said(value) for name, value in run.context.items() if name not in hidden}

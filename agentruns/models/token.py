@@ -14,7 +14,7 @@ from agentruns.utils.ids import uuid7
 
 
 class ApiToken(models.Model):
-    """A credential for the API: a program's, which acts as its owner, or a browser's, for one session."""
+    """A credential for the API: for a program that acts as its owner, or for a browser in one session."""
 
     class Scope(models.TextChoices):
         RUNS_READ = "runs:read", _("read runs")
@@ -76,7 +76,7 @@ class SessionBearer:
         return f"{VISITOR}{self.session_id}"
 
     def get_username(self) -> str:
-        """Return the visitor's name in the journal."""
+        """Return the name that the journal gives to every visitor of a session."""
         return "the session's visitor"
 
     def key(self, key: str) -> str:

@@ -104,7 +104,7 @@ FREE = {MESSAGE: ERASABLE, TOMBSTONE: FORGETTABLE}
 
 
 def install(connection: BaseDatabaseWrapper) -> None:
-    """Create the triggers, or recreate them."""
+    """Create or recreate the triggers; do nothing on a database other than PostgreSQL and SQLite."""
     if connection.vendor not in VENDORS:
         return
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
@@ -137,10 +137,10 @@ def remove(connection: BaseDatabaseWrapper) -> None:
 
 
 def differences(connection: BaseDatabaseWrapper) -> list[str]:
-    """List the differences from the protection that `install` gives, a sentence each.
+    """Describe each difference from the protection that `install` gives in a sentence; [] if there is none.
 
-    Triggers are compared by their effect, not by their names. Also found: triggers that are not ours, rules,
-    child tables, row security, and tables that hide one of ours.
+    Compares the definitions of the triggers. Also lists triggers that are not ours, rules, child tables, row
+    security, and temporary tables that hide one of ours.
     """
     if connection.vendor not in VENDORS:
         return []
@@ -203,7 +203,7 @@ def is_present(connection: BaseDatabaseWrapper) -> bool:
 
 
 def install_on_migrate(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
-    """Restore the triggers after `migrate` and `flush`, which may rebuild the table; name the database."""
+    """Restore the triggers after `migrate` or `flush`, which may drop them; store the database's name."""
     connection = connections[using]
     from agentruns.models import Control, Message
 
@@ -228,7 +228,7 @@ def drop(connection: BaseDatabaseWrapper, cursor: Any) -> None:
 
 
 def _sqlite_triggers(cursor: Any) -> dict[str, str]:
-    """Build the statement of each trigger, for the columns that its table has."""
+    """Build the CREATE statement of each SQLite trigger from its table's columns; {} without the tables."""
     cursor.execute(
         "SELECT t.name, c.name FROM main.sqlite_master t, pragma_table_info(t.name, 'main') c"
         " WHERE t.type = 'table' AND t.name IN (%s, %s)",
@@ -267,7 +267,7 @@ FROM pg_catalog.pg_class WHERE relpersistence = 't' AND relname = ANY(%s)"""
 
 
 def _schema(cursor: Any) -> str | None:
-    """Find the schema of the journal's tables, but never that of temporary tables, which comes first."""
+    """Find the schema of the journal's tables, ignoring temporary tables; None if there are no tables."""
     cursor.execute(
         "SELECT n.nspname"
         " FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY s (name, place)"
