@@ -68,17 +68,18 @@ class RunOptions(CommonOptions, total=False):
 class Agent:
     """An agent: instructions, a model and tools, registered by (name, version); treat it as immutable.
 
-    `instructions` may be a function of a RunContext, and `tools_for` one that names the tools of a run: both
-    are called once, at its start. `tools` maps names to tools. `model`: a Claude model's name, a name with a
-    provider as "openai:gpt-5.4", a name of AGENTRUNS_MODELS, or an object with `identity` and `propose`; it
-    defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created. `fallback`: a second model, used at
-    once when the provider of `model` is overloaded. `token_budget` counts input and output; `deadline`
-    excludes time spent waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES.
-    `model_params` are sent to the provider with every request (`max_tokens` there limits one reply); a
-    fallback of another provider gets only `max_tokens`. `output_type`: a pydantic model that the text of the
-    last reply must fit, and the type of `RunResult.output`. `starters`: a permission or group that people
-    need to start the agent, beside `agentruns.start_run`, or "anyone". `unjournaled_tools` allows tools and
-    MCP servers in `model_params`, which the provider runs: no row before the effect, no gate.
+    `instructions` may be a function of a RunContext; `tools_for` is a function of a RunContext that names the
+    tools of a run. Both are called once, at the start of the run. `tools` maps names to tools. `model`: a
+    Claude model's name, a name with a provider as "openai:gpt-5.4", a name of AGENTRUNS_MODELS, or an object
+    with `identity` and `propose`. It defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created.
+    `fallback`: a second model, used at once when the provider of `model` is overloaded. `token_budget` counts
+    input and output; `deadline` excludes time spent waiting for people. `cost_budget` is in the currency of
+    AGENTRUNS_PRICES. `model_params` are sent to the provider with every request (`max_tokens` there limits
+    one reply); a fallback of another provider gets only `max_tokens`. `output_type`: a pydantic model that
+    the text of the last reply must fit, and the type of `RunResult.output`. `starters`: a permission or group
+    that people need to start the agent, beside `agentruns.start_run`, or "anyone". `unjournaled_tools` allows
+    tools and MCP servers in `model_params`. The provider runs these: without a row before the effect, and
+    without a gate.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Agent:
         return f"<Agent {self.name} version {self.version}>"
 
     def definition(self) -> dict[str, Any]:
-        """Build everything a run of this agent depends on, as JSON; for reading only."""
+        """Build the definition, as JSON: everything that a run of this agent depends on; for reading only."""
         return self._definition
 
     @cached_property
@@ -193,7 +194,7 @@ class Agent:
 
     @property
     def file_limits(self) -> Limits:
-        """The limits for files that each of its models accepts."""
+        """The limits for files that every model of the agent accepts."""
         return limits_of(*map(model_identity, self.models))
 
     @cached_property
@@ -279,8 +280,8 @@ class Agent:
 def register(agent: Agent) -> None:
     """Register `agent` under its name and version.
 
-    Raises ValueError if another module has registered a different agent under both. A module that is imported
-    again replaces its own agent.
+    Raises ValueError if another module has registered a different agent under this name and version. A module
+    that is imported again replaces its own agent.
     """
     key = (agent.name, agent.version)
     with _lock:
@@ -303,8 +304,8 @@ def register(agent: Agent) -> None:
 def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
     """Find the agent with a name and version; without a version, the highest version.
 
-    Versions of dotted numbers are compared number by number, 1.10 after 1.9, and come after all other texts,
-    whose numbers are compared too: v10 after v9. Raises UnknownAgentError, which lists the registered agents.
+    Numbers in a version are compared as numbers: 1.10 is higher than 1.9, and v10 is higher than v9. Dotted
+    numbers are higher than all other texts. Raises UnknownAgentError, which lists the registered agents.
     """
     if isinstance(agent, Agent):
         if version is None or version == agent.version:
@@ -340,7 +341,7 @@ def autodiscover() -> None:
 
 
 def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """List the parts that differ between two definitions: "instructions", "tools.refund (removed)" ..."""
+    """List the parts that differ between definitions, such as "instructions" or "tools.refund (removed)"."""
 
     def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
         names = sorted({*one, *other})
@@ -357,7 +358,7 @@ def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]
 
 
 def _without_secrets(params: Any) -> Any:
-    """Mask tokens in parameters for a definition, because they may be renewed and must not be read."""
+    """Mask the members that _SECRETS names, at any depth: a definition must not show or compare them."""
     if isinstance(params, dict):
         return {name: MASK if name in _SECRETS else _without_secrets(each) for name, each in params.items()}
     return [_without_secrets(each) for each in params] if isinstance(params, list | tuple) else params
@@ -386,7 +387,7 @@ def _require_model(where: str, what: str, model: Any) -> None:
 
 
 def _require_path(where: str, what: str, value: Any, also: str = "") -> None:
-    """Raise TypeError unless `value` is a function whose path can name it in a definition."""
+    """Raise TypeError unless `value` is a function of a module, not async, that accepts the run."""
     kind = f"{where}: {what} must be {also}a function of a module, not {value!r}"
     if not inspect.isroutine(value):
         raise TypeError(f"{kind}.")

@@ -1,7 +1,7 @@
 """Blocks of a task, a message or a result: texts, pictures and documents, checked and in their JSON form.
 
-In that form, which a row's payload takes over, `content` has the blocks and `stored` their files: a block
-names its file by SHA-256. `described` is a text for people, by which inputs are also compared.
+The JSON form becomes part of a row's payload: `content` has the blocks, and `stored` has their files. A block
+names its file by SHA-256. `described` builds a text for people, which also serves to compare inputs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Document(File):
 
 
 def of_upload(file: Any) -> File:
-    """Build the file of an upload by its declared type; raises ContentError if the content is another."""
+    """Build a file from an upload by its declared type; raises ContentError for content of another type."""
     is_picture = (file.content_type or "").startswith("image/")
     return (Image if is_picture else Document)(data=file)
 
@@ -127,7 +127,7 @@ FILES: dict[str, type[File]] = {kind.kind: kind for kind in (Image, Document)}
 
 
 def type_of(data: bytes) -> str:
-    """Find the media type of bytes; "" if it is unknown."""
+    """Find the media type of the bytes of an image, a PDF or a text in UTF-8; "" for anything else."""
     for media_type, magic in IMAGES.items():
         if magic.match(data):
             return media_type
@@ -140,7 +140,7 @@ def type_of(data: bytes) -> str:
 
 
 def checked(given: Any) -> list[Block]:
-    """List the blocks of an input that is no text; raises ContentError for an invalid or refused block."""
+    """List the blocks of an input that is no string; raises ContentError for an invalid or refused block."""
     blocks = [given] if isinstance(given, Text | File) else given
     if not isinstance(blocks, list | tuple) or not blocks:
         raise ContentError("The input is neither a text nor a list of Text, Image and Document blocks.")
@@ -163,7 +163,7 @@ def is_block(value: Any) -> bool:
 
 
 def admitted(blocks: Iterable[Block]) -> list[Block]:
-    """List the blocks of a result; the reason replaces a block that the scanner refuses. Never raises."""
+    """List the blocks of a result without empty texts; the reason replaces a refused file. Never raises."""
     kept: list[Block] = []
     for block in blocks:
         try:
@@ -193,7 +193,7 @@ def packed(blocks: Iterable[Block]) -> Packed:
 
 
 def described(content: list[dict[str, Any]], key: str | bytes | None = None) -> str:
-    """Describe blocks in a text for people: their texts, and type, name and size of their files."""
+    """Describe blocks in one text for people: their texts, and a placeholder for each file."""
     # The digests are keyed, by default with the project's SECRET_KEY, so that nobody can guess a file.
 
     def text(block: dict[str, Any]) -> str:
@@ -206,6 +206,6 @@ def described(content: list[dict[str, Any]], key: str | bytes | None = None) -> 
 
 
 def placeholder(block: dict[str, Any], digest: str) -> str:
-    """Build the text that stands for a file among blocks."""
+    """Build the text that stands for a file: its type, name, media type, size and `digest`."""
     names = (str(block.get(name, "?")) for name in ("type", "name", "media_type", "size"))
     return "[{} {}: {}, {} bytes, {}]".format(*names, digest)

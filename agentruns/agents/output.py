@@ -14,12 +14,12 @@ MAX_PROBLEM = 2000
 
 
 def schema_of(output_type: type[BaseModel] | None) -> dict[str, Any] | None:
-    """Build the JSON Schema of an output type."""
+    """Build the JSON Schema of an output type; None without a type."""
     return None if output_type is None else output_type.model_json_schema()
 
 
 def problem_with(output_type: type[BaseModel] | None, text: str) -> str:
-    """Explain why a text is not a value of the type; "" if it is."""
+    """Explain why a text is no JSON value of the output type; "" if it is, or without a type."""
     if output_type is None:
         return ""
     try:
@@ -44,5 +44,5 @@ def value_of(output_type: type[BaseModel] | None, text: str | None) -> Any:
 
 
 def shown(output: Any) -> Any:
-    """Convert an output to text, for printing."""
+    """Convert a value of a pydantic model to JSON text; return any other output unchanged."""
     return output.model_dump_json() if isinstance(output, BaseModel) else output

@@ -24,7 +24,7 @@ MAX_DIGITS = 20
 
 
 def price_of(*models: str) -> dict[str, Decimal] | None:
-    """Find the prices of the first of the models that has any; the longest matching name counts."""
+    """Find the prices of the first model with any, by its longest matching name; None without valid ones."""
     # An invalid price counts as none: a reply that was paid for must be journaled in any case.
     known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
     for model in models:
@@ -46,7 +46,7 @@ def price_of(*models: str) -> dict[str, Decimal] | None:
 
 
 def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
-    """Compute the cost of a reply; None if its model has no price."""
+    """Compute the cost of a reply; None if its model has no valid price."""
     price = price_of(*models)
     if price is None:
         return None

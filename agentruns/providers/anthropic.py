@@ -69,7 +69,7 @@ class AnthropicModel(SDKModel):
 
     @property
     def identity(self) -> str:
-        """The model's name: the same model with another client is the same definition."""
+        """The model's name; the definition does not depend on the client."""
         return self.name
 
     def usage_in(self, raw: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class AnthropicModel(SDKModel):
         return {} if raw is None else plain(raw).get("usage") or {}
 
     def ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
-        """Send the request, shortened if necessary, and read its reply; raises errors of the SDK, too."""
+        """Send the request, shortened if necessary, and read the reply; also raises errors of the SDK."""
         body = self._fitting(_body(request))
         body = canonical.legal(marked(body, self.cache) if self.cache else body)
         messages = self._messages(body)
@@ -124,7 +124,7 @@ class AnthropicModel(SDKModel):
         return client.beta.messages if body.get("betas") else client.messages
 
     def _fitting(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Shorten the request by `compact` if necessary; raises ProviderError if it is still too long."""
+        """Shorten a request that is too long by `compact`; raises ProviderError if it stays too long."""
         most = window.most_tokens(body)
         if most <= (self.context_window or window.SMALLEST):
             return body
@@ -166,7 +166,7 @@ class AnthropicModel(SDKModel):
         return body
 
     def _count(self, body: dict[str, Any]) -> int | None:
-        """Let the provider count a request's tokens; None if the client cannot."""
+        """Let the provider count a request's tokens; None if the client or the server cannot count."""
         import anthropic
 
         names = _COUNTED_WITH_BETAS if body.get("betas") else _COUNTED
@@ -190,7 +190,7 @@ class AnthropicModel(SDKModel):
 
 
 def _body(request: ModelRequest) -> dict[str, Any]:
-    """Build the request's JSON, except the model. Tools in `model_params` are run by the provider."""
+    """Build the JSON of a request without the model's name. The provider runs the tools in `model_params`."""
     refuse(request.params, _RESERVED)
     body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": for_claude(request.messages)}
     if not body.get("betas"):

@@ -39,7 +39,7 @@ LIMITS = {
 
 
 def limits_of(*identities: str) -> Limits:
-    """Compute the limits that hold for the providers of all given models."""
+    """Compute the limits within which the providers of all given models accept files."""
     limits = [LIMITS.get(identity.partition(":")[0], DEFAULT) for identity in identities]
     types = frozenset.intersection(*(each.types for each in limits))
     return Limits(types, *(min(bounds) for bounds in zip(*(each[1:] for each in limits), strict=True)))
@@ -47,14 +47,14 @@ def limits_of(*identities: str) -> Limits:
 
 @dataclass
 class Room:
-    """The room for files that a request still has."""
+    """The limits for files in one request, with the number and size of the files counted so far."""
 
     limits: Limits = DEFAULT
     files: int = 0
     size: int = 0
 
     def take(self, metas: Iterable[Meta]) -> bool:
-        """Count the files and return True if they still fit into the request; else count none."""
+        """Count the files and return True if all still fit into the request; otherwise return False."""
         sizes = [encoded_size(meta["size"]) for meta in metas]
         files, size = self.files + len(sizes), self.size + sum(sizes)
         if files > self.limits.files or size > self.limits.request:

@@ -52,7 +52,7 @@ class ModelReply:
 class ProviderError(AgentRunsError):
     """An error of a model that gave no usable reply; the message never contains a secret.
 
-    `disposition` decides about the run: it retries later, is paused for staff, or fails.
+    `disposition`: the run retries later ("retry"), is paused for staff ("pause"), or fails ("fail").
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Model(Protocol):
     """Any object with `propose`, which may be a coroutine function."""
 
     def propose(self, request: ModelRequest) -> ModelReply | Awaitable[ModelReply]:
-        """Return the reply; raises ProviderError."""
+        """Build the reply to a request; raises ProviderError if there is no usable reply."""
         ...
 
 
@@ -99,10 +99,10 @@ def call_model(model: Model, request: ModelRequest) -> ModelReply:
 
 
 def check_reply(reply: Any) -> ModelReply:
-    """Return `reply` if it can be journaled and acted on; raises ProviderError.
+    """Check that a reply can be journaled and acted on, and return it; raises ProviderError if not.
 
-    An input that is nested too deeply passes, because the gate answers its call. A model or a request id that
-    is no text is dropped, because the reply is paid for.
+    A call with an input that is nested too deeply passes, because the gate answers that call. A model name or
+    request id that is not a string becomes "", because the reply is paid for.
     """
     if not isinstance(reply, ModelReply):
         why = f"propose() returned {type(reply).__name__}, not a ModelReply"
@@ -154,7 +154,7 @@ def usage_of(error: ProviderError) -> dict[str, Any]:
 
 
 def provider_tools(params: dict[str, Any] | None) -> list[str]:
-    """List the parameters that let a provider act by itself, without a row before the effect."""
+    """List the request parameters that let the provider use tools itself, without a row before the effect."""
     params = params or {}
     inner = params.get("extra_body")
     given = {**inner, **params} if isinstance(inner, dict) else params

@@ -27,7 +27,7 @@ UNREADABLE = (
 
 
 def foreign(block: Block) -> ProviderError:
-    """Build the error for a block that another provider does not accept."""
+    """Build the ProviderError for a block that this model does not accept."""
     kind = block["item"].get("type") if block["type"] == ITEM else block["type"]
     return ProviderError(FOREIGN.format(kind=kind), disposition="pause", type="foreign_block")
 
@@ -39,13 +39,13 @@ def is_reasoning(block: Block) -> bool:
 
 
 def blocks_of(message: Block) -> list[Block]:
-    """Convert the content of a message to blocks."""
+    """List the blocks of a message; a content that is a string becomes one text block."""
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def for_claude(messages: Messages) -> Messages:
-    """Convert a conversation for Claude: remove what other providers added to their replies."""
+    """Remove other providers' reasoning and extras from a conversation; ProviderError for other items."""
     converted: Messages = []
     for message in messages:
         content = message["content"]
@@ -67,22 +67,22 @@ def for_claude(messages: Messages) -> Messages:
 
 
 def results_of(message: Block) -> tuple[list[Block], list[Block]]:
-    """Split a user message into results and other blocks."""
+    """Split the blocks of a user message into tool results and other blocks."""
     blocks = blocks_of(message)
     results = [block for block in blocks if block["type"] == "tool_result"]
     return results, [block for block in blocks if block["type"] != "tool_result"]
 
 
 def result_parts(result: Block) -> list[Block]:
-    """List the blocks of a result; a first text marks an error, because OpenAI has no flag for errors."""
+    """List a result's blocks; a text before them marks a failed call: OpenAI has no flag for errors."""
     parts = blocks_of({"content": result.get("content") or ""})
     return [{"type": "text", "text": "The call failed:"}, *parts] if result.get("is_error") else parts
 
 
 def part(block: Block, identity: str) -> tuple[str, str, str]:
-    """Convert a block to its kind, its text or its file's URL, and the file's name.
+    """Convert a block to its kind, its text or the URL of its file, and the file's name.
 
-    A PDF is recognised by the ending of its name. ProviderError for a file that the model does not accept.
+    Providers know a PDF by the ending of its name. Raises ProviderError for a file that the model refuses.
     """
     kind, source, title = block["type"], block.get("source", {}), str(block.get("title") or "")
     if kind == "text":
@@ -99,7 +99,7 @@ def part(block: Block, identity: str) -> tuple[str, str, str]:
 
 
 def functions(request: ModelRequest) -> list[dict[str, Any]]:
-    """Convert the tools of a request to functions."""
+    """Convert the tools of a request to functions in OpenAI's form."""
     return [
         {"name": tool["name"], "description": tool["description"], "parameters": tool["input_schema"]}
         for tool in request.tools
@@ -111,7 +111,7 @@ def answer_form(request: ModelRequest) -> dict[str, Any] | None:
     schema = request.output_schema
     if schema is None:
         return None
-    if "$ref" in schema:  # of a model that holds itself; the outermost schema has to be an object
+    if "$ref" in schema:  # of a recursive model; the outermost schema must be an object
         schema = {**schema["$defs"][schema["$ref"].rpartition("/")[2]], "$defs": schema["$defs"]}
     try:
         return {"name": "answer", "schema": _strict(schema), "strict": True}
@@ -120,11 +120,11 @@ def answer_form(request: ModelRequest) -> dict[str, Any] | None:
 
 
 def _strict(schema: Any) -> Any:
-    """Convert a schema so that every property is required and no other allowed; ValueError if impossible.
+    """Convert a schema to require every property and to allow no other; raises ValueError if impossible.
 
-    Defaults, which OpenAI refuses, are removed. A pydantic model reads what fits the stricter schema.
+    Defaults, which OpenAI refuses, are removed. A value of the stricter schema also fits the pydantic model.
     """
-    if "$ref" in schema:  # beside which nothing may stand
+    if "$ref" in schema:  # OpenAI allows no other keyword beside it
         return {"$ref": schema["$ref"]}
     found = {name: value for name, value in schema.items() if name not in ("default", "discriminator")}
     if "oneOf" in found:
@@ -169,8 +169,9 @@ def whole_object(arguments: Any) -> dict[str, Any] | None:
 def check_pieces(calls: list[tuple[Any, Any]], tools: Iterable[Any], *, sure: bool = True) -> None:
     """Refuse a streamed reply in which arguments may belong to another call; raises ProviderError.
 
-    `calls` are the name and arguments of each call, no arguments if none arrived; `sure`: each piece of
-    arguments named its call. Broken arguments of a single call are left to the gate.
+    `calls` are the name and the arguments of each call; empty arguments if none arrived. `sure` means that
+    each piece of arguments named its call. If `sure`, and if no call lacks arguments, the gate judges broken
+    arguments.
     """
     without = [tool["name"] for tool in tools if tool["input_schema"].get("properties") == {}]
     empty = any(is_nothing(text) and name not in without for name, text in calls)
@@ -186,7 +187,7 @@ def unreadable() -> ProviderError:
 
 
 def usage_of(raw: Any) -> dict[str, Any]:
-    """Convert OpenAI's usage to the kinds that prices have; cached tokens are not counted as input too."""
+    """Convert OpenAI's usage to the counts that prices use. Cached tokens do not also count as input."""
     if not isinstance(raw, dict):
         return {}
     details = raw.get("input_tokens_details") or raw.get("prompt_tokens_details")

@@ -14,10 +14,10 @@ MARKABLE = ("text", "tool_result", "image", "document")
 
 
 def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
-    """Copy the request with marks after tools and system, and after the last two user messages.
+    """Copy the request with cache marks after tools and system, and after the last two user messages.
 
-    The second-to-last message is where the previous request ended, so the cache is read up to there. `body`
-    itself is returned if the developer has set marks, or if nothing will be repeated.
+    The previous request ended at the second-to-last user message, so the cache is read up to there. Returns
+    `body` itself if the developer has set marks, or if no part will be repeated.
     """
     # Without tools the first reply is the last one, unless the session continues.
     is_repeated = body.get("tools") or len(body["messages"]) > 1

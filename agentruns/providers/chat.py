@@ -42,7 +42,7 @@ QUIRKS = {
 
 
 def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Quirks) -> dict[str, Any]:
-    """Build the JSON of a request."""
+    """Build the JSON of a request; raises ProviderError for a block that this model does not accept."""
     found = {quirks.max_tokens if name == "max_tokens" else name: each for name, each in params.items()}
     tools = [{"type": "function", "function": each} for each in blocks.functions(request)]
     if tools := [*tools, *params.get("tools", [])]:
@@ -73,7 +73,7 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
 
 
 def _asked(message: Block, identity: str) -> list[Block]:
-    """Convert a user message: results, which hold only texts; then their files and the other blocks."""
+    """Convert a user message: first the texts of each result, then files of results and the other blocks."""
     results, rest = blocks.results_of(message)
     answers, files = [], []
     for result in results:
@@ -86,7 +86,7 @@ def _asked(message: Block, identity: str) -> list[Block]:
             files += [part for part in parts if part["type"] != "text"]
         answers.append({"role": "tool", "tool_call_id": call, "content": "\n".join(texts)})
     said = [*files, *(_part(block, identity) for block in rest)]
-    is_text = all(part["type"] == "text" for part in said)  # as which every server takes it
+    is_text = all(part["type"] == "text" for part in said)  # every server accepts a plain text
     whole: Any = "\n\n".join(part["text"] for part in said) if is_text else said
     return [*answers, {"role": "user", "content": whole}] if said else answers
 
@@ -103,7 +103,7 @@ def _part(block: Block, identity: str) -> Block:
 
 
 class Collected:
-    """A reply that is put together from its chunks; `tools` are those of the request."""
+    """A reply that is built from the chunks of its stream; `tools` are the tools of the request."""
 
     def __init__(self, tools: Iterable[Any] = ()) -> None:
         self.raw: dict[str, Any] = {"choices": []}
@@ -112,7 +112,7 @@ class Collected:
         self._is_sure, self._in_doubt = True, False  # sure of the arguments; in doubt which calls there are
 
     def add(self, chunk: dict[str, Any]) -> str:
-        """Add a chunk; return its text."""
+        """Add a chunk; return the piece of text in it, or ""."""
         self.raw |= {name: chunk[name] for name in ("model", "usage") if chunk.get(name)}
         text = ""
         for choice in chunk.get("choices") or []:
@@ -127,7 +127,7 @@ class Collected:
         return text
 
     def _join(self, piece: Block) -> None:
-        """Join a piece of a call to an earlier piece of it, or begin another call with it."""
+        """Add a piece to the call that it continues, or begin another call with the piece."""
         calls = self._choice["message"].setdefault("tool_calls", [])
         said = dict(piece.get("function") or {})
         name, text = said.pop("name", None), said.pop("arguments", None)
@@ -147,7 +147,7 @@ class Collected:
             calls.append(call)
         known = call["function"]
         _merge(call, {**piece, "function": said})
-        if name and name != known["name"]:  # in pieces: half of one is another tool's
+        if name and name != known["name"]:  # a name in pieces; half of it may be another tool's name
             if known["name"]:
                 self._is_sure &= (is_same := _shares(call, piece, "id"))
                 self._in_doubt |= bool({known["name"], name} & self._names) or not (self._names or is_same)
@@ -158,7 +158,7 @@ class Collected:
             known["arguments"] += text
 
     def _may_be_one(self, call: Block, name: str, text: Any) -> bool:
-        """Check whether two calls may be one whose first arguments, or half of its name, came first."""
+        """Check whether two calls may be one call that began with half its name or part of its arguments."""
         known = call["function"]
         if name != known["name"]:
             return any(each.startswith(known["name"] + name) for each in self._names)
@@ -166,7 +166,7 @@ class Collected:
         return bool(call.get("id")) or {**new, **old} == new or {**old, **new} == old
 
     def whole(self) -> dict[str, Any]:
-        """Return the completion in the form without streaming; ProviderError if its calls are unclear."""
+        """Build the completion in the form without streaming; ProviderError if its calls are unclear."""
         calls = self._choice["message"].get("tool_calls") or []
         if self._choice.get("finish_reason") in _COMPLETE:  # no call of another reply runs
             ids = [call["id"] for call in calls if call.get("id")]
@@ -179,7 +179,7 @@ class Collected:
 
 
 def _fitting(calls: list[Block], piece: Block) -> list[Block]:
-    """Find the calls that a piece fits, by index, then by id, then by position; the last fits best."""
+    """Find the calls that a piece may continue: by index, else by id, else by position. The last is best."""
     index, call_id = piece.get("index"), piece.get("id")
     free = [call for call in calls if not call_id or call.get("id") in (None, "", call_id)]
     if found := [call for call in free if _shares(call, piece, "index")]:
@@ -194,7 +194,7 @@ def _shares(call: Block, piece: Block, *labels: str) -> bool:
 
 
 def _begins_another(call: Block, piece: Block, name: Any, text: Any) -> bool:
-    """Check whether a named piece begins another call instead of continuing the best fitting one."""
+    """Check whether a piece with a tool's name begins another call; otherwise the piece continues `call`."""
     known = call["function"]
     if not (name and known["name"]) or (_shares(call, piece, "index") and _shares(call, piece, "id")):
         return False
@@ -224,7 +224,7 @@ def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Check whether two parts belong to one tool call; some servers give every call the index 0."""
+    """Check whether two items of a list are pieces of one item: same index, and no two different ids."""
     if not isinstance(one, dict) or not isinstance(other, dict) or "index" not in other:
         return False
     ids = {each["id"] for each in (one, other) if each.get("id")}
@@ -232,7 +232,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:
-    """Convert a completion to a reply; raises ProviderError if the completion has no choice or an error."""
+    """Convert a completion to a reply; raises ProviderError for an error or an unusable reply."""
     choice = next(iter(raw.get("choices") or []), None)
     if choice is None or choice.get("finish_reason") == "error":
         raise answered(raw.get("error") or (choice or {}).get("error") or {"message": "It holds no reply."})

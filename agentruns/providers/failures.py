@@ -27,7 +27,7 @@ _PAUSING = re.compile(
 _FAILING = re.compile(
     r"invalid_\w+|\w*image\w*|\w+_policy\w*|content_filter|context_length_exceeded|request_too_large"
 )
-_MISSING = re.compile("authentication method|Missing credentials")  # in what the SDKs say
+_MISSING = re.compile("authentication method|Missing credentials")  # in the SDKs' error texts
 _BROKEN = (OSError, json.JSONDecodeError, UnicodeDecodeError)
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError)
 
@@ -46,7 +46,7 @@ class Answer:
 
 
 class SDKModel:
-    """A model behind an SDK, with a client of its own or a given one."""
+    """A model behind an SDK, with a client that it makes itself or is given."""
 
     package: ClassVar[str]
     # A subclass sends the request (`ask`), reads an answer's usage (`usage_in`) and makes a client.
@@ -85,7 +85,7 @@ class SDKModel:
         raise failure
 
     def client(self) -> Any:
-        """Find or make this process's client, without its own retries, which would occupy a worker."""
+        """Find or make this process's client. The client never retries: that would occupy a worker."""
         is_forked = self._pid != os.getpid()  # on a shared connection it would read replies to the parent
         if self._client is None or is_forked:
             keep(self._client)
@@ -108,7 +108,7 @@ class SDKModel:
         return {"model": self.name, **given, "extra_body": rest}
 
     def send_text(self, request: ModelRequest, text: str) -> None:
-        """Pass a piece of the reply to the listeners; "" for other progress."""
+        """Pass a piece of the reply to the listeners; the text "" reports other progress."""
         if request.on_text is not None:
             request.on_text(text)
         if text:
@@ -116,13 +116,13 @@ class SDKModel:
 
 
 def refuse(params: Iterable[str], reserved: frozenset[str]) -> None:
-    """Raise TypeError for parameters that the request sets itself."""
+    """Raise TypeError if `params` has a reserved parameter, which the request sets itself."""
     if names := sorted(reserved.intersection(params)):
         raise TypeError(f"model_params may not contain {', '.join(names)}")
 
 
 def plain(answer: Any) -> dict[str, Any]:
-    """Convert an answer to JSON as received, with fields that the SDK does not know."""
+    """Convert an answer to JSON with all received fields; raises ProviderError if it is no object."""
     to_dict = getattr(answer, "to_dict", None)
     value = to_dict(mode="json", warnings=False) if to_dict is not None else None
     if not isinstance(value, dict):
@@ -140,7 +140,7 @@ def of_status(status: int) -> Disposition | None:
 
 
 def judged(status: int | None, *words: str) -> Disposition:
-    """Choose the disposition for an error by its status and words; a router quotes a status in the words."""
+    """Choose an error's disposition by its status and `words`: its code and type, or a status as text."""
     if any(map(_PAUSING.fullmatch, words)):
         return "pause"
     for number in (status or 200, *(int(word) for word in words if word.isdecimal())):
@@ -152,7 +152,7 @@ def judged(status: int | None, *words: str) -> Disposition:
 def answered(
     said: Any, secrets: Sequence[str] = (), who: str = "The provider", **known: Any
 ) -> ProviderError:
-    """Build the ProviderError for an error's JSON; `known` has the other facts of the answer."""
+    """Build a ProviderError from an error's JSON; `known` has further fields, such as `status`."""
     said = said if isinstance(said, dict) else {"message": said}
     status, name = known.get("status"), known.pop("name", "")
     word, kind, details = (said.get(each) or "" for each in ("code", "type", "details"))
@@ -172,7 +172,7 @@ def classify(
 ) -> ProviderError:
     """Build the ProviderError for an exception of an SDK, without the secrets in its text.
 
-    `begun`: the answer had begun to arrive, so any failure is the connection's, whatever its class.
+    `begun`: the answer had begun to arrive, so an error of unknown class is the connection's and may pass.
     """
     if isinstance(error, ProviderError):
         return error
@@ -188,7 +188,7 @@ def classify(
         who = {"anthropic": "Anthropic"}.get(package, "The provider")
         about = {"request_id": error.request_id or "", "retry_after": retry_after(error.response.headers)}
         return answered(body, secrets, who, status=error.status_code, name=name, **about)
-    if isinstance(error, sdk.APIError) and body is not None:  # inside a stream of OpenAI's
+    if isinstance(error, sdk.APIError) and body is not None:  # an error inside OpenAI's stream
         return answered(body, secrets)
     # By module name: the SDKs may use either HTTP library, and have changed it before.
     is_of_http = any(kind.__module__.startswith(("httpx", "httpcore")) for kind in type(error).__mro__)
@@ -210,9 +210,9 @@ def classify(
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Read the seconds to wait from `retry-after-ms`, or from Retry-After as seconds or a date.
+    """Read the seconds to wait from `retry-after-ms` or Retry-After; None without a usable value.
 
-    A date is compared with the answer's own date, because this machine's clock may be slow or fast.
+    A date in Retry-After is compared with the answer's own date, because this machine's clock may be wrong.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
@@ -228,7 +228,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def cleaned(text: str, secrets: Sequence[str]) -> str:
-    """Put the text of an error on one line, without keys, and cut it."""
+    """Put the text of an error on one line, mask keys and `secrets`, and cut the text to 500 characters."""
     for secret in secrets:
         text = text.replace(secret, "***")
     text = " ".join(_SECRET.sub("***", text).split())

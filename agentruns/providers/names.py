@@ -14,7 +14,7 @@ PROVIDERS = frozenset({"anthropic", "azure", "ollama", "openai", "openrouter", "
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Find provider, model and options of a name of AGENTRUNS_MODELS, "provider:model" or a Claude model."""
+    """Find provider, model and options for a key of AGENTRUNS_MODELS, "provider:model" or a Claude name."""
     if name in settings.MODELS:
         return {"provider": "openai", **settings.MODELS[name]}
     provider, _, model = name.partition(":")
@@ -26,7 +26,8 @@ def options_of(name: str) -> dict[str, Any]:
 def model_identity(model: Model | str) -> str:
     """Build the model's name for a Definition and for prices: provider and model, without key or address.
 
-    A Claude model has its plain name; an object without `identity`, which a check refuses, its class path.
+    The identity of a Claude model is its plain name. An object without `identity`, which a system check
+    refuses, is identified by its class path.
     """
     if isinstance(model, str):
         options = options_of(model)
@@ -39,24 +40,24 @@ def model_identity(model: Model | str) -> str:
 
 
 def provider_of(model: Model | str) -> str:
-    """Find the name of a model's provider."""
+    """Find the name of a model's provider; the class name of an object without `provider`."""
     if isinstance(model, str):
         return str(options_of(model)["provider"])
     return str(getattr(model, "provider", type(model).__name__))
 
 
 def resolve(model: Model | str) -> Model:
-    """Find the model object for a name, the same in the whole process; return an object itself."""
+    """Find the model object for a name, one object for the whole process; return an object unchanged."""
     return _made(model, repr(options_of(model))) if isinstance(model, str) else model
 
 
 @cache
-def _made(name: str, options: str) -> Model:  # which a test may change
+def _made(name: str, options: str) -> Model:  # `options` completes the cache key; a test may change them
     return make(**options_of(name))
 
 
 def make(provider: str, model: str, **options: Any) -> Model:
-    """Build a model of a provider."""
+    """Build the model object of a provider; `options` are further arguments of its class."""
     if provider == "anthropic":
         from agentruns.providers.anthropic import AnthropicModel
 

@@ -28,11 +28,12 @@ Collected = responses.Collected | chat.Collected
 class OpenAIModel(SDKModel):
     """A model by name, over the Responses API of OpenAI and Azure, or over Chat Completions.
 
-    `api`: "responses" or "chat"; unless given, it depends on the server: another `base_url` than theirs means
-    Chat Completions. `provider`: "openai", "azure", "ollama", "vllm", "openrouter", or your own name of
-    another server. `client`: your own OpenAI or AzureOpenAI; its retries are switched off. `timeout` in
-    seconds: for a whole reply, or for each read when streaming. `params` are sent with every request, unless
-    an agent's own `model_params` replace them; they are no part of a definition.
+    `api`: "responses" or "chat"; the default is "responses" for servers of OpenAI and Azure, and "chat" for
+    all others. `provider`: "openai", "azure", "ollama", "vllm", "openrouter", or your own name of another
+    server. `client`: your own OpenAI or AzureOpenAI; its retries are switched off. `timeout` in seconds: for
+    a whole reply, or for each read when streaming. `params` are sent with every request, unless an agent's
+    own `model_params` replace them. They are no part of a definition. Raises ValueError if `params` lets the
+    provider use tools itself.
     """
 
     package = "openai"
@@ -68,11 +69,11 @@ class OpenAIModel(SDKModel):
 
     @property
     def identity(self) -> str:
-        """The provider and the model: with another key, server or client it is the same definition."""
+        """The names of provider and model; the definition does not depend on key, server or client."""
         return f"{self.provider}:{self.name}"
 
     def ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
-        """Send the request to the API of the server and read its reply; raises errors of the SDK, too."""
+        """Send the request to the API of the server and read the reply; also raises errors of the SDK."""
         params = {**self.params, **request.params}
         refuse(params, _RESERVED)
         client = self.client()
@@ -91,14 +92,14 @@ class OpenAIModel(SDKModel):
     def _respond(
         self, api: Any, body: dict[str, Any], request: ModelRequest, answer: Answer
     ) -> dict[str, Any]:
-        """Send a request; if the provider cannot read earlier reasoning, send it once more without that."""
+        """Send a request; repeat it without earlier reasoning if the provider cannot read that reasoning."""
         import openai
 
         if not self._include:
             body = responses.without_reasoning(body, include=False)
         try:
             return self._send(api, body, request, answer, responses.Collected(request.tools))
-        except openai.BadRequestError as error:  # after a failover, for one, to another account
+        except openai.BadRequestError as error:  # for example after a failover to another account
             if not _ENCRYPTED.search(f"{error.code} {error.message}"):
                 raise
             self._include = self._include and "not supported" not in error.message
@@ -125,10 +126,10 @@ class OpenAIModel(SDKModel):
         return answer.complete(collected.whole())
 
     def make_client(self) -> Any:
-        """Make the SDK's client; raises ProviderError for a server of unknown address."""
+        """Build the SDK's client; raises ProviderError if another provider than "openai" has no base_url."""
         import openai
 
-        if self.provider != "openai" and not self._base_url:  # the SDK would ask OpenAI, with another's key
+        if self.provider != "openai" and not self._base_url:  # or the SDK would send OpenAI another's key
             text = f"The provider {self.provider!r} needs a base_url, or a client."
             raise ProviderError(text, disposition="pause", type="missing_base_url")
         # The SDK would send OpenAI's key to any server, and asks for one where none is needed.

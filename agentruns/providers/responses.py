@@ -18,7 +18,7 @@ _STOPS = {"max_output_tokens": "max_tokens", "max_messages": "max_tokens"}
 
 
 def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[str, Any]:
-    """Build the JSON of a request: the whole conversation, because the provider stores nothing."""
+    """Build the JSON of a request with the whole conversation, because the provider stores nothing."""
     found = {"store": False, **params, "include": [*params.get("include", []), ENCRYPTED]}
     if "max_tokens" in found:
         found["max_output_tokens"] = found.pop("max_tokens")
@@ -48,14 +48,14 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[s
 
 
 def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
-    """Copy a request without earlier reasoning; unless `include`, do not request new reasoning either."""
+    """Copy a request without earlier reasoning; request encrypted reasoning only if `include`."""
     kept = [item for item in sent["input"] if item.get("type") != "reasoning"]
     asked = [each for each in sent["include"] if include or each != ENCRYPTED]
     return {**sent, "input": kept, "include": asked}
 
 
 def _said(block: Block, identity: str) -> list[Block]:
-    """Convert a block of a reply to its item, if any, without an id, which only a stored reply needs."""
+    """Convert a block of a reply to one item, or to none for reasoning that this model cannot read."""
     if block["type"] == "text":
         phase = {"phase": block["phase"]} if block.get("phase") else {}
         return [{"role": "assistant", "content": block["text"], **phase}]
@@ -82,7 +82,7 @@ def _part(block: Block, identity: str) -> Block:
 
 
 class Collected:
-    """A reply that is put together from its events; `tools` are those of the request."""
+    """A reply that is built from the events of its stream; `tools` are the tools of the request."""
 
     def __init__(self, tools: Iterable[Any] = ()) -> None:
         self.raw: dict[str, Any] = {}
@@ -92,7 +92,7 @@ class Collected:
         self._written: list[Block] = []  # the events with arguments
 
     def add(self, event: dict[str, Any]) -> str:
-        """Add an event; return its text. Raises ProviderError for an error."""
+        """Add an event; return the piece of text in it, or "". Raises ProviderError for an error event."""
         kind, place = event.get("type", ""), event.get("output_index")
         if kind == "error":
             raise answered(event)
@@ -107,9 +107,11 @@ class Collected:
         return str(event["delta"]) if kind == "response.output_text.delta" else ""
 
     def whole(self) -> dict[str, Any]:
-        """Return the response; raises ProviderError if its calls cannot be read, or its events differ.
+        """Build the response from its events.
 
-        Its items are those of their own events, unless the last event lists more.
+        Each item comes from its own event, or from the last event if that lists more items. Raises
+        ProviderError if the events of a call hold different arguments, or if a completed response may have
+        lost a call or mixed up arguments. The gate judges a single call with broken arguments.
         """
         listed = self.raw.get("output") or []
         items = self._items if len(listed) <= len(self._items) else dict(enumerate(listed))
@@ -138,7 +140,7 @@ class Collected:
         return {**self.raw, "output": [*found.values()] or self.raw.get("output")}
 
     def _owner(self, event: Block, found: dict[int, Block]) -> Any:
-        """Find the place of the item whose arguments an event holds: by id, or by an unambiguous place."""
+        """Find the place of the item that owns the arguments in an event; None if that is not certain."""
         place, item_id = event.get("output_index"), event.get("item_id")
         same = [at for at, item in found.items() if item_id and item.get("id") == item_id]
         if len(same) == 1:
@@ -148,7 +150,7 @@ class Collected:
 
 
 def reply(raw: dict[str, Any], identity: str) -> ModelReply:
-    """Convert a response to a reply; raises ProviderError if it failed."""
+    """Convert a response to a reply; raises ProviderError if the response failed or cannot be used."""
     if raw.get("status") == "failed" or raw.get("error"):
         raise answered(raw.get("error") or {})
     content: list[Block] = []

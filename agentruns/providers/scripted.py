@@ -22,12 +22,12 @@ _TOOL = frozenset({"name", "input", "id"})
 
 
 class ScriptedModel:
-    """A model whose n-th reply in a run is the n-th turn, so that a new process continues where one died.
+    """A model that gives the n-th turn as the n-th reply of a run, so a new process can continue the run.
 
     A turn is `{"text": ...}` and/or `{"tools": [{"name", "input", "id"?}]}`, or raw blocks as `{"content":
-    [...], "stop_reason": ...}`; `usage` is optional. In Python it may also be a ModelReply, or a function of
-    the ModelRequest that returns a turn. Raises ValueError for anything else. With a `pace` texts are written
-    word by word, each after so many seconds.
+    [...], "stop_reason": ...}`; `usage` is optional. In Python a turn may also be a ModelReply, or a function
+    of the ModelRequest that returns a turn. Raises ValueError for anything else. `pace` is the pause in
+    seconds before each word of a text.
     """
 
     def __init__(self, turns: Iterable[Turn], *, pace: float = 0.0) -> None:
@@ -40,7 +40,7 @@ class ScriptedModel:
 
     @classmethod
     def from_file(cls, path: str | Path) -> ScriptedModel:
-        """Build the model of a JSON file: a list of turns, or an object with `turns`."""
+        """Build a model from a JSON file that holds a list of turns, or an object with `turns`."""
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         turns = value.get("turns") if isinstance(value, dict) else value
         if not isinstance(turns, list):
@@ -54,7 +54,7 @@ class ScriptedModel:
         return f"<ScriptedModel of {len(self.turns)} turns>"
 
     def propose(self, request: ModelRequest) -> ModelReply:
-        """Return turn number `request.step`; raises ProviderError when the script has ended."""
+        """Build the reply of turn `request.step`, counted from 0; raises ProviderError after the last."""
         number = request.step
         if number >= len(self.turns):
             raise ProviderError(

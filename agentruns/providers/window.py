@@ -32,10 +32,10 @@ def _pictures(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def exchanges(messages: Messages) -> list[Messages]:
-    """Split a conversation where it may be cut: a reply stays with the results that answer it.
+    """Split a conversation into the parts that can be left out: a reply stays with the results of its calls.
 
-    The first part is the user's opening; every other part begins with a reply. Consecutive replies are a
-    reply that paused and continued.
+    The first part is the user's opening; every other part begins with a reply. Consecutive replies stay
+    together, because they are one reply that paused and continued.
     """
     parts: list[Messages] = []
     before = ""
@@ -48,11 +48,12 @@ def exchanges(messages: Messages) -> list[Messages]:
 
 
 def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
-    """Leave out the oldest exchanges until the rest fits; pass it to `AnthropicModel(compact=...)`.
+    """Leave out the oldest exchanges until the rest fits; a function for `AnthropicModel(compact=...)`.
 
-    The opening, the user's last message and the newest exchange stay. Exchanges with only tools go first,
-    then the user's other messages. `tokens` is the size of the whole conversation; each part is assumed to
-    take a share proportional to its length. Only the request gets shorter, never the journal.
+    The opening, the user's last message and the newest exchange stay. Exchanges without a message of the user
+    are left out first, then the others. `tokens` is the size of the whole conversation; each part is assumed
+    to take a share proportional to its length. The rest should take at most 80 % of `limit`. The journal
+    keeps everything.
     """
     parts = exchanges(messages)
     sizes = [most_tokens({"messages": part}) for part in parts]
@@ -76,7 +77,7 @@ def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
 
 
 def broken_pairs(messages: Any, whole: Messages) -> str:
-    """Explain why a shortened conversation cannot be sent; "" if it can."""
+    """Explain why a shortened conversation cannot be sent: its form, a pair or its end; "" if it can."""
     for message in messages if isinstance(messages, list) else [None]:
         known: dict[str, Any] = message if isinstance(message, dict) else {}
         content = known.get("content")
