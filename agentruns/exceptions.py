@@ -34,11 +34,11 @@ class MemoryStoreNotDurableError(NotDurableError):
 
 
 class NotFoundError(AgentRunsError, LookupError):
-    """Raised if an approval, token or call does not exist; with the same text if the actor may not see it."""
+    """Raised if an approval, token or call is missing or hidden from the actor; the text is the same."""
 
 
 class DurableRunNotFoundError(NotFoundError):
-    """Raised if a run does not exist; with the same text if the actor may not see it."""
+    """Raised if a run does not exist or the actor may not see it; the text is the same in both cases."""
 
 
 class DurableConfigMismatchError(AgentRunsError):
@@ -75,7 +75,7 @@ class JournalLockedError(SessionBusyError):
 
 
 class SessionAccessDeniedError(AgentRunsError):
-    """Raised if the session is another user's, with the text for a session that does not exist."""
+    """Raised if the session is another user's; the text is the same as for a missing session."""
 
 
 class AmbiguousSessionError(AgentRunsError, LookupError):
@@ -127,11 +127,11 @@ class JournalRewoundError(LeaseLostError):
 
 
 class JournalConflictError(AgentRunsError):
-    """Raised internally if other rows were appended first; the append is retried on the rows read anew."""
+    """Raised internally if other rows were appended first; the append is repeated after reading them."""
 
 
 class BudgetExceededError(AgentRunsError):
-    """The name, in the error of a failed run, for a budget that is used up; never raised."""
+    """A name for the error of a run that failed because a budget is used up; never raised."""
 
 
 class PayloadError(AgentRunsError):

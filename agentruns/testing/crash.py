@@ -26,7 +26,7 @@ CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable that tells a child process its
 
 
 def crash_at(point: str) -> None:
-    """Kill this process by SIGKILL when it reaches `<point>[:<nth>]` the nth time; ValueError if unknown."""
+    """Kill this process by SIGKILL at the boundary `<point>[:<nth>]`; ValueError for an unknown point."""
     arm(point)
 
 
@@ -36,10 +36,10 @@ class Crash(BaseException):
 
 @contextmanager
 def crashing_at(point: str) -> Iterator[None]:
-    """End the block at a boundary as a SIGKILL would end the process there, but spare the process.
+    """Simulate a SIGKILL at a boundary: end the block there, but spare the process.
 
-    Open transactions roll back, and the run stays leased to its dead driver (see `expire_leases`). `point`
-    is `<point>[:<nth>]`, as for `crash_at`. Raises AssertionError if the boundary is not reached.
+    Open transactions roll back, and the run stays leased to its dead driver (see `expire_leases`). `point` is
+    `<point>[:<nth>]`, as for `crash_at`. Raises AssertionError if the boundary is not reached.
     """
     from agentruns.engine.leases import Lease
 
@@ -95,7 +95,7 @@ class CrashingStore:
 def crash_after_tool_results(store: Store, nth: int = 2) -> CrashingStore:
     """Build a store that raises Crash at the nth append of a drive; appends of `start()` do not count.
 
-    In a run with one ungated call, the second append would store the call's result.
+    In a run with one call that needs no approval, the second append would store the call's result.
     """
     return CrashingStore(store, nth)
 
@@ -104,8 +104,8 @@ def manage_py(*arguments: str, crash_at: str = "", timeout: float = 120) -> subp
     """Run a management command in another process, and wait until it ends.
 
     The process uses the test's databases, effects ledger and active `scripted_model`s, whose turns must be
-    plain data. With `crash_at`, it is killed at this point by SIGKILL; AssertionError if it is not. Raises
-    RuntimeError if another process cannot see the test's data.
+    plain data. With `crash_at`, SIGKILL kills the process at this point; AssertionError if the process lives
+    on. Raises RuntimeError if another process cannot see the test's data.
     """
     env = {name: value for name, value in os.environ.items() if name != "AGENTRUNS_CRASH_AT"}
     if crash_at:

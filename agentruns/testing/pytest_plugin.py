@@ -71,7 +71,7 @@ def database_clock() -> Iterator[DatabaseClock]:
 
 
 def _function(name: str, text: str, *, of: str = "") -> Callable[[], Callable[..., Any]]:
-    """Build a fixture `name` that provides the function `of` in `agentruns.testing`, by default `name`."""
+    """Build a fixture `name` for the function `of` of `agentruns.testing`; `of` defaults to `name`."""
 
     def function() -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(import_module("agentruns.testing"), of or name)

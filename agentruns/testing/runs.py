@@ -27,8 +27,9 @@ def run_until_blocked(
     """Sweep until every run has ended or waits for a person, a back-off, or code that can drive it.
 
     Returns the results of the driven runs, in the order of their start; with `run`, drives only this run and
-    returns its result. `fast_forward` moves `frozen_clock` to the end of each back-off, also for deadlines
-    and expiries. Raises StillRunning for a run leased by a worker, dead or alive, or after `sweeps` sweeps.
+    returns its result. `fast_forward` moves `frozen_clock` to the end of each back-off; deadlines and
+    expiries follow the same clock. Raises StillRunning for a run leased by a worker, dead or alive, or after
+    `sweeps` sweeps.
     """
     from agentruns.services.approvals import expire_due
     from agentruns.services.runs import result_of
@@ -62,7 +63,7 @@ def run_until_blocked(
 
 
 def expire_leases(run: Run | RunResult | UUID | str | None = None) -> int:
-    """Make the leases of all unfinished runs, or of one, expire now; return the number of these runs.
+    """Make the leases of all unfinished runs, or of `run`, expire now; return the number of these runs.
 
     A dead worker's run can then be claimed. A living worker loses its run, as if it had slept too long.
     """

@@ -195,7 +195,7 @@ def _tool_result(block: dict[str, Any], where: str) -> None:
 
 
 def _user(blocks: list[tuple[str, dict[str, Any]]], waiting: list[str]) -> None:
-    """Check that a user turn begins with exactly one result for each call in `waiting`, the turn before."""
+    """Check that a user turn begins with one result for each call in `waiting`, the calls before the turn."""
     missing = dict.fromkeys(waiting)
     others = False
     for where, block in blocks:

@@ -96,8 +96,8 @@ class Tool(Options, Generic[P, R]):
     def effective(self, raw: Any) -> dict[str, Any]:
         """Build the effective arguments of a model's input: validated, coerced, with defaults, as JSON.
 
-        Raises InvalidArguments, also if validating the result again changes it: after a restart the handler
-        would receive different arguments from those that were shown and approved.
+        Raises InvalidArguments for invalid input, and for input that changes if it is validated again: after
+        a restart the handler would receive other arguments than a person has seen and approved.
         """
         arguments = self._read(raw)[1]
         again = self._read(arguments)[1]
@@ -113,7 +113,7 @@ class Tool(Options, Generic[P, R]):
         return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate recorded arguments as of today; raises InvalidArguments."""
+        """Validate recorded arguments by the tool's present signature; raises InvalidArguments."""
         return self._read(arguments)[1]
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
@@ -129,7 +129,7 @@ class Tool(Options, Generic[P, R]):
         return asks is not False
 
     def title(self, arguments: dict[str, Any]) -> str:
-        """Describe the call on one line, by `describe` or else with sensitive arguments masked."""
+        """Describe the call on a line: by `describe`, or else by name and arguments with secrets masked."""
 
         def read(text: Any) -> str:
             return one_line(text) if isinstance(text, str) and text.strip() else ""
@@ -138,7 +138,7 @@ class Tool(Options, Generic[P, R]):
         return said or call_text(self.name, arguments, self.sensitive)
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        """Call `preview` and convert its dict to JSON; None without a dict. Never raises."""
+        """Call `preview` and convert its dict to JSON; None if it fails or returns no dict. Never raises."""
         preview = None if self.preview is None else self._ask("preview", lambda answer: answer, arguments)
         return to_jsonable(preview)[0] if isinstance(preview, dict) else None
 
@@ -156,8 +156,8 @@ class Tool(Options, Generic[P, R]):
     def invoke(self, ctx: ToolContext, arguments: dict[str, Any]) -> ToolOutput:
         """Enter the handler once, with effective arguments, and return its output.
 
-        Raises InvalidArguments before entering the handler if the arguments are not effective, NotEntered if
-        the lease is over. The handler's own exceptions pass through. Nothing raises after it has returned.
+        Before that, raises InvalidArguments if the arguments are not effective, and NotEntered if the lease
+        is over. The handler's own exceptions pass through. After the handler has returned, nothing raises.
         """
         conceal(self._hidden(arguments))
         model, again = self._read(arguments)
@@ -186,7 +186,7 @@ class Tool(Options, Generic[P, R]):
         return [arguments.get(name) for name in self.sensitive]
 
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
-        """Validate arguments, and convert them to JSON again; raises InvalidArguments, also for NaN."""
+        """Validate arguments; return the model and its JSON. Raises InvalidArguments, for NaN too."""
         model = self.signature.model
         # `effective` also reads its own result, because a parameter may read a text as JSON.
         if is_deeper(raw, MAX_DEPTH):
@@ -254,9 +254,9 @@ class Tool(Options, Generic[P, R]):
         return ToolOutput(plain, flags)
 
     def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
-        """Call `reconcile` to find out whether the call happened; any unclear answer is Unknown.
+        """Call `reconcile` to find out whether the call happened; an error or an unclear answer is Unknown.
 
-        The result in Occurred is converted to JSON as if the handler had returned it.
+        The result in Occurred is converted to JSON like a handler's. Raises NotEntered if the lease is over.
         """
         if self.reconcile is None:
             return Unknown(f"{self.name} declares no reconcile function.")

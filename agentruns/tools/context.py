@@ -25,7 +25,7 @@ class OfRun:
 
     @property
     def user(self) -> Any:
-        """The Django user who owns the run, read at first use; None for the program. Raises NotFoundError."""
+        """The user who owns the run, read at first use; None for the program. NotFoundError if deleted."""
         return self._user() if self._user is not None else None
 
 
@@ -61,7 +61,7 @@ class ToolContext(OfRun):
         return self._is_cancelled() if self._is_cancelled is not None else False
 
     def heartbeat(self) -> None:
-        """Tell the engine that a long handler is still alive."""
+        """Tell the engine that a long handler is still alive, so that its lease does not expire."""
         if self._heartbeat is not None:
             self._heartbeat()
 
@@ -114,6 +114,6 @@ class NotOccurred:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The verdict that the outside world does not know; a person decides."""
+    """The verdict that nobody can tell whether the effect happened; a person decides."""
 
     reason: str = ""

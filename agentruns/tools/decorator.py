@@ -47,12 +47,12 @@ def tool(
     sensitive_results: Iterable[str] = (),
     refuses: Refusal | Iterable[Refusal] = (),
 ) -> Any:
-    """Declare a function as a tool, with or without parentheses.
+    """Declare a function as a tool, as `@tool` or as `@tool(...)`.
 
-    Its signature becomes the JSON Schema the model sees, its docstring the descriptions. A parameter
-    annotated ToolContext receives the context of the call. `refuses` names the exceptions, or functions of
-    an exception such as `http_refusal`, that mean that nothing happened. Raises TypeError for anything that
-    cannot be shown, stored and repeated faithfully, and for options that contradict each other.
+    The model sees the signature as a JSON Schema, and the docstring as descriptions. A parameter annotated
+    ToolContext receives the context of the call. `refuses` names the exceptions that mean that nothing
+    happened, or functions that check an exception for that, such as `http_refusal`. Raises TypeError for
+    anything that cannot be shown, stored and repeated faithfully, and for options that contradict each other.
     """
     options = Options(
         requires_approval=requires_approval,
@@ -84,7 +84,7 @@ def declared(
     options: Options,
     local_names: Mapping[str, Any],
 ) -> Tool[..., Any]:
-    """Build the tool of a function and its options; raises as `tool` does."""
+    """Build a tool from a function and its options; raises TypeError as `tool` does."""
     if isinstance(fn, Tool):
         raise TypeError(f"{fn!r} is a tool already.")
     if not inspect.isroutine(fn):

@@ -27,14 +27,14 @@ Path = tuple[Step, ...]
 
 
 def places(value: Any, annotation: Any = Any) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield the place of each NaN and infinity in a value, and whether its annotation allows it."""
+    """Yield the place of each NaN and infinity in a value, and whether the annotation there allows it."""
     for path in _non_finite(value, (), {}):
         guides = [annotation]
         for holder, name in path:
             guides = [each for guide in guides for each in _inner(guide, holder, name)]
         place: list[str] = []
         for holder, name in path:
-            if not isinstance(holder, RootModel):  # for which JSON has no level
+            if not isinstance(holder, RootModel):  # JSON has no level for it
                 field = type(holder).model_fields.get(name) if isinstance(holder, BaseModel) else None
                 # The name that the model uses.
                 place.append(str((field and field.alias) or ("[key]" if name is None else name)))
@@ -97,7 +97,10 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _opened(annotations: Iterable[Any], allows: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yield the types inside annotations, and for each whether NaN and infinity are allowed."""
+    """Yield the types that `annotations` allow, each with whether NaN and infinity are allowed.
+
+    Opens unions, Annotated, fields and `type` aliases, but no containers: list[float] stays one type.
+    """
     for given in annotations:
         annotation = getattr(given, "__value__", given)  # a `type` alias
         if isinstance(annotation, FieldInfo):

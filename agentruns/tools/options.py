@@ -18,7 +18,7 @@ Gate = bool | Callable[[dict[str, Any], Any], Any]
 
 REQUESTER = "requester"  # `approvers` of a call that the run's owner or visitor confirms
 
-_HOOKS = {  # option -> what it is called with
+_HOOKS = {  # option -> the arguments of its function
     "requires_approval": ("arguments", "ctx"),
     "describe": ("arguments",),
     "preview": ("arguments",),
@@ -162,7 +162,7 @@ class Options:
 
 
 def as_seconds(timeout: object) -> float | None:
-    """Convert a timeout to seconds; raises TypeError for anything but a number or a timedelta."""
+    """Convert a number or timedelta to seconds; None stays None. Raises TypeError for anything else."""
     if isinstance(timeout, timedelta):
         return timeout.total_seconds()
     if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
@@ -176,7 +176,7 @@ def as_refusals(refuses: object) -> tuple[Any, ...]:
 
 
 def as_names(given: object, option: str = "sensitive", what: str = "parameter names") -> tuple[str, ...]:
-    """Sort a list of names; raises TypeError for a bare string, or anything but a list of names."""
+    """Sort the names of an option; raises TypeError for a bare string, or anything but a list of names."""
     if isinstance(given, Iterable) and not isinstance(given, str):
         names = list(given)
         if all(isinstance(each, str) for each in names):

@@ -36,7 +36,7 @@ def question_to(
 
 
 def choices_of(arguments: dict[str, Any]) -> list[str]:
-    """List the answers that a question offers."""
+    """List the answers from which a person may choose; an empty list if the question offers none."""
     choices = arguments.get("choices")
     return [choice for choice in choices if isinstance(choice, str)] if isinstance(choices, list) else []
 

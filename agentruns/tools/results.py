@@ -26,10 +26,10 @@ class SameKeyError(ValueError):
 
 
 def result_adapter(annotation: Any) -> TypeAdapter[Any]:
-    """Build an adapter for a list of one `annotation`; raises whatever pydantic raises for it.
+    """Build an adapter for a list of one value of type `annotation`; raises any error of pydantic.
 
-    Only inside a list do a model's fields follow our configuration, which keeps NaN where pydantic writes
-    null.
+    A model's fields follow our configuration only inside a list. The configuration keeps NaN where pydantic
+    writes null.
     """
     return TypeAdapter(list[annotation], config=_RESULT)
 
@@ -37,8 +37,8 @@ def result_adapter(annotation: Any) -> TypeAdapter[Any]:
 def dumped(adapter: TypeAdapter[Any], value: Any, **options: Any) -> Any:
     """Convert a list of one value to JSON by its adapter.
 
-    Raises whatever pydantic raises, and SameKeyError if two keys of a mapping become the same, because one of
-    them would be dropped silently.
+    Raises any error of pydantic. Raises SameKeyError if two keys of a mapping become the same key, because
+    one of the two members would be dropped silently.
     """
     plain = adapter.dump_python(value, mode="json", by_alias=True, warnings=False, **options)
     text = adapter.dump_json(value, by_alias=True, warnings=False, **options)
@@ -52,7 +52,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> None:
 
 
 def to_jsonable(value: Any) -> tuple[Any, bool]:
-    """Convert `value` to JSON that `canonical.dumps` accepts; tell whether any part of it became text.
+    """Convert `value` to JSON that `canonical.dumps` accepts; return also whether any part became text.
 
     Never fails: the effect has happened by now, and an error here would lose a known result.
     """
@@ -90,7 +90,7 @@ class _Walk:
                 return bytes(value).decode()
             except UnicodeDecodeError:
                 return base64.b64encode(bytes(value)).decode()
-        # A container, or an object of any other type, unless it holds itself.
+        # Containers and objects of other types; one that holds itself becomes a text.
         is_container = isinstance(value, Mapping | list | tuple | set | frozenset | deque)
         if isinstance(value, Iterator) and not is_container:
             return self.text(value)  # consuming it would run more of the handler's code

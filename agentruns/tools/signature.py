@@ -40,8 +40,9 @@ _ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 class Signature:
     """A tool's parameters and return type.
 
-    `parameters` maps each parameter to a field of `model` (the names differ where pydantic reserves a name);
-    `context` is the parameter annotated ToolContext, or None; `returns` validates a list of one result.
+    `parameters` maps each parameter to a field of `model`; the names differ where pydantic reserves a name.
+    `context` is the parameter annotated ToolContext, or None. `returns` validates a list of one result; None
+    if results are not validated.
     """
 
     model: type[BaseModel]
@@ -170,7 +171,7 @@ def _refuse_unstable(annotation: Any, where: str) -> None:
 
 
 def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:
-    """Yield every class in an annotation, through models, dataclasses and typed dicts."""
+    """Yield every class in an annotation, also inside models, dataclasses and typed dicts."""
     if id(annotation) in seen or isinstance(annotation, str):
         return
     seen.add(id(annotation))

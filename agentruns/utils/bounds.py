@@ -18,7 +18,7 @@ NAME_LENGTH = 200  # characters of a session's or an idempotency key, of `approv
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise ValueError or TypeError for a session's name or key that some database refuses or cuts."""
+    """Raise TypeError if a name or key is no text, ValueError if some database refuses or cuts it."""
     if not isinstance(name, str):
         raise TypeError(f"The {what} must be a text, not {name!r}.")
     # Databases disagree about these: what one stores another refuses, or cuts.
@@ -34,7 +34,7 @@ def is_name(text: str) -> bool:
 
 
 def said(value: Any) -> str:
-    """Convert a context value to its searchable text; "" for a value that is not searchable."""
+    """Convert a context value to its searchable text; "" unless it is a short, printable text or a number."""
     if not isinstance(value, str | int | float):  # a bool is an int
         return ""
     text = value if isinstance(value, str) else canonical.dumps(value)

@@ -32,7 +32,7 @@ def turns(text: str) -> bool:
 
 
 def isolated(text: str) -> str:
-    """Isolate a text (with hidden characters replaced already) where no element can: in mails, attributes."""
+    """Put direction marks around an escaped text that could reorder text beside it in a mail or attribute."""
     return f"{FIRST_STRONG}{text}{END}" if turns(text) else text
 
 
@@ -51,9 +51,9 @@ def _script(character: str) -> str:
 
 
 def pieces(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield stretches of ordinary text, each with the hidden character that ends it and its repetitions.
+    """Yield (ordinary text, the hidden character after it, its repetitions) for each stretch of a text.
 
-    The last stretch ends with "". Line breaks and tabs are ordinary.
+    The last stretch has "" and 0. Line breaks and tabs are ordinary.
     """
     start = place = 0
     for match in _CANDIDATES.finditer(text):

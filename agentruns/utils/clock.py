@@ -26,7 +26,7 @@ class Reading:
     received: float
 
     def now(self) -> datetime:
-        """Compute the present time by that database."""
+        """Compute the database's present time from this reading."""
         return self.moment + timedelta(seconds=uptime() - (self.sent + self.received) / 2)
 
 
@@ -34,9 +34,9 @@ _readings: dict[str, Reading] = {}
 
 
 def now(alias: str | None) -> datetime:
-    """Find the time by a database's clock; by this machine's for a stateless run, which has none.
+    """Find the time by a database's clock; by this machine's clock if `alias` is None or SQLite's.
 
-    Queries the database only if it has told no time within the last minute. SQLite's clock is this machine's.
+    Queries the database only if it has told no time within the last minute. None stands for a stateless run.
     """
     if alias is None or connections[alias].vendor != "postgresql":
         return datetime.now(UTC)
@@ -47,7 +47,7 @@ def now(alias: str | None) -> datetime:
         sent = uptime()
         try:
             reading = Reading(database_now(alias), sent, uptime())
-        except Exception:  # of a connection that user code may have spoilt, or the server has ended
+        except Exception:  # user code broke the connection, or the server ended it
             close_stale(alias)  # so that a new try has a new connection
             if known is None:
                 raise
@@ -59,7 +59,7 @@ def now(alias: str | None) -> datetime:
 
 
 def told(alias: str, moment: datetime, sent: float) -> None:
-    """Use the time that a database returned with the result of a statement sent at `sent` (`uptime`)."""
+    """Note the time that a database returned for a statement sent at `sent` (`uptime`), if exact enough."""
     # If the answer took long, or this process was stopped meanwhile, the time is too inexact.
     reading, known = Reading(moment.astimezone(UTC), sent, uptime()), _readings.get(alias)
     took = reading.received - sent

@@ -43,9 +43,12 @@ def wait(awaitable: Awaitable[T]) -> T:
 
 
 async def in_thread(alias: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Call a sync function from async code, in a thread of its own that closes its database connections."""
+    """Call a sync function from async code, in a thread of its own that closes its database connections.
 
-    def is_alone() -> bool:  # only the thread of all sync code sees the rows of such a connection
+    In a transaction or on an in-memory database, call it in the thread of all sync code instead.
+    """
+
+    def is_alone() -> bool:  # other threads do not see its rows
         connection: Any = connections[alias]
         in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
         return bool(connection.in_atomic_block or in_memory)

@@ -39,11 +39,11 @@ _TOO_LARGE = re.compile("number of parameters must be|too many SQL variables|str
 
 
 def in_transaction(alias: str, action: Callable[[], T]) -> T:
-    """Run `action` in a transaction, its own or the caller's, and return its result.
+    """Run `action` in a new transaction, or in the caller's open one, and return its result.
 
-    In its own, serialization failures, deadlocks, a busy database and conflicts are retried with growing,
-    jittered pauses and at READ COMMITTED. In the caller's transaction nothing is retried: the caller has to.
-    Raises JournalLockedError if PostgreSQL waits for a lock for over `LOCK_SECONDS`.
+    A new transaction is repeated after serialization failures, deadlocks, a busy database and conflicts: at
+    most TRIES times, with growing, jittered pauses and at READ COMMITTED. The caller must repeat a
+    transaction of its own. Raises JournalLockedError if PostgreSQL waits for a lock for over `LOCK_SECONDS`.
     """
     for attempt in range(1, TRIES + 1):
         try:
@@ -62,7 +62,7 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
 
 
 def cannot_pass(error: BaseException) -> bool:
-    """Check whether a database refused the values or the size of a statement, as it always would."""
+    """Check whether a database refused a statement for its values or its size, as it always would."""
     code = str(getattr(error.__cause__, "sqlstate", None) or "")
     return isinstance(error, DataError) or code[:2] in ("22", "54") or bool(_TOO_LARGE.search(str(error)))
 
@@ -74,9 +74,10 @@ def is_read_only(error: BaseException) -> bool:
 
 @contextmanager
 def short_lock_waits(alias: str) -> Iterator[None]:
-    """Limit waits for a lock in the block, because the lock's owner may be a frozen process.
+    """Limit waits for a lock to LOCK_SECONDS, because the lock's owner may be a frozen process.
 
-    A shorter `lock_timeout` stays. Applies to the open transaction; SQLite has its own `timeout`.
+    Keeps a `lock_timeout` that is set already, also a longer one. The limit ends with the block in a
+    savepoint, and otherwise with the transaction. PostgreSQL only: SQLite has its own `timeout`.
     """
     connection = connections[alias]
     if connection.vendor != "postgresql":
@@ -92,10 +93,10 @@ def short_lock_waits(alias: str) -> Iterator[None]:
 
 
 def read_committed(alias: str) -> None:
-    """Let the transaction just opened see rows committed while it waits for its locks.
+    """Set the transaction just opened to READ COMMITTED, so that it sees rows committed while it waits.
 
-    At a stricter level, which a project may have as its default, any heartbeat meanwhile would fail it. A
-    transaction opened by the caller is left as it is.
+    At a stricter level, which a project may have as its default, a heartbeat meanwhile would make the
+    transaction fail. Leaves a caller's transaction as it is, and does nothing on SQLite.
     """
     connection = connections[alias]
     if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
@@ -116,7 +117,7 @@ def is_in_test_case() -> bool:
 
 @contextmanager
 def always_rollback() -> Iterator[None]:
-    """Undo the block's changes to databases with an open transaction, and any error that broke it."""
+    """Undo the block's changes in all open transactions, and keep those usable after an error."""
     inside = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     with ExitStack() as blocks:
         for alias in inside:
@@ -127,7 +128,7 @@ def always_rollback() -> Iterator[None]:
 
 
 def reading(alias: str, read: Callable[[], T]) -> T:
-    """Call `read` and return its result; on a new connection if the old connection has broken."""
+    """Call `read` and return its result; call it again if its connection broke outside a transaction."""
     try:
         return read()
     except (OperationalError, InterfaceError):
@@ -138,7 +139,7 @@ def reading(alias: str, read: Callable[[], T]) -> T:
 
 
 def close_stale(alias: str) -> None:
-    """Close a broken connection, so that the next query opens another."""
+    """Close a broken connection outside a transaction, so that the next query opens another."""
     connection = connections[alias]
     # Not because of its age: with CONN_MAX_AGE = 0 each step would reconnect. And not inside a TestCase's
     # own transaction, which would be lost with it.
@@ -158,7 +159,7 @@ def later(seconds: float) -> ExpressionWrapper[Any]:
 
 
 def as_id(connection: BaseDatabaseWrapper, value: UUID) -> UUID | str:
-    """Convert an id to a parameter for SQL of our own, by which SQLite compares texts."""
+    """Convert an id to a parameter for raw SQL: SQLite stores ids as hexadecimal texts."""
     return value if connection.features.has_native_uuid_field else value.hex
 
 

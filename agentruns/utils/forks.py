@@ -17,13 +17,13 @@ def in_child(renew: Callable[[], object]) -> None:
 
 
 def renewed(lock: Any) -> Any:
-    """Free a lock in every forked process, whose parent may have held it in another thread; return it."""
+    """Free a lock in each forked process, because a parent's thread may have held it; return the lock."""
     in_child(lock._at_fork_reinit)
     return lock
 
 
 def keep(inherited: Any) -> None:
-    """Keep an object of the parent unused, because collecting it here could close the parent's connection."""
+    """Keep an object of the parent process, because collecting it could close the parent's connection."""
     _inherited.append(inherited)
 
 

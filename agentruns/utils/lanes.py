@@ -1,4 +1,4 @@
-"""Lanes: work in threads of its own, for which a caller waits only so long."""
+"""Lanes: work in separate threads, for which a caller waits a limited time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Lane:
         in_child(partial(self._free.__init__, threads))  # type: ignore[misc]
 
     def __call__(self, work: Callable[[], T], seconds: float) -> T:
-        """Run `work` in a thread and return its result, or the exception it raises.
+        """Run `work` in a thread; return its result or raise its exception.
 
-        Raises TimeoutError after `seconds`, also if no thread gets free in time; the thread then runs on.
+        Raises TimeoutError after `seconds`, also if no thread becomes free in time. A thread that has begun
+        runs on.
         """
         late, until = TimeoutError(f"no answer within {seconds} s"), time.monotonic() + seconds
         if not self._free.acquire(timeout=seconds):
@@ -47,6 +48,6 @@ class Lane:
         try:
             return done.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
-            if done.done():  # what `work` itself raised, or it was done in this instant
+            if done.done():  # `work` raised TimeoutError, or ended in this instant
                 return done.result()
             raise late from None

@@ -43,7 +43,7 @@ class Driven(NamedTuple):
 class Secrets:
     """Sensitive values, and their replacement in texts and numbers that repeat them.
 
-    Its time grows with the text, not with the number of values, which are found by their beginnings.
+    The time grows with the text, not with the number of values, because values are found by their beginnings.
     """
 
     def __init__(self, value: Any = None) -> None:
@@ -77,10 +77,10 @@ class Secrets:
             self._lengths[form[:SHORT]] = sorted(lengths, reverse=True)
 
     def hide(self, text: str, *, short: bool = False, alike: bool = False) -> str:
-        """Mask each value in a text; `short` values too, for a text that was made from them.
+        """Mask each value in a text; `short` masks values below SHORT too, for a text made from the values.
 
-        With `alike` values that differ only in their digits are masked too. Otherwise somebody who writes all
-        numbers of four digits would learn from the mask which of them is the value.
+        With `alike`, also mask texts that differ from a value only in their digits. Otherwise somebody who
+        writes all numbers of four digits would learn from the mask which of them is the value.
         """
         if alike:
             return self._hide_alike(text, short)
@@ -100,7 +100,7 @@ class Secrets:
         return "".join([*shown, text[start:]])
 
     def _end(self, text: str, start: int, sizes: range) -> int:
-        """Find the end of the longest value that begins at `start`; 0 if none does."""
+        """Find the end of the longest value that begins at `start`; 0 if no value begins there."""
         for size in sizes:
             for length in self._lengths.get(text[start : start + size], ()):
                 end = start + length
@@ -111,32 +111,32 @@ class Secrets:
     def _hide_alike(self, text: str, short: bool) -> str:
         shapes, shape = {form.translate(_ANY_DIGIT) for form in list(self._forms)}, text.translate(_ANY_DIGIT)
         found = [each for each in shapes if each in shape and (short or len(each) >= SHORT)]
-        # Also where matches overlap; of long values, which would take very long, nobody can list the others.
+        # Overlapping matches count, too, except of long values, where the search would take very long.
         looks = (f"(?=({_pattern(one)}))" if len(one) < LONG else f"({_pattern(one)})" for one in found)
         spans = sorted(match.span(1) for look in looks for match in re.finditer(look, shape))
         shown, end = "", 0
         for start, stop in spans:
-            if start >= end:  # of places that overlap nothing is left between
+            if start >= end:  # nothing is left between places that overlap
                 shown += text[end:start] + MASK
             end = max(end, stop)
         return shown + text[end:]
 
     def settled(self, text: str) -> int:
-        """Measure how much of an unfinished text can be shown, without a possible beginning of a value."""
+        """Find the length of an unfinished text up to which it holds no possible beginning of a value."""
         end, longest = len(text), max(map(len, self._forms), default=0)
         start = max(0, end - longest)
         while start < end:
             tail = text[start:end]
             may = len(tail) < SHORT or tail[:SHORT] in self._lengths
             if may and any(len(form) > len(tail) and form.startswith(tail) for form in self._forms):
-                end = start  # before it another one may begin
+                end = start  # another value may begin before it
                 start = max(0, end - longest)
             else:
                 start += 1
         return end
 
     def walk(self, value: Any, *, short: bool = False, alike: bool = False) -> Any:
-        """Mask values in a JSON value: parts of its texts and keys, and whole numbers."""
+        """Mask values in a JSON value: parts of texts and of keys, and numbers as a whole."""
         if not self._forms:
             return value
         walk, hide = (
@@ -159,7 +159,7 @@ class Secrets:
 
 
 def _stands(text: str, start: int, end: int) -> bool:
-    """Check whether the form at this place is more than a part of a longer number or word."""
+    """Check whether a form counts at this place: a short form must not be part of a longer number or word."""
     form = text[start:end]
     around = text[max(0, start - 1) : start], text[end : end + 1]
     if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
@@ -210,7 +210,7 @@ def is_on() -> bool:
 
 
 def redact(text: str) -> str:
-    """Redact `text` by the project's function; if that fails, hide the whole text."""
+    """Redact `text` by the project's function, if any; hide the whole text if the function fails."""
     return _made(text) if is_on() else text
 
 
@@ -228,7 +228,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def driven() -> Driven:
-    """Find the run this thread is working on."""
+    """Find the run this thread is working on; NOTHING without a run."""
     return _driven.get()
 
 
@@ -239,7 +239,7 @@ def secrets() -> Secrets | None:
 
 @contextmanager
 def bound(run_id: UUID | str, epoch: int = 0, hidden: Secrets | None = None) -> Iterator[None]:
-    """Attribute this thread's log records to a run, and hide values in them that `conceal` adds meanwhile."""
+    """Attribute this thread's log records to a run, and hide the values that `conceal` adds in the block."""
     token = _driven.set(Driven(str(run_id), epoch))
     try:
         with hiding(next((each for each in (hidden, _secrets.get()) if each is not None), Secrets())):
@@ -250,7 +250,7 @@ def bound(run_id: UUID | str, epoch: int = 0, hidden: Secrets | None = None) -> 
 
 @contextmanager
 def hiding(hidden: Secrets) -> Iterator[None]:
-    """Hide values in this thread's log records, and in those of an exception that leaves the block."""
+    """Hide values in the log records of the block, and in those of an exception that leaves the block."""
     token = _secrets.set(hidden)
     try:
         yield
@@ -264,7 +264,7 @@ def hiding(hidden: Secrets) -> Iterator[None]:
 
 @contextmanager
 def concealing(value: Any) -> Iterator[None]:
-    """Hide the texts and numbers of a value in the log records of this thread's run, else of the block."""
+    """Hide the texts and numbers of a value in log records, for this thread's run or else for the block."""
     hidden = _secrets.get()
     with hiding(Secrets() if hidden is None else hidden):
         conceal(value)
@@ -272,7 +272,7 @@ def concealing(value: Any) -> Iterator[None]:
 
 
 def conceal(value: Any) -> None:
-    """Hide the texts and numbers of a value in the log records of this thread's run from now on."""
+    """Hide the texts and numbers of a value in the later log records of this thread's run, if any."""
     hidden = _secrets.get()
     if hidden is not None:
         hidden.add(value)

@@ -61,7 +61,7 @@ class Server:
 
     @cached_property
     def locked(self) -> dict[str, dict[str, Any]] | None:
-        """The tools in the lock file by name; None if there is no such file."""
+        """The tools in the lock file by name; None if there is no file. ValueError for a broken file."""
         try:
             return {each["name"]: each for each in json.loads(self.file.read_text())["tools"]}
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class Server:
             return client.list_tools(self.target, headers)
 
     def headers_for(self, ctx: ToolContext) -> dict[str, str]:
-        """Build the headers of a call; raises ToolRefused if the project's function fails."""
+        """Build the headers of a call; raises ToolRefused for an invalid header or a failed function."""
         try:
             made = dict((call(self.headers, ctx) if callable(self.headers) else self.headers) or {})
             for name, value in made.items():  # the HTTP library would quote a value that it refuses
@@ -84,7 +84,7 @@ class Server:
                 if not is_value or not _HEADER.fullmatch(name):
                     raise ValueError
             return made
-        except Exception as error:  # its text, as the client's, may have what must not be told
+        except Exception as error:  # its text may contain a secret
             kind = type(error).__name__
             raise ToolRefused(f"The headers for MCP server {self.name!r} cannot be made: {kind}") from None
 
@@ -94,7 +94,7 @@ class Server:
         return json.dumps({"server": self.name, "tools": tools}, indent=2) + "\n"
 
     def difference(self, listed: Listed, names: Iterable[str]) -> list[str]:
-        """List the tools of `names` that the server declares in another way than its lock file."""
+        """List the tools of `names` that differ between server and lock file, or are missing in either."""
         now, known = {each["name"]: _locked(each) for each in listed}, self.locked or {}
         # As texts, for 1 and true are equal.
         same = {
@@ -109,7 +109,7 @@ class Server:
         return CHANGED.format(**told) if changed else ""
 
     def ready(self, ctx: ToolContext) -> str:
-        """Explain which tools have changed on the server, before a drive's first call; "" if none has."""
+        """Ask the server, and explain which tools have changed; "" if none has, or if there is no answer."""
         try:
             return self.why_not(self.listed(ctx))
         except Exception:
@@ -118,7 +118,7 @@ class Server:
     def send(
         self, original: str, timeout: float | None, *, arguments: dict[str, Any], ctx: ToolContext
     ) -> Any:
-        """Call a tool of the server; each tool's handler is this method with two arguments bound."""
+        """Call a tool of the server. With `original` and `timeout` bound, this is the tool's handler."""
         headers = self.headers_for(ctx)
         with client.without_secrets(self.target, headers):
             answer = client.call_tool(
@@ -157,11 +157,12 @@ def mcp_tools(
 ) -> list[Tool]:
     """Build the tools of an MCP server, given as a URL or a command; each is named `{name}__{tool}`.
 
-    They are declared from the server's lock file: `lock`, by default `{name}.mcp.json` beside the calling
-    module. `allow` selects some of them. Each call needs approval and is sent at most once, unless
-    `read_only` names its tool or `trust_hints` trusts the server's hints about it. `headers`, which may be a
-    function of a ToolContext, and `env` are never stored. Other options are those of `@tool`; `timeout`
-    defaults to 60 seconds. Raises TypeError and ValueError as `tool` does.
+    The tools are declared from the server's lock file: `lock`, by default `{name}.mcp.json` beside the
+    calling module. Without that file the list is empty, and a system check reports it. `allow` selects tools
+    by name. Each call needs approval and is sent at most once, unless `read_only` names its tool or
+    `trust_hints` trusts the server's hints about it. `headers`, which may be a function of a ToolContext, and
+    `env` are never stored. Other options are those of `@tool`; `timeout` defaults to 60 seconds. Raises
+    TypeError and ValueError as `tool` does.
     """
     where = f"MCP server {name!r}"
     if not isinstance(name, str) or not _PREFIX.fullmatch(name):

@@ -1,7 +1,7 @@
 """The arguments of a server's tool, validated by the JSON Schema that the server declares.
 
-Its regular expressions are matched in linear time: Python's `re` could take hours, and block the thread that
-extends the lease. Patterns that this cannot match are left to the server.
+The schema's regular expressions are matched in linear time: Python's `re` could take hours, and block the
+thread that extends the lease. Patterns that cannot be matched in this way are left to the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN_ERRORS = 10
 def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseModel]:
     """Build a model that accepts arguments which fit a JSON Schema, and does not change them.
 
-    The server adds the defaults. Errors quote the arguments, unless some are sensitive.
+    The server adds the defaults, and checks `unevaluatedProperties`. Errors quote the arguments if `quotes`.
     """
 
     @cache
@@ -68,7 +68,7 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
 
 @cache
 def _matcher(pattern: str) -> Callable[[Any], bool] | None:
-    """Build a predicate that searches a text for the pattern; None for a pattern with look-around."""
+    """Build a predicate that searches a text for the pattern; None if Rust's engine cannot match it."""
     try:
         form = core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True)
         return SchemaValidator(form).isinstance_python

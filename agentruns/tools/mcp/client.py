@@ -43,7 +43,7 @@ Listed = list[dict[str, Any]]  # tools as a server declares them
 
 
 class McpError(Exception):
-    """An error that an MCP server answered; the text is the server's."""
+    """An error that an MCP server answered, with the server's text."""
 
 
 class McpChanged(ToolRefused):
@@ -52,7 +52,7 @@ class McpChanged(ToolRefused):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Target:
-    """The URL of a server, or its command with the environment added to a minimal one."""
+    """The address of a server: a URL, or a command with variables to add to a minimal environment."""
 
     url: str = ""
     command: tuple[str, ...] = ()
@@ -72,7 +72,10 @@ class Target:
 
 
 def secrets_of(target: Target, headers: Mapping[str, str]) -> Secrets:
-    """Collect the secrets that no error may quote: each value given to a server, also less its first word."""
+    """Collect the values given to a server, which no error may quote.
+
+    Each value also counts without its first word, such as Bearer. Values of up to 5 characters do not count.
+    """
     url = urlsplit(target.url)
     given = [
         *headers.values(),
@@ -174,7 +177,7 @@ class Loop:
         threading.Thread(target=self.loop.run_forever, name="mcp-sessions", daemon=True).start()
 
     async def use(self, key: Key, work: Work[T]) -> T:
-        """Do `work` in the session with a server, opened if need be; retire the session if that fails."""
+        """Do `work` in a server's session, opened if there is none; every error but McpError retires it."""
         session = self.sessions.get(key)
         if session is None:
             session = self.sessions[key] = Session(self, key)
@@ -214,7 +217,7 @@ in_child(_after_fork)
 
 def _use(target: Target, headers: dict[str, str], work: Work[T]) -> T:
     global _loop
-    import_module("mcp.client.client")  # here: it takes seconds, for which the loop would stand still
+    import_module("mcp.client.client")  # here, because it takes seconds that would stop the loop
 
     with _lock:
         if _loop is None:
@@ -233,7 +236,7 @@ def _use(target: Target, headers: dict[str, str], work: Work[T]) -> T:
 
 @atexit.register
 def close() -> None:
-    """Leave the sessions of this process; its next call opens others."""
+    """Leave the sessions of this process; a later call opens a new session."""
     with _lock:
         loop = _loop
     if loop is not None:
@@ -256,10 +259,11 @@ def call_tool(
     timeout: float | None,
     why_not: Callable[[Listed], str],
 ) -> CallToolResult:
-    """Call a tool once, unless `why_not` objects to the server's declared tools; return the server's answer.
+    """Send a call of a tool once, and return the server's answer.
 
-    Raises ToolRefused if nothing was sent, McpError for an error that the server answered, and
-    ToolDurabilityError if there is no answer, or none that can be read.
+    Raises McpChanged if `why_not` objects to the tools that the server declares, ToolRefused if nothing was
+    sent or the server refused the request, McpError for an error that the server answered, and
+    ToolDurabilityError if there is no answer that can be read.
     """
     end = math.inf if timeout is None else uptime() + timeout
 
@@ -310,7 +314,7 @@ def call_tool(
 
 
 async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed:
-    """List the tools that the server declares, from the last list unless `anew`."""
+    """List a server's declared tools, from the last list unless `anew`; raises ToolRefused if that fails."""
     from mcp.types import PaginatedRequestParams
 
     if held.listed is not None and not anew:
@@ -351,9 +355,9 @@ def _bounded(text: str) -> str:
 
 @contextlib.asynccontextmanager
 async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any]:
-    """Start a server in a process group of its own, and exchange lines with it; call `ended` at its end.
+    """Start a server in its own process group, and exchange lines with it; call `ended` when it ends.
 
-    The SDK's own transport puts a line together at a cost that grows with its square, whatever its length.
+    The SDK's own transport is not used: it reads lines of any length, at a cost that grows with their square.
     """
     import anyio
     from mcp.client.stdio import get_default_environment
@@ -400,7 +404,7 @@ async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a server and the processes it started: by closing its input, then by signals."""
+    """End a server and the processes it started: close its input, then send SIGTERM, then SIGKILL."""
     if process.stdin is not None:
         process.stdin.close()
     for number in (None, signal.SIGTERM, signal.SIGKILL):

@@ -20,7 +20,7 @@ NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, ht
 
 
 class Bounded(httpx2.AsyncByteStream):
-    """The bytes of an answer, limited in size; it ends only with an error that fails this request alone."""
+    """The bytes of an answer, limited in size. An error in them fails this request alone."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -42,7 +42,7 @@ class Bounded(httpx2.AsyncByteStream):
 
 
 class Once(httpx2.AsyncClient):
-    """A client that turns its own errors into answers that say if the request was refused or lost."""
+    """A client that turns its own errors into answers, which say whether a request was refused or lost."""
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request once; turn a failure into an answer with the verdict "refused" or "lost"."""
@@ -74,7 +74,7 @@ def _failed(request: httpx2.Request, text: str, verdict: str) -> httpx2.Response
 
 
 async def _said(response: httpx2.Response) -> str | None:
-    """Read the message of an answer that is an error of the protocol; None for other answers."""
+    """Read the error message of a JSON-RPC error response; None for any other response."""
     try:
         said = json.loads(await response.aread())
     except (ValueError, RecursionError, httpx2.StreamError):
@@ -85,7 +85,7 @@ async def _said(response: httpx2.Response) -> str | None:
 
 @asynccontextmanager
 async def http_transport(url: str, headers: Iterable[tuple[str, str]]) -> AsyncIterator[Any]:
-    """Open the SDK's streams over a `Once` client."""
+    """Open the SDK's streams to a server, over a client that sends each request once."""
     timeout = httpx2.Timeout(30, read=None)  # each call has its own
     sent = {"accept-encoding": "identity", **dict(headers)}
     # A server that answers with a redirect, even to itself, would get the request once more.

@@ -42,7 +42,7 @@ def result_of(answer: CallToolResult) -> Any:
 
 
 def _block(item: Any) -> Any:
-    """Convert an item of the content to a block; to a text with the reason if it cannot be kept."""
+    """Convert an item of an answer to a block; a text with the reason replaces a file that cannot be kept."""
     resource = getattr(item, "resource", None)
     if item.type == "text" or hasattr(resource, "text"):
         return Text((resource or item).text)
