@@ -30,7 +30,7 @@ PLAIN_BACKENDS = {
 
 @check()
 def check_agents() -> Iterator[CheckMessage]:
-    """Check the agents' models: their names or identities, and a price for each agent with a cost budget."""
+    """Check model objects for an identity, Anthropic names for "claude", and cost budgets for a price."""
     for agent, model in [(each, model) for each in registered() for model in each.models]:
         if not isinstance(model, str):
             if not getattr(model, "identity", None):
@@ -63,7 +63,7 @@ def check_mcp_servers() -> Iterator[CheckMessage]:
 def check_approvers(
     app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Sequence[CheckMessage]:
-    """Check that an active user may decide the approvals of each gated tool."""
+    """Check that some active user may decide each tool's approvals, unless authentication is custom."""
     users = get_user_model()
     alias = router.db_for_write(users)  # a replica may be behind
     gated: dict[str, set[str]] = {}  # tool names by their `approvers`, "" if any decider will do

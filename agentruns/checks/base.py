@@ -15,7 +15,7 @@ Check = Callable[..., list[CheckMessage]]
 
 
 def check(*, deploy: bool = False, of_database: bool = False) -> Callable[[Find], Check]:
-    """Register a check of settings and agents, or with `of_database` a check of the journal's database."""
+    """Build a decorator that registers a check. With `of_database`, the check gets a database connection."""
 
     def decorate(find: Find) -> Check:
         def run_check(

@@ -32,7 +32,7 @@ def check_database(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if not connection.settings_dict.get("AUTOCOMMIT", True):
         text = "AUTOCOMMIT is off for the journal's database, so nothing would be kept."
         yield Error(text, hint="Remove AUTOCOMMIT = False.", id="agentruns.E005")
-    # Questions, the answers under which an acknowledged commit may be lost, and what to set instead.
+    # Each query, its values under which an acknowledged commit may be lost, and what to set instead.
     asked: dict[str, tuple[tuple[str, ...], str]] = {}
     if connection.vendor == "sqlite":
         name, mode = str(connection.settings_dict["NAME"]), _answer(connection, "PRAGMA journal_mode")

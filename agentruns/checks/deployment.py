@@ -20,7 +20,7 @@ from agentruns.utils.db import later
 
 LONGEST_REPLY = 600  # seconds that a model's reply of usual length may take
 TASKS, TASK = "agentruns.tasks", "agentruns.advance_run"
-# Seconds after which a broker delivers an unacknowledged message again. Others do so once a connection ends.
+# Seconds after which a broker delivers an unacknowledged message again. Others do so after a disconnect.
 VISIBILITY = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 NOT_NOTIFIED = (
     ", so workers are not notified: no model and no tool may run inside a web request. "
@@ -30,7 +30,7 @@ NOT_NOTIFIED = (
 
 @check()
 def check_deployment() -> Iterator[CheckMessage]:
-    """Check that the journal's database has ATOMIC_REQUESTS off, and that routers send its reads there."""
+    """Check that the journal's database has ATOMIC_REQUESTS off, and that routers read the journal there."""
     alias = settings.DATABASE
     if alias not in connections:
         return
@@ -51,7 +51,7 @@ def check_deployment() -> Iterator[CheckMessage]:
 
 @check()
 def check_dispatcher() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_DISPATCHER can be loaded, and the Celery settings that it depends on."""
+    """Check that AGENTRUNS_DISPATCHER loads and runs nothing in web requests; check Celery's settings."""
     path = settings.DISPATCHER
     try:
         dispatcher = import_string(path)()

@@ -20,7 +20,7 @@ from agentruns.utils.arity import arity_mistake
 
 @check()
 def check_settings() -> Iterator[CheckMessage]:
-    """Check names and values of AGENTRUNS_*, USE_TZ and DATABASES."""
+    """Check the names of AGENTRUNS_* settings, the prices, the heartbeat, USE_TZ and AGENTRUNS_DATABASE."""
     for name in unknown_names():
         hint = "A mistyped safety setting has no effect; see docs/reference/settings for the names."
         yield Warning(f"There is no setting {name}.", hint=hint, id="agentruns.W001")
@@ -39,7 +39,7 @@ def check_settings() -> Iterator[CheckMessage]:
 
 
 def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iterator[CheckMessage]:
-    """Yield an Error for the setting `name` if `wrong` raises, or returns a text, which is the reason."""
+    """Yield an Error for the setting `name` if `wrong()` raises an exception or returns a reason."""
     try:
         why = reason if isinstance(reason := wrong(), str) else ""
     except Exception as error:  # a module may raise anything while it is imported
@@ -51,7 +51,7 @@ def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iter
 
 @check()
 def check_models() -> Iterator[CheckMessage]:
-    """Check that each entry of AGENTRUNS_MODELS makes a model; messages omit its options, which hold keys."""
+    """Check that each entry of AGENTRUNS_MODELS makes a model; messages omit the options, which hold keys."""
     hint = "AGENTRUNS_MODELS = {'local': {'provider': 'ollama', 'model': 'llama3.3'}}"
     for name in settings.MODELS:
         try:
@@ -103,7 +103,7 @@ def check_policy() -> Iterator[CheckMessage]:
 
 @check()
 def check_values() -> Iterator[CheckMessage]:
-    """Check that the other settings name usable objects, and that sizes are numbers of bytes."""
+    """Check ANCHOR, API_THROTTLE, REFUSALS, TELEMETRY, SCANNER, FILE_MAX and PAYLOAD_INLINE_MAX."""
 
     def uncalled(name: str, *parameters: str) -> str:
         named = getattr(settings, name.lower())

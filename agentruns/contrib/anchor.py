@@ -15,7 +15,7 @@ from agentruns.journal.anchor import line_of
 
 
 def append_to_file(session_id: UUID, seq: int, head: str) -> None:
-    """Append an anchor to AGENTRUNS_ANCHOR_FILE, and wait until the disk has the line. Raises OSError."""
+    """Append an anchor to AGENTRUNS_ANCHOR_FILE and sync the file. Raises OSError, ImproperlyConfigured."""
     if not settings.ANCHOR_FILE:
         raise ImproperlyConfigured("AGENTRUNS_ANCHOR_FILE is not set.")
     file = os.open(settings.ANCHOR_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

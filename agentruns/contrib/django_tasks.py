@@ -22,7 +22,7 @@ class TasksDispatcher:
 
     @property
     def task(self) -> Any:
-        """The task to enqueue; a subclass may return `advance_run.using(queue_name="agents")`."""
+        """Choose the task to enqueue; a subclass may return `advance_run.using(queue_name="agents")`."""
         return advance_run
 
     def is_immediate(self) -> bool:
@@ -30,7 +30,7 @@ class TasksDispatcher:
         return isinstance(self.task.get_backend(), immediate.ImmediateBackend)
 
     def notify(self, run_id: UUID) -> None:
-        """Enqueue the task, unless the backend would run it here: a web request runs no model and no tool."""
+        """Enqueue a task for the run, unless the backend would run the task at once, in a web request."""
         if not self.is_immediate():
             self.task.enqueue(str(run_id))
 

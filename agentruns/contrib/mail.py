@@ -37,7 +37,12 @@ class MailNotifier:
     events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused")
 
     def __call__(self, notice: Notice) -> None:
-        """Mail the notice to the addresses that may read it; TimeoutError, and the mail backend's errors."""
+        """Mail the notice to the addresses of AGENTRUNS_NOTIFY_EMAILS that may read it.
+
+        An address may read the notice if no user has it, or if a user with it may see the approval or run.
+        Send nothing for a request for approval that is already decided. Raises ImproperlyConfigured if there
+        is no address, TimeoutError, and the errors of the mail backend.
+        """
         people = settings.NOTIFY_EMAILS
         if not people:
             raise ImproperlyConfigured(MISSING)
@@ -58,7 +63,7 @@ class MailNotifier:
             _lane(lambda: send_mail(subject, body, None, readers), TIMEOUT)
 
     def check(self) -> Iterator[CheckMessage]:
-        """Check for settings with which no e-mail can be sent, or with which a worker may hang."""
+        """Yield an Error if there is no address, a Warning if SMTP has no time-out and may block workers."""
         people = settings.NOTIFY_EMAILS
         if not people or not isinstance(people, list | tuple):
             hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."

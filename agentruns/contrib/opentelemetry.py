@@ -184,11 +184,11 @@ class OpenTelemetry:
         trace.get_current_span().add_event(f"agentruns.{name}", {**_named(RUN, facts), **attributes})
 
     def carried(self) -> AbstractContextManager[None]:
-        """Build a context manager in which another thread adds to the span that is current here."""
+        """Build a context manager that makes the span current here the current span of another thread."""
         return _within(contexts.get_current())
 
     def _next_step(self, now: float | None) -> None:
-        """Record the duration of the step that ends here, and begin the next step at `now`, unless None."""
+        """Record the duration of the drive's current step; begin the next at `now`, unless `now` is None."""
         drive = contexts.get_value(DRIVE)
         if isinstance(drive, _Drive):
             if drive.step_began is not None:
@@ -241,7 +241,7 @@ def run_trace(run_id: str | UUID) -> tuple[int, int]:
 
 
 def queue_age(options: CallbackOptions) -> Iterable[Observation]:
-    """Measure how many seconds the oldest run that a worker could claim has waited; [] if a query failed."""
+    """Measure the seconds that the oldest claimable run has waited; [] in a transaction or after an error."""
     alias = settings.DATABASE
     connection = connections[alias]
     if connection.in_atomic_block:  # an error here would break the caller's transaction
@@ -262,7 +262,7 @@ def queue_age(options: CallbackOptions) -> Iterable[Observation]:
 
 
 def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:
-    """Build the attributes in `names` from their facts, without missing and empty ones."""
+    """Build the attributes in `names` from their facts; leave out each whose fact is missing or empty."""
     values = {name: facts[fact] for name, fact in names.items() if facts.get(fact) not in (None, "")}
     return {
         name: value if isinstance(value, int | float) else str(value)[:LONGEST]

@@ -43,7 +43,7 @@ class WebhookNotifier:
     events: tuple[str, ...] | None = None
 
     def __call__(self, notice: Notice) -> None:
-        """Post the notice once. Raises UndeliverableError for the status 410, OSError for others than 2xx."""
+        """Post the notice once. Raises UndeliverableError for status 410, OSError if it fails otherwise."""
         url, secret = _address(settings.WEBHOOK_URL), settings.WEBHOOK_SECRET
         body = json.dumps(notice.payload(), separators=(",", ":")).encode()
         moment = int(clock.now(settings.DATABASE).timestamp())
@@ -62,7 +62,7 @@ class WebhookNotifier:
         opener = urls.build_opener(_NoRedirects, watched, *direct)
 
         def post() -> int:
-            """Send the request, and return the answer's status without reading its body."""
+            """Send the request, and return the response's status without reading the body."""
             try:
                 with opener.open(request, timeout=TIMEOUT) as answer:
                     return int(answer.status)
@@ -82,7 +82,7 @@ class WebhookNotifier:
             raise OSError(f"The receiver answered {status}.")
 
     def check(self) -> Iterator[CheckMessage]:
-        """Check for settings with which no webhook can be sent."""
+        """Yield an Error for an unusable AGENTRUNS_WEBHOOK_URL or AGENTRUNS_WEBHOOK_SECRET."""
         for read, name, hint in (
             (_address, "WEBHOOK_URL", "AGENTRUNS_WEBHOOK_URL = 'https://example.org/hooks/agentruns'"),
             (_keys, "WEBHOOK_SECRET", f"'{PREFIX}' and the base64 of 32 random bytes, from the environment."),
@@ -101,7 +101,7 @@ def sign(secret: str, message_id: str, moment: int, body: bytes) -> str:
 
 
 def _keys(secret: Any) -> list[bytes]:
-    """Decode the keys in a secret, several during a rotation; ImproperlyConfigured, which quotes no key."""
+    """Decode a secret's keys (several during a rotation). Raises ImproperlyConfigured, quoting no key."""
     keys = []
     for part in str(secret or "").split():
         try:
@@ -119,7 +119,7 @@ def _keys(secret: Any) -> list[bytes]:
 
 
 def _address(url: Any) -> str:
-    """Check that a URL is https://, or http:// on localhost, and return it; raises ImproperlyConfigured."""
+    """Check that a URL is https://, or http:// on localhost; return the URL. Raises ImproperlyConfigured."""
     try:
         parts = urlsplit(str(url or ""))
         if not parts.hostname:

@@ -40,7 +40,7 @@ def console_url(context: Context, action: str, *args: Any, **query: Any) -> str:
 
 
 def of_the_console(name: str) -> Callable[[Any], Any]:
-    """Build the filter that formats a value by a function of `agentruns.admin.html`."""
+    """Build the filter that formats a value by the function `name` of `agentruns.admin.html`."""
 
     def formatted(value: Any) -> Any:
         from agentruns.admin import html  # here for the same reason as above
