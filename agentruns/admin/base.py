@@ -77,14 +77,14 @@ class Bounded:
 
 
 def bounded(number: int, most: int) -> Bounded:
-    """Build a number that is displayed as `most` with a plus if it is larger."""
+    """Build a number that is displayed as `most` with a plus sign if `number` is larger."""
     return Bounded(min(number, most), number > most)
 
 
 def counted(rows: QuerySet[Any], most: int = MOST) -> Bounded:
     """Count rows, by one query that reads at most one row more than `most`."""
-    # A constant instead of keys, so that only the index is read. Of `annotate(one=Value(1))` Django drops
-    # the constant and selects nothing.
+    # Select a constant instead of keys, so that only the index is read. Django would drop the constant of
+    # `annotate(one=Value(1))` and select nothing.
     return bounded(rows.order_by().extra(select={"one": "1"}).values("one")[: most + 1].count(), most)
 
 
@@ -102,18 +102,21 @@ class BoundedPaginator(AnyPaginator):
 
     @cached_property
     def counted(self) -> Bounded:
-        """The number of rows, as far as they are counted."""
+        """Count the rows up to MOST."""
         rows: Any = self.object_list
         return counted(rows)
 
     @cached_property
     def count(self) -> int:
-        """The number of rows on all pages."""
+        """Count the rows on all pages, up to MOST."""
         return self.counted.number
 
 
 def neighbours(keys: Sequence[Any], key: Any, most: int) -> tuple[Any, Any, str]:
-    """Find the keys before and after `key` in a queue of which `most` are read, and its place there."""
+    """Find the keys before and after `key` in a queue, and the place of `key` as text, such as "2 of 5".
+
+    With `most` keys the queue may be longer. If `key` is not in `keys`: None, the first key and "".
+    """
     if key not in keys:
         return None, next(iter(keys), None), ""
     place, count = keys.index(key), bounded(len(keys), most - 1)
@@ -122,13 +125,13 @@ def neighbours(keys: Sequence[Any], key: Any, most: int) -> tuple[Any, Any, str]
 
 
 def following(keys: Sequence[Any], key: Any) -> list[Any]:
-    """List the other keys of a queue: those after `key`, then those from the start."""
+    """List the keys of a queue except `key`: first the keys after `key`, then the keys before it."""
     place = keys.index(key) if key in keys else 0
     return [each for each in [*keys[place:], *keys[:place]] if each != key]
 
 
 def is_uuid(text: str) -> bool:
-    """Check whether a text is an id of ours."""
+    """Check whether a text is a UUID, as all ids are."""
     try:
         UUID(text)
     except ValueError:
@@ -137,7 +140,7 @@ def is_uuid(text: str) -> bool:
 
 
 def ticked(request: HttpRequest, rows: QuerySet[Any]) -> list[Any]:
-    """Find the rows that are ticked on a page, in its order."""
+    """Find the rows whose checkboxes were ticked, in the order of the page; at most TICKED rows."""
     texts = request.POST.getlist(ACTION_CHECKBOX_NAME)
     keys = list(dict.fromkeys(UUID(text) for text in texts if is_uuid(text)))
     objects = rows.in_bulk(keys[:TICKED]) if keys else {}
@@ -145,7 +148,7 @@ def ticked(request: HttpRequest, rows: QuerySet[Any]) -> list[Any]:
 
 
 def first_id(moment: datetime) -> UUID:
-    """Build the least id of a moment: ids begin with their time, and are indexed."""
+    """Build the lowest id of a moment. Ids begin with their time, so their index finds rows by time."""
     return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
 
 
@@ -155,9 +158,9 @@ class LeanChangeList(ChangeList):
     deferred: tuple[str, ...] = ()
 
     def get_filters(self, request: HttpRequest) -> Any:
-        """Find the filters; refuse a parameter that none of them knows."""
+        """Find the filters. Raises IncorrectLookupParameters for a parameter that no filter knows."""
         parsed = super().get_filters(request)
-        # Django would filter by any column, also by those that are masked: a list would tell their values.
+        # Django would filter by any column, masked columns too: the list would reveal their values.
         if any(name.split("__")[0] != self.date_hierarchy for name in parsed[2]):
             raise IncorrectLookupParameters
         return parsed
@@ -168,14 +171,14 @@ class LeanChangeList(ChangeList):
 
     @property
     def numbered(self) -> Any:
-        """The list as its page numbers display it: "10,000+" if more rows were not counted."""
+        """Copy the list for its page numbers, with the count "10,000+" if there are more rows."""
         numbered: Any = copy.copy(self)
         if self.paginator.counted.more:
             numbered.result_count = str(self.paginator.counted)
         return numbered
 
     def news_url(self) -> str:
-        """Build the URL at which an open list asks for rows newer than itself."""
+        """Build the URL that an open list polls for the number of newer rows."""
         since = {SINCE: str(first_id(clock.now(settings.DATABASE)))}
         url = reverse(f"admin:{self.model_admin.name('news')}", current_app=self.model_admin.admin_site.name)  # type: ignore[attr-defined]
         return url + self.get_query_string(since, [PAGE_VAR])
@@ -200,7 +203,7 @@ class View:
 
 
 def selected(verb: str, title: Any, view: str, only: Any, permissions: Sequence[str] | None = None) -> Any:
-    """Build an action of a list, whose `view` asks first and then acts on the ticked rows.
+    """Build an action of a list: `view` asks for confirmation, then acts on the ticked rows.
 
     The list shows the message `only` if "select all" meant more rows than were on the page.
     """
@@ -221,7 +224,7 @@ def selected(verb: str, title: Any, view: str, only: Any, permissions: Sequence[
 
 
 def zone_of(request: HttpRequest) -> ZoneInfo | None:
-    """Find the time zone of the reader's browser; None if the project sets one, or it is unknown."""
+    """Find the time zone of the user's browser; None if the project sets a zone or the cookie has none."""
     name, project = request.COOKIES.get(ZONE, ""), cast(Any, django_settings)
     is_chosen = timezone.get_current_timezone() != timezone.get_default_timezone()
     if is_chosen or (project.is_overridden("TIME_ZONE") and project.TIME_ZONE != "UTC"):
@@ -233,7 +236,7 @@ _zones = cache(available_timezones)
 
 
 def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """Wrap a view so that it, and what it renders later, writes times in the reader's zone."""
+    """Wrap a view so that its response, even one rendered later, shows times in the user's time zone."""
 
     @wraps(view)
     def zoned(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -250,7 +253,7 @@ def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
 
 
 def status_of(refusal: Exception) -> int:
-    """Choose the HTTP status of a page that explains a service's refusal."""
+    """Choose the HTTP status of a page that explains a refusal: 403 without permission, else 409."""
     return 403 if isinstance(refusal, PermissionDeniedError) else 409
 
 
@@ -271,7 +274,7 @@ class UnframedPage(TemplateResponse):
     """A page with buttons that no other page may frame, whatever headers middleware sets."""
 
     def items(self) -> Any:
-        """List the headers for the server, which reads them after all middleware."""
+        """Set the headers that forbid framing, and list all headers; servers call this after middleware."""
         policy, ours = self.headers.get("Content-Security-Policy", ""), "frame-ancestors 'none'"
         if not policy.endswith(ours):  # a second policy beside the project's own: browsers obey both
             self.headers["Content-Security-Policy"] = f"{policy}, {ours}" if policy else ours
@@ -291,14 +294,14 @@ class ReadOnlyAdmin(AnyAdmin):
     page_template = ""
     live_interval = 2000  # milliseconds between two looks of an open page
     views: Sequence[View] = ()
-    pages: Sequence[View] = ()  # about no single object; each checks permissions itself
+    pages: Sequence[View] = ()  # without an object; each checks permissions itself
 
     class Media:
         css = STYLES
         js = SCRIPTS
 
     def _has_no_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse, because only services write, and the journal is kept."""
+        """Return False, because only services write, and the journal is kept."""
         return False
 
     has_add_permission = has_change_permission = has_delete_permission = _has_no_permission
@@ -312,13 +315,13 @@ class ReadOnlyAdmin(AnyAdmin):
         return self.list_class
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the URLs of `pages` and `views`."""
+        """Build the URLs of `pages`, of `views` and of Django's own pages."""
         patterns: list[URLPattern] = []
         about_none = [(view, "") for view in self.pages]
         for view, about in about_none + [(view, "<str:object_id>/") for view in self.views]:
             function: Any = partial(self._call, view)
             function.__module__, _dot, function.__name__ = f"agentruns.admin.{view.function}".rpartition(".")
-            function = sensitive_post_parameters("password")(function)  # in no report of an error
+            function = sensitive_post_parameters("password")(function)  # keep it out of error reports
             if not view.in_transaction:
                 function._non_atomic_requests = {*connections}
             route, asked = about + (view.route or f"{view.name}/"), self.admin_site.admin_view(function)
@@ -343,7 +346,7 @@ class ReadOnlyAdmin(AnyAdmin):
             return self.refused(request, obj, error)
 
     def listing(self, request: HttpRequest, query: QueryDict) -> Any:
-        """Build the list for a query; raises IncorrectLookupParameters."""
+        """Build the list for the URL parameters in `query`; raises IncorrectLookupParameters."""
         asked = copy.copy(request)
         asked.GET = query  # type: ignore[assignment]
         return self.get_changelist_instance(asked)
@@ -351,7 +354,7 @@ class ReadOnlyAdmin(AnyAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        """Show the page of one object; there is nothing to save on it."""
+        """Show the page of one object. Raises PermissionDenied for a POST, because the page saves nothing."""
         if request.method not in READING:
             raise PermissionDenied
         return self.page(request, self.find(request, object_id), **(extra_context or {}))
@@ -363,7 +366,7 @@ class ReadOnlyAdmin(AnyAdmin):
         return super().history_view(request, object_id, extra_context)
 
     def page(self, request: HttpRequest, obj: Any, **context: Any) -> HttpResponse:
-        """Render the page of one object."""
+        """Render the page of one object; each subclass implements this method."""
         raise NotImplementedError
 
     def find(self, request: HttpRequest, object_id: object) -> Any:
@@ -386,7 +389,7 @@ class ReadOnlyAdmin(AnyAdmin):
         template: str = "",
         **context: Any,
     ) -> UnframedPage:
-        """Render an admin page by the console's template of that name, else `page_template`.
+        """Render an admin page by the console's template `template`, by default by `page_template`.
 
         `title` is plain text.
         """
@@ -411,7 +414,7 @@ class ReadOnlyAdmin(AnyAdmin):
         )
 
     def name(self, action: str) -> str:
-        """Build the name of one of this admin's URLs."""
+        """Build the name of one of this admin's URLs, such as "agentruns_run_change"."""
         return f"{self.opts.app_label}_{self.opts.model_name}_{action}"
 
     def url(self, request: HttpRequest, action: str, *args: object, **query: object) -> str:
@@ -455,7 +458,7 @@ class ReadOnlyAdmin(AnyAdmin):
 
 
 def news_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Say in a sentence how many rows of a list are newer than `since`; status 204 if none is."""
+    """Respond with a sentence that counts the rows newer than `since`; status 204 if there are none."""
     query = request.GET.copy()
     since = query.pop(SINCE, [""])[-1]
     if not model_admin.has_view_permission(request):

@@ -30,7 +30,7 @@ from agentruns.utils import clock
 DAYS = 30
 MOST_DAYS = 366
 EARLIEST, LATEST = date(1970, 1, 1), date(9998, 12, 31)  # farther days overflow in some zones
-RUNS = 100_000  # the newest of the days that are looked at
+RUNS = 100_000  # the newest runs of the chosen days; older ones are left out
 LINES = 200  # of the page
 MOST_LINES = 10_000  # of the file
 BY = {
@@ -72,7 +72,7 @@ class CostsForm(forms.Form):
 
 
 def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Show the tokens and costs of the runs of some days that the user may see."""
+    """Show tokens and costs of the runs that the user may see, for the chosen days and grouping."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
     form = CostsForm(request.GET)
@@ -99,7 +99,7 @@ def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Send tokens and costs by day, agent, requester and scope as a file for a spreadsheet."""
+    """Send tokens and costs by day, agent, requester and scope as a CSV file of at most MOST_LINES lines."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
     form = CostsForm(request.GET)
@@ -123,12 +123,12 @@ def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def safe_cell(value: object) -> str:
-    """Prefix a text with an apostrophe where a spreadsheet would take it for a formula."""
+    """Insert an apostrophe in a text wherever a spreadsheet would read a formula."""
     return FORMULA.sub(r"\1'", bare(value))
 
 
 def _grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
-    """Sum runs, tokens and cost by some columns, the highest cost first; days in their order."""
+    """Sum runs, tokens and cost by `columns`: newest day first if `columns` has days, then highest cost."""
     order: list[Any] = ["-day"] if "day" in columns else []
     order += [F("spent").desc(nulls_last=True), "-used", *columns]
     groups = runs.annotate(day=TruncDate("created_at")).values(*columns)
@@ -141,7 +141,7 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(row: dict[str, Any], days: dict[str, str], listed: str) -> dict[str, str]:
-    """Name a line, and link to its runs; without a link if no filter finds them."""
+    """Build the name of a line and the URL of its runs; the URL is "" if no filter can find the runs."""
     query, names, is_found = {**days}, [], True
     if "day" in row:
         query = dict.fromkeys(days, row["day"].isoformat())

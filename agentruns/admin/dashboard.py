@@ -44,7 +44,7 @@ logger = get_logger("agentruns.admin.dashboard")
 MOST = 1000  # rows that each figure reads at most
 PERIOD = timedelta(days=30)
 DAYS = 7  # of the figures by day and by agent
-RUNS = 5_000  # of these days that are looked at
+RUNS = 5_000  # newest runs of these days that are read
 OLDEST = 5
 CAUSES = 10
 CONTROLS = 100
@@ -54,7 +54,7 @@ DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
 
 
 def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
-    """Build the front page's figures for a user; None without permission. A failure is logged and shown."""
+    """Build the front page's figures for a user; None without permission, {"failed": True} after an error."""
     sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
@@ -62,8 +62,8 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
     approvals = [(_("Approvals"), _("Search approvals"), _url(site, Approval))] if sees_approvals else []
     page = {"figures": [], "poll_url": _url(site, Run, "figures"), "lists": runs + approvals}
     alias = settings.DATABASE
-    # In the caller's transaction a failed query fails all later ones, unless a savepoint undoes it. Without
-    # one no transaction is begun, because on SQLite that would wait for a writer.
+    # In the caller's transaction a failed query fails all later queries, unless a savepoint undoes it.
+    # Outside a transaction none is begun, because on SQLite it would wait for a writer.
     inside = connections[alias].in_atomic_block
     try:
         with transaction.atomic(using=alias) if inside else nullcontext():
@@ -129,7 +129,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
         url = _url(site, Run, status="ended-in-doubt")
         _figure(page, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
     # By one query: how many agents and tools are off, and when a worker's sweep was last seen. The few
-    # sweepers first: however many switches there are, they are not cut off.
+    # sweepers come first, so that the limit never cuts them off.
     controls = Control.objects.using(alias)
     controls = controls.exclude(name__in=(Control.DRAINING, Control.SERVER, Control.DATABASE))
     columns = controls.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
@@ -165,7 +165,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
 
 
 def _week(site: AdminSite, runs: QuerySet[Run], page: dict[str, Any]) -> None:
-    """Add the newest runs of a week by day and by agent, with their costs, by one query."""
+    """Add to the page the newest runs of the last 7 days, by day and by agent, with costs, by one query."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
     page["costs_url"] = _url(site, Run, "costs", by="agent", first=first, last=today)
@@ -202,7 +202,7 @@ def _week(site: AdminSite, runs: QuerySet[Run], page: dict[str, Any]) -> None:
 
 
 def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> QuerySet[Run]:
-    """Select the newest of some runs that were started on these days, each once."""
+    """Select the newest `most` of the runs that were started from `first` to `last`, each run once."""
     start, end = midnight(first), midnight(last + timedelta(days=1))
     some = runs.filter(created_at__gte=start, created_at__lt=end)
     some = some.filter(pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW))
@@ -225,7 +225,7 @@ def _cost(runs: list[Any]) -> Decimal | None:
 
 
 def bar(all_of_it: float, bad: float, most: float) -> SafeString:
-    """Draw a bar as SVG, whose full width is `most`: `all_of_it`, and `bad` at its beginning."""
+    """Draw an SVG bar of length `all_of_it`, with `bad` marked at its beginning; `most` is the full width."""
     widths = [f"{100 * each / most:.1f}" if most else "0" for each in (all_of_it, bad)]
     return format_html(
         '<svg class="ar-stroke" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
@@ -244,7 +244,7 @@ def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpRespon
 
 
 def _decisions(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
-    """Add decisions of the period by tool: of the newest approvals requested in twice the period."""
+    """Add the decisions of the last 30 days by tool, from the newest MOST approvals of the last 60 days."""
     since = clock.now(settings.DATABASE) - PERIOD
     asked = policy.visible_approvals(request.user).filter(pk__gte=first_id(since - PERIOD))
     rows = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")

@@ -34,7 +34,7 @@ from agentruns.utils import clock
 from agentruns.utils.bounds import said
 from agentruns.utils.redaction import is_on, redact, redacted
 
-APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # the same to people
+APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # people see no difference
 # The riskier first, then those that expire sooner, then those that wait longer.
 URGENT_FIRST = (RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
@@ -46,13 +46,13 @@ SHORT = 4_000  # characters of an error or an answer that a list reads
 ERRORS = 200  # failed runs that are grouped by their cause
 WEEK = timedelta(days=7)
 SKEW = timedelta(days=1)  # difference of the clocks of an id and its row
-# Rows with the texts that a search compares
+# Yields the id of each row and the texts that a search compares
 Texts = Callable[[Collection[Any]], Iterable[tuple[UUID, Sequence[str]]]]
 # What differs between failures of one cause: ids and numbers
 _VARYING = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F-]{8,}\b|\d+(?:[.,:]\d+)*")
 _ID = re.compile(r"[0-9a-f]{4,32}")
 _MARKUP = str.maketrans("", "", "*`")  # markdown that a list removes from an answer
-# DISTINCT would read each row. What is left by now is the name after the one found last.
+# DISTINCT would read each row. This query looks up the first name, then each next name.
 _NAMES = """
 WITH RECURSIVE names(name) AS (
     SELECT MIN({column}) FROM {table}
@@ -66,8 +66,8 @@ SELECT name FROM names WHERE name IS NOT NULL
 def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts, run: str = "") -> Any:
     """Find the rows for a search term: the beginning of a name or an id, or part of a text.
 
-    Texts are compared as displayed, and always those of the newest rows, so that neither the result nor the
-    time it takes reveals anything masked. `run` is the lookup to Run.
+    The search always compares the displayed texts of the newest SEARCHED rows, so that neither its result
+    nor its time reveals anything masked. `run` is the lookup from the rows to Run, such as "run__".
     """
     term = term.strip().replace("\x00", "")
     newest = list(rows.order_by("-pk")[: SEARCHED + 1])
@@ -85,7 +85,10 @@ def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts,
 
 
 def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUID] = ()) -> Q:
-    """Build the condition for the runs that `term` may mean, or that `also` has; `run` leads to Run."""
+    """Build the condition for runs in `also`, or whose id, session key or requester begins with `term`.
+
+    `run` is the lookup to Run. If `run` is "", also match runs by a value of their context.
+    """
     parts, keys = [_named(term)], {*also, *([] if run else _in_context(term, runs))}
     digits = term.lower().replace("-", "")
     if _ID.fullmatch(digits):  # the beginning of an id: a range, which an index serves
@@ -94,14 +97,14 @@ def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUI
         parts.append(Q(pk__in=keys))
     if len(parts) == 1:
         return _named(term, run)
-    # An OR of two tables would read both: each says what it has, the newest of as many as are counted.
+    # An OR of two tables would read both. Each condition finds its newest runs, as many as a list counts.
     newest = (runs.filter(which).order_by("-pk").values("pk")[: MOST + 1] for which in parts)
     first, *others = (Run.objects.filter(pk__in=some).values("pk") for some in newest)
     return Q(**{f"{run}pk__in": first.union(*others)})
 
 
 def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str]]]:
-    """Yield the texts of each run that a search compares, as displayed; with its approvals' titles."""
+    """Yield each run's id and its texts for a search, as displayed, with the titles of its approvals."""
     masks = journal.masking.masks_of(runs, size=journal.masking.MOST_READ) if runs else {}
     asked: dict[UUID, list[tuple[str, str]]] = defaultdict(list)
     approvals = journal.policy.visible_approvals(user).order_by("-requested_at", "-id")
@@ -122,7 +125,7 @@ def _texts_of(run: Run) -> Iterator[str]:
 
 
 def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple[UUID, list[str]]]:
-    """Yield the texts of each approval that a search compares, and of its run if the user may see that."""
+    """Yield each approval's id and texts for a search, with the run's texts if the user may see the run."""
     runs = {approval.run_id: approval.run for approval in approvals}
     masks = journal.masking.masks_of(runs.values(), size=journal.masking.MOST_READ) if runs else {}
     seen = {*journal.policy.visible_runs(user).filter(pk__in=runs).values_list("pk", flat=True)}
@@ -142,7 +145,7 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
 
 
 def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
-    """Find the newest runs that display a context value, `7` or `tenant:7`; masked values never match."""
+    """Find the newest runs whose displayed context has the value `term`, or name and value (`tenant:7`)."""
     name, _colon, value = term.partition(":")
     which = Q(context_values__value=term) | Q(context_values__key=name, context_values__value=value)
     some = runs.filter(pk__in=runs.filter(which).order_by("-pk").values("pk")[:LOOKED_AT])
@@ -169,7 +172,7 @@ def _named(term: str, run: str = "") -> Q:
 
 
 def names(alias: str, model: type[Model], column: str) -> list[str]:
-    """List the different names in a text column that is the first of an index, in its order."""
+    """List the distinct values of a text column, sorted; the column must be the first of an index."""
     connection = connections[alias]
     quote = connection.ops.quote_name
     sql = _NAMES.format(table=quote(model._meta.db_table), column=quote(column))
@@ -188,7 +191,7 @@ class KnownValues(admin.SimpleListFilter):
         return self.offered
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Select the rows of the chosen value."""
+        """Select the rows of the chosen value; all rows without a value, none for a value not offered."""
         value = self.value()
         if not value:
             return queryset
@@ -197,27 +200,28 @@ class KnownValues(admin.SimpleListFilter):
         return self.chosen(queryset, value) if known else queryset.none()
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the rows of a value that was offered."""
+        """Select the rows for `value`, one of the filter's choices; each subclass implements this method."""
         raise NotImplementedError
 
 
 def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
-    """Annotate runs with error, answer and `more` columns, if these are short enough for a list to mask."""
+    """Annotate runs with `error_text`, `answer` and `more` texts; a text too long for a list becomes ""."""
     texts = {"error_text": "error", "answer": "output", **more}
     annotated: QuerySet[Any] = runs.annotate(**{name: if_short(column) for name, column in texts.items()})
     return annotated
 
 
 def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherwise: Any = "") -> Case:
-    """Build the expression for a column's text, or `otherwise` if it is long: a mask needs the whole text."""
+    """Build the expression for a column's value, or for `otherwise` if the value is too long to be masked."""
     is_short = LessThanOrEqual(Length(column), SHORT)
     return Case(When(is_short, then=column), default=Value(otherwise, kind()), output_field=kind())
 
 
 def failures(user: Any) -> dict[str, tuple[str, list[Any]]]:
-    """Group the newest failed runs of a week by a digest of their cause: its words, and the runs.
+    """Group the newest visible runs that failed in the last week by their cause.
 
-    Failures whose words differ only in numbers and ids have one cause.
+    The dict maps a digest of each cause to its words and its runs. Failures whose words differ only in
+    numbers and ids have one cause.
     """
     since = clock.now(settings.DATABASE) - WEEK
     failed = journal.policy.visible_runs(user).filter(status=Run.Status.FAILED, updated_at__gte=since)
@@ -240,7 +244,7 @@ class FailureFilter(KnownValues):
     parameter_name = "cause"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Find the chosen cause; list no other causes."""
+        """Offer the cause in the URL as the only choice; offer nothing if the URL has no cause."""
         value = self.value()
         self.cause = failures(request.user).get(value) if value else None
         return [(value, plain(self.cause[0]) if self.cause else str(_("unknown")))] if value else []
@@ -259,7 +263,7 @@ class ReviewFilter(KnownValues):
     offered = (("mine", _("mine")), ("good", _("rated good")), ("bad", _("rated bad")))
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the runs with this rating, or those assigned to the user."""
+        """Select the runs with this rating, or the runs assigned to the user."""
         ratings = {"good": Review.Rating.GOOD, "bad": Review.Rating.BAD}
         which = {"assignee_id": self.user.pk} if value == "mine" else {"rating": ratings[value]}
         return queryset.filter(pk__in=Review.objects.using(queryset.db).filter(**which).values("pk"))
@@ -315,11 +319,11 @@ class StartedFilter(admin.ListFilter):
         return [self.first, self.last]
 
     def has_output(self) -> bool:
-        """Show the filter always."""
+        """Return True, because this filter is always shown."""
         return True
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        """Yield links for frequent choices of days."""
+        """Yield the links for any day, for today and for the past 7 days."""
         today = timezone.localtime(clock.now(settings.DATABASE)).date()
         for title, days in ((_("Any day"), None), (_("Today"), 0), (_("Past 7 days"), 6)):
             chosen = {} if days is None else {self.first: (today - timedelta(days=days)).isoformat()}
@@ -330,7 +334,7 @@ class StartedFilter(admin.ListFilter):
             }
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Select the runs started on these days; none for an invalid day."""
+        """Select the runs started from the first to the last chosen day; none if a day is invalid."""
         try:
             if first := self.days[self.first]:
                 start = midnight(date.fromisoformat(first))
@@ -364,7 +368,7 @@ class ApprovalStatusFilter(KnownValues):
         return super().value() or self.default
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        """Yield the links; the default needs no parameter."""
+        """Yield the choices' links; the link of the default removes the parameter from the URL."""
         for value, title in self.lookup_choices:
             changed = {} if value == self.default else {self.parameter_name: value}
             removed = [self.parameter_name] if value == self.default else []
@@ -389,7 +393,7 @@ class MineFilter(KnownValues):
     offered = (("yes", _("mine to decide")),)
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the approvals that wait for this user."""
+        """Select the pending approvals that this user can decide now."""
         pending = queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
         return services.permissions.decidable_by(self.user, pending)
 
@@ -402,7 +406,7 @@ class NameFilter(KnownValues):
     lookup = ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """List the names that occur in the rows the user may see; of very many rows, in the newest."""
+        """List the names in the rows that the user may see: in the newest MOST, unless the user sees all."""
         rules, user = journal.policy, request.user
         visible = rules.visible_runs(user) if self.model is Run else rules.visible_approvals(user)
         if rules.is_narrowed(visible):
@@ -422,10 +426,10 @@ class LinkFilter(KnownValues):
     """A filter by the object of a row's link; offered only after the link was followed."""
 
     lookup = ""
-    shown = ""  # the attribute of a run by which people know it
+    shown = ""  # the run's attribute that names the value for people
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Name the chosen value by a run that the user may see; "unknown" if there is no such run."""
+        """Offer the value in the URL as the only choice, named by a visible run or as "unknown"."""
         value = self.value()
         if not value:
             return []
@@ -436,7 +440,7 @@ class LinkFilter(KnownValues):
         return [(value, plain(attrgetter(self.shown)(self.run)) if self.run else str(_("unknown")))]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the runs with the value."""
+        """Select the runs with the value; none if the user may see no such run."""
         return queryset.filter(**{self.lookup: value}) if self.run else queryset.none()
 
 
@@ -447,17 +451,17 @@ class SameCallFilter(KnownValues):
     parameter_name = "same"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Offer the call of the link."""
+        """Offer the digest in the URL as the only choice; offer nothing if the URL holds no digest."""
         value = self.value() or ""
         return [(value, _("those of one card"))] if re.fullmatch("[0-9a-f]{64}", value) else []
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the approvals of equal calls."""
+        """Select the approvals of calls with the tool and arguments that `value` identifies."""
         return queryset.filter(same_call=value)
 
 
 def filter_of(kind: type[KnownValues], title: Any, name: str, **attributes: Any) -> type[KnownValues]:
-    """Build a filter with the parameter `name` from a NameFilter or a LinkFilter."""
+    """Build a subclass of NameFilter or LinkFilter for the URL parameter `name`."""
     return type(f"{name.title()}Filter", (kind,), {"title": title, "parameter_name": name, **attributes})
 
 

@@ -120,7 +120,7 @@ class AnswerForm(ShownForm):
         self.choices = {str(place): choice for place, choice in enumerate(choices)}
 
     def clean(self) -> dict[str, Any]:
-        """Use the choice whose button was pressed, by its place, because the page may show it masked."""
+        """Use the choice whose button was pressed. The button sends a place, because texts may be masked."""
         chosen = self.data.get("choice", "")
         if chosen in self.choices:
             self.errors.pop("text", None)
@@ -204,12 +204,12 @@ class EditForm(DecideForm):
 
     @property
     def rows(self) -> list[forms.BoundField]:
-        """The fields of the arguments."""
+        """List the fields of the arguments."""
         return [self[name] for name in self.fields if name.startswith(PREFIX)]
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments as they were sent; an argument without a field keeps its value."""
+        """Collect the arguments as sent; an argument that was not sent keeps its original value."""
         sent = {name for name in self.original if PREFIX + name in self.data}
         return {
             name: self.cleaned_data.get(PREFIX + name, value) if name in sent else value
@@ -217,7 +217,7 @@ class EditForm(DecideForm):
         }
 
     def clean(self) -> dict[str, Any]:
-        """Refuse an edit of a masked argument, and an edit without changes, which is an approval."""
+        """Refuse an edit of a masked argument, and an edit without changes (Approve serves for that)."""
         if any(name.startswith(PREFIX) and name not in self.fields for name in self.data):
             raise forms.ValidationError(
                 _("An argument that you sent is masked now. Have it shown again, or leave it."), code="masked"
@@ -257,7 +257,7 @@ class ValueField(forms.JSONField):
 
 
 def _field(name: str, tool: dict[str, Any], value: Any) -> forms.Field:
-    """Build the form field of an argument by the tool's schema; the schema's references are followed once."""
+    """Build an argument's form field by the tool's schema (a `$ref` is followed once), else a JSON field."""
     given: dict[str, Any] = tool.get("properties", {}).get(name, {})
     schema = {**_followed(tool, given), **{key: given[key] for key in ("description",) if key in given}}
     if "anyOf" in given:

@@ -1,9 +1,9 @@
 """Texts, times and statuses as HTML.
 
-Whatever a model, a tool or a caller wrote goes through `visible` or `plain` before a template gets it: they
-escape it, show every character that hides or reorders others, and set it apart, so that a name written from
-right to left moves nothing beside it. Each value of a sentence goes through by itself, never the sentence.
-Both take out of the whole text what AGENTRUNS_REDACT does, so it has to be cut after that, never before.
+Every text of a model, a tool or a caller goes through `visible`, which escapes it, or through `plain`, whose
+result the template escapes. Both show each character that hides or reorders others, and isolate the text: a
+name written from right to left moves nothing beside it. Each value of a sentence goes through by itself,
+never the sentence. Both apply AGENTRUNS_REDACT to the whole text; a text is cut afterwards, never before.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def plain(text: object) -> str:
 
 
 def plain_line(text: object, limit: int = LINE) -> str:
-    """Format `text` as `plain` does, on one line and cut."""
+    """Format `text` as `plain` does, on one line, cut at `limit` characters."""
     return isolated(one_line(bare(text), limit))
 
 
 def cut(sentence: str, limit: int = LINE) -> str:
-    """Cut a sentence, whose values are plain, to one line."""
+    """Cut a sentence to one line of `limit` characters. Its values must be formatted by `plain`."""
     sentence = " ".join(sentence.split())
     if len(sentence) <= limit:
         return sentence
@@ -110,25 +110,25 @@ def bare(text: object) -> str:
 
 
 def reason(error: str) -> str:
-    """Move the type of a run's error behind its words, because people need it last."""
+    """Move an error's type behind its text: "KeyError: no order" becomes "no order (KeyError)"."""
     kind, _colon, text = error.partition(": ")
     return f"{text} ({kind})" if kind.isidentifier() and text.strip() else error
 
 
 def pretty(value: Any) -> str:
     """Format a JSON value for people, redacted, on one line if it fits."""
-    value = redacted(value)  # each text before JSON escapes what is in it
+    value = redacted(value)  # before JSON escapes characters of the texts
     short = json.dumps(value, ensure_ascii=False, default=str)
     return short if len(short) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, and format another JSON value as JSON; not fit for a page by itself."""
+    """Return a text unchanged; format any other JSON value as JSON. The result is not escaped for a page."""
     return value if isinstance(value, str) else pretty(value)
 
 
 def named(name: str, value: Any) -> tuple[str, str]:
-    """Name and format a member of JSON for people: `total_cents` 4990 is "total" 49.90; not escaped."""
+    """Format a JSON member for people, as (name, value): `total_cents` 4990 is "total" 49.90; not escaped."""
     words, cents = name.replace("_", " "), redacted(value)
     is_amount = isinstance(cents, int) and not isinstance(cents, bool) and abs(cents) < MOST_CENTS
     if words.split()[-1:] != ["cents"] or not is_amount:
@@ -138,7 +138,7 @@ def named(name: str, value: Any) -> tuple[str, str]:
 
 
 def spoken(value: Any) -> str:
-    """Format a JSON value without brackets and quotes; not fit for a page by itself."""
+    """Format a JSON value without brackets and quotes. The result is not escaped for a page."""
     if isinstance(value, dict):
         return ", ".join(" ".join(named(str(name), each)) for name, each in redacted(value).items())
     if isinstance(value, list):
@@ -149,7 +149,7 @@ def spoken(value: Any) -> str:
 
 
 def short_id(value: object) -> str:
-    """Cut an id to its beginning, the time of a UUID version 7, by which the search finds it."""
+    """Cut an id to its beginning, the time of a UUID version 7. The search finds the id by its beginning."""
     return str(value)[:13]
 
 
@@ -179,12 +179,12 @@ class Body:
 
     @property
     def inline(self) -> SafeString:
-        """The text, isolated, to stand in a line with others."""
+        """Isolate the text, to put it on a line with other texts."""
         return _apart(self.text)
 
 
 def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
-    """Format a text for a page, cut at `limit` and after MARKS; the caller offers the full text elsewhere."""
+    """Format a text for a page, cut at `limit` and MARKS marks; the caller offers the full text elsewhere."""
     shown, left_out = _marked(redact(str(text)), limit)
     return Body(plain(label), shown, left_out, kind)
 
@@ -257,7 +257,7 @@ def is_urgent(asked: datetime, expires: datetime | None) -> bool:
 
 
 def words(moment: datetime) -> str:
-    """Format the distance of a moment from now in its largest unit."""
+    """Format the time between now and a moment in its largest unit, such as "3 minutes"."""
     now = clock.now(settings.DATABASE)
     seconds = int(abs((now - moment).total_seconds()))
     if seconds < 60:  # timesince knows no seconds
@@ -266,7 +266,7 @@ def words(moment: datetime) -> str:
 
 
 def duration(length: timedelta) -> str:
-    """Format a length of time in its two largest units."""
+    """Format a length of time in its two largest units, such as "1 h 5 min"."""
     if timedelta() < length < timedelta(seconds=1):
         return _("%(count)d ms") % {"count": round(length / timedelta(milliseconds=1))}
     if length < timedelta(minutes=1):

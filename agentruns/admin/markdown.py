@@ -32,9 +32,9 @@ _MARKDOWN.enable(["table", "strikethrough"]).disable(["image", "link", "autolink
 def markdown(
     label: str, text: object, limit: int | None = None, *, hide: Callable[[str], str] = redact
 ) -> Body:
-    """Format a model's text for a page, like `html.body`, with its markdown rendered.
+    """Render a model's markdown as HTML for a page. `label` and `limit` work as in `html.body`.
 
-    The text is not rendered if rendering would put together a value that `hide` hides.
+    Show plain text if rendering would join fragments into a value that `hide` or AGENTRUNS_REDACT hides.
     """
     parts, left_out = marked_parts(redact(str(text)).replace("\r\n", "\n"), limit)
     nonce = token_hex(8)
@@ -58,7 +58,7 @@ def markdown(
 
 
 def unmarked(text: str, *, hide: Callable[[str], str]) -> str:
-    """Remove the markdown of a text that is masked and redacted already, if `markdown` would render it."""
+    """Remove the markdown of a masked and redacted text; keep it where `markdown` would not render it."""
     nonce = token_hex(8)
     read = _read(_MARKDOWN.render(text.replace(MASK, nonce))).replace(nonce, MASK)
     return read if redact(hide(read)) == read else text

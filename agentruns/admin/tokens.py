@@ -57,7 +57,7 @@ class StateFilter(filters.KnownValues):
 
 
 def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) -> HttpResponse:
-    """Revoke the token."""
+    """Revoke the token; tell the user if it was revoked already."""
     if services.api_tokens.revoke(token.pk, request.user):
         done = _("Revoked. No request with it is accepted any more.")
         return model_admin.done(request, token, _("Revoked."), done)
@@ -87,7 +87,7 @@ class TokenAdmin(ReadOnlyAdmin):
         return services.permissions.may(request.user, "revoke") or super().has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Check whether the user may see tokens; owners of a token may."""
+        """Check whether the user may see any tokens; owners of a token may see their own."""
         if self.sees_all(request):
             return True
         if not hasattr(request, MINE):  # the admin asks several times on each page
@@ -96,7 +96,7 @@ class TokenAdmin(ReadOnlyAdmin):
         return bool(getattr(request, MINE))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Select the tokens that the user may see; of session tokens those of visible runs."""
+        """Select the user's own tokens, or with `sees_all` all except session tokens of hidden runs."""
         rows = super().get_queryset(request).select_related("session")
         if not self.sees_all(request):
             return rows.filter(owner_id=request.user.pk)
@@ -107,7 +107,7 @@ class TokenAdmin(ReadOnlyAdmin):
     # The list
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the list under its name."""
+        """Show the list, titled "API tokens"."""
         return super().changelist_view(request, {"title": _("API tokens"), **(extra_context or {})})
 
     @admin.display(description=gettext_lazy("token, name"), ordering="prefix")
@@ -125,19 +125,19 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
-        """Show the owner, whose permissions count; of a session token the session."""
+        """Show the token's owner, whose permissions count, or the session of a session token."""
         return visible(token.session) if token.session_id else _name(token.person)
 
     @admin.display(description=gettext_lazy("scopes"))
     def may(self, token: ApiToken) -> SafeString:
-        """Show the scopes of the token."""
+        """Show the scopes of the token; "its session" for a session token."""
         if token.session_id:
             return visible(_("its session"))
         return format_html_join("", '<span class="ar-id">{}</span><br>', ((scope,) for scope in token.scopes))
 
     @admin.display(description=gettext_lazy("last used, created"), ordering="last_used_at")
     def used(self, token: ApiToken) -> SafeString:
-        """Show the times since its last use and its creation."""
+        """Show the times since the token's last use and its creation."""
         last = _when(token.last_used_at) if token.last_used_at else _("never used")
         return two_lines(last, format_html("{} {}", _("created"), _when(token.created_at)))
 
@@ -165,7 +165,7 @@ class TokenAdmin(ReadOnlyAdmin):
 
 
 def state(token: ApiToken, owner: Any) -> SafeString:
-    """Show whether the API accepts the token, and the reason if it does not."""
+    """Build the badge "active", or the badge with the reason why the API does not accept the token."""
     if token.revoked_at is not None:
         return badge("bad", _("revoked"))
     if token.expires_at <= clock.now(settings.DATABASE):

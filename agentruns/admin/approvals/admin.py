@@ -91,7 +91,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
         return journal.policy.visible_approvals(request.user).select_related("run__session")
 
     def get_ordering(self, request: HttpRequest) -> Any:
-        """Choose the order: pending approvals by urgency, decided ones from the newest."""
+        """Choose the order: pending approvals by urgency, any other list by the newest request."""
         pending = request.GET.get("status", "pending") == "pending"
         return filters.URGENT_FIRST if pending else NEWEST_FIRST
 
@@ -111,7 +111,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
 
     @method_decorator(sensitive_post_parameters("password"))
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the queue, or the decided approvals."""
+        """Show the queue, or approvals of another status; refuse a selection that is no list of ids."""
         if not all(map(base.is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was decided: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
@@ -201,6 +201,6 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
         return self.render(request, obj, title=html.plain(card.face.title), **context)
 
     def log_change(self, request: HttpRequest, obj: Approval, message: Any) -> Any:
-        """Log an action, masked, in the admin's history, which everybody may read who sees the approval."""
+        """Mask an action, and log it in the admin's history for everybody who may see the approval."""
         mask = base.mask_for(obj.run)
         return super().log_change(request, mask.approval(obj), mask.said(message))

@@ -42,7 +42,7 @@ class Flag:
 
 
 def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[str, int]:
-    """Count the pending approvals of the same call, for each pending card, by its `same_call`."""
+    """Count, by `same_call`, the pending approvals that ask for the same call as a pending card."""
     pending = [card for card in cards if card.status == Approval.Status.PENDING]
     same = _same_calls(approvals, pending).pending()
     # In the order of the index of pending approvals: a call with very many requests has no better one.
@@ -50,7 +50,7 @@ def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[s
 
 
 def _same_calls(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Any:
-    """Select the approvals of the same calls (tool and arguments) as the cards."""
+    """Select from `approvals` those with the same call (tool and arguments) as one of the cards."""
     calls = {card.same_call for card in cards} - {""}
     same = Approval.objects.using(settings.DATABASE).filter(same_call__in=calls)
     # A narrowed queryset may have a join, which would count rows twice.
@@ -85,12 +85,12 @@ class Surroundings:
 
     @cached_property
     def masks(self) -> Mapping[UUID, Mask]:
-        """The masks, by session."""
+        """Load the masks of the cards' runs, by session."""
         return masks_of(self.runs.values())
 
     @cached_property
     def rows(self) -> Mapping[tuple[UUID, str], list[Row]]:
-        """The rows about each call, by run and call."""
+        """Read the rows about each card's call, by run and call."""
         by_call: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
         calls = {card.call_id for card in self.cards}
         about = Message.objects.using(settings.DATABASE).filter(run_id__in=self.runs, call_id__in=calls)
@@ -100,7 +100,7 @@ class Surroundings:
 
     @cached_property
     def previews(self) -> Mapping[UUID, Any]:
-        """The present previews of the pending cards, by card; previews that took too long are missing."""
+        """Make the current previews of pending cards, by card; a preview that takes too long is missing."""
         previews: dict[UUID, Any] = {}
         asking: list[tuple[Approval, Tool]] = []
         for card in self.cards:
@@ -118,12 +118,12 @@ class Surroundings:
 
     @cached_property
     def approvals(self) -> QuerySet[Approval]:
-        """All approvals that the user may see."""
+        """Select all approvals that the user may see."""
         return policy.visible_approvals(self.user)
 
     @cached_property
     def visible(self) -> QuerySet[Run]:
-        """The runs that warnings may name: those the user may see, or all if the user may see all cards."""
+        """Select the runs that warnings may name: visible runs, or all if the user sees all approvals."""
         narrowed = policy.is_narrowed(self.approvals)
         return policy.visible_runs(self.user) if narrowed else Run.objects.using(settings.DATABASE).all()
 
@@ -158,13 +158,13 @@ class Surroundings:
 
     @cached_property
     def pauses(self) -> Mapping[UUID, Any]:
-        """The facts of the last pause of the page's paused runs, by run."""
+        """Read the facts of the last pause of each paused run on the page, by run."""
         paused = [run.pk for run in self.runs.values() if run.status == Run.Status.PAUSED]
         rows = Message.objects.using(settings.DATABASE).filter(run_id__in=paused, kind=events.RUN_PAUSED)
         return dict(rows.order_by("seq").values_list("run_id", "facts")) if paused else {}
 
     def starts(self, session_id: UUID, tool: str) -> list[tuple[UUID, str, Any, datetime]]:
-        """Read the latest starts of a tool in a session, as far as the user may see their runs."""
+        """Read the newest LATEST starts of a tool in a session, only in runs that warnings may name."""
         about = {"session_id": session_id, "kind": events.TOOL_STARTED, "tool_name": tool}
         rows = Message.objects.using(settings.DATABASE).filter(**about)
         if policy.is_narrowed(self.visible):
@@ -173,7 +173,7 @@ class Surroundings:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, list[Flag]]:
-        """Warnings about the cards' calls that also ran in other sessions, by `same_call`."""
+        """Build the warnings about cards whose call also ran in another session, by `same_call`."""
         text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
         flags: dict[str, list[Flag]] = defaultdict(list)
         same = _same_calls(self.approvals, self.cards).filter(status="consumed")
@@ -188,7 +188,7 @@ class Surroundings:
 
     @cached_property
     def in_doubt(self) -> Mapping[str, list[Flag]]:
-        """Warnings about runs in doubt by tool, the newest run first."""
+        """Build the warnings about calls in doubt, by tool, the newest run first."""
         text = _("A call of this tool is in doubt: nobody knows whether it happened.")
         orphaned = self.visible.filter(status=Run.Status.ORPHANED).order_by("-updated_at")
         runs = list(orphaned.defer("input", "output", "error")[:LATEST])

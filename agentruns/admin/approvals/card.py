@@ -60,35 +60,35 @@ class ApprovalCard:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows about the call."""
+        """Find the journal rows about the call."""
         return self.around.rows[self.approval.run_id, self.approval.call_id]
 
     @cached_property
     def requested(self) -> Row | None:
-        """The row that requests the approval."""
+        """Find the journal row that requests the approval; None without such a row."""
         return next((row for row in self.rows if row.kind == events.APPROVAL_REQUESTED), None)
 
     @cached_property
     def before(self) -> list[Row]:
-        """The latest messages, replies and results before the request; the newest first."""
+        """Read the latest messages, replies and results before the request; the newest first."""
         if self.requested is None:
             return []
         rows = Message.objects.using(settings.DATABASE).filter(run_id=self.approval.run_id)
         rows = rows.filter(seq__lt=self.requested.seq).order_by("-seq")
         kinds = (events.RUN_STARTED, events.USER, events.ASSISTANT, events.TOOL_RESULT)
         before = read.read_rows(rows.filter(kind__in=kinds)[:BEFORE])
-        if not any(map(_is_request, before)):  # several, because corrections of the model are among them
+        if not any(map(_is_request, before)):  # several, as some may only correct the model
             before += read.read_rows(rows.filter(kind__in=kinds[:2])[:SHOWN])
         return before
 
     @property
     def reply(self) -> dict[str, Any]:
-        """The payload of the reply that requested the call."""
+        """Find the payload of the reply that requested the call; {} if it is not found."""
         return next((row.payload for row in self.before if row.kind == events.ASSISTANT), {})
 
     @property
     def request(self) -> Quote | None:
-        """The last message of a person before the call."""
+        """Quote the last message of a person before the call; None without a message."""
         row = next(filter(_is_request, self.before), None)
         return None if row is None else self.words_of(row)
 
@@ -105,7 +105,7 @@ class ApprovalCard:
 
     @property
     def evidence(self) -> list[Quote]:
-        """The results of the latest calls before this one."""
+        """Quote the results of the latest SHOWN calls before this call, the oldest first."""
         rows, quotes = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT], []
         for row in reversed(rows[:SHOWN]):
             label = html.named(row.tool_name, "")[0]
@@ -116,18 +116,18 @@ class ApprovalCard:
 
     @property
     def calls(self) -> dict[str, dict[str, Any]]:
-        """All calls of the reply that requested this call, by id."""
+        """Collect all calls of the reply that requested this call, by id."""
         return {str(call.get("id")): call for call in self.reply.get("calls", [])}
 
     @property
     def said(self) -> Quote | None:
-        """The model's text in the reply that requested the call."""
+        """Quote the model's text in the reply that requested the call; None without a text."""
         text = self.mask.text(fold.text_of(self.reply.get("content", [])))
         return quote(_("Agent (unverified)"), text) if text.strip() else None
 
     @cached_property
     def siblings(self) -> list[dict[str, Any]]:
-        """The other calls of the same reply with their states; `pending` if their card waits."""
+        """List the other calls of the same reply with their states; `pending` calls wait for a decision."""
         calls = {key: call for key, call in self.calls.items() if key != self.approval.call_id}
         run_id, alias, states = self.approval.run_id, settings.DATABASE, dict[str, str]()
         about = Message.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
@@ -154,17 +154,17 @@ class ApprovalCard:
 
     @cached_property
     def tool(self) -> Tool | None:
-        """The tool as this process has it, or None."""
+        """Find the call's tool; None if this process does not have the run's definition."""
         return tools_of(self.approval.run).get(self.approval.tool_name)
 
     @cached_property
     def mask(self) -> Mask:
-        """The mask of the session; no mask on a page that reveals."""
+        """Find the mask of the session; NOTHING, which masks nothing, on a page that reveals."""
         return NOTHING if self.revealed else self.around.masks[self.approval.run.session_id]
 
     @cached_property
     def face(self) -> Approval:
-        """The approval as this page shows it."""
+        """Mask the approval for this page. The result must never be saved."""
         return self.mask.approval(self.approval)
 
     @property
@@ -174,22 +174,22 @@ class ApprovalCard:
 
     @property
     def masked_names(self) -> set[str]:
-        """The names of the arguments that this page does not show as they are."""
+        """Collect the names of the arguments that this page masks, wholly or in part."""
         given, masked = self.approval.arguments, self.face.arguments
         sensitive = set(self.mask.names(self.approval.tool_name)) & set(given)
         return sensitive | {name for name, value in given.items() if masked[name] != value}
 
     @property
     def properties(self) -> dict[str, Any]:
-        """The schemas of the tool's arguments, in the order of its signature."""
+        """Find the schemas of the tool's arguments by name, in the signature's order; {} without the tool."""
         return self.tool.input_schema.get("properties", {}) if self.tool is not None else {}
 
     def ordered(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Sort arguments in the order of the tool's signature."""
+        """Sort arguments in the order of the tool's signature; unknown arguments come last."""
         return {name: values[name] for name in self.properties if name in values} | values
 
     def bodies(self, values: dict[str, Any]) -> list[html.Body]:
-        """Format arguments for the page, with the tool's description of each."""
+        """Format arguments with the tool's description of each; for a question, only its text."""
         values = self.ordered(values)
         if self.only_answers:
             values = {name: value for name, value in values.items() if name == "question"}
@@ -200,7 +200,7 @@ class ApprovalCard:
 
     @cached_property
     def why_not(self) -> str:
-        """The reason why a pending card has no buttons for this user, or ""."""
+        """Explain why this user cannot decide a pending card; "" if they can, or if it is not pending."""
         approval = self.approval
         if not self.pending:
             return ""
@@ -221,7 +221,7 @@ class ApprovalCard:
 
     @property
     def why_not_approve(self) -> str:
-        """The reason why this user may decide, but not approve, or ""."""
+        """Explain why a user who may decide cannot approve; "" if the user can approve."""
         if self.approval.pk in self.around.given():
             return _("You approved it already; it needs another person. You can still change your mind.")
         if self.approval.approvers != REQUESTER:  # `why_not` has asked already
@@ -230,7 +230,7 @@ class ApprovalCard:
 
     @property
     def why_not_edit(self) -> str:
-        """The reason why the arguments cannot be edited here, or ""."""
+        """Explain why the arguments cannot be edited here; "" if they can."""
         if self.tool is None:
             return _("This web server does not have this version of the tool, so it cannot check an edit.")
         if len(canonical.dumps(self.approval.arguments)) > EDITABLE:
@@ -250,7 +250,7 @@ class ApprovalCard:
         return EditForm(schema, self.ordered(given), data, hidden=hidden, **options)
 
     def preview(self, warnings: list[Flag]) -> Any:
-        """Choose the stored preview, or for a pending card the current one if it differs, with a warning."""
+        """Choose a pending card's current preview if it changed, else the stored one; add to `warnings`."""
         asked = self.requested.payload if self.requested else {}
         edits = [row.payload for row in self.rows if row.kind == events.APPROVAL_DECIDED]
         stored = [asked, *(payload for payload in edits if "arguments" in payload)][-1].get("preview")
@@ -267,7 +267,7 @@ class ApprovalCard:
         return stored
 
     def warned_of(self, edited: dict[str, Any]) -> list[SafeString]:
-        """List the preview's warnings for other arguments that this card does not show already."""
+        """List the warnings of a preview with `edited` arguments that this card does not show already."""
         tool, made = self.tool, [self.preview([])]
         if tool is None or tool.preview is None:
             return []
@@ -291,7 +291,7 @@ def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False
 def asked(card: ApprovalCard) -> dict[str, Any]:
     """Build the context of a card's call: arguments, preview and warnings."""
     approval, run, flags = card.approval, card.face.run, list[Flag]()
-    if card.pending and (held := _HELD.get(approval.run.status)):  # what is approved does not run yet
+    if card.pending and (held := _HELD.get(approval.run.status)):  # an approved call does not run yet
         why = f" “{html.plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
         if run.status == "paused":
             actor = card.around.pauses.get(run.pk, {}).get("actor") or {}

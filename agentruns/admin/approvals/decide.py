@@ -1,4 +1,4 @@
-"""Decisions on one approval on its card, or on several on one page: selected ones, or all of one reply."""
+"""The views that decide one approval on its card, or several on one page: selected ones, or all of a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ Line = dict[str, Any]  # one approval of a page for several, before or after its
 
 
 def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, verb: str) -> HttpResponse:
-    """Record a person's decision on the shown approval; a worker executes it."""
+    """Record the decision `verb` on the shown approval: approve, edit, deny, answer or extend.
+
+    If nothing is recorded, show the card again with the reason. A worker runs an approved call later.
+    """
     form: Any
     user, revealed = request.user, False
     if verb == "edit":
@@ -107,7 +110,7 @@ def _refused(
 
 
 def _why_no_password(request: HttpRequest, approvals: Sequence[Approval]) -> str:
-    """Explain why approving needs the user's password with the request; "" if it has it or needs none."""
+    """Explain that the password is missing or wrong; "" if it is right, or if no approval needs one."""
     if not any(permissions.needs_password(request, approval) for approval in approvals):
         return ""
     password = request.POST.get("password", "")
@@ -119,7 +122,7 @@ def _why_no_password(request: HttpRequest, approvals: Sequence[Approval]) -> str
 
 
 def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:
-    """List the pending cards of the list that this user came from, in its order."""
+    """List the ids of pending approvals in the list that the user came from, in its order; at most QUEUED."""
     query = QueryDict(request.GET.get("_changelist_filters", ""), mutable=True)
     query.pop("p", None)  # the cards of all pages
     listed = admin.get_queryset(request).order_by(*filters.URGENT_FIRST)
@@ -130,7 +133,7 @@ def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:
 
 
 def _go_on(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, queue: list[UUID]) -> HttpResponse:
-    """Open the next card of a queue that this user can decide, or the list if there is none."""
+    """Redirect to the next card in `queue` that the user can decide, or to the list if there is none."""
     keys = following(queue, approval.pk)
     pending = Approval.objects.using(approval._state.db).pending().select_related("run")
     waiting = pending.filter(pk__in=keys).defer(*filters.HEAVY).in_bulk()
@@ -143,7 +146,7 @@ def _go_on(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, queue
 def _show_outcome(
     admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, text: str, level: int = messages.SUCCESS
 ) -> None:
-    """Show the outcome of an approval as a message, with a link to it."""
+    """Show the outcome of an approval as a message, with a link to the approval's card."""
     url, title = admin.url(request, "change", approval.pk), mask_for(approval.run).approval(approval).title
     admin.message_user(request, format_html('{} <a href="{}">{}</a>', text, url, visible(title)), level)
 
@@ -151,7 +154,7 @@ def _show_outcome(
 def decide_selected(
     admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: list[Approval]
 ) -> HttpResponse:
-    """Ask for confirmation, then decide the approvals that were on the page, even for "select all"."""
+    """Ask for confirmation, then decide the approvals. "Select all" covers only those on the page."""
     is_confirmed = "confirmed" in request.POST
     refused = _refusal(request, verb, approvals, (verb,)) if is_confirmed else {}
     if refused or not is_confirmed:
@@ -170,7 +173,7 @@ def decide_selected(
 
 
 def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpResponse:
-    """Show the calls of a run that wait; decide each ticked call by itself."""
+    """Show a run's pending approvals on one page; a POST decides each ticked approval by itself."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
     if not is_uuid(run_id):
@@ -206,7 +209,7 @@ def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpRe
 def _refusal(
     request: HttpRequest, verb: str, approvals: list[Approval], choice: Sequence[str]
 ) -> dict[str, Any]:
-    """Explain for the page why nothing is decided; {} if the request has all that the verb needs."""
+    """Build the context that explains a wrong or missing reason or password; {} if neither is wrong."""
     form = forms.NoteForm(request.POST, needs=verb == "deny", verbs=choice)
     if not form.is_valid():
         return {"form": form, "status": 400, "refusal": _("Nothing was decided. Correct the form below.")}
@@ -215,7 +218,7 @@ def _refusal(
 
 
 def _decide(admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: list[Approval]) -> list[Line]:
-    """Decide each approval; a refusal of one stops no other."""
+    """Decide each approval, and describe each outcome. A refused decision does not stop the others."""
     reason, lines = forms.NoteForm(request.POST)["reason"].value() or "", dict[UUID, Line]()
     # Sessions in one order for everybody: two bulk decisions in transactions never wait for each other.
     for card in sorted(cards_of(request.user, approvals), key=lambda card: card.approval.run.session_id):
@@ -243,7 +246,7 @@ def _ask(
     choice: Sequence[str],
     **context: Any,
 ) -> HttpResponse:
-    """Show the approvals to decide, and the possible verbs."""
+    """Show the page on which a person ticks approvals and chooses one of the verbs in `choice`."""
     is_turn = "is_turn" in context
     is_list = not is_turn and "confirmed" not in request.POST  # the list's ticks only select
     ticked = [] if is_list else request.POST.getlist(ACTION_CHECKBOX_NAME)
@@ -272,9 +275,9 @@ def _ask(
 
 
 def total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
-    """Describe how many calls can be ticked, and the sum of their one number if all are of one tool.
+    """Count the calls that can be ticked, and add up their amounts if all call one tool with one number.
 
-    For the page's script, also describe the ticked calls: texts with gaps, and amounts by approval.
+    For the page's script, also build texts with gaps and the amounts by approval, to describe ticked calls.
     """
     text = ngettext("%(count)d call can be ticked", "%(count)d calls can be ticked", len(cards))
     of_all = ngettext("{ticked} of %(count)d call ticked", "{ticked} of %(count)d calls ticked", len(cards))

@@ -17,9 +17,9 @@ from agentruns.tools.card import MASK
 from agentruns.utils.redaction import redact
 
 LINES = 100  # of a preview
-LONGEST = 2_000  # characters of one of its values
+LONGEST = 2_000  # characters of one value of a preview
 QUOTED = 200  # characters of a quote; the rest is folded
-LINE = 100  # the same of an argument or a result
+LINE = 100  # characters of a quoted argument or result
 _PARTS = ("before", "after", "links", "warnings")
 
 
@@ -61,13 +61,13 @@ class Preview:
 
 def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
     """Build a quote of a text, shortened to one line."""
-    said = redact(str(text)).strip()  # before its line ends are removed, which a rule may need
+    said = redact(str(text)).strip()  # before line ends go: redaction may need them
     short = body(label, " ".join(said.split()), limit)
     return Quote(short.label, short.inline, body("", said).text if short.left_out else "")
 
 
 def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
-    """List the arguments of a call that its sentence does not name, each on one line."""
+    """Quote the masked arguments, and the arguments that the sentence does not contain, each on one line."""
     quotes = []
     for name, value in given.items():
         label, words = named(name, value)
@@ -88,7 +88,7 @@ def unit_in(sentence: str, amount: str) -> str:
 
 
 def preview(stored: Any) -> Preview | None:
-    """Prepare a journaled preview for the card; None without one."""
+    """Prepare a journaled preview for the card; None if there is no preview."""
     if stored == MASK:
         return Preview(note=visible(MASK))
     if not isinstance(stored, dict) or not stored:
@@ -119,7 +119,7 @@ def preview(stored: Any) -> Preview | None:
 
 
 def _link(link: Any) -> tuple[str, str] | None:
-    """Read a link's text and URL; None unless it leads to this site or the web."""
+    """Read a link's text and URL; None unless the URL is an http or https URL or a path of this site."""
     if isinstance(link, dict):
         text, url = link.get("label"), link.get("url")
     elif isinstance(link, list) and len(link) == 2:

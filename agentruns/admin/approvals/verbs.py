@@ -25,13 +25,13 @@ STATUSES = {"approve": APPROVED, "edit": APPROVED, "answer": ("answered",), "den
 
 
 def form_of(verb: str, approval: Approval, data: Any = None) -> Form:
-    """Build the form of a verb other than edit, whose form the card builds because it knows the masks."""
+    """Build the form of any verb except edit; the card builds that form, because the card knows the masks."""
     forms: dict[str, type[Form]] = {"answer": AnswerForm, "extend": ExtendForm}
     return forms.get(verb, DecideForm)(data, **form_options(verb, approval))
 
 
 def form_options(verb: str, approval: Approval) -> dict[str, Any]:
-    """Build the options of a verb's form: the approval as the page shows it."""
+    """Build the options of a verb's form, with the digest and the expiry that the page shows."""
     expires = approval.expires_at
     initial = {"digest": approval.digest, "seen": expires.isoformat() if expires else ""}
     options: dict[str, Any] = {"initial": initial, "auto_id": f"{verb}_%s"}
@@ -41,9 +41,9 @@ def form_options(verb: str, approval: Approval) -> dict[str, Any]:
 
 
 def decide(approval: Approval, user: Any, verb: str, given: dict[str, Any], edited: Any = None) -> Approval:
-    """Approve, perhaps with `edited` arguments, deny, answer, or extend. Raises as the services.
+    """Approve (with `edited` arguments, if given), deny, answer or extend an approval.
 
-    `given` has the values of the verb's form.
+    `given` has the values of the verb's form. Raises the errors of the service for the verb.
     """
     options: dict[str, Any] = {"digest": given["digest"], "channel": CHANNEL}
     if verb == "extend":
@@ -56,7 +56,7 @@ def decide(approval: Approval, user: Any, verb: str, given: dict[str, Any], edit
 
 
 def is_same(approval: Approval, user: Any, verb: str, form: Any) -> bool:
-    """Check whether the recorded decision is the same one that `user` sends again."""
+    """Check whether `user` sends again the decision that was recorded last."""
     if approval.decided_by_id != user.pk or approval.status not in STATUSES.get(verb, ()):
         return False
     rows = Message.objects.using(settings.DATABASE).filter(
@@ -83,7 +83,7 @@ def log_text(verb: str, given: dict[str, Any]) -> str:
 
 
 def done(approval: Approval, verb: str) -> str:
-    """Describe the effect of a decision just recorded."""
+    """Describe the effect of a verb that was just carried out, such as "deny" or "extend"."""
     if verb == "extend":
         return _("Extended. It expires on %(when)s.") % {"when": exact(approval.expires_at)}
     if approval.status == Approval.Status.PENDING:

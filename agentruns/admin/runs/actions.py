@@ -73,7 +73,7 @@ class Situation:
 
     @property
     def orphans(self) -> list[Wait]:
-        """The calls in doubt that wait for a person."""
+        """List the calls in doubt that wait for a person."""
         return [wait for wait in self.waits if wait.kind == waiting.ORPHAN]
 
 
@@ -139,7 +139,7 @@ def headline(situation: Situation) -> str:
 
 
 def notes(situation: Situation) -> list[str]:
-    """List the calls in doubt, and warn if no worker is there to go on with the run."""
+    """Describe the calls in doubt, and warn if no worker was seen that could continue the run."""
     run, lines = situation.run, []
     text = _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
     for wait in situation.orphans:
@@ -232,7 +232,7 @@ def cancel(situation: Situation) -> Action:
 
 
 def action(situation: Situation, button: str, effect: list[str], *reasons: str | bool) -> Action:
-    """Describe a button: its effect and the first reason that disables it, a missing permission last."""
+    """Describe a button: its effect, and why it is disabled: the first of `reasons`, or no permission."""
     why_not = next((each for each in reasons if isinstance(each, str) and each), "")
     forbidden = not why_not and button not in situation.may
     return Action(effect, missing(button) if forbidden else why_not, forbidden)
@@ -252,14 +252,14 @@ def buttons(situation: Situation) -> dict[str, Any]:
 
 
 def over(situation: Situation) -> str:
-    """Explain that a run has ended or is being cancelled, so that nothing can be done; else ""."""
+    """Explain that nothing can be done, because the run has ended or is being cancelled; otherwise ""."""
     if situation.run.is_ended:
         return _("It has ended: %(status)s.") % {"status": situation.run.get_status_display()}
     return _("It is being cancelled.") if situation.cancel_requested is not None else ""
 
 
 def missing(what: str) -> str:
-    """Explain that the user lacks the permission for one of ACTIONS."""
+    """Explain that the user lacks the permission for `what`, which is an action in `policy.ACTIONS`."""
     return _("You lack the permission %(permission)s.") % {"permission": policy.ACTIONS[what][0]}
 
 
@@ -270,7 +270,7 @@ def last_seq(run: Run) -> int:
 
 
 def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) -> HttpResponse:
-    """Resume, pause or cancel a run: record the request and queue the run for a worker."""
+    """Resume, pause or cancel a run; refuse to resume a run that moved on since the page showed it."""
     button = VERBS[verb]
 
     def do(run: Run) -> str:
@@ -287,7 +287,7 @@ def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) 
 
 
 def act(verb: str, run: Run, user: Any, reason: str) -> str:
-    """Resume, pause or cancel a run, or ask its worker to; describe what was done."""
+    """Resume, pause or cancel a run, or request this from its worker; describe the effect."""
     if verb == "resume":
         resume_run(run.pk, user, drive=False)
         return _("Resumed. A worker picks it up.")
@@ -303,7 +303,7 @@ def act(verb: str, run: Run, user: Any, reason: str) -> str:
 def press(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, do: Callable[[Run], str], logged: str
 ) -> HttpResponse:
-    """Lock a run, do a button's action, log it and show what was done."""
+    """Lock the session, call `do`, log and show the result. Raises RunStateError for a damaged journal."""
 
     def pressed() -> str:
         write.lock_session(settings.DATABASE, run.session_id)
@@ -333,7 +333,7 @@ def require_last_row(run: Run, seen: int | None) -> None:
 
 
 def act_on_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: list[Run]) -> HttpResponse:
-    """Ask for confirmation, then act on the runs that were on the page, even for "select all"."""
+    """Ask for confirmation, then act on the runs. "Select all" means only the runs on the page."""
     verb, lines = VERBS[name], list[Line]()
     form = (CancelForm if verb.stops else Form)(request.POST if "confirmed" in request.POST else None)
     is_confirmed = form.is_valid()
@@ -366,7 +366,7 @@ def act_on_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs:
 
 
 def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reason: str) -> Line:
-    """Act on one run, and describe the outcome; a refusal is shown beside it and stops no other run."""
+    """Act on one run, and describe the outcome. A refusal does not stop the actions on other runs."""
     verb, seen = VERBS[name], request.POST.get(f"seen-{run.pk}", "")
     if not seen:  # was left out when the person looked
         why_not = verb.advice(situation(request, run)).why_not

@@ -25,7 +25,7 @@ from agentruns.models import Run
 ACT = "runs.actions.act_on_selected"
 ONLY = gettext_lazy("Only what was on the page is acted on: %(count)d.")
 VERBS = ("resume", "pause", "cancel")
-# Where no price is known tokens are compared, as if they cost next to nothing.
+# Runs without a known price are compared by tokens, as if a token cost next to nothing.
 COST = Coalesce("cost", F("tokens") * Value(Decimal("1e-15")), output_field=DecimalField())
 
 
@@ -39,7 +39,7 @@ class RunList(base.LeanChangeList):
     deferred = ("input", "output", "error")
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
-        """Select the rows with short errors and answers, which a line can show the beginning of."""
+        """Select the rows, with short errors and answers, because a line shows the beginning of each."""
         return filters.with_texts(super().get_queryset(request, *args, **kwargs))
 
     def get_results(self, request: HttpRequest) -> None:
@@ -173,7 +173,7 @@ class RunAdmin(base.ReadOnlyAdmin):
         return runs.list.cost(run.usage) or html.EMPTY
 
     def links(self, request: HttpRequest, run: Run) -> dict[str, SafeString]:
-        """Build the links of a row's cells."""
+        """Build the links in a row: to the next action, agent, session and requester."""
         waits: list[Any] = run.waits  # type: ignore[attr-defined]
         wait = next((wait for wait in waits if runs.list.wait_url(self, request, wait)), None)
         verb, act = ("decide", _("Decide")) if wait and wait.approval_id else ("resolve", _("Give a verdict"))
@@ -213,5 +213,5 @@ class RunAdmin(base.ReadOnlyAdmin):
         return super().render(request, obj, **context)
 
     def log_change(self, request: HttpRequest, obj: Run, message: Any) -> Any:
-        """Log an action, masked, in the admin's history, which everybody may read who sees the run."""
+        """Mask an action, and log it in the admin's history for everybody who may see the run."""
         return super().log_change(request, obj, base.mask_for(obj).said(message))

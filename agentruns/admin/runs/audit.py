@@ -71,9 +71,9 @@ def export_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
 def content_view(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int = 0, sha256: str = ""
 ) -> HttpResponseBase:
-    """Stream the full content of a row with a preview, or the picture or document with a SHA-256.
+    """Stream the full content of a row, or the picture or document with the SHA-256 `sha256`.
 
-    Stream guarded content only for POST.
+    Guarded content requires a POST and the permission to reveal; a GET shows a page instead.
     """
     content, refusal, may_reveal = None, "", permissions.may_reveal(request.user, run)
     try:
@@ -161,7 +161,7 @@ def finding(request: HttpRequest, run: Run) -> dict[str, Any]:
     for _try in range(TRIES):
         session, problems = sessions.get(), verify.check(run.session_id, settings.DATABASE)
         if sessions.filter(next_seq=session.next_seq, head=session.head).exists():
-            break  # the session is as it was meanwhile
+            break  # nobody wrote to the session meanwhile
     bad = next((each.seq for each in problems if each.seq is not None), None)
     rows = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, seq=bad or 0)
     return {

@@ -35,7 +35,7 @@ from agentruns.utils import clock, db
 from agentruns.utils.redaction import redact
 
 CALL_LENGTH = 36
-EARLIER = 5  # results of the tool of which one is an example
+EARLIER = 5  # latest results of the tool, of which one is shown as an example
 SHORT = 60  # characters of an argument in a title
 ENDED = gettext_lazy("Its run has ended. Whether it happened is not known.")
 MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is now.")
@@ -55,12 +55,12 @@ class CallHistory:
 
     @property
     def seq(self) -> int:
-        """The last row about the call, by which a page's state is compared."""
+        """Find the seq of the last row about the call; a page that was shown with another seq is outdated."""
         return self.rows[-1].seq
 
     @property
     def title(self) -> str:
-        """The call in a sentence for people."""
+        """Describe the call in a sentence for people."""
         call = self.call
         title = call.approval.title if call.approval else self.described
         return html.plain(title) if title else sentence(call.tool, call.arguments)
@@ -85,18 +85,18 @@ class CallHistory:
         return [row for row in self.rows if row.kind == kind]
 
     def last(self, kind: str) -> Row | None:
-        """Find the last row of a kind."""
+        """Find the last row of a kind; None if there is none."""
         return next(iter(self.all(kind)[::-1]), None)
 
     @property
     def returned(self) -> Row | None:
-        """The late result of a handler that returned without an error, which shows that the call happened."""
+        """Find the last late result without an error, which shows that the call happened, or None."""
         bad, reports = ("never_entered", "is_error"), reversed(self.all(events.LATE_RESULT))
         return next((row for row in reports if not any(map(row.payload.get, bad))), None)
 
     @property
     def busy_until(self) -> datetime | None:
-        """The time until which the last attempt may still run, by its tool's timeout; None if past."""
+        """Compute until when the last attempt may run, by its tool's timeout; None if past or unknown."""
         if self.call.timeout is None or self.call.started_at is None:
             return None
         until = self.call.started_at + timedelta(seconds=self.call.timeout)
@@ -115,7 +115,7 @@ def call_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str
 
 
 def reveal_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Show a call's sensitive arguments to a user who may see them, once, and log it."""
+    """Show a call's sensitive arguments after a POST by a user who may see them, and log the act."""
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
     about = _shown_by(run, call_id)
@@ -146,9 +146,9 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def calls_in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], list[waiting.Wait]]:
-    """Find the calls in doubt that this user may resolve, not masked, and their runs.
+    """Find the runs and the calls in doubt, not masked, on which this user may give a verdict.
 
-    First calls that runs wait for, the longest first, then those that ended runs left, if `ended`.
+    Calls that runs wait for come first, in order of waiting. With `ended`, calls of ended runs follow.
     """
     alias, user = settings.DATABASE, request.user
     if not permissions.may(user, "resolve"):
@@ -165,12 +165,12 @@ def calls_in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run
 
 
 def queue(request: HttpRequest, *, ended: bool = False) -> list[tuple[UUID, str]]:
-    """List the runs and calls of the page of calls in doubt, in its order; with `ended` also ended runs."""
+    """List the calls that `calls_in_doubt` finds, as (run id, call id), in the same order."""
     return [(wait.run_id, wait.call_id) for wait in calls_in_doubt(request, ended=ended)[1]]
 
 
 def story(past: CallHistory) -> list[str]:
-    """Describe in sentences what became of the call, and who decided so."""
+    """Describe in sentences what happened to the call, and who gave a verdict or settled the doubt."""
     lines, call, given = [], past.call, past.last(events.ORPHAN_RESOLVED)
     for row in past.rows:
         payload, facts = row.payload, {"name": steps.actor(row), "when": _moment(row)}
@@ -235,7 +235,7 @@ def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
         its = [copies.original(reply), *(copies.original(row) for row in rows if row.kind in _FOLDED)]
         call = fold(run.pk, its).calls.get(call_id)
         if call is not None:
-            # The later calls of the reply that are not run if the model reads that this one is unknown.
+            # The reply's later calls, which will not run if the model is told that this call is unknown.
             still_open = set(run.pending_calls)
             later = [
                 sentence(after["tool"], after["arguments"])
@@ -320,7 +320,7 @@ def call_page(
 
 
 def verdict_form(past: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any = None) -> VerdictForm:
-    """Build the form of a verdict on a call; `keeps` has the values typed before."""
+    """Build the form of a verdict on a call; `keeps` has typed values that the form shows again."""
     initial = {"seq": str(past.seq), "result": prefilled(past), **(keeps or {})}
     form = VerdictForm(
         data,
@@ -330,7 +330,7 @@ def verdict_form(past: CallHistory, verdict: str = "", data: Any = None, *, keep
         needs_result=past.waits and past.returned is None,
     )
     help_text = ""
-    if past.returned is None:  # the last result of the tool in the session, or one made up
+    if past.returned is None:  # show an earlier result of the tool, or one made up
         help_text = _('For example: done by hand, or {"status": "sent"}')
         rows = Message.objects.using(settings.DATABASE).filter(session_id=past.run.session_id)
         results = rows.filter(kind=events.TOOL_RESULT, tool_name=past.call.tool).order_by("-seq")[:EARLIER]
@@ -345,7 +345,7 @@ def verdict_form(past: CallHistory, verdict: str = "", data: Any = None, *, keep
 
 
 def prefilled(past: CallHistory) -> str:
-    """Build a form's text from the handler's late result; "" without one or if it is too long."""
+    """Build a form's text from the handler's late result; "" without a late result or if it is too long."""
     late = past.returned
     if late is None:
         return ""
@@ -361,7 +361,7 @@ def kind_of(value: Any) -> str:
 
 
 def late_report(past: CallHistory, row: Row) -> tuple[str, html.Body | None]:
-    """Explain a late result, and build the body of what the tool returned, if it did."""
+    """Explain a late result, and format the returned content; None if the tool was never started."""
     if row.payload.get("never_entered"):
         return _("A worker that had lost the run says that it did not start the tool."), None
     doubts = [each for each in past.all(events.ORPHAN_FOUND) if each.attempt == row.attempt]
@@ -388,7 +388,7 @@ def _moment(row: Row) -> str:
 
 
 def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Record a verdict on the call that was shown; a worker runs what follows from it."""
+    """Record a verdict on the call as the page showed it; a worker then continues an unfinished run."""
     past = history(run, call_id)
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
@@ -441,7 +441,10 @@ def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
 def _refused(
     admin: ReadOnlyAdmin, request: HttpRequest, was: CallHistory, given: dict[str, Any], error: Exception
 ) -> HttpResponse:
-    """Explain why nothing was recorded, such as another person's verdict, except after a double click."""
+    """Show the call's page with the reason why no verdict was recorded, such as another person's verdict.
+
+    After a double click, say that the verdict was recorded already, and redirect to the run's page.
+    """
     run, why, seen = admin.find(request, was.run.pk), html.plain(error), given.get("seq") or 0
     past, sent = history(run, was.call.id), None
     since = [row for row in past.rows if row.seq > seen] if given else []
@@ -461,9 +464,9 @@ def _refused(
 
 
 def entered(past: CallHistory, text: str) -> Any:
-    """Find the result that a person means: an unchanged prefilled text means the returned value.
+    """Convert the typed result to a value; an unchanged prefilled text means the returned value itself.
 
-    Text that is a JSON object, array or number is parsed, any other text kept as it is.
+    A text that is a JSON object, array or number is parsed; any other text stays a text.
     """
     late = past.returned
     if late is not None and text == prefilled(past):
@@ -492,7 +495,7 @@ def refuse_masked_result(past: CallHistory, form: VerdictForm) -> None:
 
 
 def is_same(past: CallHistory, row: Row, user: Any, given: dict[str, Any]) -> bool:
-    """Check whether the recorded verdict is the same one that `user` sends again."""
+    """Check whether `user` sends again the verdict that is recorded in `row`."""
     payload = row.payload
     mine = str((payload.get("actor") or {}).get("id")) == str(user.pk)
     if not mine or (payload["verdict"], payload["evidence"]) != (given["verdict"], given.get("evidence")):
@@ -505,7 +508,7 @@ def is_same(past: CallHistory, row: Row, user: Any, given: dict[str, Any]) -> bo
 
 
 def done(past: CallHistory, run: Run, verdict: str, result: Any) -> str:
-    """Describe the effect of a verdict just recorded; `past` is the call before it."""
+    """Describe the effect of a verdict just recorded; `past` is the call before the verdict."""
     text = _("Recorded: %(verdict)s.") % {"verdict": steps.verdict_words(verdict)}
     if past.is_uncleared:
         still = _("The doubt is lifted.") if verdict != "unknown" else _("The doubt stays.")
@@ -515,7 +518,7 @@ def done(past: CallHistory, run: Run, verdict: str, result: Any) -> str:
     return f"{text} " + _("A worker picks up the run.") if run.status == Run.Status.QUEUED else text
 
 
-# Other rows, such as extensions, are skipped.
+# Rows that are folded; other rows, such as extensions, are skipped.
 _FOLDED = (events.APPROVAL_REQUESTED, *steps.OF_A_CALL)
 _OPEN = {
     "not_occurred": gettext_lazy("A worker runs it again, with the same key."),

@@ -57,7 +57,7 @@ class Line:
     """A call in the conversation: its effect, its state, the decisions on it, its arguments and result."""
 
     key: str
-    asked: int  # the row
+    asked: int  # seq of the reply
     title: SafeString
     is_named: bool  # the title is the tool's own sentence, and not made of its name
     given: dict[str, Any]
@@ -67,22 +67,22 @@ class Line:
     says: list[str] = field(default_factory=list)
     result: Body | None = None
     file: steps.File | None = None  # where all of the result is
-    seq: int = 0  # the row of the result
+    seq: int = 0  # of the result
     files: list[steps.Shown] = field(default_factory=list)
     is_doubted: bool = False  # it is, or was, in doubt
-    started: int = 0  # the row
+    started: int = 0  # seq of the last start
     limit: int | None = LONGEST
     is_effect: bool = False
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The arguments as text, without blank ones and those that the title contains."""
+        """Format the arguments as text; leave out blank ones, and arguments that the title contains."""
         texts = {name: as_text(value) for name, value in self.given.items()}
         return {name: text for name, text in texts.items() if text.strip() and text not in self.title}
 
     @property
     def short(self) -> SafeString | str:
-        """The arguments that fit beside a title that does not name them."""
+        """Format the arguments that fit beside the title; "" if they are too long or the title names them."""
         if self.is_named:
             return ""
         beside = [text for text in self.texts.values() if not _is_long(text)]
@@ -92,7 +92,7 @@ class Line:
 
     @property
     def bodies(self) -> list[tuple[int, Body]]:
-        """The arguments that do not fit there, and the result, each with its row."""
+        """List the arguments that do not fit beside the title, and the result, each with its row."""
         below = {name: text for name, text in self.texts.items() if _is_long(text) or not self.short}
         bodies = [(self.asked, body(key.replace("_", " "), text, self.limit)) for key, text in below.items()]
         return [*bodies, (self.seq, self.result)] if self.result is not None else bodies
@@ -136,7 +136,7 @@ class Talk:
         self.not_run = _("not run") if run.is_ended else _("not run yet")
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows; rows of newer code and odd rows are left to the list of steps."""
+        """Add rows; skip rows that cannot be read, such as rows of newer code: the list of steps has them."""
         self.described = described(self.run, rows)
         for row in rows:
             with suppress(*ODD):
@@ -166,7 +166,7 @@ class Talk:
                 if each.started and not each.seq:
                     each.says.append(why)
                     at_work += 1
-            if not at_work:  # said of no call, so between the turns
+            if not at_work:  # no call shows it, so a note does
                 self.turns.append(Turn("", "note", row.seq, note=why))
         elif row.kind in NOTES:
             error = payload.get("error") or {}
@@ -231,7 +231,7 @@ class Talk:
 
 
 def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
-    """Collect the tools' own sentences about calls without an approval, by call id."""
+    """Collect the tools' own sentences about calls that run without approval, by call id."""
     tools = {name: tool for name, tool in tools_of(run).items() if tool.describe is not None}
     sentences: dict[str, str] = {}
 
@@ -248,7 +248,7 @@ def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
 
 
 def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | None]]:
-    """Warn of approved calls that also ran in other sessions, each with the id of a run that made it."""
+    """List warnings about approved calls that also ran in other sessions, each with the other run's id."""
     done = visible_approvals(user).filter(pk__in=keys, status=Approval.Status.CONSUMED).exclude(same_call="")
     cards = list(done.select_related("run").order_by("pk")) if keys else []
     flags_of = Surroundings(user, cards).elsewhere if cards else {}
@@ -261,12 +261,15 @@ class Starts(NamedTuple):
 
     twice: list[dict[str, Any]]
     none_twice: bool  # for sure
-    times: Counter[str] | None  # of each of its calls; None where these are too many to tell
-    approvals: set[str]  # of its calls
+    times: Counter[str] | None  # starts of each call of the run; None if there are too many
+    approvals: set[str]  # ids of the approvals of the run's calls
 
 
 def repeated(user: Any, run: Run) -> Starts:
-    """Find calls of one tool with equal arguments that started more than once, except of repeatable tools."""
+    """Find a run's started calls whose tool and arguments another started call of the session repeats.
+
+    Leave out tools that are safe to repeat, and calls that did nothing. Read the newest LATEST starts.
+    """
     rows = Message.objects.using(settings.DATABASE).own()
     rows = rows.filter(session_id=run.session_id, kind=events.TOOL_STARTED)
     seen = visible_runs(user)
@@ -308,7 +311,7 @@ class ReplyForm(KeyForm):
 
 
 def reply_form(user: Any, run: Run) -> ReplyForm | None:
-    """Build the form of a reply; None if the user may not write to the agent."""
+    """Build the reply form; None if the run is imported, or the user may not message or start the agent."""
     if run.session.imported_at or not permissions.may(user, "message", run):
         return None
     if run.agent not in {agent.name for agent in starting.agents_of(user)}:

@@ -94,7 +94,7 @@ class Moment:
 
     @classmethod
     def at(cls, run: Run, seq: int, mask: Mask) -> Moment:
-        """Fold a run's session up to a row; raises RunStateError."""
+        """Fold a run's session up to the row `seq`. Raises RunStateError if there is no such row."""
         rows = rows_until(settings.DATABASE, run, seq)
         state, masked = (batch.SessionState(run.session_id, run.pk) for _number in range(2))
         for row in rows[:-1]:
@@ -111,7 +111,10 @@ class Moment:
         return moment
 
     def facts(self) -> list[tuple[str, Any, Any]]:
-        """List the run's facts after the row, each with its value before the row if that differs."""
+        """List the run's facts as (label, value before the row, value after the row).
+
+        The value before is None if it is empty or equal to the value after.
+        """
         before, after = self.before, self.state.run
         labels = {**{status.value: str(status.label) for status in Run.Status}, fold.ACTIVE: _("running")}
         lines = [
@@ -128,7 +131,7 @@ class Moment:
         ]
 
     def request(self) -> dict[str, Any]:
-        """Build the request as the model had it: the definition's parts, and the conversation."""
+        """Build the request that the model got or would get next: the definition's parts and the messages."""
         state, masked = self.before if self.sent else self.state.run, self.masked
         definition = definition_bodies(settings.DATABASE, [state.definition]).get(state.definition, {})
         read = self.row.payload.get("read") if self.sent else None
@@ -190,7 +193,7 @@ def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) ->
 
 
 def again_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Queue a new run of the same task, and go to its page."""
+    """Queue a new run of the same task and go to its page; ask first about effects that it may repeat."""
     form = KeyForm(request.POST)
     key = form.cleaned_data["key"] if form.is_valid() else ""
     if page := repeats_page(admin, request, run):
@@ -205,7 +208,7 @@ def again_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
 
 
 def fork_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Queue a run that continues from a row of this run, and go to its page."""
+    """Queue a run that continues from a row of this run; ask first about effects that it may repeat."""
     form = ForkForm(request.user, request.POST, auto_id="fork_%s")
     status, why = 400, _("Correct the form below.")
     if form.is_valid():
@@ -234,7 +237,7 @@ def fork_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRespo
 
 
 def repeats_page(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: int = 0) -> HttpResponse | None:
-    """Render the page of effects that would be repeated; None once all of them are ticked."""
+    """Render the page of effects that would happen twice; None if there are none or all are ticked."""
     done = forks.effects(settings.DATABASE, run, after) if permissions.may(request.user, "fork", run) else []
     ticked, was_asked = request.POST.getlist("knows"), "asked" in request.POST
     if not any(effect.is_final and effect.call_id not in ticked for effect in done):
@@ -255,7 +258,7 @@ def repeats_page(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: in
 
 
 def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Show the form; a POST replays the run. Nothing is executed or stored."""
+    """Show the form; a POST replays the run. No tool runs; only a request to a model is logged."""
     form = ReplayForm(request.POST if request.method == "POST" else None)
     status, refusal, report = 200, "", None
     if form.is_valid():
@@ -308,7 +311,7 @@ def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
 def at_view(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int | None = None, **context: Any
 ) -> HttpResponse:
-    """Show the run's state at the row `seq`, or of the URL, by default at the last one.
+    """Show the run's state at the row in the URL, by default at the last row; with `context`, at `seq`.
 
     Redirect to the nearest row if the run has no such row.
     """

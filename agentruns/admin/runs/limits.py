@@ -31,7 +31,7 @@ from agentruns.utils.redaction import redact
 FULL = 100  # percent
 CUT = 400  # characters of a part of a definition
 ANOTHER = gettext_lazy("The definition changed again since you looked. This is how it is now.")
-LEAD = 60  # of them, before the first that differs
+LEAD = 60  # characters that are shown before the first difference
 _STOPPED = "BudgetExceededError: "  # how the error of a run that a budget ended begins
 
 
@@ -50,33 +50,33 @@ class Meter:
 class Drift:
     """The agent of this process compared with the definition that a run was started with."""
 
-    agent: Agent | None  # None where this process knows none of that name
+    agent: Agent | None  # None if this process knows no agent of that name
     is_served: bool  # the run's own definition is registered, so that it can continue
     parts: list[tuple[str, list[dict[str, Any]]]]  # names in which they differ, each with both values
 
     @property
     def hash(self) -> str:
-        """The digest of the definition that would be adopted, or ""."""
+        """Find the digest of the definition that Adopt would take; "" without an agent."""
         return self.agent.definition_hash if self.agent else ""
 
     @property
     def is_other(self) -> bool:
-        """Check whether the run cannot continue in this process under its definition."""
+        """Check whether this process knows the run's agent, but not with the run's definition."""
         return self.agent is not None and not self.is_served
 
 
 def situation(request: HttpRequest, run: Run) -> Situation:
-    """Find a run's state with its definition and, unless it has ended, the differences of today's."""
+    """Find a run's state and definition; unless it has ended, compare the definition with today's agent."""
     definition = read.definition_body(settings.DATABASE, run.definition_id)
     today = None if run.is_ended else drift(run, definition)
     return replace(actions.situation(request, run), definition=definition, drift=today)
 
 
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Build the context of a run's budgets and, unless it has ended, of its definition and today's."""
+    """Build the context of a run's budgets; unless the run has ended, also of Adopt and the definitions."""
     run, definition, now = situation.run, situation.definition, situation.drift
     elapsed = None
-    if definition.get("deadline"):  # only the whole journal says what counts for it
+    if definition.get("deadline"):  # only the whole journal tells the time that counts
         rows = read.run_rows(settings.DATABASE, run.pk)
         closing = (row for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload)
         ends = [row.created_at for row in closing]
@@ -100,7 +100,7 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
 
 
 def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Let the run continue under the definition that was shown, if that is still the registered one."""
+    """Adopt the definition that the page showed; refuse if the registered definition or the run changed."""
 
     def do(run: Run) -> str:
         form = AdoptForm(request.POST)
@@ -111,7 +111,7 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
             raise RunStateError(str(ANOTHER))
         actions.require_last_row(run, sent.get("seq"))
         run = control.adopt_definition(run.pk, request.user, reason=sent["reason"])
-        if run.definition_id != sent["hash"]:  # registered while this was at work: undo
+        if run.definition_id != sent["hash"]:  # registered meanwhile: the error undoes it
             raise RunStateError(str(ANOTHER))
         return _("Adopted. The run now follows the definition of version %s.") % run.version
 

@@ -24,7 +24,7 @@ from agentruns.services import waiting
 from agentruns.services.waiting import Wait
 
 LINE = 110  # characters of a second line
-READ = 5 * LINE  # of an answer, whose markdown takes some
+READ = 5 * LINE  # characters of an answer, of which its markdown takes some
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
 TITLE = 100  # characters
@@ -33,7 +33,7 @@ TITLE = 100  # characters
 def task_title(run: Run) -> str:
     """Name a run for people by the first line of its task, masked; not escaped.
 
-    A list sets `run.mask` first, or each run's mask is read by itself.
+    A list should set `run.mask` first: otherwise each run's mask takes queries of its own.
     """
     names = {"agent": plain(run.agent), "session": plain(run.session.key)}
     return plain_line(mask_for(run).run(run).title, TITLE) or _("%(agent)s in %(session)s") % names
@@ -60,7 +60,7 @@ def second(run: Any) -> str:
 
 
 def came(run: Any, mask: Mask) -> str:
-    """Show the run's error or its answer, masked; "" for a very long answer."""
+    """Format the error of a failed run, or else the answer, masked; "" if it is too long for a list."""
     if run.status == Run.Status.FAILED:
         return reason(mask.text(run.error_text) or "")
     return unmarked(bare(mask.text(run.answer) or "")[:READ], hide=mask.text)
@@ -88,7 +88,7 @@ def words(wait: Wait) -> str:
         return _("Starts at %(time)s") % {"time": exact(wait.until)}
     if wait.until is not None:
         return _("The model failed; next attempt %(when)s") % {"when": ago(wait.until)}
-    return text.replace(f"Run {wait.run_id} ", "It ", 1)  # the page and the line are the run's own
+    return text.replace(f"Run {wait.run_id} ", "It ", 1)  # the page or line is about this run anyway
 
 
 def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: Wait) -> str:

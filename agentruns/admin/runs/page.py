@@ -57,7 +57,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
     )
     after, is_live = seq_of(request.GET.get("after", "")), "seen" in request.GET
     rows = journal_rows(alias, run.pk, after)
-    # An open page asks for the rows after its last one; its conversation is that of the latest.
+    # An open page polls for the rows after its last row; its conversation shows the latest rows.
     spoken = journal_rows(alias, run.pk, None) if is_live and after is not None else rows
     whole, is_plain = seq_of(request.GET.get("whole", "")), "plain" in request.GET
     times = _timings(run, rows)
@@ -175,14 +175,14 @@ def query_of(request: HttpRequest, *names: str) -> QueryDict:
 
 
 def _tag(about: Any) -> str:
-    # The reason of a run that is blocked may hold what is redacted.
+    # Keyed, because the reason of a blocked run may hold values that are redacted.
     return salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256").hexdigest()
 
 
 def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) -> Rows:
-    """Read a page of rows after a seq; without one, the latest page."""
+    """Read the page of rows after the seq `after`; if `after` is None, the latest page."""
     seqs = Message.objects.using(alias).filter(run_id=run_id)
-    most = size + size // 10  # rather than a page of the few rows that are left over
+    most = size + size // 10  # avoids a further page with only a few rows
     latest = _start(seqs, size, most)
     if after is None:
         after = latest
@@ -200,19 +200,19 @@ def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) 
 
 
 def seq_of(text: str) -> int | None:
-    """Parse the seq in a URL; None for no or an impossible seq."""
+    """Parse the seq in a URL; None if the seq is missing or impossible."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def _start(rows: QuerySet[Message], size: int, most: int) -> int:
-    """Find the `after` of the last page of `rows`; 0 if there are no more than `most`."""
+    """Find the seq after which the last `size` rows begin; 0 if there are no more than `most` rows."""
     seqs = list(rows.order_by("-seq").values_list("seq", flat=True)[: most + 1])
     return seqs[size - 1] - 1 if len(seqs) > most else 0
 
 
 def _timings(run: Run, rows: Rows) -> dict[int, timing.Timing]:
     earlier: list[Row] = []
-    if rows.rows and rows.earlier is not None:  # what ends on this page may have begun on the one before
+    if rows.rows and rows.earlier is not None:  # a step that ends here may have begun on the page before
         seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq__lt=rows.rows[0].seq)
         earlier = read.read_rows(seqs.order_by("-seq")[:BEFORE])[::-1]
     return timing.timings([*earlier, *rows.rows])

@@ -54,7 +54,7 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
 
 
 def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Store the review."""
+    """Store the review that was sent; if it is refused, show the page again with the reason."""
     form = ReviewForm(request.POST, auto_id="review_%s")
     status, refusal = 400, _("Nothing was saved. Correct the review below.")
     if form.is_valid():

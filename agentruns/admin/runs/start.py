@@ -68,14 +68,14 @@ class StartForm(KeyForm):
 
 
 def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Show the form; a POST queues the run and goes to its page."""
+    """Show the form; a POST queues the run. Raises PermissionDenied if the user may start no agent."""
     agents = starting.agents_of(request.user) if admin.has_view_permission(request) else []
     if not agents:
         raise PermissionDenied
     page: dict[str, Any] = {"title": _("Start a run"), "template": "start"}
     if request.method != "POST":
         given = {name: request.GET.get(name, "") for name in ("agent", "session")}
-        key = request.GET.get("task", "")  # a run whose task to begin from, where nothing of it is hidden
+        key = request.GET.get("task", "")  # the run whose task fills the form, unless a part is hidden
         last: Run | None = admin.get_queryset(request).filter(pk=key).first() if is_uuid(key) else None
         if last is not None and bare(mask_for(last).run(last).input) == last.input:
             given["text"] = last.input

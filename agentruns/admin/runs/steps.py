@@ -88,7 +88,7 @@ class RowCard:
 def row_card(row: Row, *, whole: bool = False) -> RowCard:
     """Build the card of a row; a row of newer code shows at least its payload.
 
-    Long texts are cut, for pages that offer the whole row elsewhere, unless `whole`.
+    Cut long texts unless `whole`; the page must then offer the whole row elsewhere.
     """
     name = actor_name(row.payload)
     result = RowCard(
@@ -155,7 +155,7 @@ def shown_files(payload: Payload) -> list[Shown]:
 
 
 def _said(payload: Payload) -> Any:
-    """Extract the content of a row; of blocks the texts, if their files are listed beside them."""
+    """Extract a row's content; of a list of blocks, leave out the files, which the card lists separately."""
     content = payload.get("content")
     if not has_blocks(payload) or not isinstance(content, list):
         return content
@@ -172,13 +172,13 @@ def returned(row: Row) -> str:
 
 
 def actor_name(payload: Payload) -> str:
-    """Find the name of a row's actor; "" for the program or without an actor."""
+    """Find the name of a row's actor; "" if the row has no actor, as for the program itself."""
     given = payload.get("actor")
     return str(given.get("name") or "") if isinstance(given, dict) else ""
 
 
 def actor(row: Row) -> str:
-    """Name the person who caused the row, or the program, for a page."""
+    """Name the actor of a row for a page; "the program" if the row has no actor."""
     return plain(actor_name(row.payload) or _("the program"))
 
 
@@ -348,18 +348,18 @@ def evidence(text: str) -> str:
 
 
 def verb_words(verb: Any) -> tuple[str, str]:
-    """Name a person's decision, and the tone of its badge."""
+    """Describe a decision for a page, as (words, tone of the badge)."""
     words, tone = _VERBS.get(verb, (plain(verb), "plain"))
     return str(words), tone
 
 
 def verdict_words(verdict: Any) -> str:
-    """Name a person's verdict on a call in doubt."""
+    """Describe a verdict on a call in doubt in words."""
     return str(_VERDICTS_GIVEN.get(verdict, plain(verdict)))
 
 
 def outcome_words(outcome: Any, *, in_doubt: bool = False, is_started: bool = True) -> tuple[str, str]:
-    """Name the outcome of a call for a page, and the tone of its badge; unknown outcomes as they are."""
+    """Describe a call's outcome, as (words, tone of the badge). An unknown outcome stays unchanged."""
     if in_doubt:
         return _("Tool gave an error, in doubt: it may have happened"), "bad"
     if outcome == "error" and not is_started:
@@ -408,7 +408,7 @@ _VERDICTS_GIVEN = {
     "not_occurred": gettext_lazy("it did not happen"),
     "unknown": gettext_lazy("unknown"),
 }
-# Steps that say in one line what their first fact does; the others' facts are ids, tokens and keys.
+# Kinds whose first fact describes the step on one line. Other kinds begin with ids, tokens or keys.
 _TOLD_BY_FACTS = (
     events.APPROVAL_REQUESTED,
     events.APPROVAL_DECIDED,

@@ -16,7 +16,7 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 
 NOTICED = timedelta(seconds=1)  # a shorter gap is not worth a line
-# Why another worker drives a run, as its journal says it, in words for people.
+# Reasons in a journal why another worker took a run over -> words for people.
 TAKEN_OVER = {
     "lease expired": gettext_lazy("Its worker fell silent; another one took the run over."),
     "the last drive failed": gettext_lazy("Its worker failed; another one took the run over."),
@@ -38,7 +38,7 @@ WAITS = {
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The wait before a row, and the length of the step that it ends; each sixth of the bar is tenfold."""
+    """The wait before a row, and the time of the step that the row ends; `bar` is its logarithm, 0 to 6."""
 
     waited: str = ""
     took: str = ""
@@ -46,7 +46,7 @@ class Timing:
 
 
 def timings(rows: Iterable[Row]) -> dict[int, Timing]:
-    """Compute the timing of each row that a run wrote itself, by seq, except of its first row."""
+    """Compute the timing of each row that a run wrote itself, by seq. The first such row has none."""
     by_seq: dict[int, Timing] = {}
     begun: dict[tuple[str, str], datetime] = {}
     before: Row | None = None
@@ -58,7 +58,7 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
         if before is not None:
             by_seq[row.seq] = _timing(row, before, begin, since)
         begun[row.kind, row.call_id] = row.created_at
-        if row.kind == events.ORPHAN_FOUND:  # what comes then is no result of the attempt
+        if row.kind == events.ORPHAN_FOUND:  # a later row is no result of this attempt
             begun.pop((events.TOOL_STARTED, row.call_id), None)
         before = row
     return by_seq
