@@ -42,17 +42,17 @@ USED_EVERY = 60  # seconds between two notes that a token is in use
 
 _PREFIX, _SECRET, _CHECKSUM = 12, 43, 6  # characters; 43 of 62 are 256 bits
 _TOKEN = re.compile(rf"(ar_[a-z0-9]{{{_PREFIX}}})_[A-Za-z0-9]{{{_SECRET + _CHECKSUM}}}")
-_NOBODYS = canonical.sha256("")  # compared with for an unknown prefix, so that this takes the same time
+_NOBODYS = canonical.sha256("")  # compared for an unknown prefix, so that the answer takes the same time
 VALID = Q(revoked_at__isnull=True, expires_at__gt=Now())
 
 
 def create_token(
     owner: Any, scopes: Iterable[str], *, name: str = "", expires_in: timedelta | None = None
 ) -> tuple[ApiToken, str]:
-    """Create a token that acts as `owner` within `scopes`; return it with its text, which is not stored.
+    """Create a token that acts as `owner` within `scopes`; return it and its text, which is not stored.
 
-    The token ends after AGENTRUNS_TOKEN_DAYS or `expires_in`, or with the owner's password. ValueError for an
-    unknown scope or none, an invalid name, or a lifetime over AGENTRUNS_TOKEN_MAX_DAYS.
+    It ends after `expires_in` (None: AGENTRUNS_TOKEN_DAYS), or when the owner's password changes. Raises
+    ValueError for an unknown scope or none, a bad name, or a lifetime over AGENTRUNS_TOKEN_MAX_DAYS.
     """
     known, whose = ApiToken.Scope.values, Owner.of_user(owner)
     asked = set(scopes)
@@ -71,7 +71,7 @@ def create_token(
 
 
 def _make(lifetime: timedelta, password: str | None = None, **columns: Any) -> tuple[ApiToken, str]:
-    """Create a token, and its text of `ar_`, a prefix, a secret and their checksum; return both."""
+    """Store a new token; return the token and its text: `ar_`, a prefix, a secret and their checksum."""
     prefix = f"ar_{get_random_string(_PREFIX).lower()}"
     begun = f"{prefix}_{get_random_string(_SECRET)}"
     text = begun + _checksum(begun)
@@ -81,10 +81,10 @@ def _make(lifetime: timedelta, password: str | None = None, **columns: Any) -> t
 
 
 def authenticate(text: str) -> ApiToken | None:
-    """Find the token of a text, with its current owner if it has one; None if it gives no access.
+    """Find the token with a text, with its owner if it has one; None if the token gives no access.
 
-    An unknown, mistyped, expired or revoked token gives no access. Nor does one whose owner is gone,
-    inactive, another user of the same key, or has changed their password.
+    An unknown, mistyped, expired or revoked token gives no access. A user's token also gives no access if the
+    user was deleted, is inactive, has changed the password, or is another person under the same id.
     """
     shape = _TOKEN.fullmatch(text)
     if shape is None or text[-_CHECKSUM:] != _checksum(text[:-_CHECKSUM]):
@@ -117,7 +117,7 @@ def authenticate(text: str) -> ApiToken | None:
 
 def _passwords(owner: Any) -> list[str]:
     """List fingerprints of the owner's password: by the current key and by each of SECRET_KEY_FALLBACKS."""
-    # Empty passwords are equal, so the day on which the user joined, or else the name, is part of it.
+    # Empty passwords are equal, so a fingerprint also has the time when the user joined, or the name.
     joined = getattr(owner, "date_joined", None)
     who = str(joined.timestamp()) if joined else owner.get_username()
     if not hasattr(owner, "get_session_auth_hash"):
@@ -132,7 +132,7 @@ def _credential(text: str, password: str) -> str:
 
 
 def _checksum(text: str) -> str:
-    """Compute a text's CRC32 in base 62, as in GitHub's tokens, by which scanners recognise a real token."""
+    """Compute a text's CRC32 in base 62, as in GitHub's tokens, so that scanners recognise a real token."""
     return b62_encode(crc32(text.encode())).rjust(_CHECKSUM, "0")
 
 
@@ -177,7 +177,7 @@ def visited(bearer: SessionBearer) -> Session:
 
 
 def require_requester(agent: Agent, session: Session) -> None:
-    """Raise RunStateError if an agent has calls that the requester confirms and nobody could be that."""
+    """Raise RunStateError if the requester must confirm calls and the session has no owner or valid token."""
     asking = sorted(tool.name for tool in agent.tools.values() if tool.approvers == REQUESTER)
     if not asking or session.owner_id is not None:
         return
@@ -211,7 +211,7 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
 
 
 def may_revoke(actor: Any, token: ApiToken) -> bool:
-    """Check whether a user may revoke a token: their own, or with the permission any token."""
+    """Check whether a user is active and owns the token, or has the permission to revoke any token."""
     if permissions.may(actor, "revoke", token):
         return True
     return bool(actor.is_active and actor.pk is not None and actor.pk == token.owner_id)
@@ -226,7 +226,7 @@ def find_token(token_id: UUID | str) -> ApiToken:
 
 
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:
-    """Map owner ids to the owners of tokens, from the users' own database, without deleted users."""
+    """Map the ids of the tokens' owners to the users, from the users' own database, without deleted users."""
     return get_user_model()._default_manager.in_bulk({token.owner_id for token in tokens} - {None})
 
 

@@ -1,4 +1,4 @@
-"""Decisions of people on gated calls, which are only recorded here; the engine executes them."""
+"""Decisions of people on calls that need approval. They are only recorded here; the engine executes them."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def approve(
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
-    """Approve a gated call; with other `arguments` these are shown, hashed and run instead.
+    """Approve a call; if other `arguments` are given, these are shown, hashed and run instead.
 
-    `channel` is the place of the decision as the journal records it, also for the other decisions. Raises
-    ApprovalStateError if the approval is no longer pending, if `digest` is not its digest, or if the
-    arguments do not validate; PermissionDeniedError if the actor may not decide.
+    If several people must approve, the last approval lets the call run. `channel` names the place of a
+    decision in the journal. Raises ApprovalStateError if the approval is no longer pending, if `digest` is
+    not its digest, or if the arguments do not validate; PermissionDeniedError if the actor may not decide.
     """
     approval = find_approval(approval_id)
     edit = _edited(actor, approval, arguments) if arguments is not None else None
@@ -106,7 +106,7 @@ def approve(
 def deny(
     approval_id: UUID | str, actor: Any, reason: str, *, digest: str | None = None, channel: str = "service"
 ) -> Approval:
-    """Deny a gated call; the model gets the reason as the result. Raises as `approve`."""
+    """Deny a call that needs approval; the model gets the reason as the result. Raises as `approve`."""
     if not reason.strip():
         text = _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         raise ApprovalStateError(text)
@@ -122,7 +122,7 @@ def deny(
 def answer(
     approval_id: UUID | str, actor: Any, text: str, *, digest: str | None = None, channel: str = "service"
 ) -> Approval:
-    """Answer a gated call with a text as its result, instead of executing it. Raises as `approve`."""
+    """Answer a call: `text` becomes its result, and the call is not executed. Raises as `approve`."""
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
     approval = find_approval(approval_id)
@@ -153,8 +153,8 @@ def extend(
 ) -> Approval:
     """Extend a pending approval: it expires `by` later than before.
 
-    Anyone who may decide may extend; `seen` is the expiry that they know of. Raises ApprovalStateError if the
-    approval never expires or expires at another time than `seen`; else as `approve`.
+    Anyone who may decide may extend; `seen` is the expiry that the actor saw. Raises ApprovalStateError if
+    the approval never expires or expires at another time than `seen`; else as `approve`.
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
         raise ApprovalStateError(_("The extension must be positive and at most 366 days."))
@@ -176,7 +176,7 @@ def extend(
 
 
 def expire_due() -> int:
-    """Expire the pending approvals whose time is over by the database's clock; return how many."""
+    """Expire up to DUE_AT_ONCE pending approvals that are due by the database's clock; return how many."""
     alias = settings.DATABASE
     ended: set[UUID] = set()
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
@@ -188,7 +188,7 @@ def expire_due() -> int:
             break
 
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
-            ended.discard(approval.pk)  # where the try before was rolled back
+            ended.discard(approval.pk)  # if the previous try was rolled back
             call = batch.state.run.calls.get(approval.call_id)
             if call is None or call.approval is None or call.approval.status != "pending":
                 return

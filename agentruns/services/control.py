@@ -29,10 +29,10 @@ ORPHAN_VERDICTS = ("occurred", "not_occurred", "unknown")
 
 
 def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Cancel a run: at once without a live worker, else before the worker's next tool starts.
+    """Cancel a run: at once if no worker drives it, else before the worker's next tool starts.
 
     A second request after AGENTRUNS_LEASE_SECONDS ends the run at once: the worker's call becomes unknown,
-    its later return evidence. Raises RunStateError if the run has ended, PermissionDeniedError.
+    and its later result is only evidence. Raises RunStateError if the run has ended, PermissionDeniedError.
     """
     run = find_run(run_id)
     permissions.require(actor, "cancel", run)
@@ -52,9 +52,9 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
 
 
 def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Pause a run: at once without a live worker, else at the worker's next step. Raises as `cancel_run`.
+    """Pause a run: at once if no worker drives it, else at the worker's next step.
 
-    A reply that is being written is stopped; after `resume_run` it is requested again.
+    Stops a reply in progress; `resume_run` requests it again. Raises as `cancel_run`, also for a paused run.
     """
     run = find_run(run_id)
     permissions.require(actor, "pause", run)
@@ -74,9 +74,9 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
 
 
 def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Pause a run for staff even if a worker has its lease, because after a restore leases are stale.
+    """Pause a run for staff even if a worker has its lease, because leases are stale after a restore.
 
-    No call counts as new after that: tools with `reconcile` are reconciled before a first attempt, and calls
+    After that no call counts as new: tools with `reconcile` are reconciled before a first attempt, and calls
     of tools without a declaration need approval. Raises RunStateError if the run has ended or is held
     already.
     """
@@ -96,10 +96,10 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
 def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Let a run continue under its agent's present definition; the journal keeps both hashes.
 
-    Takes the run's version of the agent, or the highest version if that is gone. Instructions and tools that
-    functions of the agent made for the run stay; functions that are new are called. A call that was started
-    is still judged by the declaration of its tool then. Raises RunStateError if the run has ended, is live,
-    or has that definition already; UnknownAgentError; PermissionDeniedError.
+    Takes the run's version of the agent, or the highest version if that is gone. The run keeps the
+    instructions and tools that functions of the agent made for it; new functions are called. A started call
+    is still judged by its tool's declaration at that time. Raises RunStateError if the run has ended, is
+    live, or has that definition already; UnknownAgentError; PermissionDeniedError.
     """
     run = find_run(run_id)
     permissions.require(actor, "adopt", run)
@@ -129,7 +129,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
 
 
 def agent_again(run: Run) -> Agent:
-    """Find the agent in the run's version, or in the highest version. Raises UnknownAgentError."""
+    """Find the agent in the run's version, or in the highest if that is gone. Raises UnknownAgentError."""
     try:
         return get_agent(run.agent, run.version)
     except UnknownAgentError:
@@ -149,8 +149,8 @@ def resolve_orphan(
     """Record the verdict on a call in doubt.
 
     "occurred" stores `result` as the call's result, "not_occurred" lets the call run again with the same key,
-    "unknown" gives the model this outcome. For a call that was surfaced before, the verdict only ends the
-    doubt. Raises RunStateError if the call is not in doubt, PermissionDeniedError.
+    "unknown" gives the model this outcome. If the model was told already, the verdict only ends the doubt.
+    Raises RunStateError if the call is not in doubt or a late result contradicts; PermissionDeniedError.
     """
     if verdict not in ORPHAN_VERDICTS:
         raise ValueError(f"A verdict is one of {', '.join(ORPHAN_VERDICTS)}, not {verdict!r}.")

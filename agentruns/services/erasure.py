@@ -40,7 +40,7 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.erasure")
 
 CHUNK = 200  # rows of one statement: databases limit its values
-# Shown to the person who erases, because only people can see to these.
+# Shown to the person who erases, because only people can erase the content in these places.
 UNREACHED = (
     gettext_lazy(
         "backups of the database and of the files, and what the database keeps on disk until VACUUM"
@@ -59,7 +59,7 @@ Chosen = Callable[[Row], bool]
 
 @dataclass(slots=True)
 class Erased:
-    """The report of an erasure, done or dry: rows as (run, seq, kind), and counts of the rest."""
+    """The report of an erasure or a dry run: its rows as (run, seq, kind), and counts of other objects."""
 
     rows: list[tuple[UUID, int, str]] = field(default_factory=list)
     sessions: int = 0
@@ -89,10 +89,10 @@ class Erased:
 def erase_payload(run_id: UUID | str, seq: int, actor: Any, reason: str) -> Run:
     """Destroy the content of a run's row for good, with every row, copy and projection that repeats it.
 
-    This includes the arguments of a reply's calls, late results of a result's call, and for a task the run's
-    input; in forks as well. A second erasure finishes what a crash left. Raises RunStateError if there is no
-    such row, nothing in it, or a run with a copy that has not ended; DurableRunNotFoundError,
-    PermissionDeniedError, JournalUnreadableError.
+    This includes copies in forks, arguments of a reply's calls, late results of a call, and the input of the
+    run if the row is its task. A second call deletes files that a crash left. Raises RunStateError if there
+    is no such row, if it has no content, or if a run with a copy of it has not ended; ValueError without a
+    reason; DurableRunNotFoundError, PermissionDeniedError, JournalUnreadableError.
     """
     erase_rows(run_id, actor, reason, seq=seq)
     return find_run(run_id)
@@ -101,7 +101,7 @@ def erase_payload(run_id: UUID | str, seq: int, actor: Any, reason: str) -> Run:
 def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run:
     """Destroy the content of all rows of a call, and of the reply that requests it, as `erase_payload`.
 
-    The reply's text and the arguments of its other calls go too, because they are one content.
+    This includes the text of the reply and the arguments of its other calls, because they are one content.
     """
     run = find_run(run_id)
 
@@ -114,7 +114,7 @@ def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run
 
 
 def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run: bool = False) -> Erased:
-    """Erase as `erase_payload`, or with `dry_run` only find what would go; return the report."""
+    """Erase a row as `erase_payload`, or with `dry_run` only find the rows to erase; return the report."""
     run = find_run(run_id)
     return _log(_erase(run.session_id, lambda row: row.seq == seq, actor, reason, run, dry_run=dry_run))
 
@@ -122,7 +122,7 @@ def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run
 def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> Erased:
     """Destroy the content of all rows of the sessions that a user owns, and of their copies in forks.
 
-    Each session is one transaction. A session with an unfinished run is refused and reported.
+    Each session is one transaction. A session with an unfinished run is only reported, in `refused`.
     """
     report, whose = Erased(), Owner.of_user(user)
     events.is_program(actor)  # raises for what is no actor: there may be no session to erase
@@ -136,7 +136,7 @@ def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> 
 
 
 def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = False) -> Erased:
-    """Delete a session as `erase_session` does, with its keys hashed; return the report."""
+    """Delete a session as `erase_session` with `forget_key`; with `dry_run` only count. Return the report."""
     alias = settings.DATABASE
     sessions = Session.objects.using(alias).filter(key=key, **({} if scope is None else {"scope": scope}))
     runs = [*Run.objects.using(alias).filter(session__in=sessions).values_list("pk", flat=True)]
@@ -167,7 +167,7 @@ def _may_go(row: Row) -> bool:
 def _erase(
     session_id: UUID, chosen: Chosen, actor: Any, reason: str, run: Run | None, *, dry_run: bool = False
 ) -> Erased:
-    """Erase the chosen rows of a session, or of only one `run` of it."""
+    """Erase the rows of a session that `chosen` selects; if `run` is given, only rows of that run."""
     events.is_program(actor)  # raises for what is no actor, before the journal is read
     if not reason.strip():
         raise ValueError(_("Say why: whoever audits this reads it."))
@@ -189,7 +189,7 @@ def _erase(
 
 
 class _Erasure:
-    """One erasure; the open transaction has locked the session and its `family`, unless it is a dry run."""
+    """One erasure. Except in a dry run, the open transaction has locked all sessions of the `family`."""
 
     def __init__(
         self, alias: str, family: set[UUID], session_id: UUID, chosen: Chosen, run: Run | None, actor: Any
@@ -200,7 +200,7 @@ class _Erasure:
         places = {(session_id, row.seq) for row in mine if chosen(row)}
         if run is not None and not places:
             raise RunStateError(_("Run %(run)s has no such row or call.") % {"run": run.pk})
-        # The rows that repeat a value of one of these rows, and these rows themselves
+        # Find the rows that repeat a value of the chosen rows, and the chosen rows themselves.
         values: dict[Place, set[Value]] = {}
         holders: dict[Value, set[Place]] = defaultdict(set)
         for pk, rows in journals.items():
@@ -212,7 +212,7 @@ class _Erasure:
         while new:
             same |= new
             new = {holder for place in new for value in values[place] for holder in holders[value]} - same
-        # Session -> rows that have or had the value, and below those that still have content.
+        # Session -> rows that have or had a value; `gone` has the rows of these that still have content.
         self.rows = {
             pk: its for pk, rows in journals.items() if (its := [r for r in rows if (pk, r.seq) in same])
         }
@@ -276,7 +276,11 @@ class _Erasure:
         return erased
 
     def _project(self, session_id: UUID, erased: Erased) -> None:
-        """Rewrite the columns and tables made of a session's rows from the rows' remaining content."""
+        """Bring other columns and tables in line with a session's rows after an erasure.
+
+        Rewrites titles, inputs, contexts, approvals and notes. Deletes the API's idempotency records and
+        texts in Django's admin log. Replaces the session's secret: old digests would help to guess arguments.
+        """
         sessions = Session.objects.using(self.alias).filter(pk=session_id)
         session = sessions.get()
         history = History(session)
@@ -350,7 +354,7 @@ def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
 
 
 def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
-    """Yield a session's rows, each with names of the values in it, as the engine repeats them."""
+    """Yield each row of a session with names of the values in it; rows that repeat a value share its name."""
     # A copy in a fork has the commitment of its original, and its call ids.
     again: dict[UUID, UUID] = {}  # run -> the first run of its task
     tasks = {row.seq: run_id for run_id, row in tasks_of(rows).items()}

@@ -56,12 +56,12 @@ def fork_run(
 ) -> Run:
     """Queue a new run, in a new session, that continues from the row `at` of a run's journal.
 
-    The rows up to there are copied. A call that was open there gets the result that it has by now; without a
-    result it is settled as unknown if it has started, else as cancelled. The fork belongs to `owner`, else to
-    the actor, else to the origin's owner, and has the origin's scope and context unless others are given.
-    Raises RunStateError if there is no such row, if nothing is left to do and no `text` is given, or if the
-    key belongs to another run; SessionBusyError if `session` exists; DurableRunNotFoundError,
-    UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
+    Copies the rows up to `at`. A call that is open at `at` gets its result if there is one by now; otherwise
+    it ends as unknown if it may have happened, or as cancelled. The fork belongs to `owner`, or to the actor
+    if `owner` is None, or to the origin's owner if the actor is the program. The fork has the origin's scope
+    and context unless others are given. Raises RunStateError if there is no such row, if nothing is left to
+    do and no `text` is given, or if the key belongs to another run; SessionBusyError if `session` exists;
+    DurableRunNotFoundError, UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
     """
     whose: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
     whose["idempotency_key"] = idempotency_key
@@ -77,7 +77,7 @@ def get_or_fork(
     session: str | None = None,
     **options: Unpack[CommonOptions],
 ) -> tuple[Run, bool]:
-    """Make a fork, or find that of an earlier call; tell if it is new. Options and errors as `fork_run`."""
+    """Make a fork or find it; return its run and whether it is new. Options and errors as `fork_run`."""
     actor, scope, owner = options.get("actor"), options.get("scope"), options.get("owner")
     permissions.require_somebody(actor)
     alias, origin = settings.DATABASE, find_run(run_id)
@@ -146,7 +146,7 @@ def run_again(
 
 
 class Effect(NamedTuple):
-    """A call that happened, or may have; `is_final`: a second call would have a second effect."""
+    """A call that happened or may have happened. `is_final`: a second call would have a second effect."""
 
     call_id: str
     tool: str
@@ -177,7 +177,7 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
 
 
 class Fate(NamedTuple):
-    """The end that a call, open at the cut, gets in a fork: a copied `result`, or an `outcome`."""
+    """The end in a fork of a call that is open at the cut: a copied `result`, or only an `outcome`."""
 
     call: Call
     outcome: str
@@ -186,7 +186,7 @@ class Fate(NamedTuple):
 
 
 def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
-    """Decide the outcome in a fork of each call that is open at row `at`, from the rows written until now."""
+    """Decide the end in a fork of each call open at row `at`: its result by now, unknown, or cancelled."""
     calls, home = state.open_calls(), run
     if not calls:
         return []
@@ -223,7 +223,7 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
 
 
 def was_held(alias: str, run: Run) -> bool:
-    """Check whether a run was ever held because rows of its journal were or may be lost."""
+    """Check whether a run was ever held because rows of its journal were lost or may be lost."""
     rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.RUN_PAUSED)
     return any(row.payload.get("restored") for row in rows)
 
@@ -233,9 +233,9 @@ def make_fork(
 ) -> Run:
     """Store a fork in the open transaction, or find it if it was made already; return its run.
 
-    `rows` were read before the transaction. Without `has_text` the task is the last one of them, without
-    `has_context` the context is the origin's. Raises RunStateError if the task is gone or nothing is left to
-    do, and SessionBusyError.
+    `rows` were read before the transaction. If `has_text` is False, the task is the last task in `rows`; if
+    `has_context` is False, the context is the origin's. Raises RunStateError if the task was erased or
+    nothing is left to do; SessionBusyError.
     """
     at = rows[-1].seq
     if (run := made_before(alias, request, origin, at)) is not None:
@@ -243,7 +243,7 @@ def make_fork(
     # Locked, because the files of a fork would be deleted if its origin were pruned meanwhile.
     lock_session(alias, origin.session_id)
     origin = restore(find_run(origin.pk))
-    # What was erased since the rows were read is not written again.
+    # Content that was erased since the rows were read must not be written again.
     erased = Message.objects.using(alias).filter(session_id=origin.session_id, content__isnull=True)
     if erased.filter(seq__lte=at).count() != sum(row.is_erased for row in rows):
         if request.rendered or (has_context and request.context):  # may repeat it
@@ -288,7 +288,7 @@ def make_fork(
 
 
 def made_before(alias: str, request: RunRequest, origin: Run, at: int) -> Run | None:
-    """Find the fork that this call, or an earlier call with the same key, has made already."""
+    """Find the fork that this call or a call with its key made; RunStateError if the key is another run's."""
     runs = Run.objects.using(alias).select_related("session")
     run = runs.filter(pk=request.run_id).first() or run_of_key(alias, request)
     if run is None:

@@ -88,7 +88,7 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """A recorded reply (`then`), and the reply that a model gave in its place (`now`), if one was asked."""
+    """A recorded reply (`then`), and a model's new reply in its place (`now`); None if no model was asked."""
 
     seq: int
     step: int
@@ -163,14 +163,14 @@ def replay_run(
     observations: Mapping[int, Any] | None = None,
     limit: int | None = None,
 ) -> ReplayReport:
-    """Replay the replies of a run and report the first difference, if any. Executes and stores nothing.
+    """Replay the replies of a run, at most `limit`; report the first difference. Executes and stores nothing.
 
     Without a model, compares the requests and calls that today's agent and code would make with the recorded
-    ones. With a model (an object, a name, or "own" for the agent's present model), requests its replies to
-    the recorded conversation, outside of any transaction, until one differs or for at most `limit` replies.
-    `observations` replaces contents of results, by the seq of their rows. Raises RunStateError if such a row
-    is no result of the session and for erased rows; DurableRunNotFoundError, NotDurableError, ProviderError,
-    PayloadError.
+    ones. With a model (an object, a name, or "own" for the agent's present model), sends it the recorded
+    conversations and compares its replies; this is possible only outside of a transaction. `observations`
+    replaces contents of results, by the seq of their rows. Raises RunStateError if such a row is no result of
+    the session, or if rows were erased; DurableRunNotFoundError, UnknownAgentError, NotDurableError,
+    ProviderError, PayloadError.
     """
     alias, run = settings.DATABASE, find_run(run_id)
     if model is not None:
@@ -210,13 +210,13 @@ def replay_run(
 
 @dataclass(slots=True)
 class _Recorded:
-    """A recorded reply, with its request and the definition of its agent then."""
+    """A recorded reply, with its request, and with its agent's definition at that time."""
 
     row: Row
     step: int
     body: dict[str, Any]
     messages: list[dict[str, Any]]
-    replaced: list[dict[str, Any]]  # the same with other observations
+    replaced: list[dict[str, Any]]  # `messages` with replaced observations
     altered_at: int | None
     is_as_sent: bool
     made: RunState  # has the version, and the instructions and tools that were made for the run
@@ -297,7 +297,7 @@ def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
 def _differences(
     one: _Recorded, agent: Agent | None, reply: ModelReply | None
 ) -> Iterator[tuple[int, Difference | None]]:
-    """Yield differences of a recorded reply, by row: from the new `reply`, else from today's agent."""
+    """Compare a recorded reply with `reply`, or with today's agent if None; yield (seq, difference)."""
     seq = one.row.seq
     if reply is not None:
         yield seq, first_difference(_decision(one.given), _plain(_decision(reply)))
@@ -314,7 +314,7 @@ def _differences(
 
 
 def _head(body: dict[str, Any]) -> dict[str, Any]:
-    """Select the parts of a definition that each request repeats, with the tools by name, not in order."""
+    """Select the parts of a definition that each request repeats; the tools are a dict, without order."""
     tools = body.get("tools", {})
     return {
         "model": body["model"],
@@ -329,7 +329,10 @@ def _head(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compute the effective arguments of a reply's calls, as recorded and by today's tools."""
+    """Collect the arguments of a reply's calls as recorded, and as today's tools complete or refuse them.
+
+    Keeps recorded defaults, such as a time. Omits calls refused at the gate or of tools that `agent` lacks.
+    """
     payload = one.payload
     used = [block for block in payload["content"] if block.get("type") == "tool_use"]
     then, now = [], []
@@ -354,7 +357,7 @@ def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, 
 
 
 def _filled(given: Any, recorded: Any) -> Any:
-    """Add recorded arguments to the given ones where none was given, at any depth."""
+    """Add the recorded arguments that `given` lacks, at any depth."""
     if not isinstance(given, dict) or not isinstance(recorded, dict):
         return given
     kept = {name: value for name, value in recorded.items() if name not in given}

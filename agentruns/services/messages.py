@@ -76,9 +76,9 @@ def send(
     key: str | None = None,
     refusal: str = "",
 ) -> tuple[Run, bool]:
-    """Find the run that reads a message, and tell whether this call sent it; raises as `send_message`.
+    """Send a message; return the run that reads it, and if this call sent it. Raises as `send_message`.
 
-    `refusal` says why no new run may start. The caller has checked that the session is the owner's.
+    `refusal` is the reason if no new run may start. The caller has checked that the session is the owner's.
     """
     last = last_run(session, key, actor)
     if agent is None and last is None:
@@ -113,7 +113,7 @@ def send(
 
 
 def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run | None:
-    """Find a session's run that was started with the key, else its last run, among those a user may see."""
+    """Find the session's newest run that `actor` may see; prefer the run with the idempotency key `key`."""
     runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk).select_related("session")
     if permissions.hides(actor):
         runs = runs.filter(pk__in=visible_runs(actor).filter(session_id=session.pk))
@@ -122,7 +122,7 @@ def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run
 
 
 class _Sending:
-    """A message being sent; a transaction that is tried again may find the message stored already."""
+    """The sending of one message. A repeated transaction may find that the message is stored already."""
 
     def __init__(self, refusal: str, limit: int | None, seen: set[Any] | None) -> None:
         self.refusal, self.limit = refusal, limit
@@ -132,9 +132,10 @@ class _Sending:
         self.is_new = False
 
     def join(self, session: Session, request: RunRequest) -> Run | None:
-        """Find the locked session's run that has or accepts the message; None if a run must start.
+        """Append the message to the locked session's open run; return the run, or None if a run must start.
 
-        Raises RunStateError if the message's key belongs to another message; else as `append`.
+        Finds the run of a message that is stored already. Raises RunStateError for another message's key or a
+        pruned session, PermissionDeniedError if no run may start; else as `append`.
         """
         runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
         if runs.exists():  # the commit went through, only its acknowledgement was lost

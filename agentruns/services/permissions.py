@@ -1,4 +1,4 @@
-"""Permissions: every service asks here, and so the policy, and admin, API and commands cannot differ.
+"""Permissions: every service asks this module, which asks the policy; so admin, API and commands agree.
 
 `None` is the program itself, a `Program` a part of it. Both may do everything; admin and API pass neither.
 The rule "may decide" has two forms: `why_not_decide` for one approval, `decidable_by` as a query for many.
@@ -55,11 +55,11 @@ KEY_UNSEEN = gettext_lazy(
     "The key belongs to a task or message of a run that you may not see. Use a new key."
 )
 FAILED = gettext_lazy("The project's own rule failed, so nobody is let through. The log says why.")
-MOST = 1000  # approvals, given by somebody already, that the query form looks at
+MOST = 1000  # partly approved approvals that `decidable_by` reads
 
 
 def may(actor: Any, action: str, obj: Any = None) -> bool:
-    """Check whether an actor may do one of ACTIONS to `obj`, or to any object for None."""
+    """Check whether an actor may do `action`, one of ACTIONS, to `obj`; to any object if `obj` is None."""
     return is_program(actor) or (is_somebody(actor) and bool(ask("can", False, actor, action, obj)))
 
 
@@ -72,7 +72,7 @@ def why_not(actor: Any, action: str) -> str:
 
 
 def require(actor: Any, action: str, run: Run) -> None:
-    """Raise PermissionDeniedError unless the actor may do one of ACTIONS to a run; `restore` the run.
+    """Correct a run by its rows (`restore`); PermissionDeniedError unless the actor may do `action` to it.
 
     Raises DurableRunNotFoundError for a run that the project's own `visible` hides from the actor.
     """
@@ -124,7 +124,7 @@ def titled(actor: Any, sessions: Collection[UUID]) -> Collection[UUID]:
 
 
 def hides(actor: Any) -> bool:
-    """Check whether the project's own `visible` decides which runs the actor sees; never for the program."""
+    """Check whether the project's own `visible` decides which runs the actor sees; False for the program."""
     return not is_program(actor) and narrows("visible")
 
 
@@ -159,8 +159,8 @@ def context_of(user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, 
 def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str, Any] | None:
     """Build the context of a run that continues from `last`; None if it keeps the context of `last`.
 
-    The policy gets that context as the requested one; if it refuses, it gets none. Without a `context` rule
-    of the project, the owner keeps the context, and everybody keeps one without owner.
+    The policy is asked for that context, then for {} if it refuses. Without a `context` rule of the project,
+    the context stays if `last` has no owner, or has this owner and was not imported.
     """
     named = owner_by_rows(last)
     is_theirs = named == str(owner_id) and last.session.imported_at is None
@@ -175,7 +175,7 @@ def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str
 def require_decide(
     actor: Any, approval: Approval, arguments: dict[str, Any] | None = None, verb: str = "approve"
 ) -> None:
-    """Raise PermissionDeniedError unless the actor may decide an approval, for an edit with `arguments`.
+    """Raise PermissionDeniedError unless the actor may decide an approval, with edited `arguments` if given.
 
     `verb` is the intended decision: for a call that the requester confirms, all other users may only deny.
     Raises NotFoundError for an approval that the project's policy hides from the actor.
@@ -200,9 +200,9 @@ def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
 
 
 def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Narrow pending approvals to those that a user can decide now, like `decidable`, by a query.
+    """Select the pending approvals that a user can decide now, like `decidable`, by a query.
 
-    Asks only the policy's `decidable`, so approvals may remain that `can_decide` refuses.
+    Asks only the policy's `decidable`, so the result may have approvals that `can_decide` refuses.
     """
     approvals = open_to(user, pending)
     partly: Any = approvals.filter(approved_count__gt=0).values_list(*GIVEN, named=True)
@@ -210,11 +210,11 @@ def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Narrow pending approvals to those in time that a user may decide, even if they approved already."""
+    """Select the unexpired pending approvals that a user may decide, also if the user has approved them."""
     if not is_somebody(user) or user.pk is None:
         return pending.none()
     in_time = Q(expires_at__isnull=True) | Q(expires_at__gt=clock.now(settings.DATABASE))
-    # No join: to count what is pending, it would read all runs.
+    # Not a join, which would read all runs to count the pending approvals.
     run = Run.objects.using(settings.DATABASE).filter(pk=OuterRef("run_id"), owner_id=user.pk)
     own = Q(Exists(run), approvers=REQUESTER)
     if not may(user, "decide"):
@@ -230,7 +230,7 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
-    """List the approvals that this user has given already, which wait for other people."""
+    """Find the ids of `approvals` that the user approved, without voided ones; none if `actor` is None."""
     if actor is None:
         return set()
     who = (events.actor_ref(actor) or events.PROGRAM)["id"]
@@ -238,7 +238,7 @@ def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
 
 
 def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
-    """Map partly given approvals to the ids of the people whose approval counts."""
+    """Map the id of each partly approved approval to the ids of the people whose approval still counts."""
     partly = {(one.run_id, one.call_id): one for one in approvals if one.approved_count}
     if not partly:
         return {}
@@ -252,7 +252,7 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
         if approval is None:
             continue
         given = people[approval.pk]
-        if "arguments" in facts.get(HAS, ()):  # an edit voids what was given before it
+        if "arguments" in facts.get(HAS, ()):  # an edit voids earlier approvals
             given.clear()
         if facts.get("verb") == "approve":
             given.append(str((facts.get("actor") or events.PROGRAM)["id"]))
@@ -261,7 +261,7 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
 
 
 def may_reveal(user: Any, shown: Approval | Run) -> bool:
-    """Check whether a user may see the sensitive values of an approval, or of a run's other rows."""
+    """Check whether a user may see an approval's or a run's sensitive values; False if the policy fails."""
     if is_program(user):
         return True
     if not is_somebody(user):  # visitors included: a project's rule might take a visitor for the owner
@@ -277,7 +277,7 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
 
 
 def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> None:
-    """Log that a user sees sensitive values, or `what` of them; raises PermissionDeniedError."""
+    """Log that a user sees sensitive values through channel `door`; PermissionDeniedError if not allowed."""
     name, pk = shown._meta.model_name, shown.pk
     if not may_reveal(user, shown):
         text = _(

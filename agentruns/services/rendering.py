@@ -35,10 +35,10 @@ def renders(agent: Agent) -> bool:
 
 
 def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | None = None) -> RunRequest:
-    """Add to a request what its agent's functions make, unless the request or `has` names it already.
+    """Add the instructions and tools that the agent's functions make, unless the request or `has` has them.
 
     Raises RenderingError if a function raises or returns something unusable. Nothing is stored; a transaction
-    that a function leaves open is rolled back. `origin` is the run of a fork.
+    that a function leaves open is rolled back. `origin` is the run that is being forked.
     """
     agent, made = request.agent, dict(request.rendered)
     about = RunContext(
@@ -64,7 +64,7 @@ class _UnusableError(Exception):
 
 
 def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any:
-    """Call a function of the agent; errors never quote its exception, and the log masks the exception."""
+    """Call an agent's function and check its value. Errors do not quote its exception; the log masks it."""
     what = f"Agent {agent.name!r}: its function {name}"
     is_callers = connections[settings.DATABASE].in_atomic_block
     try:
@@ -106,7 +106,7 @@ def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any
 
 
 def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
-    """Reuse a run's instructions and tools if the functions in its definition `then` are still the same."""
+    """Collect a run's instructions and tools whose functions have not changed since its definition `then`."""
     members, now = dict[str, Any](), agent.definition()
     if state.instructions is not None and now["instructions"] == then["instructions"]:
         members["instructions"] = payloads.instructions_of(state)
@@ -116,7 +116,7 @@ def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_away(request: RunRequest, session_id: UUID, *, has_text: bool = True) -> RunRequest:
-    """Store the files and long texts of a request in the session's folder, before any transaction.
+    """Store the files and long texts of a request in the session's folder; return the changed request.
 
     Inside a caller's transaction texts stay in their rows. `has_text` is False if the request's text is no
     part of its rows, or stored already.

@@ -27,10 +27,10 @@ class Repaired(NamedTuple):
 
 
 def repair_session(alias: str, session_id: UUID) -> Repaired:
-    """Rewrite the wrong folded columns of a session, its runs and approvals from its journal, all or none.
+    """Correct the columns of a session, its runs and approvals that differ from its journal, all or none.
 
-    Never touches the journal, a lease or an epoch. A session whose journal itself is wrong is left alone,
-    because its fold means nothing. Raises Session.DoesNotExist.
+    Never touches the journal, a lease or an epoch. If the journal itself is wrong, changes nothing, because
+    columns cannot be folded from it. Raises Session.DoesNotExist.
     """
 
     def action() -> Repaired:
@@ -43,7 +43,7 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
         for problem in changed:
             row = (problem.model, problem.approval or problem.run or session_id, problem.status)
             rows.setdefault(row, {})[problem.column] = value_of(problem)
-        # Ended ones first: a session has one unfinished run at any moment.
+        # Ended runs first, because a session has at most one unfinished run at any moment.
         in_order = sorted(rows.items(), key=lambda item: item[1].get("status") not in Run.ENDED)
         for (model, pk, status), columns in in_order:
             # A lease may be taken without the session's lock, which makes a queued run a running one.
@@ -63,7 +63,7 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
 
 
 def value_of(problem: Problem) -> Any:
-    """Find the new value of a column; an active run becomes queued."""
+    """Find the correct value of a problem's column; the correct status of an active run is queued."""
     if problem.column == "status" and problem.folded == ACTIVE:
         return Run.Status.QUEUED.value
     return problem.folded

@@ -36,7 +36,7 @@ class RunRequest:
     text: str
     session: str
     scope: str = ""
-    names_session: bool = True  # else the session's name was generated, and the run may be in another
+    names_session: bool = True  # else the session's name was generated, and the run may be in another session
     actor: Any = None
     owner: Owner = NOBODY
     context: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class RunRequest:
         events.is_program(self.actor)  # raises for what is no actor
 
     def is_for(self, run: Run) -> bool:
-        """Check whether `run` has the same agent, input and context, and repeats the same run, if any."""
+        """Check whether `run` has this agent, input and context, and repeats `again` if that is given."""
         if self.again is not None and (run.origin_id, run.origin_seq) != (self.again.pk, None):
             return False
         same = run.agent == self.agent.name and run.input == self.text
@@ -102,15 +102,15 @@ def request_for(
 
 
 def request_again(run: Run, agent: Agent, actor: Any, **changes: Any) -> RunRequest:
-    """Build a request for a run's task once more: in its session, for its owner, with its context."""
+    """Build a request that repeats a run's task in its session, for its owner; `changes` replace members."""
     of_run = {"text": run.input, "session": run.session.key, "scope": run.scope, "context": run.context}
     return RunRequest(agent=agent, actor=actor, owner=Owner.of_row(run), **of_run | changes)
 
 
 def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] | None]:
-    """Convert an input to text and, for blocks, to members of its row; raises ContentError.
+    """Convert an input to its text; for blocks, also build the members of its row.
 
-    ContentError is also raised for a file that a model of the agent would refuse.
+    Raises ContentError for invalid blocks, and for a file that a model of the agent would refuse.
     """
     if isinstance(given, str):
         return given, None
@@ -121,7 +121,7 @@ def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] 
 
 
 def checked_time(moment: datetime | None) -> datetime | None:
-    """Convert the time at which a run may start to UTC. Raises TypeError, ValueError."""
+    """Convert the time at which a run may start to UTC. Raises TypeError, ValueError for a naive time."""
     if moment is None:
         return None
     if not isinstance(moment, datetime):
@@ -135,7 +135,7 @@ def checked_time(moment: datetime | None) -> datetime | None:
 
 
 def write_start(batch: Batch, request: RunRequest) -> None:
-    """Add the first two rows of a run; raises as `require_home`."""
+    """Add the first two rows of a run, its start and its task; raises as `require_home`."""
     request.require_home(batch.state)
     begun = first_row(request)
     unread = chain.from_iterable(batch.state.asking.values())  # the run answers these as well
@@ -164,7 +164,7 @@ def first_row(request: RunRequest) -> events.RunStarted:
     }
     if request.context:
         begun["context"] = request.context
-    if request.key:  # the same for the same task, should a restore lose the run; another in another database
+    if request.key:  # equal if a restore loses the run and its task comes again; differs between databases
         place = [Control.objects.using(settings.DATABASE).identity(), request.scope, str(request.owner.id)]
         begun["task"] = canonical.digest([*place, request.session, request.key])
     return begun

@@ -72,9 +72,9 @@ class Pruned:
 def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lambda: False) -> Pruned:
     """Delete the sessions whose runs all ended, the last more than `days` days ago, oldest first.
 
-    Uses the database's clock, with one transaction for each of at most `limit` sessions. Then deletes the
-    API's answers of that age, and definitions and files that nothing needs any more. A pruning that was
-    stopped or killed continues with the next call. Raises NotDurableError inside a transaction.
+    Uses the database's clock, and one transaction for each of at most `limit` sessions. Then deletes the
+    API's idempotency records of that age, and definitions and files that nothing needs any more. The next
+    call continues a pruning that was stopped. Raises NotDurableError inside a transaction.
     """
     if days < 1:
         raise ValueError(f"Sessions are kept for at least 1 day, not {days}.")
@@ -192,10 +192,10 @@ def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
 def _prune(
     alias: str, session_id: UUID, cutoff: datetime | None, files: set[str], definitions: set[str]
 ) -> Pruned:
-    """Delete a session in the open transaction, unless it is gone or had a run since `cutoff`.
+    """Delete a session in the open transaction, unless it is gone or a run of it changed since `cutoff`.
 
-    Without a `cutoff` an unfinished run raises RunStateError. Adds the files and definitions that its rows
-    name to `files` and `definitions`.
+    An unfinished run counts as changed; without a `cutoff` it raises RunStateError. Adds the files and
+    definitions that the session's rows name to `files` and `definitions`.
     """
     sessions = Session.objects.using(alias).filter(pk=session_id)
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
@@ -255,7 +255,7 @@ def _prune(
 
 
 def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UUID]) -> None:
-    """Erase titles and reasons from the admin's history; who acted on which object and when stays."""
+    """Erase titles and reasons from the admin's history. Who acted on which object and when stays."""
     if not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import LogEntry
@@ -286,7 +286,7 @@ def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
 def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
     """Delete the definitions that no run uses, no row names and no agent of this process has.
 
-    Rows also name a run's earlier definitions and those of a fork's origin, which tell what is sensitive. If
+    Rows also name earlier definitions of a run and of a fork's origin, which tell what is sensitive. If
     another process starts a run with such a definition now, the database refuses, and the start is retried.
     """
     hashes -= {agent.definition_hash for agent in registered()}
@@ -374,7 +374,7 @@ def _folder(name: str) -> str:
 
 
 def _unnamed(names: Collection[str]) -> set[str]:
-    """Select the files that no row of any database names; imported runs share files with their source."""
+    """Find the `names` that no row in any database has: imported runs share files with their source."""
     left = {name for name in names if payloads.FOLDER.fullmatch(_folder(name))}
     for alias in _journals():
         rows = Message.objects.using(alias)

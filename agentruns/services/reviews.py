@@ -33,9 +33,9 @@ def review_run(
     assignee: str = "",
     seen: datetime | None = None,
 ) -> Review:
-    """Replace the review of a run; `assignee` is a username, `seen` the time of the review's last change.
+    """Replace a run's review, last changed at `seen` (None: none yet); `assignee` is a username.
 
-    Raises RunStateError if that changed, ValueError, PermissionDeniedError, DurableRunNotFoundError.
+    Raises RunStateError if it has changed since, ValueError, PermissionDeniedError, DurableRunNotFoundError.
     """
     run = find_run(run_id)
     permissions.require_visible(actor, run)
@@ -49,7 +49,7 @@ def review_run(
             person = users._default_manager.get_by_natural_key(assignee)
         except (users.DoesNotExist, ValueError):
             person = None
-        # One answer for both: names of users are not to be found out here.
+        # The same error in both cases, so that nobody finds out names of users here.
         if not _may_see(person, run):
             raise ValueError(_("No user of this name may see the run."))
         whose = Owner.of(person)

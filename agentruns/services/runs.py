@@ -74,10 +74,10 @@ def start_run(
 ) -> Run:
     """Queue a run and return it; a worker drives it after the caller's transaction commits, or later.
 
-    A new session and its runs belong to the `owner`, else to the `actor`, in the `scope`, else in the
-    policy's. A repeated call for the same task returns the same run (docs: idempotency keys). Raises
-    SessionBusyError, SessionAccessDeniedError, QuotaExceededError, RunStateError for a key of another task or
-    session, NotDurableError.
+    A new session and its runs belong to `owner`, or to `actor` if `owner` is None. They are in `scope`, or in
+    the policy's scope if `scope` is None. A repeated call for the same task returns the same run (docs:
+    idempotency keys). Raises SessionBusyError, SessionAccessDeniedError, QuotaExceededError, NotDurableError,
+    and RunStateError if the key belongs to another task or session.
     """
     _require_durable(store)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
@@ -93,9 +93,9 @@ def get_or_start(
     not_before: datetime | None = None,
     **options: Unpack[CommonOptions],
 ) -> tuple[Run, bool]:
-    """Start the run of a task, or find it; tell if it is new. Options and errors as `start_run`.
+    """Start a task's run or find it; return the run and whether it is new. Options and errors as `start_run`.
 
-    Without a session a new run gets a session of its own, and a key's run is found in any session.
+    If `session` is None, a new run gets a new session, and a run with the key is found in any session.
     """
     request = request_for(agent, text, str(uuid7()) if session is None else session, **options)
     if session is None and request.key:  # the same session and call keys if a restore loses the run
@@ -120,8 +120,8 @@ def run_agent(
     """Run an agent in this process until the run ends or waits, and return its result.
 
     Without a session nothing is stored and no database is used. With a session, a call repeated after a crash
-    continues the same run. The rest as `start_run`. Raises NotDurableError inside a transaction,
-    MemoryStoreNotDurableError, DurableConfigMismatchError.
+    continues the same run. The rest as `start_run`. Raises NotDurableError inside a transaction, or without a
+    session if a tool always needs approval; MemoryStoreNotDurableError, DurableConfigMismatchError.
     """
     agent = get_agent(agent)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
@@ -162,10 +162,10 @@ def run_agent(
 
 
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
-    """Resume a run: unpause it, and surface its calls in doubt to the model instead of holding them.
+    """Resume a run: unpause it, and tell the model that the outcome of its calls in doubt is unknown.
 
-    Ends a back-off too. `drive=False` only records this and queues the run. A run that waits for approval is
-    left as it is. Raises SessionBusyError if the run is live elsewhere, RunStateError if it has ended,
+    Ends a back-off too. `drive=False` only records this and queues the run. A run that waits for approval
+    does not change. Raises SessionBusyError if another process drives the run, RunStateError if it has ended,
     DurableConfigMismatchError, PermissionDeniedError.
     """
     run = find_run(run_id)
@@ -174,7 +174,7 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
 
 
 def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
-    """Surface the run's calls in doubt to the model as unknown, and queue the run unless it is paused."""
+    """Tell the model that the run's calls in doubt are unknown, and queue the run unless it is paused."""
     run = find_run(run_id)
     permissions.require(actor, "resume", run)
     return write(run.pk, lambda run, batch: _resume(run, batch, actor, unpauses=False), takes_lease=True)
@@ -199,7 +199,7 @@ def list_runs(status: str | None = None, agent: str | None = None, owner: Any = 
 
 
 def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
-    """Build the result of a run so far; `state` is read anew unless it is the newest."""
+    """Build the result of a run so far; read its state from the journal if `state` is not the newest."""
     alias = settings.DATABASE
     run = find_run(run_id)
     if state is None or state.next_seq != run.session.next_seq:

@@ -20,14 +20,17 @@ CONTEXT_LENGTH = 8 * 1024  # bytes of canonical JSON
 
 
 class Owner(NamedTuple):
-    """The owner of a session and its runs, as stored; without an id for the program."""
+    """The owner of a session and its runs, as stored. The program is an owner without an id."""
 
     id: Any = None
     name: str = ""
 
     @classmethod
     def of(cls, user: Any) -> Owner:
-        """Build the owner for a user; without an id for the program. TypeError for other objects."""
+        """Build the owner for a user; build an owner without an id for the program.
+
+        Raises PermissionDeniedError for a visitor who is not signed in, TypeError for other objects.
+        """
         if events.is_program(user):
             return cls()
         if user.pk is None:  # AnonymousUser would pass for the owner of the program's runs
@@ -36,14 +39,14 @@ class Owner(NamedTuple):
 
     @classmethod
     def of_user(cls, user: Any) -> Owner:
-        """Build the owner for a user; TypeError for the program, which owns no session."""
+        """Build the owner for a user, as `of`; raises TypeError for the program, which owns no session."""
         if events.is_program(user):
             raise TypeError("A user object is needed here, not the program.")
         return cls.of(user)
 
     @classmethod
     def of_row(cls, row: Session | Run | str) -> Owner:
-        """Build the owner of a session or run; without an id if only the session's key is given."""
+        """Build the owner of a session or run. Build an owner without an id if `row` is a session key."""
         return cls() if isinstance(row, str) else cls(row.owner_id, row.owner_name)
 
     def columns(self) -> dict[str, Any]:
@@ -59,9 +62,9 @@ NOBODY = Owner()
 
 
 def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, str]:
-    """Find the key and the scope of a session for a user; the session need not exist.
+    """Find the key and the scope of a session; a session with this key need not exist.
 
-    The scope defaults to the policy's for the user (None: the program). Raises TypeError, ValueError.
+    Without `scope`, the policy selects it for `user` (None: the program). Raises TypeError, ValueError.
     """
     if isinstance(session, Session):
         if scope not in (None, session.scope):
@@ -75,7 +78,7 @@ def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, st
 
 
 def find_session(key: str, scope: str | None = None, among: QuerySet[Session] | None = None) -> Session:
-    """Find the session of a key, in `scope` or in the only scope that has the key.
+    """Find the session with a key in `scope`, or in the only scope with that key if `scope` is None.
 
     `among` are the sessions that the caller may see. Raises SessionAccessDeniedError, AmbiguousSessionError.
     """
@@ -102,8 +105,8 @@ def require_one_scope(key: str, scopes: list[str]) -> None:
 def require_writable(session: Session, owner: Owner, actor: Any) -> None:
     """Raise SessionAccessDeniedError unless the session belongs to `owner`.
 
-    A user learns nothing about another user's session. The error for the program asks for an owner, because
-    its run would otherwise belong to the user who was first to use the key.
+    A user gets the same error as for a missing session. The program gets an error that names the owners,
+    because its run would otherwise belong to the user who was first to use the key.
     """
     if session.owner_id == owner.id:
         return

@@ -1,4 +1,4 @@
-"""Starts by people: whatever a user or visitor starts through the API or the console comes in here.
+"""Starts by people: the API and the console start runs for users and visitors only through this module.
 
 The services `runs` and `forks` let a program start anything for anybody. This module asks the policy first,
 so `admin` and `api` import no others (tests/packaging/test_architecture.py).
@@ -32,7 +32,7 @@ STARTS = "agentruns.start_run"
 
 
 class Behalf(NamedTuple):
-    """The owner, scope and context requested for a run; `owner` is the id of the user whom it is for."""
+    """The owner, scope and context requested for a run; `owner` is the id of a user."""
 
     owner: str | None = None
     scope: str | None = None
@@ -51,9 +51,9 @@ def start_run(
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
 ) -> tuple[Run, bool]:
-    """Start a user's task, or find its run; tell if it is new. Raises as `runs.start_run`.
+    """Start a user's task or find its run; return it and whether it is new. Raises as `runs.start_run`.
 
-    A visitor's run stays in their session, with the agent of its last run, and has no context of theirs.
+    A visitor's run is in the visitor's session, has the agent of its last run, and no context of theirs.
     """
     if isinstance(user, SessionBearer):
         if behalf != NOTHING or not_before:
@@ -79,11 +79,11 @@ def send_message(
     *,
     acts_for: bool = True,
 ) -> tuple[Run, bool]:
-    """Find the run that reads a user's message; tell if this call sent it. As `messages.send_message`.
+    """Send a user's message; return its run and if this call sent it. Raises as `messages.send_message`.
 
-    `session` is visible to the user, and the user may start the agent. Writing into somebody else's open run
-    requires the permission for messages. Starting the next run there requires an active owner and the
-    permission to act for others, which a token may lack (`acts_for`).
+    The caller has checked that the user may see `session`. The user must be allowed to start the agent.
+    Writing into somebody else's open run requires the permission for messages. Starting the next run there
+    requires an active owner and the permission to act for others, which a token may lack (`acts_for`).
     """
     last: Run | None
     if isinstance(user, SessionBearer):
@@ -119,9 +119,9 @@ def fork_run(
     behalf: Behalf = NOTHING,
     **options: Any,
 ) -> tuple[Run, bool]:
-    """Make the fork that a user requests, or find it; tell if it is new. Raises as `forks.fork_run`.
+    """Make a user's fork or find it; return the run and whether it is new. Raises as `forks.fork_run`.
 
-    It stays in the scope of its origin, and requests the origin's context, unless others are requested.
+    The fork has the origin's scope, and its context if the policy grants it, unless `behalf` has others.
     """
     origin = restore(find_run(run_id))
     chosen = startable(user, agent_again(origin) if agent is None else agent)
@@ -177,9 +177,9 @@ def startable(user: Any, agent: Agent | str) -> Agent:
 
 
 def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, str]:
-    """Find the owner (None: the user) and the scope of a run; refuse what the user may not start.
+    """Find the owner (None: the user) and the scope of a run; PermissionDeniedError if not allowed.
 
-    `home` is the scope of a run for which no scope is requested, if it is not the policy's.
+    `home` is the scope of a run for which no scope is requested; if it is None, the policy's scope.
     """
     whose = user if behalf.owner in (None, str(user.pk)) else permissions.active_user(behalf.owner)
     if home is None and whose is not None:
@@ -200,7 +200,7 @@ def _not_for_others(user: Any) -> str:
 
 
 def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
-    """Find the context for a visitor's run: the session owner's, else the last that no user set."""
+    """Find the context for a visitor's run: the session owner's, or else the context of an earlier run."""
     owner = None if own.owner_id is None else permissions.active_user(own.owner_id)
     if owner is None and own.owner_id is not None:
         raise PermissionDeniedError(_("The user of this session is not active."))

@@ -1,4 +1,4 @@
-"""The run of a caller's request, which is created or exists already; and how many starts an hour may have."""
+"""The run of a caller's request, created or found; and the limit of starts in an hour."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ HOUR = timedelta(hours=1)  # of a quota
 
 
 class Submission(NamedTuple):
-    """The run of a request; if it is new, with its `state`, and with its `lease` if one was requested."""
+    """The run of a request. A new run comes with its `state`, and with its `lease` if one was requested."""
 
     run: Run
     is_new: bool = False
@@ -58,7 +58,7 @@ class Submission(NamedTuple):
 
 
 def submit(request: RunRequest, *, leased: bool = False) -> Submission:
-    """Create the run of a request, or find it; its rows join the caller's transaction."""
+    """Create or find the run of a request; new rows are part of the caller's transaction if there is one."""
     if not request.session:
         raise NotDurableError(
             "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
@@ -87,9 +87,9 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
     submission: Submission | None = None
     with permissions.discreet(request.actor):
         if is_plain:
-            # Without a lock first, as long as no other transaction and no check interferes. If starts are not
-            # counted, PostgreSQL does it by one statement, which stores nothing if another run was faster;
-            # otherwise only a run in a new session begins so.
+            # First try without a lock. If starts are not counted, PostgreSQL begins any run by one statement,
+            # which stores nothing if another run was faster. Otherwise only a run in a new session can begin
+            # without a lock.
             is_one = connection.vendor == "postgresql" and limit is None and connection.get_autocommit()
             # Unreadable: it may have been pruned while it was read.
             with suppress(*RACES, RunStateError, JournalUnreadableError):
@@ -182,7 +182,7 @@ def begin_run(
 ) -> Submission:
     """Store a run and its first rows, which `write` adds, in a locked session or with a new one.
 
-    `columns` are further ones of the run. Raises JournalConflictError or IntegrityError if another run was
+    `columns` are further columns of the run. Raises JournalConflictError or IntegrityError if another run was
     faster, or if this process drains.
     """
     agent, connection = request.agent, connections[alias]
@@ -253,7 +253,7 @@ def run_of_key(alias: str, request: RunRequest) -> Run | None:
 def uses_of_key(alias: str, request: RunRequest) -> tuple[QuerySet[Run], QuerySet[PrunedKey]]:
     """Select the run and the pruned runs that have the request's idempotency key."""
     owner_id, scope = request.owner.id, request.scope
-    # The program may have started it for an owner; others learn of their own only.
+    # The program may have started the pruned run for an owner; users find only their own runs.
     session = request.session if request.actor is None else ""
     runs = Run.objects.using(alias).filter(owner_id=owner_id, scope=scope, idempotency_key=request.key)
     return runs, pruned_keys(alias, request.key, owner_id, scope, session)
@@ -284,7 +284,7 @@ def pruned_folder(alias: str, request: RunRequest) -> QuerySet[Tombstone]:
 
 
 def unfinished_run(alias: str, session: Session, request: RunRequest) -> Run | None:
-    """Find the session's unfinished run if the request is for it; SessionBusyError if it is not."""
+    """Find the session's unfinished run, or call `join`; SessionBusyError if it has another task or key."""
     if request.join is not None:
         return request.join(session, request)
     run = Run.objects.using(alias).unfinished().select_related("session").filter(session=session).first()
@@ -318,7 +318,7 @@ def start_limit(actor: Any, agent: Agent) -> int | None:
 
 
 def count_start(alias: str, actor: Any, limit: int | None) -> None:
-    """Count a run or message that a user or visitor with a `limit` starts, in its transaction.
+    """Count a run or message toward the hourly `limit` of a user or visitor (None: no limit).
 
     The starts of all agents count; an hour begins with its first start. Raises QuotaExceededError.
     """

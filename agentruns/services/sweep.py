@@ -35,7 +35,7 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.sweep")
 
 LATE = 600  # seconds without a sweep after which something is wrong
-STAMPED = 5  # seconds that a sweep's stamp is good for
+STAMPED = 5  # seconds for which a sweep's stamp counts as new
 BATCH = 100
 RENEWED = 60  # seconds after which a sweep updates the reason of a blocked run, and deletes old drafts
 SEVERAL = 10
@@ -51,8 +51,8 @@ FAILED_OVER = (
 class Swept:
     """Counts of one sweep; the last four are of the runs it drove, by their present status.
 
-    `notified` counts runs handed to workers instead of being driven here, `surfaced` runs whose calls in
-    doubt were surfaced to the model. `left` has the ids of the runs that `waiting` counts.
+    `notified` counts runs handed to workers instead of driven here, `surfaced` runs whose model was told that
+    calls in doubt are unknown. `left` has the ids of the runs that `waiting` counts or an error paused.
     """
 
     found: int = 0
@@ -74,15 +74,15 @@ class Swept:
 
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
-    """List the runs that this process can claim and serve now, oldest first."""
+    """List the runs that this process can claim and serve now, oldest first, at most `limit` or BATCH."""
     return list(_runnable(run_id).filter(_served())[: limit or BATCH])
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
-    """List the runs that this process cannot serve only because of their definition, to record why.
+    """List at most BATCH runs whose agent or definition this process does not serve, to record why.
 
-    First runs without a recorded reason, then runs with an old reason, which another process may have found
-    and which need not be true of the processes that run now.
+    Runs without a recorded reason come first, then runs with an old reason: another process may have found
+    it, and it may no longer be true.
     """
     blocked = _runnable(run_id).exclude(_served())
     blank = list(blocked.filter(blocked_reason="")[:BATCH])
@@ -118,9 +118,9 @@ def sweep(
 ) -> Swept:
     """Do one sweep. An error of one run is logged and counted, and the other runs continue.
 
-    Without `drives` workers are notified instead; `tell_model` also takes runs held for staff and surfaces
-    their calls in doubt to the model, with `name` as the actor. A draining process drives no runs. After
-    `seconds` no further run begins, so that other due work does not wait for it.
+    If `drives` is False, notifies workers instead. `tell_model` also takes runs that wait for a verdict, and
+    tells the model that their calls in doubt are unknown; `name` is the actor. A draining process drives no
+    runs. After `seconds` no further run begins, so that other due work does not wait for it.
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
@@ -180,7 +180,7 @@ def sweep(
 
 @contextmanager
 def _put_off(what: str) -> Iterator[None]:
-    """Log the block's JournalLockedError: another transaction has the lock, and the next sweep retries."""
+    """Log a JournalLockedError of the block instead of raising it, because the next sweep tries again."""
     try:
         yield
     except JournalLockedError as error:
@@ -188,9 +188,9 @@ def _put_off(what: str) -> Iterator[None]:
 
 
 def _compare_server(alias: str) -> None:
-    """Hold every run if the server is not the noted one and rows may be lost; else note the server.
+    """Compare the server with the noted one: hold every run if rows may be lost, else note the server.
 
-    Until then no process can claim a run: see journal.timeline.
+    Until a new server is noted no process can claim a run: see journal.timeline.
     """
     before = committed.position(alias)  # read first, as another thread may raise it after the query
     if (server := timeline.server(alias)) is None:
@@ -210,7 +210,7 @@ def _compare_server(alias: str) -> None:
 
 
 def hold_all(reason: str = HELD) -> int:
-    """Hold every unfinished run for staff, whatever its status; return how many, or raise a run's error."""
+    """Hold every unfinished run for staff; return how many. Raises an error of a run after trying all."""
     alias = settings.DATABASE
     server, held, failed = timeline.server(alias), 0, list[Exception]()
     unfinished = Run.objects.using(alias).unfinished().order_by("created_at")
@@ -267,7 +267,7 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
 
 
 def sweeper(alias: str) -> Literal["ok", "never", "late"]:
-    """Check whether sweeps happen, by the database's clock; a sweep that drives a run counts as recent."""
+    """Check whether sweeps happen, by the database's clock. An old sweep is "ok" while any run is driven."""
     recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
     seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
     if seen["lately"] or (seen["ever"] and leases.driven_runs(alias)):

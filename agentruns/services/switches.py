@@ -1,4 +1,4 @@
-"""The kill switch: runs of agents that are off wait, and calls of tools that are off are refused."""
+"""The kill switch: runs of a switched-off agent wait, and calls of a switched-off tool are refused."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def switched_off() -> dict[tuple[str, str], Control]:
 
 
 def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str = "") -> bool:
-    """Switch an "agent" or a "tool" "off" or "on" by its name; return False if it was so already.
+    """Switch an "agent" or a "tool" (`kind`) "off" or "on"; return False if it was in that state already.
 
     Every process obeys within seconds. Runs of the agent wait after their current step; calls of the tool
-    that have not started are refused with a text. Raises ValueError, PermissionDeniedError.
+    that have not started are refused with a text. Raises ValueError, also for "off" without a reason, and
+    PermissionDeniedError.
     """
     if not permissions.may(actor, "switch"):
         raise PermissionDeniedError(permissions.why_not(actor, "switch"))

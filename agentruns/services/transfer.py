@@ -67,7 +67,7 @@ class Content:
     stored: Stored
     guarded: bool
     run: Run
-    block: dict[str, Any] | None = None  # that names the file, of a row of blocks
+    block: dict[str, Any] | None = None  # the block that names the file, in a row of blocks
 
     @property
     def headers(self) -> dict[str, str]:
@@ -101,7 +101,10 @@ def find_content(run: Run, seq: int) -> Content:
 
 
 def find_file(run: Run, sha256: str) -> Content:
-    """Find a file that blocks of a run's rows name, without reading it. Raises as `find_content`."""
+    """Find the file with this SHA-256 that a block in the run's rows names, without reading the file.
+
+    Prefers an unguarded file. Raises DurableRunNotFoundError if no block names it, else as `find_content`.
+    """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind__in=payloads.OF_BLOCKS)
     rows = rows.annotate(text=Cast("content", TextField())).filter(text__contains=sha256).order_by("seq")
     mask, contents = mask_of(run), list[Content]()
@@ -116,7 +119,7 @@ def find_file(run: Run, sha256: str) -> Content:
 
 
 def read_content(content: Content, actor: Any, door: str = "service") -> Iterator[bytes]:
-    """Verify a stored content, then return its bytes. Raises PermissionDeniedError, PayloadError."""
+    """Verify a stored content and return its bytes in chunks. Raises PermissionDeniedError, PayloadError."""
     if content.guarded:
         permissions.reveal(actor, content.run, door=door, what=f"row={content.stored.seq}")
     payloads.check(content.stored)
@@ -152,11 +155,11 @@ def download(request: HttpRequest, chunks: Iterator[bytes], headers: dict[str, s
 def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the lines of an export: the run, the definitions of its session's runs, each row of its journal.
 
-    The chain begins with the session, so all rows of the session are there, each with its run. A part of a
-    row with sensitive or redacted values is exported without them and without its salt, and a file that may
-    have any is left out; the chain, made of the parts' hashes, is whole. `true_values` exports everything as
-    stored, with the key of the session's digests. A file follows its row in parts, and the last line has the
-    hash of all others. Raises DurableRunNotFoundError.
+    The chain begins with the session, so the export has all rows of the session, each with its run. Sensitive
+    and redacted values are left out, with the salt of the part of the row that has them, and with each file
+    that may have any. The chain stays whole, because it is made of the parts' hashes. `true_values` exports
+    everything as stored, with the key of the session's digests. A file follows its row in parts. The last
+    line has the hash of all others. Raises DurableRunNotFoundError.
     """
     whole = hashlib.sha256()
     for line in _lines(run_id, true_values):
@@ -239,9 +242,9 @@ def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
 def import_run(lines: Iterable[dict[str, Any]], *, scope: str | None = None) -> Run:
     """Store a session and its runs from the lines of an export with true values; return the exported run.
 
-    The session gets the `scope`, else keeps the export's. Nothing is stored unless the whole chain is intact.
-    The session is a record: nothing is ever added to it, and no copied decision allows anything. The runs get
-    no owner, and an unfinished run is closed here, because it may continue where it came from. Raises
+    The session gets `scope`, or the export's scope if None. Nothing is stored unless the whole chain is
+    intact. The session is a record: nothing is ever added to it, and no imported decision allows a call. The
+    runs get no owner. An unfinished run is cancelled here, because it may continue where it came from. Raises
     RunStateError and PayloadError, which say what is wrong and where.
     """
     check_name("scope", scope or "")
@@ -290,7 +293,7 @@ class _Export:
         self.scope = scope
         self.rows: list[Row] = []
         self.parts: list[Parts] = []
-        self._files = files  # one for all: a process may not have many open
+        self._files = files  # one for all parts, because a process may not have many files open
         # row and file -> place and length of each part
         self._parts: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self.definitions: dict[str, Any] = {}
@@ -438,7 +441,7 @@ def _message(session_id: UUID, row: Row, parts: Parts) -> Message:
 
 
 def _close(run: Run, batch: Batch) -> None:
-    """Cancel an imported, unfinished run; its open calls become unknown, as they may go on at the origin."""
+    """Cancel an imported, unfinished run. Its open calls become unknown: they may continue at the origin."""
     batch.quiet = True
     for call in batch.state.run.open_calls():
         in_doubt.unknown(batch, call, ACTOR)

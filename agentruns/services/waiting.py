@@ -60,9 +60,9 @@ class Wait:
 def waits(
     alias: str, runs: Iterable[Run], masks: Mapping[UUID, Mask] | None = None
 ) -> dict[UUID, list[Wait]]:
-    """List the reasons why each run waits, calls in doubt first.
+    """List the reasons why each run waits, calls in doubt first, with masked texts.
 
-    A run that ended, or that continues by itself, is left out.
+    Leaves out runs that have ended, that a worker drives, or that are queued and can continue now.
     """
     runs = list(runs)
     stopped = [run for run in runs if run.status in FOR_PEOPLE]
@@ -99,7 +99,7 @@ def waits(
 def uncleared(
     alias: str, run: Run, mask: Mask | None = None, among: QuerySet[Run] | None = None
 ) -> list[Wait]:
-    """List the calls of the run's session that have a result and may have happened, and are not cleared.
+    """List the calls of the run's session whose result leaves a doubt that no later row has cleared.
 
     Empty for an imported run, which accepts no verdict. `among` are the runs that the reader may see.
     """
@@ -118,10 +118,10 @@ def uncleared(
 
 
 def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
-    """List the calls that ended runs left in doubt, without texts: in the newest runs of the last week.
+    """List the calls that ended runs left in doubt, oldest first, without texts.
 
-    Leaves out calls that were cleared or judged unknown, calls copied by a fork, calls of imported runs,
-    which accept no verdict, and damaged rows.
+    Searches the MOST newest of `runs` that changed in the last week. Leaves out calls that were cleared or
+    judged unknown, calls copied by a fork, calls of imported runs, which accept no verdict, and damaged rows.
     """
     ended = runs.filter(status__in=Run.ENDED, updated_at__gte=clock.now(alias) - LATELY)
     newest = ended.filter(session__imported_at=None).order_by("-updated_at", "-pk").values("pk")[:MOST]
@@ -190,7 +190,7 @@ def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
 
 
 def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tuple[int, datetime]]]:
-    """Find row number and time of each message that no reply of these runs has read, by run; one query."""
+    """Find the messages that no reply of these runs has read, by run: row numbers and times. One query."""
     unread_of: dict[UUID, list[tuple[int, datetime]]] = defaultdict(list)
     rows = Message.objects.using(alias).filter(run_id__in=run_ids, kind__in=(events.USER, events.ASSISTANT))
     fields = ("run_id", "seq", "facts", "created_at")
@@ -209,7 +209,7 @@ def sweeper_seen(alias: str) -> datetime | None:
 
 
 def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
-    """Count the runs that are leased (with the first lease's end), wait for people, or are unserved."""
+    """Count the runs that are leased, wait for people, or are unserved; find the end of the first lease."""
     runs = Run.objects.using(alias)
     if run_id is not None:
         runs = runs.filter(pk=run_id)

@@ -45,7 +45,7 @@ def require_no_record(session: Session) -> None:
 
 
 def require_task(run: Run, rows: Iterable[Row]) -> None:
-    """Raise RunStateError if the last task in these rows was erased, so that it cannot be done again."""
+    """Raise RunStateError if the last task in these rows was erased, because it cannot be repeated."""
     task = last_task(rows)
     if task is not None and task.is_erased:
         text = _("The task of run %(run)s was erased (row %(seq)s). Start a run, or fork it with a new text.")
@@ -64,10 +64,10 @@ def write(
     """Lock a run, let `change` add rows to its journal, store them and return the run.
 
     `change` gets the run with owner, requesters, scope, context and definition from its rows. `takes_lease`
-    takes the lease if it is free, so that `change` (which sees `batch.epoch`) may add engine rows. A live
-    worker keeps its lease, unless `by_force` returns True for the state. An exception of `change` leaves
-    nothing behind. Raises RunStateError for an imported run. May run inside the caller's transaction; outside
-    of one, serialization failures and deadlocks are retried.
+    takes the lease if it is free, so that `change` may add engine rows; `batch.epoch` is 0 if it is not free.
+    A live worker keeps its lease, unless `by_force` returns True for the state. `guard` and `closed` are set
+    on the batch. If `change` raises, nothing is stored. Raises RunStateError for an imported run. May run
+    inside the caller's transaction; outside of one, serialization failures and deadlocks are retried.
     """
     alias = settings.DATABASE
     tried: list[str] = []
