@@ -62,7 +62,7 @@ class BearerAuth(security.HttpBearer):
         return self.authenticate(request, "") if HEADER in request.headers else None
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
-        """Find the header's token, and let its owner or visitor act; Problem if it is not valid here."""
+        """Find the header's token and make its owner or visitor `request.user`; Problem if not valid here."""
         bearer = token_of(request)
         if bearer is None:
             _throttle(request)
@@ -132,7 +132,7 @@ class Throttle(SimpleRateThrottle):
 def user_of(request: HttpRequest) -> Any:
     """Get the user who acts; raises AuthenticationError if there is no signed-in, active user.
 
-    A host that mounts the router with another `auth` has to set `request.user`. As actor, None would be the
+    A host that mounts the router with another `auth` has to set `request.user`. The actor None would be the
     program itself, and an anonymous user would own the program's runs.
     """
     user = request.user
@@ -142,7 +142,7 @@ def user_of(request: HttpRequest) -> Any:
 
 
 def token_of(request: HttpRequest) -> ApiToken | None:
-    """Find the valid token in the request's header, even in an operation open to everybody; None if none."""
+    """Find the valid token in a request's header, even for an open operation; None if there is none."""
     scheme, _, text = request.headers.get(HEADER, "").partition(" ")
     return api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
 
@@ -205,7 +205,7 @@ def _lacking(token: ApiToken, scopes: Sequence[str]) -> Problem:
 
 
 def _throttle(request: HttpRequest, user: Any = None) -> None:
-    """Count the request for AGENTRUNS_API_THROTTLE; raise Problem (429) if it exceeds the limit."""
+    """Count a request once for AGENTRUNS_API_THROTTLE; Problem (429) over the limit, if the cache works."""
     entry = entry_of(request)
     rate = settings.api_throttle.get("user" if user is not None else "anonymous")
     if rate is None or entry.is_counted:
@@ -225,7 +225,7 @@ def _throttle(request: HttpRequest, user: Any = None) -> None:
     raise Problem.named("throttled", detail, retry_after=seconds)
 
 
-# Visibility: the answer is the same for an object that is not yours and for one that does not exist.
+# Visibility: the answer is the same for an object that the user may not see and for a missing object.
 # The services check the permissions to act.
 
 
@@ -245,8 +245,8 @@ def find_run(user: Any, run_id: str) -> Run:
 def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
     """Prepare a run for the answer to the request that started it or wrote to it.
 
-    For a known run that the user may not see, raises DurableRunNotFoundError; but a user who acts for another
-    `owner` gets the run without its output and errors.
+    If the run is not new and the user may not see it, raises DurableRunNotFoundError; but a user who acts for
+    another `owner` gets the run without its output and errors.
     """
     if not is_new and not visible_runs(user).filter(pk=run.pk).exists():
         if owner in (None, str(user.pk)):
@@ -256,7 +256,7 @@ def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
 
 
 def readable(user: Any, run: Run) -> Run:
-    """Remove the context, which is the project's, from a run for a visitor; return the run."""
+    """Remove the project's context from a run if the user is a visitor; return the run."""
     if isinstance(user, SessionBearer):
         run.context = {}
     return run

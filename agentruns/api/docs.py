@@ -104,7 +104,10 @@ WRITES = {400: ["malformed"], 403: ["scope", "csrf", "permission-denied"]}
 
 
 def _made(recipe: Any) -> dict[str, Any]:
-    """Build an example answer from a recipe: names of examples and further members, or a page of one item."""
+    """Build an example answer from a recipe: a list of examples' names and dicts of members, merged in order.
+
+    A recipe that is a dict makes a page with one item, which is made from its recipe under "page".
+    """
     if isinstance(recipe, dict):
         return {"items": [_made(recipe["page"])], "next": None}
     made: dict[str, Any] = {}

@@ -28,7 +28,7 @@ CONTENT_TYPE = "application/problem+json"
 URN = "urn:agentruns:"
 MARK = "_agentruns_entry"  # the attribute with the router's notes, which marks requests to this router
 
-# The nearest class of an exception decides. An object that is not yours has the type of a missing one.
+# The nearest base class of an exception decides. A hidden object has the same type as a missing object.
 PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.NotFoundError: (404, "not-found", "Not found"),
     core.SessionAccessDeniedError: (404, "session-not-found", "No such session"),
@@ -76,7 +76,7 @@ TITLES: dict[str, tuple[int, str]] = {
     "unavailable": (503, "Unavailable"),
 }
 
-# Limits, so that an answer is never much larger than its request.
+# Limits that keep an answer from being much larger than its request.
 MOST_ERRORS = 20
 LONGEST_NAME = 100
 
@@ -103,7 +103,7 @@ class Problem(HttpError):
     def of(cls, error: Exception, **extras: Any) -> Problem:
         """Build the problem of an exception of agentruns; its FACTS and `extras` become members."""
         cause = error.__cause__ if isinstance(error, core.ApprovalStateError) else None
-        of = cause if isinstance(cause, InvalidArguments) else error  # a misfit of an edit is no conflict
+        of = cause if isinstance(cause, InvalidArguments) else error  # edited arguments that do not fit: 422
         name = next(PROBLEMS[kind][1] for kind in type(of).__mro__ if kind in PROBLEMS)
         known = {fact: getattr(error, fact, None) for fact in FACTS}
         facts = {fact: value for fact, value in known.items() if value}
@@ -156,7 +156,7 @@ def register_errors(api: NinjaAPI) -> None:
 
 
 def _made(error: Any) -> Any:
-    """Make an exception of an exception class, because ninja lets a host raise either."""
+    """Create the exception if `error` is an exception class, because ninja lets a host raise either."""
     return error() if isinstance(error, type) else error
 
 
@@ -189,7 +189,10 @@ def _of_validation_error(error: ValidationError) -> Problem:
 
 
 def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
-    """Describe a run for a 409: its status, and who ended, paused or, for a call, resolved it, and when."""
+    """Describe a run for a 409: its id, status, and who ended it and when; for a paused run, who paused it.
+
+    With `call_id`, also says who resolved that call, and when.
+    """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).own().order_by("-seq")
     facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
     facts |= _who_and_when("ended", rows.filter(kind__in=events.CLOSING).first())

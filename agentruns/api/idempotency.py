@@ -43,7 +43,7 @@ def once(
     act: Callable[[], BaseModel],
     again: Callable[[], BaseModel],
 ) -> Any:
-    """Execute a request by `act`; answer its repetition under the same key by `again`.
+    """Execute a request by `act`; answer a repeated request with the same key by `again`.
 
     No answer is stored: `again` checks anew what the caller may do and see. `act` and the record of the key
     are one transaction, so the record exists exactly if the request was executed, and concurrent requests

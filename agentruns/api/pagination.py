@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Model)
 
 
 def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], str | None]:
-    """Read the rows after `cursor`, newest `moment` first; return them and the next page's cursor or None."""
+    """Read a page after `cursor`, newest first by field `moment`; return it and the next cursor or None."""
     # Compare the stored text on SQLite, which compares times as texts: '12:00:00.5' is not '12:00:00.500000'.
     as_text = connections[rows.db].vendor == "sqlite"
     if cursor is not None:

@@ -1,7 +1,7 @@
 """The poll of the database that serves all listeners of this process.
 
-When a poll is due, one listener polls for all, and each listener sends the news to its own client. So no
-extra thread has to run, and nobody queries the database while nobody listens.
+When a poll is due, one listener polls for all, and each listener sends the news to its own client. No
+extra thread has to run, and without listeners there are no queries.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Poller:
         return max(0.1, self._due - time.monotonic())  # another listener may be polling just now
 
     def claim(self) -> bool:
-        """Claim the next poll for the caller if it is due; return whether the caller is to poll for all."""
+        """Claim the next poll for the caller if it is due; return whether the caller must poll for all."""
         now = time.monotonic()
         if now < max(self._due, self._claimed):
             return False
@@ -75,7 +75,7 @@ class Poller:
         return self._heads.get(run_id)
 
     def rows_between(self, run_id: UUID, after: int, last: int) -> list[Row] | None:
-        """Get the run's rows after `after`, at least up to `last`; None if the last poll did not read all."""
+        """Get the run's rows after `after`, at least up to `last`; None if the last poll read less."""
         since, until, rows = self._news.get(run_id, (0, 0, []))
         return [row for row in rows if row.seq > after] if since <= after and last <= until else None
 
@@ -120,7 +120,7 @@ class Poller:
             self._due, self._claimed = time.monotonic() + self._pause, 0.0
 
     def _see(self, run_ids: list[UUID]) -> None:
-        """Read the heads of runs. Rows are read later, so that the last row of an ended run is among them."""
+        """Read the heads of runs. Their rows are read later, so that an ended run's last row is included."""
         runs = Run.objects.using(settings.DATABASE).filter(pk__in=run_ids)
         draft = ("draft__epoch", "draft__step", "draft__text")
         heads: dict[UUID, Head | None] = dict.fromkeys(run_ids)

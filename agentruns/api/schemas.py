@@ -52,7 +52,10 @@ def _dated(text: Any) -> Any:
 
 
 def _must(holds: Callable[[str], object], text: str) -> AfterValidator:
-    """Build a validator that refuses a text unless `holds` is true of it; `text` may name its length."""
+    """Build a validator that refuses a string with the error `text` unless `holds(string)` is true.
+
+    `text` may contain `{length}`, the length of the string.
+    """
 
     def check(value: str) -> str:
         if not holds(value):
@@ -271,7 +274,7 @@ class Health(BaseModel):
 
 
 class Out(BaseModel):
-    """An answer, whose members are attributes of an object or given values."""
+    """An answer whose members are attributes of an object, or values given to `made`."""
 
     @classmethod
     def made(cls, source: Any, /, **given: Any) -> Self:
@@ -367,7 +370,7 @@ class ListedSession(_OfSession):
 
     @classmethod
     def all(cls, runs: list[Run], titled: Collection[UUID]) -> list[ListedSession]:
-        """Build the answers for the sessions of these last runs; only those in `titled` show their title."""
+        """Build the answers for sessions from their last runs; only sessions in `titled` show a title."""
         for run in runs:
             run.session.title = run.session.title if run.session_id in titled else ""
         masks = masks_of(runs, size=MOST_READ)

@@ -125,7 +125,7 @@ class EventStream(StreamingHttpResponse):
         self._place = place
 
     def close(self) -> None:
-        """Close the response, and give back the place of its stream."""
+        """Close the response, and free its stream's place among the user's open streams."""
         try:
             super().close()
         finally:
@@ -151,7 +151,7 @@ class Places:
         self._lock = RLock()  # garbage collection in `take` may call `give_back`
 
     def take(self, key: Any, run_id: UUID, most: int | None) -> Place:
-        """Take a place for one more stream; raises Problem (429) if `most` are open, all of other runs.
+        """Take a place for one more stream; Problem (429) if `most` streams are open, all of other runs.
 
         If `most` are open and some are of this run, ends the oldest of these: a disconnected client returns
         before the server notices the disconnection, and browsers never try again after a 429.
@@ -180,14 +180,14 @@ class Places:
 
 
 class Place:
-    """The place of one open stream, given back once: when its response is closed or garbage-collected."""
+    """A place among a user's streams, freed once: when its response is closed or garbage-collected."""
 
     def __init__(self, places: Places, key: Any, number: int, over: Event) -> None:
         self.over = over  # set when a newer stream of the same run has taken the place
         self._end = weakref.finalize(self, places.give_back, key, number)
 
     def close(self) -> None:
-        """Give the place back, if it was not given back before."""
+        """Free this stream's place among the user's open streams, if it is not free yet."""
         self._end()
 
 
@@ -262,7 +262,7 @@ class Feed:
         return min(poller.pause(), max(poller.FIRST_PAUSE, self._ping_at - time.monotonic()))
 
     def _rows(self, head: Head) -> str:
-        """Format the new rows up to a head, at most a page; raises DurableRunNotFoundError without access."""
+        """Format the new rows up to `head`, at most a page; DurableRunNotFoundError if access is lost."""
         run = find_run(self._user, str(self._run_id))
         rows = poller.rows_between(self._run_id, max(self._after, self._seen), head.seq)
         if rows is None:
@@ -280,7 +280,7 @@ class Feed:
         return text
 
     def _live(self, head: Head) -> str:
-        """Format the events beside rows that are new: what the run waits for, and the draft of its reply."""
+        """Format a changed `waits_for` and a changed draft as events; "" if newer rows were sent already."""
         if self._after > head.seq:  # the rows sent are newer than the head
             return ""
         text = ""

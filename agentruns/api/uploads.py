@@ -40,7 +40,7 @@ class UploadModel(parameters.BodyModel):
 
     @classmethod
     def get_request_data(cls, request: HttpRequest, api: NinjaAPI, path_params: Any) -> Any:
-        """Parse the JSON, after the authentication; raises Problem for a missing part or one too large."""
+        """Parse the JSON after the authentication; Problem if the JSON's part is missing or too large."""
         if is_upload(request):
             try:
                 text = request.POST.get(PART)
@@ -55,7 +55,7 @@ class UploadModel(parameters.BodyModel):
 
 
 class Upload(parameters.Body):  # type: ignore[misc]
-    """The parameter of an operation for the body of `UploadModel`."""
+    """The parameter with which an operation gets the body that `UploadModel` reads."""
 
     _model = UploadModel
 

@@ -139,7 +139,7 @@ class DecidingCommand(AgentRunsCommand):
 
 
 class Stop:
-    """A context manager, called to check whether SIGTERM or Ctrl-C came; False outside the main thread.
+    """A context manager that notes SIGTERM and Ctrl-C in the main thread; call it to check if one came.
 
     The first signal lets the command finish its current call; the second ends the process at once.
     """
@@ -167,7 +167,7 @@ class Stop:
 
 
 def user_named(name: str, *, is_active: bool = True) -> Any:
-    """Find a user by name; end the command if there is none, or if the user must be active and is not."""
+    """Find a user by name; end the command if there is none, or if `is_active` and the user is inactive."""
     users = get_user_model()
     user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
     if user is None:
@@ -183,7 +183,7 @@ def usage(text: str) -> NoReturn:
 
 
 def number(kind: type[Any], is_fit: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
-    """Build the type of an option that is a number: `wanted` is the error for one that is not fit."""
+    """Build the type of an option that is a number; if `is_fit` refuses the number, `wanted` is the error."""
 
     def parse(text: str) -> Any:
         if is_fit(value := kind(text)):

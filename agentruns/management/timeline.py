@@ -103,7 +103,7 @@ def _content(payload: Payload) -> str:
 
 
 def _size(payload: Payload) -> str:
-    """State the size of a content whose row has only the beginning, because a file stores it; else ""."""
+    """Format the size of a content that is stored in a file and only begins in its row; "" for others."""
     is_cut = payload.get("stored") and not has_blocks(payload)
     return f"[{payload['stored'].get('size')} bytes in a file] " if is_cut else ""
 
@@ -227,7 +227,7 @@ def idle(stands: dict[str, Any]) -> str:
 
 
 def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
-    """Yield a line for each run that workers found but could not drive, with the reason; at most ten runs."""
+    """Yield a line with the reason for each run that no worker could drive: ten runs, then "and more"."""
     runs = waiting.unserved(Run.objects.using(alias)).select_related("session").order_by("created_at")
     waiting_runs = masked_runs((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
     for run in waiting_runs[:MOST]:
@@ -237,7 +237,7 @@ def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
 
 
 def for_people(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
-    """Yield a line for each of these runs that waits for a person, with the next step; at most ten runs."""
+    """Yield a line with the next step for each run that waits for a person: ten, then a count of others."""
     stopped = Run.objects.using(alias).filter(pk__in=list(run_ids), status__in=waiting.FOR_PEOPLE)
     runs = masked_runs(stopped.select_related("session").order_by("created_at"))
     waits = waiting.waits(alias, runs[:MOST])

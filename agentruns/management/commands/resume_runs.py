@@ -23,7 +23,7 @@ from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.sweep")
 
-EAGER = 8  # how many times sooner the next sweep follows one that drove a run
+EAGER = 8  # after a sweep that drove a run, the next sweep comes this many times sooner
 ROUND = 10.0  # seconds after which a sweep begins no further run, so that other due work is done
 MOMENT = 0.1  # seconds until an idle worker notices a signal
 SECONDS = number(float, lambda seconds: 0 < seconds < 86_400, "give seconds, more than 0 and less than a day")
@@ -135,7 +135,7 @@ class Command(AgentRunsCommand):
 
 
 def _wait(seconds: float, stop: Stop, bell: Listener) -> bool:
-    """Wait for the doorbell, at most some seconds and until a stop; return whether the doorbell rang."""
+    """Wait for the doorbell, for at most `seconds` and until a stop; return whether the doorbell rang."""
     until = time.monotonic() + seconds
     while not stop() and (left := until - time.monotonic()) > 0:
         if bell.rang(min(left, MOMENT)):
