@@ -104,7 +104,7 @@ def test_a_mutant_falls_and_what_breaks_nothing_or_everything_survives(tmp_path:
     )  # fmt: skip
     [edit] = mutant.edits
     harmless = replace(mutant, edits=(replace(edit, new=edit.old),))
-    broken = replace(mutant, edits=(replace(edit, new="("),))
+    broken = replace(mutant, edits=(replace(edit, new="(\n"),))  # no Python, in a string neither
     with Copy(tmp_path, 0, {SQLITE: {"AGENTRUNS_TEST_DATABASE": "sqlite"}}) as copy:
         assert copy.try_out(harmless).startswith("still passing")
         assert copy.try_out(mutant) == ""
