@@ -124,7 +124,7 @@ EXECUTOR = [
         "db/test_executor.py::test_a_handler_that_does_not_know_is_held_for_staff_or_told_to_the_model"),
     mutant("executor: a handler that does not return in time",
         Edit(CALLS, "    raise Interrupted(TIMED_OUT.format(seconds=tool.timeout))",
-             '    return Observation("too late", is_error=True)'),
+             '    observation = Observation("too late", is_error=True)\n' + 20 * " " + "break"),
         "db/test_executor.py::test_a_timeout_is_no_result_and_what_comes_late_is_evidence"),
     mutant("executor: an exception does not say that nothing happened",
         Edit(HANDLER, "failed.in_doubt = not tool.refused(error)", "failed.in_doubt = False"),
