@@ -108,7 +108,8 @@ def test_who_was_overtaken_extends_nothing_and_enters_nothing(
         successor.append(threading.Thread(target=elsewhere, args=(sweep,), daemon=True))
         successor[0].start()
         assert entered.wait(LIMIT)
-        monkeypatch.setattr("agentruns.engine.driver.uptime", lambda: tool_calls.uptime() + 3600)
+        slept = iter([3600])  # seconds; it looks at its clock once before it extends its lease
+        monkeypatch.setattr("agentruns.engine.driver.uptime", lambda: tool_calls.uptime() + next(slept, 0))
 
     failpoints.arm("before_tool", sleep)
     assert run_turns({"tools": [call("work")]}, tools=[work]).status == "running"
