@@ -17,13 +17,14 @@ ENGINE = tests/db tests/crash tests/properties
 # Tests whose subject is the database: locks, races, transactions, queries. What is not here and not in BOTH does the
 # same on either database, and `make test` has it on SQLite.
 POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
-	$(patsubst %,tests/db/test_%.py,claims clock databases draining forged_rows hard_cases isolation \
-	notifications pgbouncer races retention routers storage_away sweep transactional zombies) \
+	$(patsubst %,tests/db/test_%.py,claims clock databases forged_rows hard_cases isolation \
+	notifications pgbouncer races routers storage_away sweep transactional zombies) \
 	$(patsubst %,tests/api/test_%.py,drafts races runs stream uploads) \
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
-	$(patsubst %,tests/commands/test_%.py,prune_runs resume_runs verify_journal)
+	$(patsubst %,tests/commands/test_%.py,resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
-	$(patsubst %,tests/db/test_%.py,cost executor hostile journal payloads rewound) tests/commands/test_watch.py \
+	$(patsubst %,tests/db/test_%.py,cost draining executor hostile journal payloads retention rewound) \
+	$(patsubst %,tests/commands/test_%.py,prune_runs watch) \
 	tests/db/test_decisions.py::test_what_happened_just_before_a_card_is_ended_counts \
 	$(addprefix tests/db/test_forks.py::test_,two_at_once_with_the_same_key_inside_their_callers_transactions \
 	a_fork_joins_the_callers_transaction_and_is_made_once_if_its_acknowledgement_is_lost) \
