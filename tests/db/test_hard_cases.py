@@ -190,7 +190,7 @@ def test_many_parallel_calls_share_few_threads_and_keep_their_own_time(settings:
         pause()
         return number
 
-    @tool(safe_to_retry=True, parallel=True, timeout=0.2)
+    @tool(safe_to_retry=True, parallel=True, timeout=1)
     def stuck(ctx: ToolContext) -> str:
         if ctx.attempt == 1:
             hanging.hang()
