@@ -9,19 +9,21 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "agentruns.agents.agent": ("Agent",),
-    "agentruns.agents.content": ("Text", "Image", "Document"),
+    "agentruns.content": ("Text", "Image", "Document"),
     "agentruns.exceptions": ("ToolRefused",),
     "agentruns.journal.policy": ("Policy",),
     "agentruns.journal.store": ("MemoryStore", "DatabaseStore"),
     "agentruns.providers.base": ("ModelRequest", "ModelReply"),
     "agentruns.services.api_tokens": ("session_token",),
-    "agentruns.services.approvals": ("approve", "deny", "answer", "extend"),
-    "agentruns.services.control": ("adopt_definition", "cancel_run", "pause_run", "resolve_orphan"),
-    "agentruns.services.erasure": ("erase_call", "erase_payload", "erase_user"),
-    "agentruns.services.forks": ("fork_run", "run_again"),
+    "agentruns.services.approvals.decisions": ("approve", "deny", "answer", "extend"),
+    "agentruns.services.runs.control": ("adopt_definition", "cancel_run", "pause_run", "resolve_orphan"),
+    "agentruns.services.data.erasure": ("erase_call", "erase_payload", "erase_user"),
+    "agentruns.services.runs.forks": ("fork_run", "run_again"),
     "agentruns.services.history": ("replay_run", "state_at"),
-    "agentruns.services.messages": ("send_message",),
-    "agentruns.services.runs": ("run_agent", "start_run", "resume_run", "list_runs", "get_run", "RunResult"),
+    "agentruns.services.runs.messages": ("send_message",),
+    "agentruns.services.runs.lifecycle": (
+        "run_agent", "start_run", "resume_run", "list_runs", "get_run", "RunResult",
+    ),
     "agentruns.services.transfer": ("export_run",),
     "agentruns.tools": (
         "tool", "ask_human", "question_to", "RunContext", "ToolContext", "Occurred", "NotOccurred",
@@ -42,28 +44,28 @@ if TYPE_CHECKING:
     from agentruns.providers.base import ModelReply as ModelReply
     from agentruns.providers.base import ModelRequest as ModelRequest
     from agentruns.services.api_tokens import session_token as session_token
-    from agentruns.services.approvals import answer as answer
-    from agentruns.services.approvals import approve as approve
-    from agentruns.services.approvals import deny as deny
-    from agentruns.services.approvals import extend as extend
-    from agentruns.services.control import adopt_definition as adopt_definition
-    from agentruns.services.control import cancel_run as cancel_run
-    from agentruns.services.control import pause_run as pause_run
-    from agentruns.services.control import resolve_orphan as resolve_orphan
-    from agentruns.services.erasure import erase_call as erase_call
-    from agentruns.services.erasure import erase_payload as erase_payload
-    from agentruns.services.erasure import erase_user as erase_user
-    from agentruns.services.forks import fork_run as fork_run
-    from agentruns.services.forks import run_again as run_again
+    from agentruns.services.approvals.decisions import answer as answer
+    from agentruns.services.approvals.decisions import approve as approve
+    from agentruns.services.approvals.decisions import deny as deny
+    from agentruns.services.approvals.decisions import extend as extend
+    from agentruns.services.data.erasure import erase_call as erase_call
+    from agentruns.services.data.erasure import erase_payload as erase_payload
+    from agentruns.services.data.erasure import erase_user as erase_user
     from agentruns.services.history import replay_run as replay_run
     from agentruns.services.history import state_at as state_at
-    from agentruns.services.messages import send_message as send_message
-    from agentruns.services.runs import RunResult as RunResult
-    from agentruns.services.runs import get_run as get_run
-    from agentruns.services.runs import list_runs as list_runs
-    from agentruns.services.runs import resume_run as resume_run
-    from agentruns.services.runs import run_agent as run_agent
-    from agentruns.services.runs import start_run as start_run
+    from agentruns.services.runs.control import adopt_definition as adopt_definition
+    from agentruns.services.runs.control import cancel_run as cancel_run
+    from agentruns.services.runs.control import pause_run as pause_run
+    from agentruns.services.runs.control import resolve_orphan as resolve_orphan
+    from agentruns.services.runs.forks import fork_run as fork_run
+    from agentruns.services.runs.forks import run_again as run_again
+    from agentruns.services.runs.lifecycle import RunResult as RunResult
+    from agentruns.services.runs.lifecycle import get_run as get_run
+    from agentruns.services.runs.lifecycle import list_runs as list_runs
+    from agentruns.services.runs.lifecycle import resume_run as resume_run
+    from agentruns.services.runs.lifecycle import run_agent as run_agent
+    from agentruns.services.runs.lifecycle import start_run as start_run
+    from agentruns.services.runs.messages import send_message as send_message
     from agentruns.services.transfer import export_run as export_run
     from agentruns.tools import NotOccurred as NotOccurred
     from agentruns.tools import Occurred as Occurred

@@ -25,7 +25,7 @@ from hypothesis import settings as hypothesis_settings
 from agentruns.agents.agent import Agent, register, registered
 from agentruns.engine.driver import Driver
 from agentruns.models import Approval, Run, triggers
-from agentruns.services.runs import run_agent
+from agentruns.services.runs.lifecycle import run_agent
 from tests import effects as ledger
 from tests import files, rebuild, scratch
 from tests.admin.world import World

@@ -34,8 +34,9 @@ from agentruns.journal import masking, outbox, policy
 from agentruns.journal.masking import masks_of
 from agentruns.models import Approval, Control, Notification, Run
 from agentruns.models.querysets import PENDING
-from agentruns.services import permissions, starting
-from agentruns.services.waiting import STALLED, ended_in_doubt
+from agentruns.services import permissions
+from agentruns.services.runs import starting
+from agentruns.services.runs.waiting import STALLED, ended_in_doubt
 from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
 

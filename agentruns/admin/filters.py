@@ -286,10 +286,10 @@ class RunStatusFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the runs of the chosen status or group."""
         if value == "ended-in-doubt":
-            left = services.waiting.ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
+            left = services.runs.waiting.ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
             return queryset.filter(pk__in={wait.run_id for wait in left})
-        person = Q(status__in=services.waiting.FOR_PEOPLE)
-        which = {"person": person, "stalled": services.waiting.STALLED, "failed-lately": failed_lately()}
+        person = Q(status__in=services.runs.waiting.FOR_PEOPLE)
+        which = {"person": person, "stalled": services.runs.waiting.STALLED, "failed-lately": failed_lately()}
         return queryset.filter(which.get(value, Q(status=value)))
 
 

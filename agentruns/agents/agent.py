@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from django.utils.module_loading import autodiscover_modules
 from pydantic import BaseModel
 
-from agentruns.agents.content import Input
 from agentruns.agents.output import schema_of
 from agentruns.agents.prices import amount
 from agentruns.conf import settings
+from agentruns.content import Input
 from agentruns.exceptions import UnknownAgentError
 from agentruns.providers.attachments import Limits, limits_of
 from agentruns.providers.base import Model, provider_tools

@@ -7,7 +7,7 @@ from django.http import HttpRequest
 from agentruns.api.auth import user_of
 from agentruns.api.routing import router
 from agentruns.api.schemas import AgentOut, AgentPage
-from agentruns.services.starting import agents_of
+from agentruns.services.runs.starting import agents_of
 
 
 @router.get("/agents", response=AgentPage)

@@ -30,8 +30,8 @@ from agentruns.journal.deciders import is_requester, restore
 from agentruns.journal.policy import visible_approvals
 from agentruns.models import ApiToken, Approval, SessionBearer
 from agentruns.models.querysets import PENDING
-from agentruns.services import approvals as services
 from agentruns.services import permissions
+from agentruns.services.approvals import decisions as services
 from agentruns.tools.options import REQUESTER
 
 

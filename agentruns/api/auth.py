@@ -23,7 +23,8 @@ from agentruns.exceptions import DurableRunNotFoundError, NotFoundError
 from agentruns.journal import events, policy
 from agentruns.journal.events import Row
 from agentruns.models import ApiToken, Approval, Message, Run, Session, SessionBearer
-from agentruns.services import api_tokens, permissions, sessions
+from agentruns.services import api_tokens, permissions
+from agentruns.services.runs import sessions
 from agentruns.utils.redaction import get_logger
 
 HEADER = "Authorization"

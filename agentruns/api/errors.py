@@ -15,8 +15,8 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from agentruns import exceptions as core
-from agentruns.agents.content import AS_BLOCKS, AS_TEXT
 from agentruns.conf import settings
+from agentruns.content import AS_BLOCKS, AS_TEXT
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
 from agentruns.tools import InvalidArguments

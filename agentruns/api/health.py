@@ -17,8 +17,8 @@ from agentruns.conf import settings
 from agentruns.journal import policy
 from agentruns.models import ApiToken, Run
 from agentruns.services import permissions
+from agentruns.services.runs.waiting import sweeper_seen
 from agentruns.services.sweep import sweeper
-from agentruns.services.waiting import sweeper_seen
 
 
 @router.get("/health", auth=None, response=Health, exclude_unset=True)

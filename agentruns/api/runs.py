@@ -65,10 +65,11 @@ from agentruns.exceptions import RunStateError
 from agentruns.journal.masking import mask_of
 from agentruns.journal.read import run_rows
 from agentruns.models import ApiToken, Message, Run
-from agentruns.services import control, permissions, starting
-from agentruns.services import runs as services
-from agentruns.services.erasure import erase_payload
+from agentruns.services import permissions
+from agentruns.services.data.erasure import erase_payload
 from agentruns.services.history import record, state_at
+from agentruns.services.runs import control, starting
+from agentruns.services.runs import lifecycle as services
 from agentruns.services.transfer import download, find_content, find_file, read_content
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import said

@@ -27,16 +27,16 @@ from pydantic import (
 )
 
 from agentruns.agents.agent import Agent
-from agentruns.agents.content import AS_BLOCKS, AS_TEXT
 from agentruns.agents.prices import amount
 from agentruns.conf import settings
+from agentruns.content import AS_BLOCKS, AS_TEXT
 from agentruns.journal.copies import happened_at, said_in
 from agentruns.journal.events import Row
 from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masked_runs, masks_of
 from agentruns.models import Approval, Run, Session
-from agentruns.services import waiting
-from agentruns.services.requests import checked_time
-from agentruns.services.sessions import checked_context
+from agentruns.services.runs import waiting
+from agentruns.services.runs.requests import checked_time
+from agentruns.services.runs.sessions import checked_context
 from agentruns.tools import Tool
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, REASON_LENGTH, TEXT_LENGTH, is_deeper

@@ -35,7 +35,8 @@ from agentruns.journal.copies import SAID
 from agentruns.journal.masking import NOTHING, mask_of
 from agentruns.journal.read import read_rows
 from agentruns.models import ApiToken, Message
-from agentruns.services import permissions, starting
+from agentruns.services import permissions
+from agentruns.services.runs import starting
 
 
 @router.get("/sessions", response=SessionPage)

@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from ninja import NinjaAPI
 from ninja.params import models as parameters
 
-from agentruns.agents import content
+from agentruns import content
 from agentruns.api.errors import Problem
 from agentruns.exceptions import ContentError
 from agentruns.providers.attachments import DEFAULT

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from agentruns.agents.content import placeholder
+from agentruns.content import placeholder
 from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.providers import attachments

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db.models import Exists, OuterRef
 
-from agentruns.agents.content import described
+from agentruns.content import described
 from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of

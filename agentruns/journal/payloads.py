@@ -21,7 +21,7 @@ from uuid import UUID
 from django.core.files.base import ContentFile, File
 from django.core.files.storage import Storage, storages
 
-from agentruns.agents import content as blocks
+from agentruns import content as blocks
 from agentruns.conf import settings
 from agentruns.exceptions import PayloadError
 from agentruns.journal import events

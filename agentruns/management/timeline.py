@@ -15,7 +15,7 @@ from django.conf import settings as django_settings
 from django.db import DatabaseError, InterfaceError, connections
 from django.urls import NoReverseMatch, reverse
 
-from agentruns.agents.content import described
+from agentruns.content import described
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
@@ -24,7 +24,7 @@ from agentruns.journal.payloads import has_blocks
 from agentruns.journal.read import session_rows
 from agentruns.management.terminal import call_text, escaped, moment, shortened
 from agentruns.models import Approval, Run, Session
-from agentruns.services import waiting
+from agentruns.services.runs import waiting
 from agentruns.utils import json as canonical
 from agentruns.utils.redaction import get_logger, redact, redacted
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from agentruns.agents.content import IMAGES, PDF, PLAIN
+from agentruns.content import IMAGES, PDF, PLAIN
 from agentruns.exceptions import ContentTooLargeError, ContentTypeError
 
 Meta = dict[str, Any]  # a block of a journal row: type, media_type, name, size, sha256

@@ -26,8 +26,8 @@ from agentruns.exceptions import NotFoundError, PermissionDeniedError, RunStateE
 from agentruns.journal import events, policy
 from agentruns.models import ApiToken, Message, Session, SessionBearer
 from agentruns.services import permissions
-from agentruns.services.sessions import Owner
-from agentruns.services.write import require_no_record
+from agentruns.services.runs.sessions import Owner
+from agentruns.services.runs.write import require_no_record
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
 from agentruns.utils import json as canonical

@@ -27,7 +27,7 @@ from agentruns.models import Run
 from agentruns.providers.attachments import limits_of
 from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model
 from agentruns.providers.names import model_identity, resolve
-from agentruns.services.write import find_run
+from agentruns.services.runs.write import find_run
 from agentruns.tools import InvalidArguments
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical

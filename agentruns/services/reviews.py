@@ -15,8 +15,8 @@ from agentruns.exceptions import RunStateError
 from agentruns.journal.policy import is_somebody, visible_runs
 from agentruns.models import Review, Run
 from agentruns.services import permissions
-from agentruns.services.sessions import Owner
-from agentruns.services.write import find_run
+from agentruns.services.runs.sessions import Owner
+from agentruns.services.runs.write import find_run
 from agentruns.utils import clock
 from agentruns.utils.bounds import REASON_LENGTH
 

@@ -26,9 +26,9 @@ from agentruns.journal.events import Program
 from agentruns.journal.outbox import deliver_due
 from agentruns.models import Control, Draft, Run
 from agentruns.models.querysets import RunQuerySet
-from agentruns.services import approvals
-from agentruns.services.control import hold_run
-from agentruns.services.runs import surface_orphans
+from agentruns.services.approvals import decisions
+from agentruns.services.runs.control import hold_run
+from agentruns.services.runs.lifecycle import surface_orphans
 from agentruns.utils.db import in_transaction, later
 from agentruns.utils.redaction import get_logger
 
@@ -171,7 +171,7 @@ def sweep(
 
     with own_connection(alias):  # one for all the drives
         go_on()
-        swept.expired = approvals.expire_due()  # afterwards: a card of a locked session keeps no run waiting
+        swept.expired = decisions.expire_due()  # afterwards: a card of a locked session keeps no run waiting
         if swept.expired:
             go_on()
     telemetry.event("sweep", {"name": name, **swept.as_dict()})

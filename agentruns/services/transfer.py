@@ -23,8 +23,8 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 
-from agentruns.agents.content import IMAGES, PDF
 from agentruns.conf import settings
+from agentruns.content import IMAGES, PDF
 from agentruns.engine import in_doubt
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, RunStateError
 from agentruns.journal import events, payloads
@@ -40,9 +40,9 @@ from agentruns.models import Approval, ContextValue, Definition, Message, Run, S
 from agentruns.models.fields import check_columns
 from agentruns.models.parts import commitment, split
 from agentruns.services import permissions
-from agentruns.services.retention import delete_files
-from agentruns.services.submit import pruned_keys, refuse_pruned
-from agentruns.services.write import find_run, write
+from agentruns.services.data.retention import delete_files
+from agentruns.services.runs.submit import pruned_keys, refuse_pruned
+from agentruns.services.runs.write import find_run, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import NAME_LENGTH, check_name

@@ -31,8 +31,8 @@ def run_until_blocked(
     expiries follow the same clock. Raises StillRunning for a run leased by a worker, dead or alive, or after
     `sweeps` sweeps.
     """
-    from agentruns.services.approvals import expire_due
-    from agentruns.services.runs import result_of
+    from agentruns.services.approvals.decisions import expire_due
+    from agentruns.services.runs.lifecycle import result_of
     from agentruns.services.sweep import candidates, sweep
     from agentruns.testing.database import frozen_clock
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from agentruns.agents import content
+from agentruns import content
 from agentruns.providers.attachments import DEFAULT
 from agentruns.providers.base import ModelReply, ModelRequest
 from agentruns.providers.names import model_identity

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_json
 from typing_extensions import ParamSpec, TypeVar
 
-from agentruns.agents import content
+from agentruns import content
 from agentruns.exceptions import ToolRefused
 from agentruns.tools import finite
 from agentruns.tools.card import call_text, one_line

@@ -14,7 +14,7 @@ from django.utils import timezone
 from agentruns import approve, cancel_run, deny, tool
 from agentruns.engine.gate import DENIED
 from agentruns.models import Approval
-from agentruns.services.approvals import expire_due
+from agentruns.services.approvals.decisions import expire_due
 from agentruns.services.sweep import sweep
 from tests.admin.pages import listed, look, says, send, unchanged, url
 from tests.admin.people import browser, user

@@ -19,8 +19,8 @@ from agentruns.admin.html import named, spoken
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.masking import Mask
 from agentruns.models import Approval, Message, Run
-from agentruns.services.runs import result_of, resume_run
-from agentruns.services.starting import send_message
+from agentruns.services.runs.lifecycle import result_of, resume_run
+from agentruns.services.runs.starting import send_message
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.tools import card

@@ -14,8 +14,8 @@ from agentruns.engine.leases import claim
 from agentruns.journal.masking import NOTHING
 from agentruns.journal.read import run_rows
 from agentruns.models import Draft, Run
-from agentruns.services.control import resolve_orphan
-from agentruns.services.forks import fork_run
+from agentruns.services.runs.control import resolve_orphan
+from agentruns.services.runs.forks import fork_run
 from agentruns.services.sweep import sweep
 from agentruns.tools import tool
 from tests.admin.pages import look, queries, read, says, text, unchanged, url, words

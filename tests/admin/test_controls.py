@@ -26,9 +26,9 @@ from agentruns.journal.fold import RunState
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, Session, triggers
 from agentruns.providers.names import model_identity
-from agentruns.services.control import cancel_run
+from agentruns.services.runs.control import cancel_run
+from agentruns.services.runs.waiting import APPROVAL, ORPHAN, Wait
 from agentruns.services.sweep import sweep
-from agentruns.services.waiting import APPROVAL, ORPHAN, Wait
 from agentruns.testing import DatabaseClock
 from tests.admin.pages import look, read, says, snapshot, text, unchanged, url, words
 from tests.admin.people import browser

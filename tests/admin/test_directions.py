@@ -21,7 +21,7 @@ from agentruns.journal import outbox
 from agentruns.models import Approval, Control, Message, Notification, Review, Run, Session
 from agentruns.providers.base import ProviderError
 from agentruns.services import reviews, switches
-from agentruns.services.control import pause_run
+from agentruns.services.runs.control import pause_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils.characters import isolated

@@ -14,7 +14,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from agentruns import Document, Image, Text, resolve_orphan, run_agent
-from agentruns.agents.content import packed
+from agentruns.content import packed
 from agentruns.journal import events
 from agentruns.journal.payloads import put_blocks
 from agentruns.journal.store import Batch, DatabaseStore

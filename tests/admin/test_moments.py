@@ -16,7 +16,7 @@ from agentruns import ModelReply, ModelRequest, ToolContext, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, triggers
 from agentruns.providers.base import ProviderError
-from agentruns.services.forks import fork_run
+from agentruns.services.runs.forks import fork_run
 from tests.admin import pages
 from tests.admin.pages import look, read, says
 from tests.admin.people import browser, user

@@ -20,9 +20,9 @@ from agentruns.journal.masking import NOTHING
 from agentruns.journal.read import run_rows
 from agentruns.management.timeline import line
 from agentruns.models import Approval, Run, Session
-from agentruns.services import waiting
-from agentruns.services.control import resolve_orphan
 from agentruns.services.history import record, state_at
+from agentruns.services.runs import waiting
+from agentruns.services.runs.control import resolve_orphan
 from agentruns.services.sweep import sweep
 from tests.admin import doubts
 from tests.admin.doubts import card, doubtful, finish, give, in_doubt, last, payload, start, uncleared

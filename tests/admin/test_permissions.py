@@ -13,8 +13,8 @@ from django.urls import reverse
 
 from agentruns import adopt_definition, answer, approve, cancel_run, deny, extend, pause_run, resume_run
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError
-from agentruns.services.control import hold_run, resolve_orphan
-from agentruns.services.runs import surface_orphans
+from agentruns.services.runs.control import hold_run, resolve_orphan
+from agentruns.services.runs.lifecycle import surface_orphans
 from tests.admin.pages import look, read, send, snapshot, url
 from tests.admin.people import ROLES, browser, user
 from tests.admin.world import World, secretive, status, timed

@@ -14,8 +14,8 @@ from agentruns import Policy, start_run
 from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError, RunStateError
 from agentruns.models import Message, Review, Run
 from agentruns.services import reviews
-from agentruns.services.erasure import erase_payload
-from agentruns.services.retention import erase_session
+from agentruns.services.data.erasure import erase_payload
+from agentruns.services.data.retention import erase_session
 from agentruns.services.reviews import review_run
 from agentruns.tools.card import MASK
 from tests.admin.pages import leads_to, listed, look, read, says, url, words

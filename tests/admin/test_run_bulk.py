@@ -13,8 +13,8 @@ from django.urls import reverse
 from agentruns.engine.leases import claim
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.services.control import cancel_run
-from agentruns.services.runs import resume_run
+from agentruns.services.runs.control import cancel_run
+from agentruns.services.runs.lifecycle import resume_run
 from agentruns.services.sweep import sweep
 from tests.admin.pages import Page, read, says, snapshot, unchanged, words
 from tests.admin.people import browser, user

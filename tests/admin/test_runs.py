@@ -15,7 +15,7 @@ from agentruns.admin.runs.page import journal_rows
 from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
 from agentruns.providers.names import model_identity
-from agentruns.services.control import cancel_run
+from agentruns.services.runs.control import cancel_run
 from agentruns.services.sweep import sweep
 from tests.admin.pages import look, says, unchanged, url, words
 from tests.admin.people import browser, user

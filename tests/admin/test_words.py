@@ -10,7 +10,7 @@ import pytest
 
 from agentruns import approve, cancel_run, deny, fork_run
 from agentruns.models import Approval, Run
-from agentruns.services.approvals import answer
+from agentruns.services.approvals.decisions import answer
 from agentruns.services.sweep import sweep
 from tests.admin import doubts
 from tests.admin.pages import url

@@ -8,7 +8,7 @@ from typing import Any
 from agentruns import ToolContext, run_agent, start_run, tool
 from agentruns.agents.agent import get_agent
 from agentruns.models import Approval, Run, Session
-from agentruns.services.control import pause_run
+from agentruns.services.runs.control import pause_run
 from tests.admin.people import user
 from tests.shop.agents import TOOLS, act, call, shop_agent
 

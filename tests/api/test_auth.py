@@ -33,7 +33,7 @@ from agentruns.exceptions import NotFoundError, PermissionDeniedError
 from agentruns.models import ApiToken, Approval, Run
 from agentruns.services import api_tokens
 from agentruns.services.api_tokens import authenticate, create_token, revoke
-from agentruns.services.runs import run_agent
+from agentruns.services.runs.lifecycle import run_agent
 from agentruns.testing import frozen_clock
 from tests.api.hosting import host
 from tests.api.http import Api, Program, endpoints, make_user, refused

@@ -19,7 +19,7 @@ from django.core.handlers.asgi import ASGIRequest
 from agentruns import run_agent, session_token
 from agentruns.agents.agent import Agent
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import download, find_content, read_content
 from agentruns.tools.card import MASK

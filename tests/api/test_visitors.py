@@ -19,9 +19,9 @@ from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
 from agentruns.models import ApiToken, Approval, Message, Run, Session
 from agentruns.services import api_tokens
+from agentruns.services.data.retention import erase_session
 from agentruns.services.permissions import decidable_by
-from agentruns.services.retention import erase_session
-from agentruns.services.runs import resume_run
+from agentruns.services.runs.lifecycle import resume_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, frozen_clock
 from tests.api.hosting import Broken

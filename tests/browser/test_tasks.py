@@ -11,7 +11,7 @@ from playwright.sync_api import Locator
 
 from agentruns import Agent, approve, run_agent, start_run
 from agentruns.models import Run
-from agentruns.services.runs import resume_run
+from agentruns.services.runs.lifecycle import resume_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.people import user

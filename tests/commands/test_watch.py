@@ -18,7 +18,7 @@ from django.db import connection
 
 from agentruns import approve, start_run
 from agentruns.models import Approval, Run
-from agentruns.services import write
+from agentruns.services.runs import write
 from tests.effects import Effects
 from tests.programs import ROOT
 from tests.settings import DATABASE

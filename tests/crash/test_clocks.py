@@ -13,7 +13,7 @@ from django.db import connection, connections
 from agentruns import ToolContext, approve, cancel_run, start_run, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
-from agentruns.services.approvals import expire_due
+from agentruns.services.approvals.decisions import expire_due
 from agentruns.services.sweep import sweep
 from agentruns.testing import frozen_clock
 from agentruns.utils import clock

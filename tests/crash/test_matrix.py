@@ -12,7 +12,7 @@ from django.db import connection
 from agentruns import RunResult, resume_run, run_agent, send_message, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils.failpoints import POINTS

@@ -14,8 +14,8 @@ from django.test import override_settings
 from agentruns import Image, Text, ToolContext, resume_run, run_agent, tool
 from agentruns.journal.payloads import names_in
 from agentruns.models import Message, Run, Session
-from agentruns.services.retention import delete_old_files
-from agentruns.services.runs import result_of
+from agentruns.services.data.retention import delete_old_files
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.crash.child import Orders, prepare

@@ -13,7 +13,7 @@ from agentruns.engine.leases import claim
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.base import ProviderError
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.crash.disasters import forked

@@ -10,9 +10,9 @@ import pytest
 from agentruns import approve, cancel_run, pause_run, resolve_orphan, resume_run, send_message, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
+from agentruns.services.runs.waiting import uncleared
 from agentruns.services.sweep import sweep
-from agentruns.services.waiting import uncleared
 from agentruns.testing import check_messages
 from tests.crash import child  # noqa: F401 - its agents, for this process as well
 from tests.crash.processes import die, expire_lease, finish, run_and_die, start, start_held

@@ -21,7 +21,7 @@ from agentruns import ToolContext, resolve_orphan, start_run, tool
 from agentruns.exceptions import RunStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from tests.crash import child
 from tests.crash.child import Orders

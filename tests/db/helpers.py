@@ -20,7 +20,7 @@ from agentruns.journal import events
 from agentruns.journal.store import Batch
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.services.write import write
+from agentruns.services.runs.write import write
 from agentruns.testing import ScriptedModel, check_messages
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent

@@ -13,7 +13,7 @@ from agentruns.journal.fold import Call, fold
 from agentruns.journal.read import run_rows
 from agentruns.journal.store import Batch
 from agentruns.models import Approval, Definition, Message, Run, Session, triggers
-from agentruns.services.write import write
+from agentruns.services.runs.write import write
 from agentruns.tools import ToolContext
 from tests.effects import Effects
 from tests.shop.agents import act, charge, post, refund

@@ -25,9 +25,11 @@ from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.policy import is_somebody
 from agentruns.models import ApiToken, Message, Run, Session
-from agentruns.services import api_tokens, control, erasure
-from agentruns.services.messages import send_message
-from agentruns.services.requests import RunRequest
+from agentruns.services import api_tokens
+from agentruns.services.data import erasure
+from agentruns.services.runs import control
+from agentruns.services.runs.messages import send_message
+from agentruns.services.runs.requests import RunRequest
 from tests.api.http import make_user
 from tests.db.helpers import payloads
 from tests.shop.agents import call, shop_agent
@@ -43,12 +45,13 @@ ALSO_INNER = {"send", "last_run", "may_revoke", "assignable", "read_content", "a
 def asking() -> Iterator[tuple[str, Callable[..., Any], str]]:
     """Yield every function that asks who acts or whose something is, with the name of that parameter."""
     found: dict[str, Any] = {f"agentruns.{name}": getattr(agentruns, name) for name in agentruns.__all__}
-    for module in pkgutil.iter_modules(services.__path__):
-        if module.name not in INNER:
-            made = importlib.import_module(f"agentruns.services.{module.name}")
+    for module in pkgutil.walk_packages(services.__path__, f"{services.__name__}."):
+        noun = module.name.rpartition(".")[2]
+        if noun not in INNER:
+            made = importlib.import_module(module.name)
             own = {name: each for name, each in vars(made).items() if name not in ALSO_INNER}
             found |= {
-                f"{module.name}.{name}": each
+                f"{noun}.{name}": each
                 for name, each in own.items()
                 if inspect.isfunction(each) and each.__module__ == made.__name__
             }

@@ -17,11 +17,11 @@ from agentruns import exceptions as errors
 from agentruns.journal.verify import check, problems
 from agentruns.models import Approval, Definition, Run, Session
 from agentruns.services import api_tokens
-from agentruns.services.approvals import extend
-from agentruns.services.control import adopt_definition, cancel_run
-from agentruns.services.forks import run_again
-from agentruns.services.repair import repair_session
-from agentruns.services.runs import get_run
+from agentruns.services.approvals.decisions import extend
+from agentruns.services.data.repair import repair_session
+from agentruns.services.runs.control import adopt_definition, cancel_run
+from agentruns.services.runs.forks import run_again
+from agentruns.services.runs.lifecycle import get_run
 from agentruns.services.sweep import sweep
 from tests.admin.pages import url
 from tests.admin.people import browser

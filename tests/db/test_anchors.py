@@ -18,7 +18,7 @@ from agentruns.journal.outbox import resting
 from agentruns.journal.read import stored_rows
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Notification, Run, Session, triggers
-from agentruns.services.retention import erase_session
+from agentruns.services.data.retention import erase_session
 from agentruns.services.sweep import sweep
 from tests.commands.running import run as command
 from tests.db.exports import forget_everything

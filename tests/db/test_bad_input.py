@@ -25,7 +25,7 @@ from agentruns import (
 )
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
-from agentruns.services.control import cancel_run, pause_run
+from agentruns.services.runs.control import cancel_run, pause_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.db.dying import die_at

@@ -14,8 +14,8 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ModelReply, ProviderError
-from agentruns.services.control import cancel_run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.control import cancel_run
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.utils.bounds import MAX_CALLS, MAX_DEPTH
 from tests.db.doubts import wire

@@ -18,12 +18,12 @@ from agentruns.journal import payloads
 from agentruns.journal.verify import check, problems
 from agentruns.models import Message, Run, Session
 from agentruns.models.parts import ERASED
-from agentruns.services.erasure import erase_payload
-from agentruns.services.forks import fork_run, run_again
+from agentruns.services.data.erasure import erase_payload
+from agentruns.services.data.retention import delete_old_files
 from agentruns.services.history import replay_run
-from agentruns.services.messages import send_message
-from agentruns.services.retention import delete_old_files
-from agentruns.services.runs import result_of, resume_run
+from agentruns.services.runs.forks import fork_run, run_again
+from agentruns.services.runs.lifecycle import result_of, resume_run
+from agentruns.services.runs.messages import send_message
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run, find_file, import_run
 from agentruns.testing import Script, check_messages

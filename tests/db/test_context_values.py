@@ -10,7 +10,7 @@ from django.db import connection
 from agentruns import Agent, erase_payload, export_run, fork_run, run_again, run_agent, start_run, tool
 from agentruns.api import pagination
 from agentruns.models import ContextValue, Run
-from agentruns.services.retention import erase_session
+from agentruns.services.data.retention import erase_session
 from agentruns.services.transfer import import_run
 from agentruns.testing import ScriptedModel
 from tests.admin.people import browser

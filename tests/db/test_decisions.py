@@ -15,8 +15,8 @@ from agentruns.journal.conversation import result_block
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
-from agentruns.services import approvals
-from agentruns.services.approvals import expire_due
+from agentruns.services.approvals import decisions
+from agentruns.services.approvals.decisions import expire_due
 from agentruns.services.sweep import sweep
 from tests.db.helpers import outcomes, payloads, run_out, run_turns, sound, the_run, transferring, user
 from tests.effects import Effects
@@ -204,14 +204,14 @@ def test_what_happened_just_before_a_card_is_ended_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over(card)
-    real = approvals.write
+    real = decisions.write
 
     def write(*given: Any, **options: Any) -> Run:
-        monkeypatch.setattr(approvals, "write", real)
+        monkeypatch.setattr(decisions, "write", real)
         meanwhile(card)
         return real(*given, **options)
 
-    monkeypatch.setattr(approvals, "write", write)
+    monkeypatch.setattr(decisions, "write", write)
     assert (expire_due(), decided(card)) == (0, verbs)
     assert (expire_due(), decided(card)) == (later.count("expire"), later)
     assert problems(card.run.session_id) == []

@@ -20,15 +20,22 @@ from agentruns.journal import events
 from agentruns.journal.outbox import notice_of
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, IdempotencyRecord, Message, Notification, Run, Session, triggers
-from agentruns.services import forks, retention
-from agentruns.services.control import cancel_run
-from agentruns.services.erasure import erase_call, erase_payload, erase_rows, erase_user, erase_whole_session
-from agentruns.services.forks import fork_run, run_again
-from agentruns.services.retention import erase_session
-from agentruns.services.runs import result_of
+from agentruns.services.data import retention
+from agentruns.services.data.erasure import (
+    erase_call,
+    erase_payload,
+    erase_rows,
+    erase_user,
+    erase_whole_session,
+)
+from agentruns.services.data.retention import erase_session
+from agentruns.services.runs import forks
+from agentruns.services.runs.control import cancel_run
+from agentruns.services.runs.forks import fork_run, run_again
+from agentruns.services.runs.lifecycle import result_of
+from agentruns.services.runs.write import write
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run, import_run
-from agentruns.services.write import write
 from agentruns.testing import check_messages
 from tests.api.http import Api
 from tests.commands.running import run as command
@@ -256,7 +263,7 @@ import os, signal, sys, django
 django.setup()
 from django.conf import settings
 from agentruns import erase_payload
-from agentruns.services import erasure
+from agentruns.services.data import erasure
 from tests.files import alias
 settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.files.DeadlyDeletingStorage")}
 settings.DATABASES.pop("other")

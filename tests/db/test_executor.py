@@ -14,9 +14,9 @@ from agentruns.engine.leases import Lease, claim
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows
 from agentruns.models import Approval, Message, Run, Session
-from agentruns.services.approvals import answer, approve, deny
-from agentruns.services.control import adopt_definition, resolve_orphan
-from agentruns.services.runs import result_of, resume_run, run_agent, start_run
+from agentruns.services.approvals.decisions import answer, approve, deny
+from agentruns.services.runs.control import adopt_definition, resolve_orphan
+from agentruns.services.runs.lifecycle import result_of, resume_run, run_agent, start_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages, expire_leases
 from agentruns.testing.crash import Crash, crash_after_tool_results, crashing_at

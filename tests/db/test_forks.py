@@ -20,12 +20,12 @@ from agentruns.journal.read import session_rows
 from agentruns.journal.store import Batch, load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Notification, Run, Session, triggers
-from agentruns.services.control import cancel_run, resolve_orphan
-from agentruns.services.forks import fork_run, run_again
+from agentruns.services.data.repair import repair_session
 from agentruns.services.history import session_at
-from agentruns.services.repair import repair_session
+from agentruns.services.runs.control import cancel_run, resolve_orphan
+from agentruns.services.runs.forks import fork_run, run_again
+from agentruns.services.runs.write import write
 from agentruns.services.sweep import sweep
-from agentruns.services.write import write
 from agentruns.signals import run_ended
 from agentruns.testing import check_messages, crashing_at, expire_leases
 from tests.db.doubts import wire

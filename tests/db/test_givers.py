@@ -17,8 +17,8 @@ from agentruns.journal.fold import RunState
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
-from agentruns.services.forks import run_again
-from agentruns.services.repair import repair_session
+from agentruns.services.data.repair import repair_session
+from agentruns.services.runs.forks import run_again
 from agentruns.services.sweep import sweep
 from tests.db.helpers import payloads, run_turns, the_run, transferring, user
 from tests.db.racing import together

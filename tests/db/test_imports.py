@@ -44,12 +44,12 @@ from agentruns.journal.events import Row, timestamp
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session
 from agentruns.models.parts import commitment
-from agentruns.services.control import hold_run
-from agentruns.services.runs import surface_orphans
+from agentruns.services.runs.control import hold_run
+from agentruns.services.runs.lifecycle import surface_orphans
+from agentruns.services.runs.waiting import uncleared
+from agentruns.services.runs.write import write
 from agentruns.services.sweep import Swept, hold_all, sweep
 from agentruns.services.transfer import import_run
-from agentruns.services.waiting import uncleared
-from agentruns.services.write import write
 from agentruns.utils import json as canonical
 from tests.admin.people import user as person
 from tests.api.http import Api

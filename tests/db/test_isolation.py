@@ -24,7 +24,7 @@ from agentruns import (
 from agentruns.exceptions import JournalLockedError
 from agentruns.journal.verify import problems
 from agentruns.models import Control, Message, Run, Session
-from agentruns.services import write as service_write
+from agentruns.services.runs import write as service_write
 from agentruns.services.sweep import sweep
 from agentruns.utils import db
 from tests.crash.processes import expire_lease, run_and_die

@@ -15,7 +15,7 @@ from agentruns import NotOccurred, Occurred, ToolContext, resolve_orphan, tool
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import telemetry
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from tests.crash.processes import expire_lease

@@ -24,7 +24,7 @@ from agentruns.journal.connection import own_alias
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from tests.db.dying import elsewhere

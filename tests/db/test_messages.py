@@ -36,11 +36,11 @@ from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import History, problems
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.providers.window import broken_pairs, drop_oldest
-from agentruns.services import starting
-from agentruns.services.messages import MOST_UNREAD
+from agentruns.services.data.retention import erase_session
 from agentruns.services.permissions import decidable_by
-from agentruns.services.retention import erase_session
-from agentruns.services.runs import result_of
+from agentruns.services.runs import starting
+from agentruns.services.runs.lifecycle import result_of
+from agentruns.services.runs.messages import MOST_UNREAD
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils import failpoints

@@ -16,8 +16,8 @@ from agentruns import Agent, RunResult, ToolContext, answer, approve, deny, resu
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.services.approvals import expire_due
-from agentruns.services.runs import result_of
+from agentruns.services.approvals.decisions import expire_due
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.doubts import wire

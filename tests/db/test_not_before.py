@@ -15,9 +15,9 @@ from django.urls import reverse
 
 from agentruns import Agent, adopt_definition, cancel_run, pause_run, resume_run, run_agent, start_run
 from agentruns.models import Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
+from agentruns.services.runs.waiting import waits
 from agentruns.services.sweep import sweep
-from agentruns.services.waiting import waits
 from agentruns.testing import ScriptedModel, run_until_blocked
 from tests.api.http import Api
 from tests.db.failures import Flaky, failing, start

@@ -21,7 +21,7 @@ from agentruns.journal.payloads import Stored
 from agentruns.journal.store import DatabaseStore, load
 from agentruns.journal.verify import check, problems
 from agentruns.models import Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
 from tests.admin.doubts import timed_out

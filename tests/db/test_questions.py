@@ -17,7 +17,7 @@ from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.verify import check, problems
 from agentruns.models import Approval
 from agentruns.services import permissions
-from agentruns.services.repair import repair_session
+from agentruns.services.data.repair import repair_session
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.db.helpers import payloads, run_out, run_turns, user

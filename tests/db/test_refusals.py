@@ -37,9 +37,9 @@ from agentruns import (
 )
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.models import Approval, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
+from agentruns.services.runs.waiting import uncleared
 from agentruns.services.sweep import sweep
-from agentruns.services.waiting import uncleared
 from agentruns.testing import ScriptedModel, check_messages, frozen_clock
 from agentruns.tools import Tool
 from tests.db.doubts import wire

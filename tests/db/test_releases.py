@@ -21,9 +21,9 @@ from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.models import Approval, Run
 from agentruns.services.history import session_at
+from agentruns.services.runs.write import write
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import import_run
-from agentruns.services.write import write
 from agentruns.testing import check_messages
 from tests.admin.pages import read, url
 from tests.admin.people import browser, user

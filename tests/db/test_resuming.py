@@ -11,7 +11,7 @@ from agentruns import cancel_run, pause_run, resume_run, run_agent, start_run
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.store import load
 from agentruns.models import Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.dying import die_at

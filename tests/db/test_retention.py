@@ -35,8 +35,9 @@ from agentruns.models import (
     Tombstone,
 )
 from agentruns.models.tombstone import forgotten
-from agentruns.services import retention, submit
-from agentruns.services.retention import Pruned, count_ended, erase_session, prune_ended, revived
+from agentruns.services.data import retention
+from agentruns.services.data.retention import Pruned, count_ended, erase_session, prune_ended, revived
+from agentruns.services.runs import submit
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run, import_run
 from tests.commands.running import run as command
@@ -301,7 +302,7 @@ django.setup()
 from django.conf import settings
 from django.db.models.signals import pre_delete
 from agentruns.models import Session
-from agentruns.services.retention import prune_ended
+from agentruns.services.data.retention import prune_ended
 from tests.files import alias
 settings.STORAGES = {**settings.STORAGES, **alias(sys.argv[1], "tests.files.DeadlyDeletingStorage")}
 settings.DATABASES.pop("other")

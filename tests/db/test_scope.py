@@ -36,9 +36,9 @@ from agentruns.journal.events import Program
 from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
 from agentruns.models import Run, Session, StartCount
-from agentruns.services.repair import repair_session
-from agentruns.services.retention import erase_session
-from agentruns.services.sessions import CONTEXT_LENGTH, find_session
+from agentruns.services.data.repair import repair_session
+from agentruns.services.data.retention import erase_session
+from agentruns.services.runs.sessions import CONTEXT_LENGTH, find_session
 from agentruns.services.transfer import export_run, import_run
 from tests.commands.running import run as command
 from tests.db.exports import forget_everything

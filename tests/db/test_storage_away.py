@@ -20,7 +20,7 @@ from agentruns.exceptions import PayloadError
 from agentruns.journal import payloads
 from agentruns.journal.payloads import Stored
 from agentruns.models import Run
-from agentruns.services import retention
+from agentruns.services.data import retention
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import the_run
 from tests.effects import Effects

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from agentruns import Agent, cancel_run, pause_run, resume_run, run_agent
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.testing import Script, check_messages, crashing_at, expire_leases, run_until_blocked
 from tests.commands.running import run as command
 from tests.db.helpers import payloads, the_run

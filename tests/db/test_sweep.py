@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from agentruns import ToolContext, approve, cancel_run, pause_run, resume_run, run_agent, start_run, tool
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Control, Run, Session
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import BATCH, RENEWED, STAMPED, sweep
 from tests.commands.running import run as command
 from tests.db.crowds import ID, multiply, plan

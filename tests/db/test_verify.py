@@ -9,13 +9,13 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-import agentruns.services.repair
+import agentruns.services.data.repair
 from agentruns import approve, cancel_run, deny, run_agent, start_run
 from agentruns.journal import verify
 from agentruns.journal.read import stored_rows
 from agentruns.journal.verify import History, check, problems
 from agentruns.models import Approval, Message, Run, Session, triggers
-from agentruns.services.repair import repair_session
+from agentruns.services.data.repair import repair_session
 from agentruns.services.sweep import sweep
 from tests.db.helpers import run_turns, the_run
 from tests.rows import change as change_row
@@ -268,7 +268,7 @@ def test_a_repair_that_loses_a_race_is_done_again(monkeypatch: pytest.MonkeyPatc
         seen.append(len(found))
         return found
 
-    monkeypatch.setattr(agentruns.services.repair, "check", check_slowly)
+    monkeypatch.setattr(agentruns.services.data.repair, "check", check_slowly)
     session = Session.objects.get().pk
     repair_session("default", session)
     assert seen == [2, 2]

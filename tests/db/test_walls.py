@@ -16,7 +16,7 @@ from agentruns.journal.statements import write_rows
 from agentruns.journal.store import Batch, DatabaseStore, project
 from agentruns.journal.verify import check
 from agentruns.models import Message, PrunedKey, Run, Tombstone, triggers
-from agentruns.services.retention import erase_session
+from agentruns.services.data.retention import erase_session
 from agentruns.services.sweep import sweep
 from tests.commands.running import run as command
 from tests.db.helpers import run_turns, the_run, user

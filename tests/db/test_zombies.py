@@ -18,7 +18,7 @@ from agentruns.exceptions import LeaseLostError, RunStateError, ToolDurabilityEr
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils import failpoints

@@ -11,7 +11,7 @@ from django.db import connection
 
 from agentruns import approve, deny, get_run, resolve_orphan, resume_run, start_run
 from agentruns.models import Run
-from agentruns.services.waiting import waits
+from agentruns.services.runs.waiting import waits
 from tests.effects import Effects
 from tests.failover.replica import Pair
 from tests.waiting import wait_for

@@ -17,7 +17,7 @@ from agentruns.contrib.mail import MailNotifier
 from agentruns.journal import outbox
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Notification, Run
-from agentruns.services.forks import effects
+from agentruns.services.runs.forks import effects
 from agentruns.services.transfer import export_run
 from tests.commands.running import run as run_command
 

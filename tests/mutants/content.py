@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import Edit, mutant
 
-CONTENT, PAYLOADS, MASKING = "agents/content.py", "journal/payloads.py", "journal/masking.py"
+CONTENT, PAYLOADS, MASKING = "content.py", "journal/payloads.py", "journal/masking.py"
 TRANSFER, CONVERSATION = "services/transfer.py", "journal/conversation.py"
 
 MUTANTS = [
@@ -29,7 +29,7 @@ MUTANTS = [
         Edit(CONTENT, "digest.hexdigest()[:32]", 'str(block.get("sha256"))'),
         "unit/test_content.py::test_their_json_form_has_each_file_once"),
     mutant("content: what the provider would refuse is refused before",
-        Edit("services/requests.py", "    attachments.require_taken(", "    list("),
+        Edit("services/runs/requests.py", "    attachments.require_taken(", "    list("),
         "db/test_content.py::test_bad_input_starts_nothing"),
     mutant("content: of too many files the newest are sent",
         Edit(CONVERSATION, "            if not room.take(attached):\n                continue\n", ""),
@@ -38,10 +38,10 @@ MUTANTS = [
         Edit(PAYLOADS, "    if (size, digest.hexdigest()) != (stored.size, stored.sha256):", "    if False:"),
         "db/test_content.py::test_a_file_that_is_not_what_it_was_pauses_the_run"),
     mutant("content: what repeats a picture is erased with it",
-        Edit("services/erasure.py", "        if payloads.has_blocks(row.payload):", "        if False:"),
+        Edit("services/data/erasure.py", "        if payloads.has_blocks(row.payload):", "        if False:"),
         "db/test_content.py::test_erasing_a_picture_takes_every_row_that_repeats_it"),
     mutant("content: the same task under a key that was given up",
-        Edit("services/requests.py",
+        Edit("services/runs/requests.py",
              "same = any(content.described(blocks, key) == run.input for key in keys)",
              "same = False"),
         "db/test_content.py::test_the_same_blocks_are_the_same_task_also_under_a_new_secret_key"),

@@ -193,7 +193,7 @@ GATED = [
              "            yield annotation, True\n"),
         "properties/test_numbers.py::test_a_tool_may_allow_it_number_by_number"),
     mutant("gate: a context has finite numbers",
-        Edit("services/sessions.py", "if infinite := next(finite.places(context), None):",
+        Edit("services/runs/sessions.py", "if infinite := next(finite.places(context), None):",
              "if infinite := None:"),
         "properties/test_numbers.py::test_a_context_is_finite"),
     mutant("gate: a predicate that raises means ask",
@@ -394,7 +394,7 @@ REWOUND = [
         "db/test_rewound.py::test_a_promoted_server_lends_no_run_before_all_are_held",
         database=POSTGRESQL),
     mutant("rewound: a task asked for again keeps the keys of its calls",
-        Edit("services/requests.py", 'derived(request, "secret")} if request.key else {}',
+        Edit("services/runs/requests.py", 'derived(request, "secret")} if request.key else {}',
              "secret()} if 0 else {}"),
         "db/test_rewound.py::test_the_same_task_asked_again_has_the_same_keys"),
 ]  # fmt: skip

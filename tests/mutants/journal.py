@@ -58,7 +58,7 @@ APPEND = [
         "db/test_journal.py::test_a_writer_that_has_not_seen_everything_is_refused_and_leaves_nothing",
         database=POSTGRESQL),
     mutant("append: sessions are locked before runs, by services as by appends",
-        Edit("services/write.py",
+        Edit("services/runs/write.py",
              'Session.objects.using(alias).filter(pk=session_id).update(next_seq=F("next_seq"))',
              'Run.objects.using(alias).filter(session_id=session_id).update(step=F("step"))'),
         "db/test_isolation.py::test_a_service_and_a_worker_take_their_locks_in_the_same_order",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from tests.mutants import Edit, mutant
 
-APPROVALS, CONTROL, PERMISSIONS = "services/approvals.py", "services/control.py", "services/permissions.py"
-SUBMIT, SESSIONS, WRITE = "services/submit.py", "services/sessions.py", "services/write.py"
-REQUESTS = "services/requests.py"
-STARTING = "services/starting.py"
+APPROVALS, CONTROL, PERMISSIONS = (
+    "services/approvals/decisions.py",
+    "services/runs/control.py",
+    "services/permissions.py",
+)
+SUBMIT, SESSIONS, WRITE = "services/runs/submit.py", "services/runs/sessions.py", "services/runs/write.py"
+REQUESTS = "services/runs/requests.py"
+STARTING = "services/runs/starting.py"
 ALTERED = "db/test_altered_columns.py"
 DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
@@ -24,21 +28,21 @@ DECISIONS = [
              "        pass\n"),
         "db/test_actors.py::test_with_an_owner_the_actor_is_looked_at_too"),
     mutant("erasure: what belongs to nobody is not a deleted user's",
-        Edit("services/erasure.py", "filter(owner_id=whose.id)", "filter(owner_id=user.pk)"),
-        Edit("services/erasure.py", "Owner.of_user(user)", "user"),
+        Edit("services/data/erasure.py", "filter(owner_id=whose.id)", "filter(owner_id=user.pk)"),
+        Edit("services/data/erasure.py", "Owner.of_user(user)", "user"),
         "db/test_actors.py::test_what_belongs_to_nobody_is_no_users"),
     mutant("erasure: no run that reads the value goes on",
-        Edit("services/erasure.py", "        if hindrance is not None:", "        if False:"),
+        Edit("services/data/erasure.py", "        if hindrance is not None:", "        if False:"),
         "db/test_erasure.py::test_erased_in_a_fork_it_is_gone_from_the_origin"),
     mutant("erasure: a fork takes up what was erased since it read its rows",
-        Edit("services/forks.py", "        rows = rows_until(alias, origin, at)\n", "        pass\n"),
+        Edit("services/runs/forks.py", "        rows = rows_until(alias, origin, at)\n", "        pass\n"),
         "db/test_erasure.py::test_what_is_erased_while_it_is_copied_is_not_written_again"),
     mutant("erasure: a run made again has the context that is left",
-        Edit("services/submit.py", "            request = replace(request, context=left)\n",
+        Edit("services/runs/submit.py", "            request = replace(request, context=left)\n",
              "            pass\n"),
         "db/test_erasure.py::test_what_is_erased_while_it_is_copied_is_not_written_again"),
     mutant("erasure: a fork has the context that is left",
-        Edit("services/forks.py", "    origin = restore(find_run(origin.pk))\n", ""),
+        Edit("services/runs/forks.py", "    origin = restore(find_run(origin.pk))\n", ""),
         "db/test_erasure.py::test_what_is_erased_while_it_is_copied_is_not_written_again"),
     mutant("approvals: in time, at the very update that decides",
         Edit(APPROVALS, "write(approval.run_id, change, guard=IN_TIME)", "write(approval.run_id, change)"),
@@ -129,7 +133,7 @@ POLICY = [
         Edit(REQUESTS, "    request.require_home(batch.state)\n", ""),
         f"{ALTERED}::test_a_session_takes_nothing_for_whom_its_columns_only_name"),
     mutant("messages: into the run of a session that the journal knows by this key, scope and owner",
-        Edit("services/messages.py", "        request.require_home(state)\n", ""),
+        Edit("services/runs/messages.py", "        request.require_home(state)\n", ""),
         f"{ALTERED}::test_a_session_takes_nothing_for_whom_its_columns_only_name"),
     mutant("tokens: none of a session that the journal calls a user's",
         Edit("services/api_tokens.py", ' or any(facts.get("owner") for facts in begun)', ""),
@@ -138,7 +142,7 @@ POLICY = [
         Edit(WRITE, "restore(find_run(run_id), state.run)", "find_run(run_id)"),
         f"{ALTERED}::test_a_run_goes_on_with_the_task_the_context_and_the_agent_of_the_journal"),
     mutant("run again: the task that the journal holds",
-        Edit("services/forks.py", '    changes["text"] = task_of(read_rows(asked))\n', ""),
+        Edit("services/runs/forks.py", '    changes["text"] = task_of(read_rows(asked))\n', ""),
         f"{ALTERED}::test_a_run_goes_on_with_the_task_the_context_and_the_agent_of_the_journal"),
     mutant("policy: a rule of the project's that fails lets nobody through",
         Edit(POLICIES, "        return refusal\n", "        return True\n"),
@@ -199,7 +203,7 @@ SHOWN = [
         Edit("models/run.py", "if name not in hidden}", "}"),
         "db/test_context_values.py::test_what_a_tool_calls_sensitive_is_kept_by_no_start_and_no_import"),
     mutant("contexts: an erased one is found no more",
-        Edit("services/erasure.py", "run__in=without).delete()", "run__in=without).count()"),
+        Edit("services/data/erasure.py", "run__in=without).delete()", "run__in=without).count()"),
         "db/test_context_values.py::test_forks_and_runs_again_are_found_and_values_go_with_the_context_and_with_the_run"),
     mutant("masking: texts that repeat a value",
         Edit(MASKING, "return self.secrets.hide(text) if self and isinstance(text, str) else text",
@@ -266,7 +270,7 @@ DRAFTED = [
         "db/test_drafts.py::test_what_is_watched_is_stored_as_it_is_written_and_gone_with_the_reply"),
 ]  # fmt: skip
 
-SENDING, MESSAGES = "services/messages.py", "db/test_messages.py::test_"
+SENDING, MESSAGES = "services/runs/messages.py", "db/test_messages.py::test_"
 SENT = [
     mutant("messages: a run that is being cancelled takes none",
         Edit(SENDING, "if state.run.cancel_requested:", "if False:"),
@@ -355,7 +359,7 @@ SENT = [
         Edit(PERMISSIONS, "first.filter(run__in=visible_runs(actor)).values_list", "first.values_list"),
         "doors/test_hidden.py::test_the_title_is_not_that_of_a_hidden_run"),
     mutant("sessions: a run's page lists no doubt of a hidden one",
-        Edit("services/waiting.py", "results and among is not None and", "False and"),
+        Edit("services/runs/waiting.py", "results and among is not None and", "False and"),
         "doors/test_hidden.py::test_the_page_of_a_run_lists_no_doubt_of_a_hidden_one"),
     mutant("sessions: errors name no hidden run",
         Edit(PERMISSIONS, "        if error.run_id is None or is_program", "        if True or is_program"),
@@ -373,10 +377,10 @@ MADE = [
              "chosen = self.agent.tools"),
         f"{RENDERING}a_call_of_a_tool_that_was_not_chosen_is_one_of_an_unknown_tool"),
     mutant("rendering: a fork keeps what was made for its origin",
-        Edit("services/forks.py", "made = kept(", "kept("),
+        Edit("services/runs/forks.py", "made = kept(", "kept("),
         f"{RENDERING}a_fork_keeps_them_and_a_run_of_the_task_again_does_not"),
     mutant("rendering: what was erased is not kept",
-        Edit("services/forks.py", "== origin.agent and not gone:", "== origin.agent:"),
+        Edit("services/runs/forks.py", "== origin.agent and not gone:", "== origin.agent:"),
         f"{RENDERING}a_fork_makes_erased_ones_anew"),
     mutant("rendering: an adoption keeps what was made",
         Edit(CONTROL, 'has = {"instructions"} if not', "has = set() if not"),
@@ -385,13 +389,13 @@ MADE = [
         Edit(SUBMIT, "if not there.exists() and not (request.key and keyed.exists()):", "if True:"),
         f"{RENDERING}a_session_that_is_busy_calls_no_function"),
     mutant("rendering: what a function says is no error's text",
-        Edit("services/rendering.py", "failed with {type(failed).__name__}.", "failed with {failed}."),
+        Edit("services/runs/rendering.py", "failed with {type(failed).__name__}.", "failed with {failed}."),
         "masks/test_masks.py::test_what_a_function_of_an_agent_raises_is_masked"),
     mutant("rendering: what a function says is masked in the log",
-        Edit("services/rendering.py", "veiling(*(past or ()))", "veiling()"),
+        Edit("services/runs/rendering.py", "veiling(*(past or ()))", "veiling()"),
         "masks/test_masks.py::test_what_a_function_of_an_agent_raises_is_masked"),
     mutant("rendering: a transaction that a function leaves open is rolled back",
-        Edit("services/rendering.py", "        if not is_callers:", "        if False:"),
+        Edit("services/runs/rendering.py", "        if not is_callers:", "        if False:"),
         f"{RENDERING}a_transaction_that_a_function_leaves_open_is_rolled_back"),
     mutant("visitors: they do not read what the agent was told",
         Edit("api/auth.py", 'if "instructions" in row.payload else set()', "if False else set()"),

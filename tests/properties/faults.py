@@ -22,7 +22,7 @@ from agentruns.engine.leases import Lease
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.connection import _is_inside
 from agentruns.models import Approval, Run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from tests.db.helpers import forget_backoff, kill, run_out
 from tests.hostile import HOSTILITIES, clean

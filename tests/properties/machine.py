@@ -83,7 +83,7 @@ class World:
         at_each_point(patch, Worker.reached)
         for module in ("driver", "tool_calls", "leases", "handler"):
             patch.setattr(f"agentruns.engine.{module}.uptime", self._uptime)
-        patch.setattr("agentruns.services.submit.uptime", self._uptime)
+        patch.setattr("agentruns.services.runs.submit.uptime", self._uptime)
         patch.setattr("agentruns.engine.loop.Heartbeat", self._heartbeat)
         patch.setattr("agentruns.engine.handler.in_thread", _in_this_thread)
         append, invoke, propose = DatabaseStore.append, Tool.invoke, ScriptedModel.propose

@@ -17,7 +17,7 @@ from agentruns.exceptions import RunStateError
 from agentruns.journal.store import load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session, triggers
-from agentruns.services.repair import repair_session
+from agentruns.services.data.repair import repair_session
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import import_run
 from agentruns.testing import check_messages

@@ -14,8 +14,8 @@ from agentruns.journal.store import SessionState
 from agentruns.journal.verify import problems
 from agentruns.management import timeline
 from agentruns.models import Message, Run, Session
-from agentruns.services.control import cancel_run
-from agentruns.services.runs import result_of
+from agentruns.services.runs.control import cancel_run
+from agentruns.services.runs.lifecycle import result_of
 from agentruns.testing import check_messages
 from tests.db.helpers import GO_ON, everywhere
 from tests.properties.faults import CLICKS, NUMBER, TURNS, live, tried_on

@@ -40,7 +40,7 @@ from agentruns import (
 )
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Approval, Run
-from agentruns.services.control import ORPHAN_VERDICTS
+from agentruns.services.runs.control import ORPHAN_VERDICTS
 from agentruns.services.sweep import hold_all
 from agentruns.testing import check_messages
 from tests.db.helpers import forget_backoff, kill, run_out

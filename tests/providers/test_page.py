@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentruns.agents import prices
-from agentruns.agents.content import IMAGES, PDF, PLAIN
+from agentruns.content import IMAGES, PDF, PLAIN
 from agentruns.providers import failures
 from agentruns.providers.attachments import limits_of
 from agentruns.providers.chat import QUIRKS, Quirks

@@ -12,8 +12,7 @@ import pytest
 from django.core.files.base import ContentFile, File
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from agentruns import Document, Image, Text
-from agentruns.agents import content
+from agentruns import Document, Image, Text, content
 from agentruns.checks.settings import check_values
 from agentruns.exceptions import ContentError, ContentTooLargeError, ContentTypeError
 from agentruns.providers import attachments

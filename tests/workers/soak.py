@@ -172,7 +172,7 @@ def check(runs: int) -> dict[str, Any]:
     """Compare what happened outside with what the journal says."""
     from agentruns.journal.verify import problems
     from agentruns.models import Message, Run
-    from agentruns.services.runs import result_of
+    from agentruns.services.runs.lifecycle import result_of
     from agentruns.testing import check_messages
 
     lines = Effects.from_environment().lines()

@@ -23,7 +23,8 @@ from agentruns.journal import copies, events, policy, read
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask, masks_of
 from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, waiting
+from agentruns.services import permissions
+from agentruns.services.runs import waiting
 from agentruns.tools import Tool
 from agentruns.tools.card import in_time
 

@@ -15,7 +15,7 @@ from agentruns.admin.html import ago, exact, plain
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.models import Approval, Message
-from agentruns.services.approvals import answer, approve, deny, extend
+from agentruns.services.approvals.decisions import answer, approve, deny, extend
 from agentruns.tools import to_jsonable
 from agentruns.tools.questions import choices_of
 

@@ -26,9 +26,10 @@ from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import policy, read, verify
 from agentruns.models import Approval, Message, Run
-from agentruns.services import control, permissions, waiting, write
-from agentruns.services.runs import resume_run
-from agentruns.services.waiting import Wait, is_live, waits_for_time
+from agentruns.services import permissions
+from agentruns.services.runs import control, waiting, write
+from agentruns.services.runs.lifecycle import resume_run
+from agentruns.services.runs.waiting import Wait, is_live, waits_for_time
 from agentruns.utils import clock, db
 from agentruns.utils.redaction import get_logger
 

@@ -50,7 +50,7 @@ class RunList(base.LeanChangeList):
         for run in self.result_list:
             run.mask = masks[run.session_id]
         self.result_list = [run.mask.run(run) for run in self.result_list]
-        waits = services.waiting.waits(settings.DATABASE, self.result_list, masks)
+        waits = services.runs.waiting.waits(settings.DATABASE, self.result_list, masks)
         for run in self.result_list:
             run.reviewed = runs.list.reviewed(getattr(run, "review", None))
             run.waits, run.came = waits.get(run.pk, []), runs.list.came(run, run.mask)
@@ -136,7 +136,7 @@ class RunAdmin(base.ReadOnlyAdmin):
             self.message_user(request, _("Nothing was done: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
         context: dict[str, Any] = {"title": _("Runs"), "searched": base.Bounded(filters.SEARCHED)}
-        if services.starting.agents_of(request.user):
+        if services.runs.starting.agents_of(request.user):
             context["start_url"] = self.url(request, "start")
         return super().changelist_view(request, {**context, **(extra_context or {})})
 

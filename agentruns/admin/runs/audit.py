@@ -21,7 +21,8 @@ from agentruns.exceptions import AgentRunsError, DurableRunNotFoundError, Payloa
 from agentruns.journal import read, verify
 from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.models import Approval, Message, Run, Session
-from agentruns.services import erasure, permissions, transfer
+from agentruns.services import permissions, transfer
+from agentruns.services.data import erasure
 from agentruns.utils import clock
 
 TRIES = 10

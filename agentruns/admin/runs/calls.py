@@ -29,7 +29,8 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
 from agentruns.journal.masking import MOST_READ
 from agentruns.models import Approval, Message, Run
-from agentruns.services import control, permissions, waiting, write
+from agentruns.services import permissions
+from agentruns.services.runs import control, waiting, write
 from agentruns.tools.card import MASK
 from agentruns.utils import clock, db
 from agentruns.utils.redaction import redact

@@ -31,7 +31,8 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
 from agentruns.journal.policy import is_narrowed, visible_approvals, visible_runs
 from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, starting, waiting
+from agentruns.services import permissions
+from agentruns.services.runs import starting, waiting
 from agentruns.tools.card import in_time
 from agentruns.utils.bounds import TEXT_LENGTH
 

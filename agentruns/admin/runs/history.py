@@ -27,7 +27,8 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
 from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.models import Message, Run
-from agentruns.services import control, forks, history, permissions, starting
+from agentruns.services import history, permissions
+from agentruns.services.runs import control, forks, starting
 from agentruns.utils.bounds import TEXT_LENGTH
 from agentruns.utils.redaction import get_logger
 

@@ -24,7 +24,7 @@ from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events, read
 from agentruns.journal.fold import TOKENS, fold
 from agentruns.models import Run
-from agentruns.services import control, waiting
+from agentruns.services.runs import control, waiting
 from agentruns.utils import clock
 from agentruns.utils.redaction import redact
 

@@ -20,8 +20,8 @@ from agentruns.conf import settings
 from agentruns.journal.fold import TOKENS
 from agentruns.journal.masking import Mask
 from agentruns.models import Approval, Review, Run
-from agentruns.services import waiting
-from agentruns.services.waiting import Wait
+from agentruns.services.runs import waiting
+from agentruns.services.runs.waiting import Wait
 
 LINE = 110  # characters of a second line
 READ = 5 * LINE  # characters of an answer, of which its markdown takes some

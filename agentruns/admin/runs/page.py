@@ -24,8 +24,9 @@ from agentruns.engine import drafts
 from agentruns.journal import policy, read, verify
 from agentruns.journal.events import Row
 from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions, starting, waiting
-from agentruns.services.waiting import is_live
+from agentruns.services import permissions
+from agentruns.services.runs import starting, waiting
+from agentruns.services.runs.waiting import is_live
 from agentruns.utils import json as canonical
 
 PAGE = 100  # journal rows

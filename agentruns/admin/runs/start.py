@@ -15,11 +15,11 @@ from agentruns.admin.base import ReadOnlyAdmin, is_uuid, mask_for, status_of
 from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import bare, plain
 from agentruns.agents.agent import Agent
-from agentruns.agents.content import Input, Text, of_upload
+from agentruns.content import Input, Text, of_upload
 from agentruns.exceptions import AgentRunsError, SessionAccessDeniedError
 from agentruns.models import Run
 from agentruns.providers.attachments import DEFAULT
-from agentruns.services import starting
+from agentruns.services.runs import starting
 from agentruns.utils.bounds import NAME_LENGTH, TEXT_LENGTH
 
 

@@ -16,8 +16,8 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.html import EMPTY, Body, Fact, as_text, body, plain, pretty, spoken, stamp, visible
 from agentruns.admin.runs.timing import TAKEN_OVER, Timing
-from agentruns.agents.content import IMAGES, PLAIN, described
 from agentruns.conf import settings
+from agentruns.content import IMAGES, PLAIN, described
 from agentruns.journal import events, fold
 from agentruns.journal.events import Row
 from agentruns.journal.payloads import has_blocks, names_in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentruns.management.base import DecidingCommand
-from agentruns.services.approvals import deny
+from agentruns.services.approvals.decisions import deny
 
 
 class Command(DecidingCommand):

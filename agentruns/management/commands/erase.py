@@ -6,7 +6,7 @@ from typing import Any
 
 from agentruns.journal.events import Program
 from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, argument, flag, usage, user_named
-from agentruns.services.erasure import Erased, erase_rows, erase_user, erase_whole_session
+from agentruns.services.data.erasure import Erased, erase_rows, erase_user, erase_whole_session
 from agentruns.utils.redaction import redacted
 
 ACTOR = Program("erase")

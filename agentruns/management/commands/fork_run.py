@@ -7,7 +7,7 @@ from typing import Any
 from agentruns.journal.masking import mask_of
 from agentruns.management.base import RUN_ID, AgentRunsCommand, argument, usage
 from agentruns.management.timeline import run_record
-from agentruns.services.forks import fork_run
+from agentruns.services.runs.forks import fork_run
 
 
 class Command(AgentRunsCommand):

@@ -15,7 +15,7 @@ from agentruns.management.base import (
     number,
     usage,
 )
-from agentruns.services.retention import count_ended, erase_session, prune_ended
+from agentruns.services.data.retention import count_ended, erase_session, prune_ended
 from agentruns.utils.redaction import redact
 
 LONGEST = 36_500  # days

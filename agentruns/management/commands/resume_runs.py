@@ -17,8 +17,8 @@ from agentruns.journal.masking import masked_runs
 from agentruns.management import timeline
 from agentruns.management.base import COUNT, AgentRunsCommand, Stop, argument, flag, number, usage
 from agentruns.management.terminal import shortened, table
+from agentruns.services.runs.waiting import standing
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
-from agentruns.services.waiting import standing
 from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.sweep")

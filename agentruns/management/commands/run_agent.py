@@ -6,9 +6,9 @@ from typing import Any
 
 from agentruns import get_run, run_agent
 from agentruns.agents.agent import get_agent
-from agentruns.agents.content import IMAGES, Document, File, Image, Input, Text, type_of
 from agentruns.agents.output import shown
 from agentruns.conf import settings
+from agentruns.content import IMAGES, Document, File, Image, Input, Text, type_of
 from agentruns.exceptions import ContentError, SessionBusyError
 from agentruns.journal import events
 from agentruns.journal.events import Row
@@ -18,8 +18,8 @@ from agentruns.management.base import AgentRunsCommand, argument, usage, user_na
 from agentruns.management.terminal import escaped
 from agentruns.management.timeline import following
 from agentruns.models import Run
-from agentruns.services.sessions import place
-from agentruns.services.waiting import FOR_PEOPLE
+from agentruns.services.runs.sessions import place
+from agentruns.services.runs.waiting import FOR_PEOPLE
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import redact, redacted
 

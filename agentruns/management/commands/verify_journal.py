@@ -15,9 +15,9 @@ from agentruns.journal.verify import Problem, check, shown, stored_form, strays
 from agentruns.management.base import AgentRunsCommand, argument, flag, usage
 from agentruns.management.terminal import escaped
 from agentruns.models import Session, triggers
-from agentruns.services.repair import Repaired, repair_session, value_of
-from agentruns.services.retention import revived
-from agentruns.services.sessions import find_session
+from agentruns.services.data.repair import Repaired, repair_session, value_of
+from agentruns.services.data.retention import revived
+from agentruns.services.runs.sessions import find_session
 from agentruns.utils.redaction import redact, redacted
 
 PAGE = 200

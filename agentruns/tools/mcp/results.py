@@ -7,7 +7,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agentruns.agents.content import IMAGES, PDF, Document, Image, Text
+from agentruns.content import IMAGES, PDF, Document, Image, Text
 from agentruns.exceptions import ContentError
 from agentruns.tools.card import one_line
 from agentruns.tools.mcp.client import LONGEST_ERROR, McpError

@@ -36,10 +36,10 @@ from agentruns.journal.submission import begin
 from agentruns.models import Definition, PrunedKey, Run, Session, SessionBearer, StartCount, Tombstone
 from agentruns.models.tombstone import forgotten
 from agentruns.services import api_tokens, permissions
-from agentruns.services.rendering import put_away, rendered, renders
-from agentruns.services.requests import RunRequest, new_run, new_session, taken, write_start
-from agentruns.services.sessions import require_writable
-from agentruns.services.write import find_run, lock_session, require_no_record, require_task
+from agentruns.services.runs.rendering import put_away, rendered, renders
+from agentruns.services.runs.requests import RunRequest, new_run, new_session, taken, write_start
+from agentruns.services.runs.sessions import require_writable
+from agentruns.services.runs.write import find_run, lock_session, require_no_record, require_task
 from agentruns.utils.bounds import check_name
 from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, short_lock_waits, uptime
 from agentruns.utils.failpoints import reached

@@ -27,12 +27,12 @@ from agentruns.journal.read import NAMING, definition_body, read_rows, rows_unti
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.services import permissions
-from agentruns.services.control import agent_again
-from agentruns.services.rendering import kept, put_away, rendered, renders
-from agentruns.services.requests import RunRequest, first_row, new_session, request_again, user_row
-from agentruns.services.sessions import Owner, checked_context
-from agentruns.services.submit import begin_run, run_of_key, start_limit, submit
-from agentruns.services.write import find_run, lock_session, require_task
+from agentruns.services.runs.control import agent_again
+from agentruns.services.runs.rendering import kept, put_away, rendered, renders
+from agentruns.services.runs.requests import RunRequest, first_row, new_session, request_again, user_row
+from agentruns.services.runs.sessions import Owner, checked_context
+from agentruns.services.runs.submit import begin_run, run_of_key, start_limit, submit
+from agentruns.services.runs.write import find_run, lock_session, require_task
 from agentruns.utils.bounds import NAME_LENGTH, check_name
 from agentruns.utils.db import in_transaction
 from agentruns.utils.ids import uuid7

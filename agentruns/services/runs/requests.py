@@ -13,7 +13,7 @@ from django.conf import settings as django_settings
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
-from agentruns.agents import content
+from agentruns import content
 from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import SessionAccessDeniedError, SessionBusyError
@@ -23,7 +23,7 @@ from agentruns.journal.copies import title_of
 from agentruns.journal.deciders import requester_ids
 from agentruns.models import Control, Run, Session, SessionBearer
 from agentruns.providers import attachments
-from agentruns.services.sessions import NOBODY, Owner, checked_context, place
+from agentruns.services.runs.sessions import NOBODY, Owner, checked_context, place
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 

@@ -24,7 +24,7 @@ from agentruns.journal.masking import carries_mask, mask_of
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval, Run
 from agentruns.services import permissions
-from agentruns.services.write import write
+from agentruns.services.runs.write import write
 from agentruns.tools import InvalidArguments, to_jsonable
 from agentruns.tools.card import MASK, call_text, in_time, one_line
 from agentruns.tools.options import REQUESTER

@@ -38,7 +38,7 @@ from agentruns.models import (
 from agentruns.models.parts import ERASED
 from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import NAMED, forgotten
-from agentruns.services.sessions import require_one_scope
+from agentruns.services.runs.sessions import require_one_scope
 from agentruns.utils import clock
 from agentruns.utils.db import database_now, in_transaction
 from agentruns.utils.redaction import get_logger

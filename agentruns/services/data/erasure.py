@@ -29,9 +29,9 @@ from agentruns.journal.verify import History
 from agentruns.models import Approval, ContextValue, Message, Review, Run, Session
 from agentruns.models.parts import ERASED, split
 from agentruns.services import permissions
-from agentruns.services.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
-from agentruns.services.sessions import Owner
-from agentruns.services.write import find_run, lock_session
+from agentruns.services.data.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
+from agentruns.services.runs.sessions import Owner
+from agentruns.services.runs.write import find_run, lock_session
 from agentruns.utils import json as canonical
 from agentruns.utils.db import TRIES, in_transaction
 from agentruns.utils.ids import secret

@@ -7,8 +7,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent, get_agent
-from agentruns.agents.content import Input
 from agentruns.conf import settings
+from agentruns.content import Input
 from agentruns.exceptions import (
     PermissionDeniedError,
     RunStateError,
@@ -24,10 +24,10 @@ from agentruns.models import Message, Run, Session, SessionBearer, Tombstone
 from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
-from agentruns.services.requests import RunRequest, read_input, taken, user_row
-from agentruns.services.sessions import Owner, checked_context, no_session, place, require_writable
-from agentruns.services.submit import count_start, start_limit, submit
-from agentruns.services.write import find_run
+from agentruns.services.runs.requests import RunRequest, read_input, taken, user_row
+from agentruns.services.runs.sessions import Owner, checked_context, no_session, place, require_writable
+from agentruns.services.runs.submit import count_start, start_limit, submit
+from agentruns.services.runs.write import find_run
 from agentruns.utils import json as canonical
 from agentruns.utils.db import reading
 

@@ -12,7 +12,7 @@ from agentruns.exceptions import JournalConflictError
 from agentruns.journal.fold import ACTIVE
 from agentruns.journal.verify import Problem, check
 from agentruns.models import Run
-from agentruns.services.write import lock_session
+from agentruns.services.runs.write import lock_session
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger
 

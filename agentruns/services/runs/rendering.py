@@ -20,7 +20,7 @@ from agentruns.journal.connection import mend_connection
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import veiling
 from agentruns.models import Run
-from agentruns.services.requests import RunRequest
+from agentruns.services.runs.requests import RunRequest
 from agentruns.tools import RunContext
 from agentruns.utils.redaction import get_logger
 

@@ -14,19 +14,20 @@ from django.contrib.auth.models import AnonymousUser
 from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent, get_agent, registered
-from agentruns.agents.content import Input
 from agentruns.conf import settings
+from agentruns.content import Input
 from agentruns.exceptions import PermissionDeniedError, SessionAccessDeniedError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.deciders import restore
 from agentruns.journal.policy import ANYONE, ask
 from agentruns.models import Message, Run, Session, SessionBearer
 from agentruns.models.token import VISITOR
-from agentruns.services import forks, messages, permissions, runs
+from agentruns.services import permissions
 from agentruns.services.api_tokens import visited
-from agentruns.services.control import agent_again
-from agentruns.services.sessions import Owner
-from agentruns.services.write import find_run
+from agentruns.services.runs import forks, lifecycle, messages
+from agentruns.services.runs.control import agent_again
+from agentruns.services.runs.sessions import Owner
+from agentruns.services.runs.write import find_run
 
 STARTS = "agentruns.start_run"
 
@@ -62,12 +63,12 @@ def start_run(
         own, last = _conversation(user, session, agent)
         key = user.key(idempotency_key) if idempotency_key else None
         context = _visitors_context(own, last)
-        return runs.get_or_start(agent, text, own, actor=user, context=context, idempotency_key=key)
+        return lifecycle.get_or_start(agent, text, own, actor=user, context=context, idempotency_key=key)
     chosen = startable(user, agent)
     owner, scope = _acts_for(user, behalf)
     context = permissions.context_of(user, chosen, behalf.context or {})
     given = {"owner": owner, "scope": scope, "context": context, "idempotency_key": idempotency_key}
-    return runs.get_or_start(chosen, text, session, actor=user, not_before=not_before, **given)
+    return lifecycle.get_or_start(chosen, text, session, actor=user, not_before=not_before, **given)
 
 
 def send_message(

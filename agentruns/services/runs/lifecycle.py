@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 
 from agentruns.agents import output
 from agentruns.agents.agent import Agent, CommonOptions, get_agent
-from agentruns.agents.content import Input
 from agentruns.conf import settings
+from agentruns.content import Input
 from agentruns.engine import in_doubt
 from agentruns.engine.driver import Driver
 from agentruns.engine.loop import drive, drive_run
@@ -32,10 +32,10 @@ from agentruns.journal.store import MemoryStore, Store
 from agentruns.models import Approval, Run, Session
 from agentruns.models.querysets import RunQuerySet
 from agentruns.services import permissions
-from agentruns.services.rendering import rendered
-from agentruns.services.requests import checked_time, derived, request_for, write_start
-from agentruns.services.submit import submit
-from agentruns.services.write import find_run, write
+from agentruns.services.runs.rendering import rendered
+from agentruns.services.runs.requests import checked_time, derived, request_for, write_start
+from agentruns.services.runs.submit import submit
+from agentruns.services.runs.write import find_run, write
 from agentruns.utils.db import readable, reading
 from agentruns.utils.ids import secret, uuid7
 
