@@ -112,9 +112,9 @@ def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str
         asked[run_id].append((tool, title))
     for run in runs:
         mask = masks[run.session_id]
-        titles = (redact(str(mask.made(tool, title))) for tool, title in asked[run.pk])
-        error, answer = mask.text(run.error_text) or "", mask.text(run.answer) or ""
-        told = (mask.said(run.task_text), error, reason(error), answer, answer.translate(_MARKUP))
+        titles = (redact(str(mask.tool_text(tool, title))) for tool, title in asked[run.pk])
+        error, answer = mask.json(run.error_text) or "", mask.json(run.answer) or ""
+        told = (mask.json(run.task_text), error, reason(error), answer, answer.translate(_MARKUP))
         yield run.pk, [*_texts_of(mask.run(run)), *map(redact, filter(None, told)), *titles]
 
 
@@ -138,7 +138,7 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
         approval.arguments = approval.given  # type: ignore[attr-defined]
         mask, run = masks[approval.run.session_id], approval.run
         tool, masked = approval.tool_name, mask.approval(approval)
-        preview = mask.made(tool, previews.get(str(approval.pk)))
+        preview = mask.tool_text(tool, previews.get(str(approval.pk)))
         texts = [redact(masked.title), tool, pretty(masked.arguments), pretty(preview)]
         names = (redact(run.session.key), redact(run.owner_name))
         yield approval.pk, [*texts, *(_texts_of(masked.run) if run.pk in seen else names)]
@@ -230,7 +230,7 @@ def failures(user: Any) -> dict[str, tuple[str, list[Any]]]:
     masking, causes = journal.masking, dict[str, tuple[str, list[Any]]]()
     masks = masking.masks_of(runs, masking.MOST_ROWS, masking.MOST_READ) if runs else {}
     for run in runs:
-        text = bare(masks[run.session_id].text(run.error_text)).strip() or str(_("no message"))
+        text = bare(masks[run.session_id].json(run.error_text)).strip() or str(_("no message"))
         cause = _VARYING.sub("…", reason(text.splitlines()[0]))[: ONE_LINE * 2]
         key = salted_hmac("agentruns.failure", cause, algorithm="sha256").hexdigest()[:16]
         causes.setdefault(key, (cause, []))[1].append(run)

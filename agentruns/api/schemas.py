@@ -357,7 +357,7 @@ class SessionOut(_OfSession):
     @classmethod
     def of(cls, session: Session, mask: Mask, runs: RunPage) -> SessionOut:
         """Build the answer for a session with a page of its runs; `mask` hides sensitive values."""
-        title = mask.said(session.title)
+        title = mask.json(session.title)
         return cls.made(session, title=title, owner=session.owner_id, runs=runs)
 
 
@@ -376,7 +376,7 @@ class ListedSession(_OfSession):
         masks = masks_of(runs, size=MOST_READ)
         return [
             cls.made(
-                run.session, title=masks[run.session_id].said(run.session.title), owner=run.session.owner_id,
+                run.session, title=masks[run.session_id].json(run.session.title), owner=run.session.owner_id,
                 run=run.pk, agent=run.agent, status=run.status, updated_at=run.updated_at,
             )
             for run in runs

@@ -192,7 +192,7 @@ def _store(alias: str, reply: Reply) -> None:
 def shown(text: str, mask: Mask) -> str:
     """Mask and redact an unfinished text, and cut an end that may be the beginning of a hidden value."""
     text = text[:LONGEST]
-    text = redact(mask.text(text[: mask.secrets.settled(text)]))
+    text = redact(mask.json(text[: mask.secrets.settled(text)]))
     if not is_on():
         return text
     end = max(0, len(text) - HELD)

@@ -1,8 +1,8 @@
 """Masks that hide sensitive values in rows, runs, approvals and results from people who may not reveal them.
 
-A tool names sensitive arguments (`sensitive`) and parts of its result (`sensitive_results`). These are masked
-wherever they stand, and so is every text and number of the session that repeats one of their values: a
-preview, a title, an answer of the model. EXITS in tests/masks/exits.py lists all places that show data.
+A tool names sensitive arguments (`sensitive`) and parts of its result (`sensitive_results`). A mask hides
+these, and their exact values in all other texts and numbers of the session: in a preview, in an answer of
+the model. EXITS in tests/masks/exits.py lists all places that show data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import SequenceMatcher
+from functools import partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -29,26 +29,22 @@ from agentruns.models import Approval, Message, Run
 from agentruns.models.parts import facts_of
 from agentruns.tools.card import MASK
 from agentruns.tools.refusals import EFFECTS
-from agentruns.utils.redaction import FAILED, Secrets, hiding, is_on, redact, secrets
+from agentruns.utils.redaction import Secrets, hiding, is_on, redact, secrets
 
-LEAST_MASK = 3  # characters; shorter pieces also occur in texts that carry no mask
-GENERATIONS = 10  # forks of forks up to this depth: the values of their origins are masked too
+LEAST_MASK = 3  # characters; shorter words also occur in texts that carry no mask
+MOST_WORDS = 100  # of masks in an edit; so many come from a redacted text
 MOST_ROWS = 5_000  # read at most for the few runs on a front page
 MOST_READ = 2_000_000  # characters of rows for the masks of one list
-MOST_COMPARED = 1_000  # words and signs; comparing more would hold a decision's transaction open
 
 _KEPT = frozenset(("stored", "sent"))  # content that holds no text by a model, a tool or a person
 _BLOCK_FACTS = frozenset(("type", "id", "tool_use_id", "name", "is_error"))
 _RESULTS = (events.TOOL_RESULT, events.LATE_RESULT, events.ORPHAN_RESOLVED)
 _WORKED = (events.ORPHAN_FOUND, *_RESULTS)  # rows about what a handler did
 _HOLDING = (events.ASSISTANT, events.APPROVAL_DECIDED, *_WORKED)  # rows that hold sensitive values
-_MADE = (
-    events.ASSISTANT, events.MODEL_FAILED, events.APPROVAL_REQUESTED, events.ORPHAN_FOUND,
-    events.RUN_COMPLETED, events.RUN_FAILED,
-)  # fmt: skip
 _TOLD = ("answered", "denied", "expired", "cancelled", "unknown")  # outcomes whose text no tool wrote
 
-_WORD = re.compile(r"\w+|\W")
+_WORD = re.compile(r"\w+|(\W)\1*")  # such as `XXXX` or `***`
+_MASKED = re.compile(rf"\[[\w .:-]+\]|<[\w .:-]+>|{_WORD.pattern}")  # `[card]` is one word, too
 
 
 class Mask:
@@ -120,10 +116,8 @@ class Mask:
 
     def run(self, run: Run) -> Run:
         """Mask a run's texts in a copy, which must never be saved."""
-        said, made = ("input", "title", "context", "blocked_reason"), ("output", "error")
-        texts: dict[str, Callable[[Any], Any]] = dict.fromkeys(said, self.said)
-        texts |= dict.fromkeys(made, self.text)
-        return self._copy(run, texts) if self else run
+        columns = ("input", "title", "context", "blocked_reason", "output", "error")
+        return self._copy(run, dict.fromkeys(columns, self.json)) if self else run
 
     def approval(self, approval: Approval) -> Approval:
         """Mask an approval, and its run if the run is loaded, in a copy, which must never be saved."""
@@ -133,10 +127,10 @@ class Mask:
         shown: Approval = self._copy(
             approval,
             {
-                "arguments": lambda given: self.arguments(tool, given),
-                "title": lambda text: self.made(tool, text),
-                "why": self.text,
-                "reason": self.said,
+                "arguments": partial(self.arguments, tool),
+                "title": partial(self.tool_text, tool),
+                "why": self.json,
+                "reason": self.json,
             },
         )
         if "run" in shown._state.fields_cache:
@@ -147,30 +141,19 @@ class Mask:
         """Mask a tool's sensitive arguments, and sensitive values that its other arguments repeat."""
         names = self.names(tool)
         if not isinstance(arguments, dict):
-            return MASK if names and arguments is not None else self.value(arguments)
+            return MASK if names and arguments is not None else self.json(arguments)
         return {
-            self.text(name): MASK if self.hides(tool, name) else self.value(each)
+            self.json(name): MASK if self.hides(tool, name) else self.json(each)
             for name, each in arguments.items()
         }
 
-    def made(self, tool: str, value: Any) -> Any:
-        """Mask a preview or title that a tool made of arguments; all of it if part of a value may remain."""
-        if not self.names(tool) or value is None:
-            return self.value(value)
-        shown = self.value(self._named(value, self.names(tool)), tool)
-        return MASK if self.secrets.is_suspect(shown) else shown
+    def tool_text(self, tool: str, value: Any) -> Any:
+        """Mask a title, preview or evidence of a tool: members with sensitive names, and sensitive values."""
+        return self.json(self._named(value, self.names(tool)), tool)
 
-    def value(self, value: Any, tool: str = "") -> Any:
+    def json(self, value: Any, tool: str = "") -> Any:
         """Mask sensitive values in a JSON value; short values only if `tool` has sensitive arguments."""
         return self.secrets.walk(value, short=bool(self.names(tool))) if self else value
-
-    def said(self, value: Any, tool: str = "") -> Any:
-        """Mask sensitive values, and values similar to them, in a text that a person wrote."""
-        return self.secrets.walk(value, short=bool(self.names(tool)), alike=True) if self else value
-
-    def text(self, text: Any) -> Any:
-        """Mask sensitive values in a text; return anything else, such as None, as it is."""
-        return self.secrets.hide(text) if self and isinstance(text, str) else text
 
     # What is known
 
@@ -191,7 +174,7 @@ class Mask:
             for field in ("content", "result"):
                 self.know_result(row.tool_name, payload.get(field), payload)
         for text in self._errors(row):
-            self.secrets.add(_words(text)[1])
+            self.secrets.add(_error_parts(text)[1])
 
     def know(self, tool: str, arguments: Any) -> None:
         """Add the values of a call's sensitive arguments to the known values."""
@@ -211,7 +194,7 @@ class Mask:
         if name == "calls" and isinstance(value, list):
             return [self._call(each) if isinstance(each, dict) else each for each in value]
         if name in ("content", "left_out") and row.kind == events.ASSISTANT and isinstance(value, list):
-            return [self._block(each) if isinstance(each, dict) else self.value(each) for each in value]
+            return [self._block(each) if isinstance(each, dict) else self.json(each) for each in value]
         if name in ("arguments", "edited"):
             return self.arguments(row.tool_name, value)
         if name in ("content", "result") and row.kind in _RESULTS and not _is_told(row):
@@ -219,11 +202,10 @@ class Mask:
         if name in ("raised", "evidence") and row.tool_name in self.results_of and row.kind in _WORKED:
             return MASK
         if name in ("preview", "title"):
-            return self.made(row.tool_name, value)
+            return self.tool_text(row.tool_name, value)
         if name in _KEPT or name in facts_of(row.kind):
             return value
-        show = self.value if row.kind in _MADE else self.said
-        return show(value, row.tool_name)
+        return self.json(value, row.tool_name)
 
     def _errors(self, row: Row) -> list[str]:
         """List the error texts of a handler with sensitive results, because an error may quote its data."""
@@ -237,7 +219,7 @@ class Mask:
         shown = {**call, "arguments": self.arguments(tool, call.get("arguments"))}
         if isinstance(call.get("original"), dict):
             shown["original"] = {
-                name: MASK if self.names(tool) and name == "input" else self.value(each)
+                name: MASK if self.names(tool) and name == "input" else self.json(each)
                 for name, each in call["original"].items()
             }
         return shown
@@ -247,21 +229,21 @@ class Mask:
         return {
             name: self.arguments(tool, each)
             if name == "input"
-            else (each if name in _BLOCK_FACTS else self.value(each))
+            else (each if name in _BLOCK_FACTS else self.json(each))
             for name, each in block.items()
         }
 
     def _result(self, row: Row, content: Any) -> Any:
         names = self.results_of.get(row.tool_name, ())
         if content in self._errors(row):
-            kind, _said, effect = _words(content)
+            kind, _said, effect = _error_parts(content)
             return f"{kind}: {MASK}{effect}"
         if not names or row.payload.get("is_error"):
-            return self.value(content, row.tool_name)
+            return self.json(content, row.tool_name)
         # The row of a stored result has only a preview, a text in which no member can be found.
         if "*" in names or not _has_members(content) or payloads.has_blocks(row.payload):
             return MASK
-        return self.value(self._named(content, names), row.tool_name)
+        return self.json(self._named(content, names), row.tool_name)
 
     def _named(self, value: Any, names: Collection[str]) -> Any:
         if isinstance(value, dict):
@@ -277,6 +259,19 @@ class Mask:
         return made
 
 
+class Blind(Mask):
+    """The mask of a session whose sensitive values are unknown: it hides every text."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def json(self, value: Any, tool: str = "") -> Any:
+        """Replace any value by the mask, except None and ""; a dict becomes a dict with one masked member."""
+        if isinstance(value, dict):
+            return {MASK: MASK} if value else {}
+        return MASK if value not in (None, "") else value
+
+
 NOTHING = Mask()
 
 
@@ -289,9 +284,9 @@ def masks_of(runs: Iterable[Run], most: int | None = None, size: int | None = No
     """Build the masks of the sessions of several runs, by session id.
 
     Takes two queries, or one if nothing is sensitive, and another for definitions without an agent in this
-    process. Masks of forks know the values of their origins. A `Blind` mask, which hides every text, is
-    built for a session whose rows cannot be read; for all sessions if they have `most` rows or more; and for
-    the largest sessions if the rows exceed `size` characters, which takes one more query.
+    process. A fork's mask knows the values in the rows that the fork has copied. A `Blind` mask, which hides
+    every text, is built for a session whose rows cannot be read; for all sessions if they have `most` rows or
+    more; and for the largest sessions if the rows exceed `size` characters, which takes one more query.
     """
     runs = list(runs)
     try:
@@ -304,30 +299,7 @@ def masks_of(runs: Iterable[Run], most: int | None = None, size: int | None = No
         return {key: Blind(bodies) if Mask(bodies) else Mask() for key in sessions}
 
 
-class Blind(Mask):
-    """The mask of a session whose sensitive values are unknown: it hides every text."""
-
-    def __bool__(self) -> bool:
-        return True
-
-    def value(self, value: Any, tool: str = "") -> Any:
-        """Replace any value by the mask, except None and ""."""
-        return MASK if value not in (None, "") else value
-
-    def said(self, value: Any, tool: str = "") -> Any:
-        """Replace a value by the mask; a dict becomes a dict with one mask as name and value."""
-        if isinstance(value, dict):
-            return {MASK: MASK} if value else {}
-        return self.value(value)
-
-    def text(self, text: Any) -> Any:
-        """Replace any text by the mask; None stays None."""
-        return self.value(text)
-
-
-def _masks_of(
-    runs: Iterable[Run], most: int | None, size: int | None, generations: int = GENERATIONS
-) -> Mapping[UUID, Mask]:
+def _masks_of(runs: Iterable[Run], most: int | None, size: int | None) -> Mapping[UUID, Mask]:
     named: dict[UUID, set[str]] = defaultdict(set)
     for run in runs:
         named[run.session_id].add(run.definition_id)
@@ -335,11 +307,8 @@ def _masks_of(
     naming = list(rows.filter(kind__in=NAMING).values_list("session_id", "facts")[:most])
     if len(naming) == most:
         return {key: Blind() for key in named}
-    origins: dict[UUID, set[str]] = defaultdict(set)
     for session, facts in naming:
         named[session] |= definitions_in(facts)
-        if origin := facts.get("origin"):
-            origins[session].add(origin["run"])
     bodies = definition_bodies(settings.DATABASE, set().union(*named.values()))
     found = {key: Mask(bodies[one] for one in its if one in bodies) for key, its in named.items()}
     if sensitive := [key for key, mask in found.items() if mask]:
@@ -352,19 +321,6 @@ def _masks_of(
             if count == most:
                 return {key: Blind() for key in named}
             found[session].learn(row_of(values))
-        named_by = {key: origins[key] for key in sensitive if origins[key]}
-        if not named_by or not generations:
-            return found
-        # A session has the same task as the session that it was forked from or that it repeats.
-        befores = Run.objects.using(settings.DATABASE).filter(pk__in=set().union(*named_by.values()))
-        before = {str(run.pk): run for run in befores.only("session_id", "definition_id")}
-        others = {run.session_id: run for run in before.values() if run.session_id not in found}
-        known = {**found, **_masks_of(others.values(), most, size, generations - 1)} if others else found
-        for key, its in sorted(named_by.items()):  # the older first: it may be the origin of the next
-            for mask in (known[before[one].session_id] for one in its if one in before):
-                if isinstance(mask, Blind):
-                    found[key] = mask
-                found[key].secrets.update(mask.secrets)
     return found
 
 
@@ -423,7 +379,7 @@ def _is_told(row: Row) -> bool:
     return row.payload.get("outcome") in _TOLD
 
 
-def _words(text: str) -> tuple[str, str, str]:
+def _error_parts(text: str) -> tuple[str, str, str]:
     """Split a stored error text into the exception's type, its message and the note about its effect."""
     effect = next((each for each in EFFECTS if text.endswith(each)), "")
     kind, _colon, words = text.removesuffix(effect).partition(": ")
@@ -460,18 +416,26 @@ def members(content: Any, names: Collection[str]) -> Any:
 
 
 def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
-    """Check whether an edited argument contains a redaction mask from the text that the editor was shown."""
+    """Check whether an edited argument contains a redaction mask from the texts that the editor was shown.
+
+    Refuses a redacted text as a whole, and each word of a mask that no true text contains. The words of a
+    mask are those that a redacted text has and its true text lacks.
+    """
     if not is_on():
         return False
-    kept = list(_texts(original.get(name)))
-    changed = [(text, shown) for text in _texts(original) if (shown := redact(text)) != text]
-    pieces = {piece for text, shown in changed for piece in _pieces(text, shown)}
-    for text in _texts(edited):
-        if text not in kept and any(text == shown for _text, shown in changed):
-            return True
-        if any(piece in text and not any(piece in one for one in kept) for piece in pieces):
-            return True
-    return False
+    true = list(_texts(original))
+    shown = {text: hidden for text in true if (hidden := redact(text)) != text}
+    texts = {*_texts(edited)} - {*_texts(original.get(name))}
+    if not texts.isdisjoint(shown.values()):
+        return True
+    words = set().union(*(_words(hidden, _MASKED) - _words(text, _WORD) for text, hidden in shown.items()))
+    found = {word for text in texts for word in _words(text, _WORD, _MASKED) & words}
+    found = {word for word in found if len(word) >= LEAST_MASK}
+    return len(found) > MOST_WORDS or any(not any(word in text for text in true) for word in found)
+
+
+def _words(text: str, *patterns: re.Pattern[str]) -> set[str]:
+    return {match[0] for pattern in patterns for match in pattern.finditer(text)}
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -485,26 +449,3 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
     elif isinstance(value, str | int) and not isinstance(value, bool):
         yield str(value)
-
-
-def _pieces(text: str, shown: str) -> Iterator[str]:
-    """Yield the pieces of `shown` that replace something in `text`, or one piece if the texts are long."""
-    if shown == FAILED:
-        yield shown
-        return
-    before, after = _WORD.findall(text), _WORD.findall(shown)
-    head = _common(before, after)
-    before, after = before[head:][::-1], after[head:][::-1]
-    tail = _common(before, after)
-    before, after = before[tail:][::-1], after[tail:][::-1]
-    found = ["".join(after)]
-    if len(before) + len(after) <= MOST_COMPARED:
-        steps = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-        found = ["".join(after[start:end]) for kind, _i, _j, start, end in steps if kind != "equal"]
-    yield from (piece for piece in found if len(piece) >= LEAST_MASK)
-
-
-def _common(one: list[str], other: list[str]) -> int:
-    """Count the equal elements at the start of two lists."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -250,7 +250,10 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         status, title, tool, risk, expires_at = columns.get()
         # The title of a tool without `describe` is its arguments, and those stay inside.
         is_named = bool(title) and not title.startswith(f"{tool}(")
-        title = str(canonical.legal(one_line(redact(mask_of(run).made(tool, title))))) if is_named else tool
+        if is_named:
+            title = str(canonical.legal(one_line(redact(mask_of(run).tool_text(tool, title)))))
+        else:
+            title = tool
     elif notification.event == "run.orphaned":
         rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.ORPHAN_FOUND).order_by("-seq")
         doubted = rows.values_list("tool_name", "facts")

@@ -61,9 +61,9 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
         "seq": state.seq,
         "agent": state.agent,
         **{name: columns[name] for name in ("version", "status", "step", "usage")},
-        **{name: mask.text(columns[name]) for name in ("output", "error")},
+        **{name: mask.json(columns[name]) for name in ("output", "error")},
         "definition": state.definition,
-        "paused": mask.said(state.paused),
+        "paused": mask.json(state.paused),
         "pause_requested": state.pause_requested,
         "cancel_requested": state.cancel_requested,
         "model_failures": state.failures,
@@ -131,14 +131,14 @@ class ReplayReport:
                 "then": self._shown(difference.path, difference.then),
                 "now": self._shown(difference.path, difference.now),
             },
-            "notes": [self.mask.text(note) for note in self.notes],
+            "notes": [self.mask.json(note) for note in self.notes],
         }
 
     def masked(self, value: Any) -> Any:
         """Mask each sensitive argument in a JSON value."""
         if isinstance(value, dict):
             return {name: self._member(name, each) for name, each in value.items()}
-        return [self.masked(each) for each in value] if isinstance(value, list) else self.mask.value(value)
+        return [self.masked(each) for each in value] if isinstance(value, list) else self.mask.json(value)
 
     @property
     def hidden(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ from typing_extensions import ParamSpec, TypeVar
 from agentruns import content
 from agentruns.exceptions import ToolRefused
 from agentruns.tools import finite
-from agentruns.tools.card import call_text, one_line
+from agentruns.tools.card import MASK, call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options
 from agentruns.tools.refusals import is_refusal, path_of
@@ -129,13 +129,25 @@ class Tool(Options, Generic[P, R]):
         return asks is not False
 
     def title(self, arguments: dict[str, Any]) -> str:
-        """Describe the call on a line: by `describe`, or else by name and arguments with secrets masked."""
+        """Describe the call on a line: by `describe`, or else by name and arguments.
+
+        The sensitive arguments are masked first, so that the title contains none of their values.
+        """
+        masked = self.masked(arguments)
 
         def read(text: Any) -> str:
             return one_line(text) if isinstance(text, str) and text.strip() else ""
 
-        said = None if self.describe is None else self._ask("describe", read, arguments)
-        return said or call_text(self.name, arguments, self.sensitive)
+        with concealing(self._hidden(arguments)):
+            said = None if self.describe is None else self._ask("describe", read, masked)
+        return said or call_text(self.name, masked)
+
+    def masked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Mask sensitive arguments, and those that the tool does not take: one may be misspelt."""
+        if not self.sensitive:
+            return arguments
+        shown = {*self.input_schema.get("properties", ())} - {*self.sensitive}
+        return {name: value if name in shown else MASK for name, value in arguments.items()}
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Call `preview` and convert its dict to JSON; None if it fails or returns no dict. Never raises."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -47,16 +47,14 @@ def one_line(text: str, limit: int = _LIMIT) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def call_text(name: str, arguments: dict[str, Any], masked: Collection[str] = ()) -> str:
-    """Format a call as `name(a=1, b='x')`, shortened and redacted, with the `masked` arguments hidden."""
-    parts = [
-        f"{key}={MASK if key in masked else _value(redacted(value))}" for key, value in arguments.items()
-    ]
+def call_text(name: str, arguments: dict[str, Any]) -> str:
+    """Format a call as `name(a=1, b='x', c=***)`, shortened and redacted; the caller masks arguments."""
+    parts = [f"{key}={_value(redacted(value))}" for key, value in arguments.items()]
     return one_line(f"{name}({', '.join(parts)})")
 
 
 def _value(value: Any) -> str:
     try:
-        return _SHORT.repr(value)
+        return MASK if value == MASK else _SHORT.repr(value)
     except Exception:
         return "…"

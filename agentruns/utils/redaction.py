@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -25,11 +24,9 @@ FAILED = "[not shown: AGENTRUNS_REDACT failed]"
 MASK = "***"
 SHORT = 3  # characters; shorter values are searched only in texts that were made from them
 LONG_NUMBER = 6  # digits; a shorter number is not searched inside longer numbers
-LONG = 100  # characters of a value that is masked from the left to the right only
-_ANY_DIGIT = str.maketrans("123456789", "000000000")
-FEW = 50  # ways to write values; up to so many it is fastest to search one by one
+LONG = 16  # characters; a value of at least so many is found by its first ones
+MOST_COMPARED = 1_000  # characters of values compared per character of a text; beyond, all of it is hidden
 
-_ANYWHERE, _NOWHERE = re.compile(r"(?s:.)"), re.compile(r"(?!)")
 _NUMBER = re.compile(r"[-+.,\d]+")
 
 
@@ -41,16 +38,16 @@ class Driven(NamedTuple):
 
 
 class Secrets:
-    """Sensitive values, and their replacement in texts and numbers that repeat them.
+    """Sensitive values, and their replacement in texts and numbers that repeat them exactly.
 
     The time grows with the text, not with the number of values, because values are found by their beginnings.
     """
 
     def __init__(self, value: Any = None) -> None:
         self._known: set[str] = set()
-        # Ways to write a value -> the same without case and signs, once `is_suspect` has needed it.
-        self._forms: dict[str, str] = {}
+        self._forms: set[str] = set()  # ways to write a value
         self._lengths: dict[str, list[int]] = {}  # their beginnings -> their lengths, the longest first
+        self._first = 0, re.compile("")  # of so many: matches the first character of each
         self.add(value)
 
     def __bool__(self) -> bool:
@@ -72,54 +69,41 @@ class Secrets:
 
     def _add_form(self, form: str) -> None:
         if form not in self._forms:
-            self._forms[form] = ""
-            lengths = {len(form), *self._lengths.get(form[:SHORT], ())}
-            self._lengths[form[:SHORT]] = sorted(lengths, reverse=True)
+            self._forms.add(form)
+            self._lengths.setdefault(form[:SHORT], [])  # for `settled`
+            beginning = form[: LONG if len(form) >= LONG else SHORT]
+            lengths = {len(form), *self._lengths.get(beginning, ())}
+            self._lengths[beginning] = sorted(lengths, reverse=True)
 
-    def hide(self, text: str, *, short: bool = False, alike: bool = False) -> str:
+    def hide(self, text: str, *, short: bool = False) -> str:
         """Mask each value in a text; `short` masks values below SHORT too, for a text made from the values.
 
-        With `alike`, also mask texts that differ from a value only in their digits. Otherwise somebody who
-        writes all numbers of four digits would learn from the mask which of them is the value.
+        From left to right, the longest value at each place. If many long values begin alike, so that this
+        would take long, the whole text is masked.
         """
-        if alike:
-            return self._hide_alike(text, short)
-        begins = _ANYWHERE
-        if len(self._forms) <= FEW:
-            found = {re.escape(form[:SHORT]) for form in list(self._forms) if form in text}
-            begins = re.compile("|".join(sorted(found))) if found else _NOWHERE
-        shown, start = [], 0
-        sizes = range(SHORT, 0 if short else SHORT - 1, -1)
-        match = begins.search(text)
+        if not self._forms:
+            return text
+        if self._first[0] != len(self._forms):  # another thread may add more at any time
+            forms = list(self._forms)
+            firsts = re.escape("".join(sorted({form[0] for form in forms})))
+            self._first = len(forms), re.compile(f"[{firsts}]")
+        first, sizes = self._first[1], (LONG, SHORT, 2, 1) if short else (LONG, SHORT)
+        shown, start, compared = list[str](), 0, 0
+        match = first.search(text)
         while match:
-            end = self._end(text, match.start(), sizes)
-            if end:
-                shown += [text[start : match.start()], MASK]
-                start = end
-            match = begins.search(text, end or match.start() + 1)
+            at = match.start()
+            begins = (text[at : at + size] for size in sizes)
+            for length in (each for begin in begins for each in self._lengths.get(begin, ())):
+                end, compared = at + length, compared + min(length, len(text))
+                is_long = short or length >= SHORT
+                if is_long and text[at:end] in self._forms and _stands(text, at, end):
+                    shown += [text[start:at], MASK]
+                    start = end
+                    break
+            if compared > MOST_COMPARED * len(text):
+                return MASK
+            match = first.search(text, max(start, at + 1))
         return "".join([*shown, text[start:]])
-
-    def _end(self, text: str, start: int, sizes: range) -> int:
-        """Find the end of the longest value that begins at `start`; 0 if no value begins there."""
-        for size in sizes:
-            for length in self._lengths.get(text[start : start + size], ()):
-                end = start + length
-                if length >= size and text[start:end] in self._forms and _stands(text, start, end):
-                    return end
-        return 0
-
-    def _hide_alike(self, text: str, short: bool) -> str:
-        shapes, shape = {form.translate(_ANY_DIGIT) for form in list(self._forms)}, text.translate(_ANY_DIGIT)
-        found = [each for each in shapes if each in shape and (short or len(each) >= SHORT)]
-        # Overlapping matches count, too, except of long values, where the search would take very long.
-        looks = (f"(?=({_pattern(one)}))" if len(one) < LONG else f"({_pattern(one)})" for one in found)
-        spans = sorted(match.span(1) for look in looks for match in re.finditer(look, shape))
-        shown, end = "", 0
-        for start, stop in spans:
-            if start >= end:  # nothing is left between places that overlap
-                shown += text[end:start] + MASK
-            end = max(end, stop)
-        return shown + text[end:]
 
     def settled(self, text: str) -> int:
         """Find the length of an unfinished text up to which it holds no possible beginning of a value."""
@@ -135,27 +119,17 @@ class Secrets:
                 start += 1
         return end
 
-    def walk(self, value: Any, *, short: bool = False, alike: bool = False) -> Any:
+    def walk(self, value: Any, *, short: bool = False) -> Any:
         """Mask values in a JSON value: parts of texts and of keys, and numbers as a whole."""
         if not self._forms:
             return value
-        walk, hide = (
-            partial(self.walk, short=short, alike=alike),
-            partial(self.hide, short=short, alike=alike),
-        )
         if isinstance(value, str):
-            return hide(value)
+            return self.hide(value, short=short)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return MASK if any(hide(each) != each for each in _leaves(value)) else value
+            return MASK if any(self.hide(each, short=short) != each for each in _leaves(value)) else value
         if isinstance(value, dict):
-            return {self.walk(key, alike=alike): walk(each) for key, each in value.items()}
-        return [walk(each) for each in value] if isinstance(value, list | tuple) else value
-
-    def is_suspect(self, value: Any) -> bool:
-        """Check whether a value may spell a secret in another way: spaced, in pieces, in other case."""
-        text = _bare("".join(_leaves(value)))
-        self._forms |= {form: _bare(form) for form, bare in list(self._forms.items()) if not bare}
-        return any(len(bare) > SHORT and bare in text for bare in list(self._forms.values()))
+            return {self.walk(key): self.walk(each, short=short) for key, each in value.items()}
+        return [self.walk(each, short=short) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _stands(text: str, start: int, end: int) -> bool:
@@ -165,17 +139,6 @@ def _stands(text: str, start: int, end: int) -> bool:
     if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
         return not any(each.isdecimal() for each in around)
     return len(form) > SHORT or not any(each.isalnum() or each == "_" for each in around)
-
-
-def _pattern(form: str) -> str:
-    """Build a pattern that finds a form by the rule of `_stands`."""
-    if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
-        return rf"(?<!\d){re.escape(form)}(?!\d)"
-    return rf"(?<!\w){re.escape(form)}(?!\w)" if len(form) <= SHORT else re.escape(form)
-
-
-def _bare(text: str) -> str:
-    return re.sub(r"[\W_]", "", text).casefold()
 
 
 def _leaves(value: Any) -> Iterator[str]:

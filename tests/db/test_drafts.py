@@ -234,7 +234,7 @@ def test_what_was_shown_of_a_text_that_goes_on_stays_true(values: list[str], tex
     mask = Mask()
     mask.results_of["tool"] = ("*",)
     mask.secrets = Secrets(values)
-    whole = mask.text(text)
+    whole = mask.json(text)
     for length in range(len(text) + 1):
         assert whole.startswith(drafts.shown(text[:length], mask))
 

@@ -1,4 +1,4 @@
-"""Nobody finds a hidden value by trying all of them, nor by asking the mask with texts of their own."""
+"""Nobody finds a hidden value by trying all of them against the hashes that are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 from django.core import mail
 
 from agentruns import Agent, approve, export_run, run_agent, tool
-from agentruns.journal import masking
 from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
@@ -177,42 +176,3 @@ def test_no_hidden_value_is_found_by_trying(settings: Any, caplog: pytest.LogCap
     assert len(hiding) >= 4
     assert not [row.kind for row in hiding if row.content_salt in everything]
     assert not [one.pk for one in Approval.objects.all() if one.same_call in everything]
-
-
-def doors() -> Agent:
-    turns = [{"tools": [call("open_door", pin=PIN)]}, {"text": "Done."}, {"text": "Done again."}]
-    model = ScriptedModel(turns)
-    return Agent("doors", instructions="Open.", tools=[open_door], starters="anyone", model=model)
-
-
-EVERY = [f"{number:04}" for number in range(10_000)]
-
-
-def test_a_text_of_ones_own_tells_which_of_all_pins_it_is() -> None:
-    (card,) = run_agent(doors(), "open it", "s1").pending
-    api = Api(make_user("decider", "decide_approval", "view_run"))
-    told = {"digest": card.digest, "text": " ".join(EVERY)}
-    assert api.post(f"/approvals/{card.pk}/answer", told)[0] == 200
-    shown = str(api.get(f"/runs/{card.run_id}/messages")[1])
-    assert [pin for pin in EVERY if pin not in shown] != [PIN], "the mask points at the one PIN of all"
-
-
-def test_the_owner_asks_the_mask() -> None:
-    owner = make_user("owner")
-    (card,) = run_agent(doors(), "open it", "s1", actor=owner).pending
-    approve(card.pk, None)
-    sweep()
-    status, run = Api(owner).post("/runs", {"agent": "doors", "input": " ".join(EVERY), "session": "s1"})
-    assert status == 201, run
-    assert [pin for pin in EVERY if pin not in run["input"]] != [PIN], "one's own text tells the PIN"
-
-
-def test_what_differs_only_in_its_digits_is_masked_in_a_text_by_a_person() -> None:
-    mask = masking.Mask([{"tools": {"open_door": open_door.policy()}}])
-    mask.know("open_door", {"pin": "12-34"})
-    assert mask.said("of 12-12-34 or 99-99, not 123-45; 12") == "of *** or ***, not 123-45; 12"
-    assert mask.said({"n": [1234, "50-60 %"]}) == {"n": [1234, "*** %"]}
-    assert mask.value("12-34, 99-99") == "***, 99-99"  # the model's words and a card's values stay readable
-    mask.know("open_door", {"pin": 880077003311})
-    assert mask.said("1880077003311 and 5") == "*** and 5"  # at any place of a longer number
-    assert mask.said([990011223344, 12]) == ["***", 12]

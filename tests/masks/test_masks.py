@@ -46,7 +46,7 @@ def previewed(args: dict[str, Any]) -> dict[str, Any]:
 
 @tool(
     requires_approval=True, sensitive=["pin", "number"], sensitive_results=["iban"],
-    describe=lambda args: f"Send a letter with {args['pin']}", preview=previewed,
+    describe=lambda args: f"Send a letter with {args['pin']}, or {PIN}", preview=previewed,
 )  # fmt: skip
 def letter(pin: str, number: int, note: str = "") -> dict[str, Any]:
     """Send a PIN by letter."""
@@ -149,7 +149,7 @@ def test_random_values_never_leave(data: st.DataObject) -> None:
     mask.know("letter", {"pin": pin, "number": number})
     text = data.draw(st.text(max_size=20)) + pin + data.draw(st.text(max_size=20))
     value = {"a": [text, number, {"b": f"{number} or {number:,}"}], "c": repr(pin), text: 1.5}
-    for made in (mask.value(value), mask.made("letter", value), mask.arguments("other", value)):
+    for made in (mask.json(value), mask.tool_text("letter", value), mask.arguments("other", value)):
         told = str(made)
         assert pin not in told
         assert str(number) not in told
@@ -163,14 +163,15 @@ def test_short_values_are_masked_where_they_were_made_from_and_results_of_any_fo
 
     mask = masking.Mask([{"tools": {"secret": secret.policy(), "letter": letter.policy()}}])
     mask.know("letter", {"pin": "42", "number": 7, "note": "x"})
-    made = mask.made("letter", {"left": "42 left", "other": "142", "n": 7})
+    made = mask.tool_text("letter", {"left": "42 left", "other": "142", "n": 7})
     assert made == {"left": "*** left", "other": "142", "n": "***"}
-    assert mask.value("42 is the answer on day 7") == "42 is the answer on day 7"
+    assert mask.json("42 is the answer on day 7") == "42 is the answer on day 7"
     mask.know("letter", {"pin": "4711", "number": True})
-    value = mask.value(["PIN 4711", 4711, 14711, "2047110", True])
+    value = mask.json(["PIN 4711", 4711, 14711, "2047110", True])
     assert value == ["PIN ***", "***", 14711, "2047110", True]
+    assert mask.json("4711, 4712, 47 11") == "***, 4712, 47 11", "exact values only"
     mask.know_result("secret", {"a": ["deep-secret", 990099]})
-    assert mask.value("a deep-secret, 990099") == "a ***, ***"
+    assert mask.json("a deep-secret, 990099; a Deep-Secret") == "a ***, ***; a Deep-Secret"
     with pytest.raises(TypeError, match="sensitive_results must be a list"):
         tool(sensitive_results="iban")(lambda: None)
 
@@ -253,13 +254,57 @@ def unlocking(task: str = "open it", pin: str = PIN, **options: Any) -> Any:
     return asking(call("unlock", pin=pin), task=task, **options)
 
 
-def test_a_fork_from_before_the_call_does_not_unmask_the_task() -> None:
+def test_a_fork_masks_the_values_of_the_calls_that_it_copied() -> None:
     run = unlocking(f"open with {PIN}", actor=make_user("customer"))
     api = reading("fork_run", "start_run")
     assert PIN not in str(api.get(f"/runs/{run.run_id}"))
-    status, fork = api.post(f"/runs/{run.run_id}/fork", {"at": 2})
+    seq = Message.objects.get(run_id=run.run_id, kind="assistant").seq
+    status, fork = api.post(f"/runs/{run.run_id}/fork", {"at": seq})
     assert status == 201
-    assert PIN not in str(fork)
+    assert PIN not in str(fork) + str(api.get(f"/runs/{fork['id']}/messages"))
+
+
+given: list[dict[str, Any]] = []  # what the descriptions of a tool got
+
+
+def describes(args: dict[str, Any]) -> str:
+    given.append(args)
+    return f"Pay {args['cents'] / 100:.2f} with {args['pin']} for {args['about']}"
+
+
+@tool(requires_approval=True, sensitive=["pin"], describe=describes)
+def pay(cents: int, pin: str, about: str = "") -> str:
+    """Pay."""
+    return "paid"
+
+
+@tool(safe_to_retry=True, sensitive=["cents"], describe=describes)
+def refund(cents: int, pin: str = "", about: str = "") -> str:
+    """Pay back; the sentence is made for the page of the run only, and needs a number."""
+    return "paid back"
+
+
+def test_no_description_gets_a_sensitive_value_and_no_stored_title_has_one() -> None:
+    given.clear()
+    edited, staff = "pin-edited-Q9", make_user("staff", is_superuser=True, is_staff=True)
+    calls = [call("pay", cents=1250, pin=PIN, about="tea"), call("refund", cents=NUMBER)]
+    agent = shop_agent("payer", {"tools": calls}, {"text": "Done."}, tools=[pay, refund])
+    (card,) = run_agent(agent, "pay it", "s1").pending
+    assert card.title == "Pay 12.50 with *** for tea"
+    approve(card.pk, staff, arguments={"cents": 1300, "pin": edited, "about": f"not {PIN}"})
+    sweep()
+    page = Api(staff).client.get(f"/admin/agentruns/run/{card.run_id}/change/").content.decode()
+    assert {(each["cents"], each["pin"]) for each in given} == {(1250, "***"), (1300, "***"), ("***", "")}
+    assert refund.title({"cents": NUMBER, "about": "tea"}) == "refund(cents=***, about='tea')", "as it fails"
+    titles = {*Approval.objects.values_list("title", flat=True)}
+    titles |= {row.payload["title"] for row in Message.objects.all() if "title" in row.payload}
+    assert titles == {"Pay 12.50 with *** for tea", f"Pay 13.00 with *** for not {PIN}"}, (
+        "which `about` repeats"
+    )
+    assert PIN not in str(reading().get(f"/approvals/{card.pk}")) + page, (
+        "and that is masked when it is shown"
+    )
+    assert Approval.objects.get().arguments["pin"] == edited, "the call has the true values"
 
 
 @tool(sensitive_results=["iban"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import agentruns
 from agentruns.journal import events
 from agentruns.journal.masking import Mask, carries_mask
 from agentruns.utils import redaction
-from agentruns.utils.redaction import FAILED, get_logger, redact, redacted
+from agentruns.utils.redaction import FAILED, Secrets, get_logger, redact, redacted
 from tests.redacting import CARD, FAIL, HIDE, KEY, NOT_TEXT, leaks
 from tests.rows import row
 
@@ -127,10 +128,68 @@ def test_an_edit_that_carries_a_mask_is_found_and_one_with_true_values_carries_n
 def test_a_text_that_was_in_the_argument_before_is_no_mask(hidden: None) -> None:
     original = {"text": f"Write [card], not {CARD}", "card": CARD}
     assert not carries_mask("Write [card]", "text", original)
-    assert carries_mask("Write [card]", "card", original)
+    assert carries_mask("[card]", "card", original), "all of what was shown of it"
     original = {"text": f"{CARD} " + "word " * 20_000 + KEY}  # compared in linear time
     assert carries_mask(redact(original["text"]), "text", original)
     assert not carries_mask(original["text"] + " more", "text", original)
+
+
+def last_four(text: str) -> str:
+    return re.sub(r"\d{12}(\d{4})", r"XXXX-\1", text)
+
+
+def stars(text: str) -> str:
+    return re.sub(r"\d{16}|sk-\w+", "***", text)
+
+
+@pytest.mark.parametrize(
+    ("function", "masked", "fine"),
+    [
+        ("stars", ["***", "a***b", "no ***, ***"], ["**", "****", "* * *"]),
+        ("last_four", ["XXXX-6789", "see XXXX", "(XXXX)", "[XXXX]"], ["ends in 6789", "6789", "XXX"]),
+    ],
+)
+def test_masks_of_every_form_are_found(
+    settings: Any, function: str, masked: list[str], fine: list[str]
+) -> None:
+    settings.AGENTRUNS_REDACT = f"{__name__}.{function}"
+    original = {"text": f"Pay card {CARD}, not {KEY} or {CARD[::-1]}.", "note": "", "cards": [CARD] * 3}
+    for edited in (*masked, *fine, redact(original["text"]), [{redact(CARD): 5}]):
+        assert carries_mask(edited, "note", original) == (edited not in fine), edited
+
+
+def test_the_words_in_a_mask_are_words_that_may_be_written(hidden: None) -> None:
+    original = {"text": f"The card {CARD}", "note": ""}
+    for edited in ("of the card", "card] [ca rd", "key"):
+        assert not carries_mask(edited, "note", original), edited
+    assert carries_mask("of the[card]", "note", original)
+
+
+def test_a_mask_is_looked_for_in_linear_time(settings: Any) -> None:
+    settings.AGENTRUNS_REDACT = f"{__name__}.last_four"
+    texts = [" ".join(f"{number:016}" for number in range(start, start + 2_000)) for start in (0, 5_000)]
+    original = {"text": texts[0], "note": ""}
+    assert carries_mask(redact(texts[0]).replace("XXXX-", ""), "note", original), "of as many as that, too"
+    assert not carries_mask(texts[1], "note", original)
+
+
+def test_values_are_found_exactly_and_as_they_may_be_written() -> None:
+    secrets = Secrets(['it\'s "é"', 1234567, 2.0, "abcd", "abcdef", "cdefgh"])
+    said = 'it\'s "é", it\'s \\"é\\" or it\\\'s; 1,234,567 or 1234567.0; abcdefgh, abcde, abc'
+    assert secrets.hide(said) == "***, *** or it\\'s; *** or ***.0; ***gh, ***e, abc"
+    assert secrets.walk({"abcd": [1234567, 7, True, None, 2]}) == {"***": ["***", 7, True, None, 2]}
+    assert Secrets(["x" * 20, "x" * 16]).hide("x" * 17 + "y" + "x" * 20) == "***xy***"
+    assert secrets.hide("ABCD, a b c d, abc d") == "ABCD, a b c d, abc d", (
+        "what is spelt in another way stays"
+    )
+
+
+def test_very_many_values_that_begin_alike_hide_the_whole_text() -> None:
+    begins = "The same beginning "
+    values = Secrets([f"{begins}{'a' * number}b" for number in range(900)])
+    assert values.hide(f"Once: {begins}") == f"Once: {begins}"
+    assert values.hide(begins + "a" * 300 + "b.") == "***."
+    assert values.hide(f"{begins}{'a' * 40} " * 50) == "***"
 
 
 def test_a_mended_input_of_a_sensitive_tool_is_masked() -> None:

@@ -565,6 +565,8 @@ def test_titles_are_what_describe_says_or_else_the_call_and_never_raise() -> Non
     def pay(a: Any, b: str = "") -> None: ...
 
     assert pay.title({"a": 5}) == r"Refund 5 now\u202e\x00"
+    whole = tool(pay.fn, describe=str, sensitive=["b"])
+    assert whole.title({"a": 5, "b": "4242", "B": "4242"}) == "{'a': 5, 'b': '***', 'B': '***'}"
     for wrong in (lambda args: args["no"], lambda args: 3, lambda args: "  ", lambda args: 1 / 0):
         other = tool(pay.fn, describe=wrong, sensitive=["b"])
         assert other.title({"a": "x", "b": "4242"}) == "pay(a='x', b=***)"

@@ -203,4 +203,4 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     def log_change(self, request: HttpRequest, obj: Approval, message: Any) -> Any:
         """Mask an action, and log it in the admin's history for everybody who may see the approval."""
         mask = base.mask_for(obj.run)
-        return super().log_change(request, mask.approval(obj), mask.said(message))
+        return super().log_change(request, mask.approval(obj), mask.json(message))

@@ -122,7 +122,7 @@ class ApprovalCard:
     @property
     def said(self) -> Quote | None:
         """Quote the model's text in the reply that requested the call; None without a text."""
-        text = self.mask.text(fold.text_of(self.reply.get("content", [])))
+        text = self.mask.json(fold.text_of(self.reply.get("content", [])))
         return quote(_("Agent (unverified)"), text) if text.strip() else None
 
     @cached_property
@@ -277,7 +277,7 @@ class ApprovalCard:
                 made.append(tool.preview_of(tool.effective(edited)))
 
         in_time(ask)
-        previews = [preview(self.mask.made(tool.name, value)) for value in made]
+        previews = [preview(self.mask.tool_text(tool.name, value)) for value in made]
         here, *others = [each.warnings if each is not None else [] for each in previews]
         return [text for texts in others for text in texts if text not in here]
 
@@ -299,7 +299,7 @@ def asked(card: ApprovalCard) -> dict[str, Any]:
             why = " " + _("Paused by %(name)s:") % {"name": name} + why
         flags.append(Flag(f"{held}{why}", approval.run_id, "waits"))
     warnings = card.around.flags(approval) if card.pending else []
-    changes = preview(card.mask.made(approval.tool_name, card.preview(warnings)))
+    changes = preview(card.mask.tool_text(approval.tool_name, card.preview(warnings)))
     for text in changes.warnings if changes is not None else ():
         flags.append(Flag(format_html("{} ({})", text, _("the tool's preview"))))
     is_rule = approval.why == gate.REQUIRES.format(tool=approval.tool_name)

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.approvals.around import SHOWN
-from agentruns.admin.html import as_text, bare, body, named, plain, pretty, spoken, visible
+from agentruns.admin.html import as_text, bare, body, named, plain, pretty, spoken
 from agentruns.tools.card import MASK
 from agentruns.utils.redaction import redact
 
@@ -89,8 +89,6 @@ def unit_in(sentence: str, amount: str) -> str:
 
 def preview(stored: Any) -> Preview | None:
     """Prepare a journaled preview for the card; None if there is no preview."""
-    if stored == MASK:
-        return Preview(note=visible(MASK))
     if not isinstance(stored, dict) or not stored:
         return None
     before, after = stored.get("before"), stored.get("after")

@@ -86,7 +86,7 @@ def situation(request: HttpRequest, run: Run) -> Situation:
     if run.status == Run.Status.PAUSED:
         cards = Approval.objects.using(alias).filter(run_id=run.pk, status=Approval.Status.APPROVED)
         titles = cards.order_by("requested_at").values_list("tool_name", "title")
-        approved = [plain(mask.made(tool, title)) for tool, title in titles]
+        approved = [plain(mask.tool_text(tool, title)) for tool, title in titles]
     return Situation(
         run=mask.run(run),
         waits=waiting.waits(alias, [run], {run.session_id: mask}).get(run.pk, []),

@@ -214,4 +214,4 @@ class RunAdmin(base.ReadOnlyAdmin):
 
     def log_change(self, request: HttpRequest, obj: Run, message: Any) -> Any:
         """Mask an action, and log it in the admin's history for everybody who may see the run."""
-        return super().log_change(request, obj, base.mask_for(obj).said(message))
+        return super().log_change(request, obj, base.mask_for(obj).json(message))

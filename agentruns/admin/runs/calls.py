@@ -140,7 +140,7 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         tool = html.plain(html.named(wait.tool, "")[0])
         line = {"run": run, "call": wait.call_id, "tool": tool, "evidence": ENDED}
         if wait.kind == waiting.ORPHAN:
-            line["evidence"] = steps.evidence(run.mask.made(wait.tool, wait.text))
+            line["evidence"] = steps.evidence(run.mask.tool_text(wait.tool, wait.text))
         lines.append({**line, "task": task_title(run)})
     page: dict[str, Any] = {"title": _("Calls in doubt"), "template": "in_doubt"}
     return admin.render(request, None, lines=lines, list_url=admin.url(request, "changelist"), **page)
@@ -255,7 +255,7 @@ def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
                 approvals = map(mask.row, read.read_rows(decided.order_by("seq")))
                 settling = (row for row in approvals if call_id in row.payload.get("settles", ()))
                 settled = next(settling, None)
-            title = mask.made(call.tool, chat.described(run, [raw]).get(call_id, ""))
+            title = mask.tool_text(call.tool, chat.described(run, [raw]).get(call_id, ""))
             return CallHistory(run, call, rows, later, title, settled)
     raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": html.plain(call_id)})
 

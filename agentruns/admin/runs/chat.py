@@ -218,12 +218,12 @@ class Talk:
         text = fold.text_of(row.payload["content"])
         words = body("", text, limit) if text.strip() else None
         if words is not None and not self.is_plain:
-            words = markdown("", text, limit, hide=self.mask.text)
+            words = markdown("", text, limit, hide=self.mask.json)
         is_same = bool(self.turns) and self.turns[-1].side == "agent"
         turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, words)
         for call in row.payload["calls"]:
             key, tool = call["id"], call["tool"]
-            sentence = self.mask.made(tool, self.described.get(key, ""))
+            sentence = self.mask.tool_text(tool, self.described.get(key, ""))
             title = visible(sentence or tool.replace("_", " "))
             line = Line(key, row.seq, title, bool(sentence), call["arguments"], self.not_run, limit=limit)
             self.lines[key] = line

@@ -62,8 +62,8 @@ def second(run: Any) -> str:
 def came(run: Any, mask: Mask) -> str:
     """Format the error of a failed run, or else the answer, masked; "" if it is too long for a list."""
     if run.status == Run.Status.FAILED:
-        return reason(mask.text(run.error_text) or "")
-    return unmarked(bare(mask.text(run.answer) or "")[:READ], hide=mask.text)
+        return reason(mask.json(run.error_text) or "")
+    return unmarked(bare(mask.json(run.answer) or "")[:READ], hide=mask.json)
 
 
 def words(wait: Wait) -> str:

@@ -39,7 +39,7 @@ def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     """Build the context of a run's review, with the form if the user may change it."""
     run = situation.run
     review: Any = getattr(run, "review", None)
-    note = mask_for(run).said(review.note) if review else ""
+    note = mask_for(run).json(review.note) if review else ""
     context = {"review": review, "review_note": note}
     if not permissions.may(request.user, "review", run):
         return context
@@ -59,7 +59,7 @@ def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
     status, refusal = 400, _("Nothing was saved. Correct the review below.")
     if form.is_valid():
         given, before = {**form.cleaned_data}, getattr(run, "review", None) or Review()
-        if given["note"] == bare(mask_for(run).said(before.note)):  # unchanged: keep its hidden parts
+        if given["note"] == bare(mask_for(run).json(before.note)):  # unchanged: keep its hidden parts
             given["note"] = before.note
         if given["assignee"] == bare(before.assignee_name):
             given["assignee"] = before.assignee_name

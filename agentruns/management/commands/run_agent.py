@@ -74,7 +74,7 @@ class Command(AgentRunsCommand):
             return INTERRUPTED
         # The run's status and output, and what a person has to do if the run waits.
         mask = mask_of(get_run(str(result.run_id)))
-        output, failure = mask.text(shown(result.output)), mask.text(result.error)
+        output, failure = mask.json(shown(result.output)), mask.json(result.error)
         if self.json:
             texts = {"session": result.session_key, "output": output, "error": failure}
             self.say_json({"run": result.run_id, "status": result.status, **redacted(texts)})

@@ -304,7 +304,7 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
         text = _("The edited arguments do not fit %(tool)s: %(why)s")
         raise ApprovalStateError(text % {"tool": tool.name, "why": why}) from error
     permissions.require_decide(actor, approval, edited, verb="edit")
-    told: dict[str, Any] = {"title": call_text(tool.name, edited, tool.sensitive), "preview": None}
+    told: dict[str, Any] = {"title": call_text(tool.name, tool.masked(edited)), "preview": None}
 
     def ask() -> None:
         told["title"] = tool.title(edited)

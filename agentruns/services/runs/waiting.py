@@ -54,7 +54,7 @@ class Wait:
 
     def masked(self, mask: Mask) -> Wait:
         """Hide the sensitive values in the text."""
-        return replace(self, text=mask.made(self.tool, self.text))
+        return replace(self, text=mask.tool_text(self.tool, self.text))
 
 
 def waits(
