@@ -264,11 +264,11 @@ def test_a_fork_masks_the_values_of_the_calls_that_it_copied() -> None:
     assert PIN not in str(fork) + str(api.get(f"/runs/{fork['id']}/messages"))
 
 
-given: list[dict[str, Any]] = []  # what the descriptions of a tool got
+args_seen: list[dict[str, Any]] = []  # what the descriptions of a tool got
 
 
 def describes(args: dict[str, Any]) -> str:
-    given.append(args)
+    args_seen.append(args)
     return f"Pay {args['cents'] / 100:.2f} with {args['pin']} for {args['about']}"
 
 
@@ -285,7 +285,7 @@ def refund(cents: int, pin: str = "", about: str = "") -> str:
 
 
 def test_no_description_gets_a_sensitive_value_and_no_stored_title_has_one() -> None:
-    given.clear()
+    args_seen.clear()
     edited, staff = "pin-edited-Q9", make_user("staff", is_superuser=True, is_staff=True)
     calls = [call("pay", cents=1250, pin=PIN, about="tea"), call("refund", cents=NUMBER)]
     agent = shop_agent("payer", {"tools": calls}, {"text": "Done."}, tools=[pay, refund])
@@ -294,7 +294,7 @@ def test_no_description_gets_a_sensitive_value_and_no_stored_title_has_one() -> 
     approve(card.pk, staff, arguments={"cents": 1300, "pin": edited, "about": f"not {PIN}"})
     sweep()
     page = Api(staff).client.get(f"/admin/agentruns/run/{card.run_id}/change/").content.decode()
-    assert {(each["cents"], each["pin"]) for each in given} == {(1250, "***"), (1300, "***"), ("***", "")}
+    assert {(each["cents"], each["pin"]) for each in args_seen} == {(1250, "***"), (1300, "***"), ("***", "")}
     assert refund.title({"cents": NUMBER, "about": "tea"}) == "refund(cents=***, about='tea')", "as it fails"
     titles = {*Approval.objects.values_list("title", flat=True)}
     titles |= {row.payload["title"] for row in Message.objects.all() if "title" in row.payload}
