@@ -16,7 +16,7 @@ from django.utils.module_loading import autodiscover_modules
 from pydantic import BaseModel
 
 from agentruns.agents.output import schema_of
-from agentruns.agents.prices import amount
+from agentruns.agents.prices import amount, price_of
 from agentruns.conf import settings
 from agentruns.content import Input
 from agentruns.exceptions import UnknownAgentError
@@ -355,6 +355,13 @@ def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]
         else:
             parts.append(f"tools.{name} ({'added' if name in after else 'removed'})")
     return parts
+
+
+def unpriced(agent: Agent) -> str:
+    """Explain that a cost budget cannot be kept because a model has no price; "" if it can be kept."""
+    models = [] if agent.cost_budget is None else map(model_identity, agent.models)
+    model = next((each for each in models if price_of(each) is None), None)
+    return f"AGENTRUNS_PRICES has no price for {model}, so cost_budget cannot be kept." if model else ""
 
 
 def _without_secrets(params: Any) -> Any:

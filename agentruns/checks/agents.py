@@ -12,11 +12,10 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 from django.db.models import Q
 
-from agentruns.agents.agent import registered
+from agentruns.agents.agent import registered, unpriced
 from agentruns.agents.prices import mistakes
 from agentruns.checks.base import check
 from agentruns.conf import settings
-from agentruns.engine import budgets
 from agentruns.providers.names import provider_of
 from agentruns.tools.mcp import servers
 from agentruns.tools.options import REQUESTER
@@ -42,7 +41,7 @@ def check_agents() -> Iterator[CheckMessage]:
             text = f"{agent!r}: {model!r} is not the name of a Claude model."
             yield Warning(text, hint=hint, id="agentruns.W011")
     for agent in registered() if not mistakes(settings.PRICES) else ():
-        if why := budgets.unpriced(agent):
+        if why := unpriced(agent):
             hint = "Add the model to AGENTRUNS_PRICES; until then the agent's runs are paused."
             yield Warning(f"{agent!r}: {why}", hint=hint, id="agentruns.W003")
 

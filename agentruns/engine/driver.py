@@ -24,16 +24,14 @@ from agentruns.exceptions import (
     LeaseLostError,
     NotFoundError,
 )
-from agentruns.journal import committed, events, telemetry
-from agentruns.journal.batch import Batch, SessionState
-from agentruns.journal.committed import LastRow
+from agentruns.journal import events, telemetry
+from agentruns.journal.batch import MOST_SEEN, Batch, LastRow, SessionState, seen_committed
 from agentruns.journal.connection import journal_alias, mend_connection
 from agentruns.journal.events import Actor
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.payloads import Offload, instructions_of
 from agentruns.journal.policy import user_of_key
-from agentruns.journal.statements import commit_again
-from agentruns.journal.store import Store
+from agentruns.journal.store import Store, commit_again
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
 from agentruns.utils import clock
@@ -110,12 +108,6 @@ class Driver:
     def now(self) -> datetime:
         """Read the time from the journal's clock."""
         return clock.now(self.lease.alias if self.lease else None)
-
-    @property
-    def is_entering(self) -> bool:
-        """Check whether a call is journaled as started and its handler has not been entered yet."""
-        # A stop at that moment would leave a call in doubt although this process knows that it never ran.
-        return any((call.id, call.attempt) in self.started for call in self.run.open_calls())
 
     def is_cancelled(self, call_id: str, attempt: int) -> bool:
         """Check whether a handler should stop: its run is cancelled or taken over, or its time is over."""
@@ -307,9 +299,11 @@ class Driver:
         self.before = self.state.run
         # A TestCase rolls back what its block holds.
         if self.lease is not None and self.state.at and not connections[self.alias].in_atomic_block:
-            committed.remember(
-                self.lease.session_id, LastRow(self.state.next_seq - 1, self.state.at, self.state.restored_at)
-            )
+            seen_committed.pop(self.lease.session_id, None)  # so that it is the newest
+            last = LastRow(self.state.next_seq - 1, self.state.at, self.state.restored_at)
+            seen_committed[self.lease.session_id] = last
+            if len(seen_committed) > MOST_SEEN:
+                seen_committed.pop(next(iter(seen_committed)), None)
 
     def _stored(self, batch: Batch, sent: float) -> None:
         """Update the drive after a batch was stored; `sent` is the time from which the lease was extended."""

@@ -18,7 +18,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, timeline
 from agentruns.journal.connection import OWN, own_alias, own_connection
-from agentruns.journal.statements import Claimed, claim_one
+from agentruns.journal.store import Claimed, claim_one
 from agentruns.models import Control, Message, Run
 from agentruns.models.querysets import RunQuerySet
 from agentruns.utils import clock

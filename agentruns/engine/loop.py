@@ -7,29 +7,32 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
+from django.db.models import F
 
-from agentruns.agents import output
-from agentruns.agents.agent import Agent
+from agentruns.agents import output, prices
+from agentruns.agents.agent import Agent, unpriced
 from agentruns.conf import settings
-from agentruns.engine import budgets, gate, handler, in_doubt, rewound, tool_calls
+from agentruns.engine import gate, handler, in_doubt, tool_calls
 from agentruns.engine.drafts import Reply, drafting
 from agentruns.engine.driver import PASSING, Driver
-from agentruns.engine.leases import DrainCheck, Heartbeat, Lease
+from agentruns.engine.leases import SERVICE, DrainCheck, Heartbeat, Lease, take
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
 from agentruns.journal import events, telemetry
-from agentruns.journal.batch import Batch, SessionState
+from agentruns.journal.batch import Batch, SessionState, seen_committed
 from agentruns.journal.connection import own_alias, own_connection
-from agentruns.journal.fold import text_of
+from agentruns.journal.fold import RunState, text_of
 from agentruns.journal.store import DatabaseStore, Store
-from agentruns.models import Run
+from agentruns.models import Run, Session
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, usage_of
 from agentruns.providers.names import model_identity, provider_of, resolve
 from agentruns.tools.card import one_line
-from agentruns.utils.db import cannot_pass, close_stale, reading, uptime
+from agentruns.utils.db import cannot_pass, close_stale, in_transaction, reading, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import bound, get_logger
 
@@ -44,6 +47,11 @@ FAILING = {
     "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
 }
 FINAL = ("end_turn", "stop_sequence", "max_tokens", "tool_use")
+LOST = (
+    "{rewound}: the database lost rows that a worker had seen committed, row {seq} the last of them (by a "
+    "failover to a replica that was behind, or a restored backup). What the lost rows said happened.{calls} "
+    "See docs/databases.md, 'Rows that vanish'."
+)
 
 
 def drive_run(
@@ -77,7 +85,7 @@ def drive_run(
                 lease.release(failed=True, delay=delay, pauses=f"{EXHAUSTED}: {error}" if is_last else "")
             raise
         if state.is_rewound:
-            rewound.hold(lease)
+            hold_rewound(lease)
             return None
         if state.run.definition != agent.definition_hash:  # it adopted another one just before the claim
             logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
@@ -118,7 +126,7 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
                 with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
                     close_stale(alias)
                     if is_known or driver.is_rewound():
-                        rewound.hold(lease, driver.before)
+                        hold_rewound(lease, driver.before)
                     elif not isinstance(error, LeaseLostError):
                         _pause_after(driver, error)
                         if not driver.released:
@@ -179,7 +187,9 @@ def _step(driver: Driver) -> None:
     """Drive the run one step: end it, pause it, release it, run its next calls, or request a reply."""
     for alias in {driver.alias, own_alias(driver.alias)}:
         close_stale(alias)
-    run, ready, may_stop = driver.run, driver.run.next_calls(), not driver.is_entering
+    run, ready = driver.run, driver.run.next_calls()
+    # A stop between a journaled start and its handler would leave a call in doubt although it never ran.
+    may_stop = not any((call.id, call.attempt) in driver.started for call in run.open_calls())
     if run.cancel_requested and may_stop:
         driver.commit(lambda batch: in_doubt.close_cancelled(batch, None, "cancel requested"))
     elif run.pause_requested and may_stop:
@@ -193,21 +203,34 @@ def _step(driver: Driver) -> None:
         driver.released = True
     elif ready:
         tool_calls.execute(driver, ready)
-    elif exceeded := budgets.exceeded(driver.agent, run, driver.now):
-        driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", exceeded))
-    elif not (unpriced := budgets.unpriced(driver.agent)):
+    elif over := exceeded(driver.agent, run, driver.now):
+        driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", over))
+    elif not (lacking := unpriced(driver.agent)):
         with drafting(driver) as draft:
             _ask(driver, draft)
     elif driver.store.durable:  # its cost budget could not be kept
-        driver.commit(lambda batch: tool_calls.pause(batch, f"no_price: {unpriced}"))
+        driver.commit(lambda batch: tool_calls.pause(batch, f"no_price: {lacking}"))
     else:
-        driver.commit(lambda batch: in_doubt.close_failed(batch, "no_price", unpriced))
+        driver.commit(lambda batch: in_doubt.close_failed(batch, "no_price", lacking))
 
 
 def _ask(driver: Driver, draft: Reply | None) -> None:
     """Request the next reply and store it with the gate's verdicts; a reply without calls may end the run."""
+    agent = driver.agent
     try:
-        request, read = _request(driver, draft), driver.state.read()
+        request = ModelRequest(
+            model=model_identity(agent.model),
+            system=driver.instructions,
+            messages=driver.state.conversation.messages(limits=agent.file_limits),
+            tools=list(driver.tool_schemas),
+            params=dict(agent.model_params or {}),
+            run_id=str(driver.run.run_id),
+            step=driver.run.inherited + driver.run.step,
+            output_schema=output.schema_of(agent.output_type) if agent.output_type else None,
+            on_text=draft,
+        )
+        # The last row that this request sends: after a reply that the provider cut off, messages wait.
+        read = (driver.state.conversation.held_back() or driver.state.next_seq) - 1
         sent = driver.state.conversation.fingerprint()
     except PayloadError as error:  # a request without the file's content would be another question
         reason = f"payload: {error}"
@@ -227,7 +250,7 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         payload["calls"] = [intent.record() for intent in intents]
         payload |= {"left_out": left_out} if left_out else {}
         payload |= {"fallback": identity} if identity != request.model else {}
-        batch.add(events.ASSISTANT, payload | budgets.used(reply.usage, reply.model, identity))
+        batch.add(events.ASSISTANT, payload | used(reply.usage, reply.model, identity))
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
             tool_calls.start_next(driver, batch)
@@ -239,21 +262,6 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         reached("before_finish")
     driver.commit(build)
     reached("after_finish" if ends else "after_reply")
-
-
-def _request(driver: Driver, draft: Reply | None) -> ModelRequest:
-    agent = driver.agent
-    return ModelRequest(
-        model=model_identity(agent.model),
-        system=driver.instructions,
-        messages=driver.state.conversation.messages(limits=agent.file_limits),
-        tools=list(driver.tool_schemas),
-        params=dict(agent.model_params or {}),
-        run_id=str(driver.run.run_id),
-        step=driver.run.inherited + driver.run.step,
-        output_schema=output.schema_of(agent.output_type) if agent.output_type else None,
-        on_text=draft,
-    )
 
 
 def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[ModelReply | None, str]:
@@ -284,7 +292,7 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             driver.commit(partial(_provider_failed, driver, error, identity, other))
             if other is None or driver.run.cancel_requested or driver.run.pause_requested:
                 return None, identity
-            if driver.should_stop() or budgets.exceeded(driver.agent, driver.run, driver.now):
+            if driver.should_stop() or exceeded(driver.agent, driver.run, driver.now):
                 return None, identity  # the next step stops the run, or fails it
             overload = error
             if draft is not None:
@@ -293,6 +301,28 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             driver.commit(partial(_model_raised, driver, error))
             raise
     raise AssertionError("A fallback has no fallback.")
+
+
+def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:
+    """Describe a budget that the run has used up, with its figures; "" if no budget is used up."""
+    if run.step >= agent.max_steps:
+        return f"max_steps: {run.step} of {agent.max_steps} replies used."
+    if agent.token_budget is not None and run.tokens >= agent.token_budget:
+        return f"token_budget: {run.tokens} of {agent.token_budget} tokens used."
+    spent = Decimal(run.usage.get("cost", "0"))
+    if agent.cost_budget is not None and spent >= agent.cost_budget:
+        return f"cost_budget: {spent:f} of {agent.cost_budget:f} used."
+    if agent.deadline is not None and (elapsed := run.elapsed(now())) >= agent.deadline:
+        return f"deadline: {elapsed.total_seconds():.0f} s of {agent.deadline.total_seconds():.0f} s used."
+    return ""
+
+
+def used(usage: dict[str, Any], *models: str) -> dict[str, Any]:
+    """Build the row members `usage` and, if the model has a price, `cost`. A later price may differ."""
+    if not settings.PRICES:
+        return {"usage": usage}
+    cost = prices.cost_of(usage, *models)
+    return {"usage": usage} if cost is None else {"usage": usage, "cost": prices.amount(cost)}
 
 
 def _facts(driver: Driver, model: Model | str) -> dict[str, Any]:
@@ -352,7 +382,7 @@ def _provider_failed(
     failed |= {"error": {"type": error.type or type(error).__name__, "text": str(error)}}
     failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
     usage = usage_of(error)
-    failed |= budgets.used(usage, identity) if usage else {}
+    failed |= used(usage, identity) if usage else {}
     if fallback is not None:
         failed["fallback"] = model_identity(fallback)
     elif error.disposition == "retry" and driver.store.durable:
@@ -392,3 +422,37 @@ def backoff(failures: int, retry_after: float | None) -> float:
     jittered = random.uniform(delay / 2, delay)  # noqa: S311 - spreads load, hides nothing
     asked = retry_after if retry_after is not None and math.isfinite(retry_after) else 0.0
     return max(jittered, min(asked, LONGEST_WAIT))
+
+
+def hold_rewound(lease: Lease, before: RunState | None = None) -> None:
+    """Pause a run for staff because its journal lost rows, even if another process has the lease by now.
+
+    If the run itself is lost, pauses the unfinished run of its session. `before` is the state that this
+    process knew; the reason of the pause names the calls in `before` whose start is lost.
+    """
+    alias, known = own_alias(lease.alias), seen_committed.get(lease.session_id)
+    started = [call for call in before.calls.values() if call.attempt] if before else []
+
+    def action() -> bool:
+        its = Session.objects.using(alias).filter(pk=lease.session_id)
+        if not its.update(next_seq=F("next_seq")):  # locks it
+            return False
+        # The run itself may be gone, and an earlier one of its session unfinished again.
+        its_run = Run.objects.using(alias).unfinished().filter(session_id=lease.session_id).first()
+        if its_run is None or not (epoch := take(alias, its_run.pk, by_force=True)):
+            return False
+        store = DatabaseStore(alias)
+        batch = Batch(store.load(lease.session_id, its_run.pk), epoch, owner=SERVICE)
+        batch.release = True
+        left = batch.state.run.calls
+        gone = [call for call in started if call.id not in left or left[call.id].attempt < call.attempt]
+        calls = "".join(f" Its start may be lost: {call.tool} (key {call.key})." for call in gone)
+        reason = LOST.format(rewound=Run.REWOUND, seq=known.seq if known else "?", calls=calls)
+        batch.add(events.RUN_PAUSED, {"reason": reason, "restored": True})
+        store.append(batch)
+        return True
+
+    held = in_transaction(alias, action)
+    seen_committed.pop(lease.session_id, None)
+    became = "it is held for staff" if held else "it has ended, or is gone altogether"
+    logger.critical("The journal was rewound run=%s session=%s: %s", lease.run_id, lease.session_id, became)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from secrets import token_hex
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError
@@ -16,7 +16,7 @@ from django.db.models import Q
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
-from agentruns.journal import committed, events, payloads
+from agentruns.journal import events, payloads
 from agentruns.journal.conversation import KINDS, Conversation, unread_after
 from agentruns.journal.doubts import Doubts
 from agentruns.journal.events import Row
@@ -31,6 +31,24 @@ SALT = 16  # bytes
 # Kinds of rows that show progress: earlier crashes no longer count against the run.
 PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
 Offload = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class LastRow(NamedTuple):
+    """The number and the time of a session's last row. Even a row that was altered keeps its time.
+
+    `restored_at` is when a run of the session was last held for lost rows.
+    """
+
+    seq: int
+    at: datetime
+    restored_at: datetime | None
+
+
+# The last row of each session that this process has seen committed: a journal without it was rewound. A
+# failover to an asynchronous replica, or a restored backup, takes acknowledged rows back. The database then
+# looks intact, so only the memory of a process can tell.
+seen_committed: dict[UUID, LastRow] = {}
+MOST_SEEN = 10_000  # sessions; beyond this the session driven longest ago is forgotten
 
 
 class SessionState:
@@ -110,10 +128,6 @@ class SessionState:
         self._unread = []
         return self._conversation
 
-    def read(self) -> int:
-        """Find the number of the last row that the next request sends."""
-        return (self.conversation.held_back() or self.next_seq) - 1
-
     def was_sent_for(self, reply: Row) -> bool | None:
         """Check whether a reply answers this conversation; None if the reply or conversation was erased."""
         sent = reply.payload.get("sent")
@@ -125,7 +139,7 @@ class SessionState:
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
     """Rebuild a session's state from its rows; raises JournalUnreadableError if rows are damaged or gone."""
-    known = committed.last_row(session_id)
+    known = seen_committed.get(session_id)
     with reading_journal(session_id):
         try:
             rows, secret = rows_with_secret(alias, session_id)

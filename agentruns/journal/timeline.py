@@ -20,6 +20,7 @@ WAITS = (
     "CASE WHEN current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit')"
     " IN ('on', 'remote_apply') THEN 'synchronous' ELSE 'asynchronous' END"
 )
+positions: dict[str, int] = {}  # alias -> the highest log position seen, on its server's timeline
 
 
 class Server(NamedTuple):

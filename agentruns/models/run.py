@@ -102,7 +102,7 @@ class Run(models.Model):
     blocked_at = models.DateTimeField(_("blocked at"), null=True)  # when a process last found it blocked
 
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
-    # Accurate to a minute while the run is driven (journal.statements).
+    # Accurate to a minute while the run is driven (journal.store).
     updated_at = models.DateTimeField(_("updated at"), default=now, editable=False)
 
     objects = RunQuerySet.as_manager()

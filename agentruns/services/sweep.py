@@ -20,7 +20,7 @@ from agentruns.engine import leases
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
 from agentruns.exceptions import JournalLockedError, JournalUnreadableError, RunStateError, SessionBusyError
-from agentruns.journal import committed, telemetry, timeline
+from agentruns.journal import telemetry, timeline
 from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.events import Program
 from agentruns.journal.outbox import deliver_due
@@ -192,7 +192,7 @@ def _compare_server(alias: str) -> None:
 
     Until a new server is noted no process can claim a run: see journal.timeline.
     """
-    before = committed.position(alias)  # read first, as another thread may raise it after the query
+    before = timeline.positions.get(alias, 0)  # read first, as another thread may raise it after the query
     if (server := timeline.server(alias)) is None:
         return
     has_moved, went_back = server.known != server.timeline, server.position < before
@@ -203,7 +203,7 @@ def _compare_server(alias: str) -> None:
         with suppress(JournalUnreadableError):
             hold_all(reason)
         return
-    committed.take_position(alias, max(before, server.position))
+    timeline.positions[alias] = max(before, server.position)
     if has_moved or server.was != server.replication:
         with _put_off("The note of the server's timeline"):
             in_transaction(alias, lambda: Control.objects.using(alias).note(server))
@@ -230,7 +230,7 @@ def hold_all(reason: str = HELD) -> int:
         raise left[0]
     if server is not None:
         in_transaction(alias, lambda: Control.objects.using(alias).note(server))
-        committed.take_position(alias, server.position)
+        timeline.positions[alias] = server.position
     if failed:
         raise failed[0]
     return held

@@ -47,7 +47,7 @@ def frozen_clock() -> Iterator[DatabaseClock]:
         yield _current[-1]
         return
     from agentruns.engine import leases
-    from agentruns.journal import statements
+    from agentruns.journal import store
     from agentruns.utils import clock as journal_clock
     from agentruns.utils import ids
 
@@ -65,7 +65,7 @@ def frozen_clock() -> Iterator[DatabaseClock]:
 
     patches: list[tuple[Any, str, Any]] = [
         *((Now, name, as_sql) for name in {"as_sql", *vars(Now)} if name.startswith("as_")),
-        (statements, "clock", append_clock),
+        (store, "clock", append_clock),
         (timezone, "now", lambda: clock.now),
         (journal_clock, "now", lambda alias: clock.now),
         (ids, "_last", (0, 0)),  # ids begin with their time, by which the console filters by day
@@ -110,9 +110,10 @@ def _lifted(alias: str) -> Iterator[None]:
     if not apps.is_installed("agentruns"):
         yield
         return
-    from agentruns.journal import committed
+    from agentruns.journal import batch, timeline
     from agentruns.models.triggers import lifted
 
-    committed.forget()  # the flush is no loss of committed rows
+    batch.seen_committed.clear()  # the flush is no loss of committed rows
+    timeline.positions.clear()
     with lifted(connections[alias]):
         yield

@@ -18,9 +18,8 @@ from agentruns import Agent, start_run
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.limits import Drift, adopt, judgement, meters
 from agentruns.conf import settings as ours
-from agentruns.engine.budgets import exceeded
 from agentruns.engine.leases import Lease, claim
-from agentruns.engine.loop import drive_run
+from agentruns.engine.loop import drive_run, exceeded
 from agentruns.engine.worker import agent_for
 from agentruns.journal.fold import RunState
 from agentruns.journal.verify import problems

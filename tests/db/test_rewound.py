@@ -26,7 +26,8 @@ from agentruns import (
 )
 from agentruns import exceptions as errors
 from agentruns.engine.leases import Lease, claim
-from agentruns.journal import committed, timeline
+from agentruns.journal import timeline
+from agentruns.journal.batch import seen_committed
 from agentruns.journal.connection import separate_connection
 from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import problems
@@ -177,7 +178,7 @@ def test_an_approval_given_after_the_loss_counts_until_a_second_one(effects: Eff
     copy = Copy()
     assert (resume_run(run.pk).status, effects.count()) == ("completed", 1)
     copy.restore()
-    committed.forget()  # as in processes that were started since
+    seen_committed.clear()  # as in processes that were started since
     assert hold_all() == 1
     resume_run(run.pk)
     assert (get_run(run.pk).status, effects.count()) == ("orphaned", 1)
@@ -216,7 +217,7 @@ def test_a_loss_that_is_told_is_not_told_again_and_a_second_one_is(effects: Effe
 def test_a_pruned_session_is_not_a_lost_one(effects: Effects) -> None:
     run = the_run(run_turns(POSTS))
     erase_session("s1")
-    assert committed.last_row(run.session_id)
+    assert seen_committed.get(run.session_id)
     with pytest.raises(errors.JournalUnreadableError):  # and not as one to be held
         load("default", run.session_id, run.pk)
 
@@ -250,7 +251,7 @@ def test_the_same_task_asked_again_has_the_same_keys(effects: Effects) -> None:
         for _ in range(2):
             ran.append(get_or_start(agent, "do it", session, idempotency_key=f"order-{session}")[0].pk)
             sweep()
-            committed._last.clear()  # as in a process that was started since
+            seen_committed.clear()  # as in a process that was started since
             if len(ran) == 1:
                 copy.restore()
         assert ran[0] != ran[1]
@@ -340,7 +341,7 @@ def test_a_server_whose_log_is_shorter_than_it_was_has_every_run_held(effects: E
     Control.objects.update_or_create(name="server", defaults=was)
     assert (sweep().completed, get_run(run.pk).status, effects.count()) == (1, "completed", 1)
     run = start_run("agent", "more", "s2", idempotency_key="k2")
-    committed.take_position("default", 2**62)
+    timeline.positions["default"] = 2**62
     sweep()
     assert (get_run(run.pk).status, effects.count()) == ("paused", 1)
     assert resume_run(run.pk).status == "awaiting-approval"
@@ -357,7 +358,7 @@ def test_a_thread_that_asks_later_does_not_make_the_log_look_shorter(
     def overtaken(alias: str) -> timeline.Server | None:
         server = ask(alias)
         assert server is not None
-        committed.take_position(alias, server.position + 2**20)  # by the thread that asked a moment later
+        timeline.positions[alias] = server.position + 2**20  # by the thread that asked a moment later
         return server
 
     sweep()
@@ -388,7 +389,7 @@ def test_an_earlier_verdict_says_nothing_of_an_attempt_that_is_lost(effects: Eff
     sweep()
     assert (get_run(run.pk).status, effects.count()) == ("completed", 1)
     copy.restore()
-    committed.forget()
+    seen_committed.clear()
     assert hold_all() == 1
     resume_run(run.pk)
     assert (effects.count(), outcomes(run)) == (1, ["unknown"])

@@ -154,7 +154,7 @@ def test_an_error_that_ends_each_attempt_is_the_reason(monkeypatch: pytest.Monke
         raise AttributeError("no such part")
 
     start_run(shop_agent("broken"), "do it", "s1", idempotency_key="k")
-    monkeypatch.setattr("agentruns.engine.loop._request", broken)
+    monkeypatch.setattr("agentruns.engine.loop.ModelRequest", broken)
     assert sweep_often() == 5
     run = sound(Run.objects.get())
     assert (run.status, run.attempts) == ("paused", 5)

@@ -12,8 +12,7 @@ import pytest
 from django.core.checks import run_checks
 from django.db import IntegrityError, connection, transaction
 
-from agentruns.journal.statements import write_rows
-from agentruns.journal.store import Batch, DatabaseStore, project
+from agentruns.journal.store import Batch, DatabaseStore, project, write_rows
 from agentruns.journal.verify import check
 from agentruns.models import Message, PrunedKey, Run, Tombstone, triggers
 from agentruns.services.data.retention import erase_session

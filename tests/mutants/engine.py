@@ -6,7 +6,7 @@ from tests.mutants import POSTGRESQL, Edit, mutant
 
 CALLS, DOUBT = "engine/tool_calls.py", "engine/in_doubt.py"
 GATE, HANDLER = "engine/gate.py", "engine/handler.py"
-STATEMENTS = "journal/statements.py"
+STATEMENTS = "journal/store.py"
 DRIVER, LEASES, LOOP, WORKER = "engine/driver.py", "engine/leases.py", "engine/loop.py", "engine/worker.py"
 FOLD, TOOL = "journal/fold.py", "tools/base.py"
 
@@ -369,7 +369,7 @@ REWOUND = [
         Edit(DRIVER, "                if self.state.is_rewound:\n", "                if False:\n"),
         "db/test_rewound.py::test_reconcile_is_asked_before_a_first_attempt"),
     mutant("rewound: nor does one that begins",
-        Edit(LOOP, "        if state.is_rewound:\n            rewound.hold(lease)\n            return None\n",
+        Edit(LOOP, "        if state.is_rewound:\n            hold_rewound(lease)\n            return None\n",
              ""),
         "db/test_rewound.py::test_a_process_knows_a_run_that_ended_before_the_loss"),
     mutant("rewound: an epoch that was given twice holds for one owner",

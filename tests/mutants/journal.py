@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import POSTGRESQL, Edit, mutant
 
-STORE, STATEMENTS, CONNECTION = "journal/store.py", "journal/statements.py", "journal/connection.py"
+STORE, STATEMENTS, CONNECTION = "journal/store.py", "journal/store.py", "journal/connection.py"
 FOLD, VERIFY, TRIGGERS = "journal/fold.py", "journal/verify.py", "models/triggers.py"
 
 DOUBTS = "journal/doubts.py"

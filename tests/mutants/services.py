@@ -420,7 +420,7 @@ MADE = [
         Edit("journal/fold.py", "max(row.created_at, due) if due else row.created_at", "row.created_at"),
         "db/test_not_before.py::test_the_time_before_does_not_count_for_its_deadline"),
     mutant("not_before: an adoption leaves it alone",
-        Edit("journal/statements.py", " and batch.rows[-1].kind != events.RUN_ADOPTED:", ":"),
+        Edit("journal/store.py", " and batch.rows[-1].kind != events.RUN_ADOPTED:", ":"),
         "db/test_not_before.py::test_adoption_leaves_the_time_alone_and_resume_or_cancel_end_the_wait"),
     mutant("versions: the highest is taken, not the last registered",
         Edit("agents/agent.py", "max(among, key=rank)", "among[-1]"),

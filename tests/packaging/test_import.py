@@ -111,7 +111,7 @@ def test_the_checks_of_a_project_without_the_api_import_no_page_no_service_and_n
     names = f"sorted(name for name in sys.modules if name.startswith({LATE}))"
     found = of_project(project, f"django.setup(); call_command('check'); print({names})")
     assert ast.literal_eval(found) == [
-        "agentruns.admin.approvals.admin", "agentruns.admin.runs.admin", "agentruns.engine.budgets",
+        "agentruns.admin.approvals.admin", "agentruns.admin.runs.admin",
         "agentruns.engine.wakeup", "agentruns.journal.connection",
     ]  # fmt: skip
 

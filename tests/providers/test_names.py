@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from agentruns import Agent
+from agentruns.agents.agent import unpriced
 from agentruns.agents.prices import cost_of, price_of
 from agentruns.checks.agents import check_agents
 from agentruns.checks.settings import check_models
-from agentruns.engine import budgets
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.names import model_identity, provider_of, resolve
 from agentruns.providers.openai import OpenAIModel
@@ -100,9 +100,9 @@ def test_prices_go_by_identity(settings: Any) -> None:
     assert cost_of(used, "openai:gpt-5.4-2026-03-05") == Decimal("3.5")
     assert price_of("openai:gpt-5.4-mini") is None and price_of("azure:gpt-5.4") is None
     agent = Agent("a", instructions="", model="openai:gpt-5.4", fallback="local", cost_budget=1)
-    assert "no price for ollama:llama3.3" in budgets.unpriced(agent)
+    assert "no price for ollama:llama3.3" in unpriced(agent)
     settings.AGENTRUNS_PRICES |= {"ollama:llama3.3": {"input": 0, "output": 0}}
-    assert budgets.unpriced(agent) == ""
+    assert unpriced(agent) == ""
 
 
 def test_a_fallback_is_another_model() -> None:

@@ -32,7 +32,7 @@ from agentruns.journal.copies import last_task, title_of
 from agentruns.journal.deciders import restore
 from agentruns.journal.policy import limits_of
 from agentruns.journal.read import run_rows
-from agentruns.journal.submission import begin
+from agentruns.journal.store import begin
 from agentruns.models import Definition, PrunedKey, Run, Session, SessionBearer, StartCount, Tombstone
 from agentruns.models.tombstone import forgotten
 from agentruns.services import api_tokens, permissions
