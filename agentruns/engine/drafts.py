@@ -36,7 +36,7 @@ LOOKS = 0.5  # seconds between two queries for watched runs
 HELD = 100  # characters kept back: AGENTRUNS_REDACT may not recognise the beginning of a secret
 LONGEST = 50_000  # characters; the rest of a longer reply appears once it is journaled
 WATCHED = 20  # seconds for which a worker stores drafts after somebody last read them
-AT_WORK = ("queued", "running")
+AT_WORK = (Run.Status.QUEUED, Run.Status.RUNNING)
 STOPPED = "It was stopped while it was written: the run is to pause, or to end. Its usage may be unknown."
 
 
@@ -50,27 +50,21 @@ class Reply:
         self.is_stopped = self.is_over = self.is_watched = self.is_left_out = False
         self.stored, self.stored_at = "", 0.0
         self.mask: Mask | None = None
-        self._is_known = False
+        self.is_known = False
 
     def __call__(self, piece: str) -> None:
         if self.is_stopped:
             raise ProviderError(STOPPED, disposition="pause", type="reply_stopped")
         if piece:
             self.pieces.append(piece)
-        if not self._is_known and not self.is_over:
-            self._is_known = True
+        if not self.is_known and not self.is_over:
+            self.is_known = True
             writer.add(self)
 
     @property
     def period(self) -> float:
         """The number of seconds between two times that the text is stored."""
         return PERIODS.get(connections[self.alias].vendor, PERIOD)
-
-    def end(self) -> None:
-        """Mark the reply as over, so that its draft is cleared."""
-        self.is_over = True
-        if self._is_known:
-            writer.wake.set()
 
 
 @contextmanager
@@ -84,7 +78,9 @@ def drafting(driver: Driver) -> Iterator[Reply | None]:
     try:
         yield reply
     finally:
-        reply.end()
+        reply.is_over = True  # so that its draft is cleared
+        if reply.is_known:
+            writer.wake.set()
 
 
 class Writer:

@@ -13,6 +13,7 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.models import Message
 from agentruns.models.parts import keyed
+from agentruns.models.statuses import GateVerdict, Outcome
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import one_line
@@ -54,7 +55,7 @@ class Intent:
     arguments: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
     parallel: bool = False
-    verdict: str = "run"
+    verdict: str = GateVerdict.RUN
     original: dict[str, Any] = field(default_factory=dict)
     approval: events.ApprovalRequested | None = None
     refusal: dict[str, Any] | None = None
@@ -74,7 +75,7 @@ class Intent:
 
     def refuse(self, content: str, outcome: str, *, is_error: bool) -> None:
         """Set the verdict `refuse`, with the result that the model gets instead."""
-        self.verdict = "refuse"
+        self.verdict = GateVerdict.REFUSE
         self.refusal = {"content": content, "outcome": outcome, "is_error": is_error}
 
 
@@ -118,7 +119,7 @@ def judge(
         intent = Intent(str(uuid7()), mended["id"], mended["name"])
         intent.original = {key: _storable(block.get(key)) for key in mended if block.get(key) != mended[key]}
         if len(intents) == MAX_CALLS:
-            intent.refuse(TOO_MANY.format(count=count, most=MAX_CALLS), "error", is_error=True)
+            intent.refuse(TOO_MANY.format(count=count, most=MAX_CALLS), Outcome.ERROR, is_error=True)
         else:
             _decide(driver, intent, block.get("name"), block.get("input"), reply.stop_reason)
         content.append({**block, **mended})
@@ -149,29 +150,29 @@ def write(batch: Batch, intents: list[Intent]) -> None:
 def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: str | None) -> None:
     """Set the verdict on a call, and its request for approval or the result that refuses the call."""
     if stop_reason != "tool_use":
-        intent.refuse(CUT_OFF.format(stop=stop_reason), "error", is_error=True)
+        intent.refuse(CUT_OFF.format(stop=stop_reason), Outcome.ERROR, is_error=True)
         return
     # Find the tool by the original name, because a mended name may be that of another tool.
     tool = driver.tools.get(name) if isinstance(name, str) else None
     if tool is None:
         known = ", ".join(sorted(driver.tools)) or "none"
         text = f"Not executed: there is no tool {one_line(repr(name))}. Tools: {known}."
-        intent.refuse(text, "error", is_error=True)
+        intent.refuse(text, Outcome.ERROR, is_error=True)
         return
     if is_off(driver, tool.name):
-        intent.refuse(f"Not executed: {OFF}. Nothing happened.", "error", is_error=True)
+        intent.refuse(f"Not executed: {OFF}. Nothing happened.", Outcome.ERROR, is_error=True)
         return
     try:
         intent.arguments = tool.effective(raw)
     except InvalidArguments as error:
-        intent.refuse(f"Not executed: {error}", "error", is_error=True)
+        intent.refuse(f"Not executed: {error}", Outcome.ERROR, is_error=True)
         return
     conceal([intent.arguments.get(each) for each in tool.sensitive])
     intent.digest = call_digest(driver.state.secret, tool.name, intent.arguments)
     intent.parallel = tool.parallel
     earlier = driver.run.refusals.get((tool.name, intent.digest))
     if earlier is not None:
-        intent.refuse(DENIED.format(reason=earlier), "denied", is_error=False)
+        intent.refuse(DENIED.format(reason=earlier), Outcome.DENIED, is_error=False)
         return
     # Calls in doubt, because of which the next call of a tool without a declaration needs approval.
     doubts = driver.state.in_doubt.open.values() if tool.recovery == "nothing" else ()
@@ -189,10 +190,10 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         asks = tool.asks(intent.arguments, driver.context(intent.id, tool.name))
         why = REQUIRES.format(tool=tool.name) if asks else ""
     if why and not driver.store.durable:
-        intent.refuse(NOBODY, "denied", is_error=False)
+        intent.refuse(NOBODY, Outcome.DENIED, is_error=False)
     elif why:
         lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
-        intent.verdict = "ask"
+        intent.verdict = GateVerdict.ASK
         intent.approval = {
             "approval": str(uuid7()),
             "digest": intent.digest,

@@ -9,7 +9,8 @@ from agentruns.engine.gate import DENIED
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.journal.fold import Call, RunState
+from agentruns.journal.fold import Call
+from agentruns.models.statuses import Orphan, Outcome
 
 UNKNOWN = (
     "The call of {tool} was interrupted. Whether it took effect is not known: it may have happened zero "
@@ -30,13 +31,17 @@ def decided(batch: Batch, call: Call) -> None:
     if approval is None or not call.is_open:
         return
     denied = DENIED.format(reason=approval.reason)
-    text = {"denied": denied, "answered": approval.text, "expired": EXPIRED}[call.decision]
+    text = {
+        Outcome.DENIED: denied,
+        Outcome.ANSWERED: approval.text,
+        Outcome.EXPIRED: EXPIRED,
+    }[call.decision]
     batch.result(call, text, call.decision, actor=approval.actor)
 
 
 def unknown(batch: Batch, call: Call, actor: Any) -> None:
     """Add the result `unknown` of a call."""
-    batch.result(call, unknown_text(call), "unknown", is_error=True, actor=events.actor_ref(actor))
+    batch.result(call, unknown_text(call), Outcome.UNKNOWN, is_error=True, actor=events.actor_ref(actor))
 
 
 def unknown_text(call: Call) -> str:
@@ -50,13 +55,13 @@ def surface(batch: Batch, call: Call, actor: Any) -> None:
     """Add the result `unknown` of a call, and cancel the later calls of its reply that are not parallel."""
     unknown(batch, call, actor)
     later = [each for each in batch.state.run.calls.values() if each.ordinal > call.ordinal]
-    _stop(batch, [each for each in later if not each.parallel])
+    stop(batch, [each for each in later if not each.parallel])
 
 
 def raised(batch: Batch, call: Call, error: str) -> None:
     """Record the error of a handler whose tool has `reconcile`; `reconcile` is called next."""
     evidence = RAISED.format(attempt=call.attempt, error=error[:SHOWN])
-    _found(batch, call, "reconcile", evidence, raised=error[:LONGEST_ERROR])
+    _found(batch, call, Orphan.RECONCILE, evidence, raised=error[:LONGEST_ERROR])
 
 
 def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "") -> None:
@@ -71,13 +76,8 @@ def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "
     batch.add(events.ORPHAN_FOUND, payload, call=call, attempt=call.attempt)
 
 
-def stop_tool(batch: Batch, call: Call) -> None:
-    """Cancel the reply's other calls to the tool of a call in doubt; later calls need approval."""
-    # The gate or a person let these calls through before the doubt arose.
-    _stop(batch, [each for each in batch.state.run.calls.values() if each.tool == call.tool])
-
-
-def _stop(batch: Batch, calls: list[Call]) -> None:
+def stop(batch: Batch, calls: list[Call]) -> None:
+    """Add the results of open calls that a doubt stops: cancelled, or that of a decision."""
     for call in calls:
         if not call.is_open:
             continue
@@ -89,19 +89,7 @@ def _stop(batch: Batch, calls: list[Call]) -> None:
 
 def cancel(batch: Batch, call: Call) -> None:
     """Add the result `cancelled` of a call, because an earlier call of the reply has an unknown outcome."""
-    batch.result(call, AFTER_UNKNOWN, "cancelled", is_error=True)
-
-
-def is_after_unknown(run: RunState, call: Call) -> bool:
-    """Check whether a call comes after a call with the outcome `unknown` and must be cancelled for this.
-
-    `surface` has cancelled all later calls except calls whose start may be lost. Such a call is cancelled
-    once it is known that the call has not run. False for a parallel call.
-    """
-    is_known = call.orphan == "not_occurred" or (not call.orphan and call.asked_since > 0)
-    if call.attempt or not call.may_be_lost or not is_known or call.parallel:
-        return False
-    return any(each.ordinal < call.ordinal and each.outcome == "unknown" for each in run.calls.values())
+    batch.result(call, AFTER_UNKNOWN, Outcome.CANCELLED, is_error=True)
 
 
 def settle(batch: Batch) -> None:
@@ -110,7 +98,7 @@ def settle(batch: Batch) -> None:
         if call.may_have_happened:
             unknown(batch, call, None)
         else:
-            batch.result(call, RUN_ENDED, "cancelled", is_error=True)
+            batch.result(call, RUN_ENDED, Outcome.CANCELLED, is_error=True)
 
 
 def close_cancelled(batch: Batch, actor: Any, reason: str) -> None:
@@ -144,11 +132,13 @@ def orphan(
     """
     if call.declares == "transactional" and not recovery_failed:
         return  # no result was committed, so nothing happened: it simply runs again
-    action = {"safe_to_retry": "retry", "reconcile": "reconcile"}.get(call.declares or declared, "held")
+    action = {"safe_to_retry": Orphan.RETRY, "reconcile": Orphan.RECONCILE}.get(
+        call.declares or declared, Orphan.HELD
+    )
     if recovery_failed:
-        action = "held"
-    is_told = action == "held" and tell_model
+        action = Orphan.HELD
+    is_told = action == Orphan.HELD and tell_model
     evidence = evidence or f"Attempt {call.attempt} started and left no result."
-    _found(batch, call, "surfaced" if is_told else action, evidence)
+    _found(batch, call, Orphan.SURFACED if is_told else action, evidence)
     if is_told:
         surface(batch, call, actor)

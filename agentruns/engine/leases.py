@@ -59,7 +59,7 @@ class Lease:
     def held(self, alias: str) -> QuerySet[Run]:
         """Select the run, provided that this lease still holds it."""
         owner = {"lease_owner": self.owner} if self.owner else {}
-        rows = Run.objects.using(alias).filter(pk=self.run_id, status="running")
+        rows = Run.objects.using(alias).filter(pk=self.run_id, status=Run.Status.RUNNING)
         return rows.filter(lease_epoch=self.epoch, **owner)
 
     def extend(self) -> None:
@@ -83,7 +83,7 @@ class Lease:
         if failed:
             columns["attempts"] = F("attempts") + 1
         columns |= {
-            "status": "paused" if pauses else "queued",
+            "status": Run.Status.PAUSED if pauses else Run.Status.QUEUED,
             "blocked_reason": pauses,
             "lease_owner": "",
             "lease_expires_at": None,
@@ -95,7 +95,7 @@ class Lease:
         in_transaction(alias, lambda: mine.update(**columns))
         if delay and self.is_cancel_requested():  # it came during our lease, so nobody has closed the run
             released = Run.objects.using(alias).filter(pk=self.run_id, lease_epoch=self.epoch + 1)
-            released = released.filter(status="queued")
+            released = released.filter(status=Run.Status.QUEUED)
             in_transaction(alias, lambda: released.update(not_before=None))
 
     def is_cancel_requested(self) -> bool:

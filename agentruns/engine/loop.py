@@ -29,6 +29,7 @@ from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.fold import RunState, text_of
 from agentruns.journal.store import DatabaseStore, Store
 from agentruns.models import Run, Session
+from agentruns.models.statuses import RunStatus
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, usage_of
 from agentruns.providers.names import model_identity, provider_of, resolve
 from agentruns.tools.card import one_line
@@ -196,7 +197,7 @@ def _step(driver: Driver) -> None:
         driver.commit(lambda batch: tool_calls.pause(batch, "pause requested"))
     elif driver.attempts >= settings.MAX_ATTEMPTS:
         driver.commit(lambda batch: tool_calls.pause(batch, EXHAUSTED))
-    elif (driver.should_stop() and may_stop) or not (ready or run.status == "active"):
+    elif (driver.should_stop() and may_stop) or not (ready or run.status == RunStatus.ACTIVE):
         # Between two steps, so that a waiting run occupies no process and costs no attempt.
         if driver.lease is not None:
             driver.lease.release()

@@ -20,6 +20,7 @@ from agentruns.journal.deciders import assign, lapsed, restore, void
 from agentruns.journal.fold import Call
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval
+from agentruns.models.statuses import ApprovalStatus, GateVerdict, Orphan, Outcome, Verdict
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import NOTHING_HAPPENED
@@ -45,7 +46,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         _doubt(driver, call, RETURNED_LATE, recovery_failed=True)
     elif declared := _doubted_since(driver, call):
         _doubt(driver, call, MAY_BE_LOST, declared=declared)
-    elif in_doubt.is_after_unknown(driver.run, call):
+    elif driver.run.is_after_unknown(call):
         driver.commit(lambda batch: in_doubt.cancel(batch, batch.state.run.calls[call.id]))
     elif (refusal := _refusal(driver, call)) and call.is_started:
         # The call may have happened, so a refusal must not become its result.
@@ -55,18 +56,18 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         def refuse(batch: Batch) -> None:
             again = batch.state.run.calls[call.id]
             if again.is_open:
-                batch.result(again, REFUSED.format(why=refusal), "error", is_error=True)
+                batch.result(again, REFUSED.format(why=refusal), Outcome.ERROR, is_error=True)
                 start_next(driver, batch)
 
         driver.commit(refuse)
-    elif call.orphan in ("reconcile", "not_occurred") and (left := _seconds_left(driver, call)):
+    elif call.orphan in (Orphan.RECONCILE, Orphan.NOT_OCCURRED) and (left := _seconds_left(driver, call)):
         # Reconciling or retrying the call while its previous attempt runs could double the effect.
         if driver.lease is None or left == math.inf:
             _doubt(driver, call, "The handler is still at work in this process.", recovery_failed=True)
         else:
             driver.lease.release(delay=left)
             driver.released = True
-    elif call.orphan == "reconcile":
+    elif call.orphan == Orphan.RECONCILE:
         _reconcile(driver, call)
     else:
         beside = [each for each in ready if each.parallel and _may_run(driver, each)] if call.parallel else []
@@ -88,7 +89,21 @@ def _seconds_left(driver: Driver, call: Call) -> float:
 
 def _run(driver: Driver, group: list[Call]) -> None:
     """Start and run the calls of a group; void lapsed approvals instead, or pause if a tool is not ready."""
-    if lost := _lapsed(driver, group):
+    # An approval counts only while its givers may give it. The policy is users' code: ask it before the
+    # transaction that consumes the approval.
+    lost: dict[str, dict[str, str]] = {}
+    for call in group:
+        given = call.approval.given if call.approval else []
+        if call.approval is None or call.approval.status != ApprovalStatus.APPROVED or not any(given):
+            continue
+        approvals = Approval.objects.using(driver.alias).select_related("run__session")
+        approval = approvals.get(pk=call.approval.id)
+        assign(approval, card_columns(call, call.approval))
+        restore(approval.run, driver.run)
+        if reasons := lapsed(approval, given, call.arguments):
+            lost[call.id] = reasons
+        driver.mend()
+    if lost:
 
         def withdraw(batch: Batch) -> None:
             for call_id, reasons in lost.items():
@@ -96,9 +111,19 @@ def _run(driver: Driver, group: list[Call]) -> None:
 
         driver.commit(withdraw)
         return
-    if objection := _objection(driver, group):
-        driver.commit(partial(pause, reason=objection))
-        return
+    # The `ready` function of each tool is called once in a drive; its objection makes the run wait.
+    for call in group if driver.store.durable else ():
+        ready = driver.agent.tools[call.tool].ready
+        if ready is None or ready in driver.ready:
+            continue
+        try:
+            objection = ready(driver.context(call.id, call.tool, call))
+        finally:
+            driver.mend()
+        if objection:
+            driver.commit(partial(pause, reason=objection))
+            return
+        driver.ready.add(ready)
 
     def start(batch: Batch) -> None:
         run = batch.state.run
@@ -128,7 +153,7 @@ def _doubted_since(driver: Driver, call: Call) -> str:
     A call of a tool with `reconcile` is in doubt. A call of a tool without a declaration is in doubt until
     enough people have approved the call after the loss.
     """
-    if not call.may_be_lost or call.attempt or call.orphan or call.verdict == "refuse":
+    if not call.may_be_lost or call.attempt or call.orphan or call.verdict == GateVerdict.REFUSE:
         return ""
     tool = driver.agent.tools.get(call.tool)
     declared = tool.recovery if tool else "nothing"
@@ -153,7 +178,7 @@ def start_next(driver: Driver, batch: Batch) -> None:
     if any(call.is_started for call in run.open_calls()):
         return  # the rest of a parallel group still runs, and much may happen before it ends
     ready = run.next_calls()
-    if not ready or ready[0].parallel or ready[0].verdict != "run" or ready[0].attempt:
+    if not ready or ready[0].parallel or ready[0].verdict != GateVerdict.RUN or ready[0].attempt:
         return
     if not _may_run(driver, ready[0]):
         return
@@ -163,8 +188,8 @@ def start_next(driver: Driver, batch: Batch) -> None:
 
 
 def _may_run(driver: Driver, call: Call) -> bool:
-    is_free = not call.decision and call.orphan != "reconcile" and not _doubted_since(driver, call)
-    return is_free and not in_doubt.is_after_unknown(driver.run, call) and not _refusal(driver, call)
+    is_free = not call.decision and call.orphan != Orphan.RECONCILE and not _doubted_since(driver, call)
+    return is_free and not driver.run.is_after_unknown(call) and not _refusal(driver, call)
 
 
 def _refusal(driver: Driver, call: Call) -> str:
@@ -185,51 +210,18 @@ def _refusal(driver: Driver, call: Call) -> str:
             same = False
         if not same:
             return "the arguments are not the ones that were recorded"
-    if call.verdict == "refuse" or (call.verdict == "ask" and call.approval is None):
+    if call.verdict == GateVerdict.REFUSE or (call.verdict == GateVerdict.ASK and call.approval is None):
         return "the gate did not let it through"
     if call.approval is not None:
-        if call.approval.digest != call.digest or call.approval.status not in ("approved", "consumed"):
+        lets_run = (ApprovalStatus.APPROVED, ApprovalStatus.CONSUMED)
+        if call.approval.digest != call.digest or call.approval.status not in lets_run:
             return f"its approval is {call.approval.status}"
-        if call.approval.status == "consumed" and call.attempt == 0:
+        if call.approval.status == ApprovalStatus.CONSUMED and call.attempt == 0:
             return "its approval was used already"
-    if call.verdict == "run" and not call.attempt and (since := gate.run_since(driver, tool)):
+    if call.verdict == GateVerdict.RUN and not call.attempt and (since := gate.run_since(driver, tool)):
         return f"{since} Ask for it again, and a person decides"
-    if call.is_started and not entered and call.orphan not in ("retry", "reconcile"):
+    if call.is_started and not entered and call.orphan not in (Orphan.RETRY, Orphan.RECONCILE):
         return "it was started before and nobody knows what became of it"
-    return ""
-
-
-def _lapsed(driver: Driver, group: list[Call]) -> dict[str, dict[str, str]]:
-    """Map a call's id to the users who approved the call and may not any more, each user with the reason."""
-    # The policy is users' code: call it before the transaction that consumes the approval.
-    lost = {}
-    for call in group:
-        if call.approval is None or call.approval.status != "approved" or not any(call.approval.given):
-            continue
-        approval = (
-            Approval.objects.using(driver.alias).select_related("run__session").get(pk=call.approval.id)
-        )
-        assign(approval, card_columns(call, call.approval))
-        restore(approval.run, driver.run)
-        if reasons := lapsed(approval, call.approval.given, call.arguments):
-            lost[call.id] = reasons
-        driver.mend()
-    return lost
-
-
-def _objection(driver: Driver, group: list[Call]) -> str:
-    """Call the `ready` function of each tool once in a drive; return the first objection, "" if none."""
-    for call in group if driver.store.durable else ():
-        ready = driver.agent.tools[call.tool].ready
-        if ready is None or ready in driver.ready:
-            continue
-        try:
-            reason = ready(driver.context(call.id, call.tool, call))
-        finally:
-            driver.mend()
-        if reason:
-            return reason
-        driver.ready.add(ready)
     return ""
 
 
@@ -248,7 +240,7 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
     }
     if approval is not None:
         payload |= {"approval": str(approval.id), "approved_by": approval.names}
-    consumes = approval.id if approval is not None and approval.status == "approved" else None
+    consumes = approval.id if approval is not None and approval.status == ApprovalStatus.APPROVED else None
     batch.add(events.TOOL_STARTED, payload, call=call, attempt=call.attempt + 1, consumes=consumes)
 
 
@@ -331,14 +323,15 @@ def _record(
         batch.result(
             batch.state.run.calls[call.id],
             observation.content,
-            "error" if observation.is_error else "ok",
+            Outcome.ERROR if observation.is_error else Outcome.OK,
             is_error=observation.is_error,
             duration_ms=round(observation.seconds * 1000, 3),
             offload=offload,
             **facts,
         )
         if observation.in_doubt:
-            in_doubt.stop_tool(batch, call)
+            # Cancel the reply's other calls to the tool, which were let through before the doubt arose.
+            in_doubt.stop(batch, [each for each in batch.state.run.calls.values() if each.tool == call.tool])
         if not joined:  # a start must be committed where no handler can take it back
             start_next(driver, batch)
 
@@ -432,7 +425,7 @@ def _doubt(
             recovery_failed=recovery_failed,
             declared=declared,
         )
-        batch.failed_drive = again.orphan in ("retry", "reconcile")
+        batch.failed_drive = again.orphan in (Orphan.RETRY, Orphan.RECONCILE)
 
     driver.commit(build)
 
@@ -457,7 +450,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
 
     def build(batch: Batch) -> None:
         again = batch.state.run.calls[call.id]
-        word = "occurred" if isinstance(verdict, Occurred) else "not_occurred"
+        word = Verdict.OCCURRED if isinstance(verdict, Occurred) else Verdict.NOT_OCCURRED
         payload = {"verdict": word, "actor": actor, "channel": "reconcile"}
         batch.add(events.ORPHAN_RESOLVED, payload, call=again, attempt=again.attempt)
         if isinstance(verdict, Occurred):
@@ -466,11 +459,11 @@ def _reconcile(driver: Driver, call: Call) -> None:
                 facts["raised"] = again.raised
             if verdict._stored is not None:
                 facts["stored"] = verdict._stored  # type: ignore[typeddict-item]
-            batch.result(again, verdict.result, "ok", offload=offload, **facts)
+            batch.result(again, verdict.result, Outcome.OK, offload=offload, **facts)
             start_next(driver, batch)
         elif again.raised:  # not run again, because an error that always comes would repeat for ever
             text = again.raised + NOTHING_HAPPENED
-            batch.result(again, text, "error", is_error=True, reconciled=True)
+            batch.result(again, text, Outcome.ERROR, is_error=True, reconciled=True)
             start_next(driver, batch)
 
     driver.commit(build)

@@ -24,6 +24,7 @@ from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.read import Parts, rows_with_secret
 from agentruns.models import Session, Tombstone
 from agentruns.models.parts import commitment, keyed, split
+from agentruns.models.statuses import RunStatus
 from agentruns.utils import clock as journal_clock
 from agentruns.utils import json as canonical
 
@@ -208,7 +209,7 @@ class Batch:
     @property
     def releases(self) -> bool:
         """Check whether the writer's lease ends with this append."""
-        return self.release or self.delay is not None or self.state.run.status != "active"
+        return self.release or self.delay is not None or self.state.run.status != RunStatus.ACTIVE
 
     def add(
         self,

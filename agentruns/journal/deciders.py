@@ -20,6 +20,7 @@ from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, user_of_key, visible_approvals
 from agentruns.journal.read import read_rows
 from agentruns.models import Approval, Message, Run, SessionBearer
+from agentruns.models.statuses import ApprovalStatus, Verb
 from agentruns.models.token import VISITOR
 from agentruns.tools.options import REQUESTER
 
@@ -76,7 +77,7 @@ def why_not_decide(
     approval: Approval,
     arguments: dict[str, Any] | None = None,
     groups: Collection[str] | None = None,
-    verb: str = "approve",
+    verb: str = Verb.APPROVE,
 ) -> str:
     """Explain why a user may not decide about an approval's call with `arguments`; "" if the user may.
 
@@ -92,8 +93,8 @@ def why_not_decide(
         if is_requester(actor, approval.run):
             # An edit would let the requester call the tool with arguments that the model never gave.
             changes = _("%(tool)s is confirmed as it is, or denied: %(name)s may not change it.") % facts
-            return "" if verb in ("approve", "deny", "answer") else changes
-        if verb == "deny" and is_somebody(actor) and ask("can", False, actor, "decide", approval):
+            return "" if verb in (Verb.APPROVE, Verb.DENY, Verb.ANSWER) else changes
+        if verb == Verb.DENY and is_somebody(actor) and ask("can", False, actor, "decide", approval):
             return "" if ask("can_decide", False, actor, approval, approval.arguments) else refused
         return _("%(tool)s is confirmed by the requester, not by %(name)s.") % facts
     if not is_somebody(actor):
@@ -148,7 +149,7 @@ def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) 
 def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
     """Add a row that voids the approvals given by the users in `lost`, so that the call is pending again."""
     approval = call.approval
-    if approval is None or approval.status not in ("pending", "approved"):
+    if approval is None or approval.status not in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED):
         return
     gone = [key for key in approval.given if key in lost]
     if gone:

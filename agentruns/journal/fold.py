@@ -13,11 +13,15 @@ from uuid import UUID
 from agentruns.agents import prices
 from agentruns.journal import events
 from agentruns.journal.events import Actor, Row
+from agentruns.models.statuses import ApprovalStatus, GateVerdict, Orphan, Outcome, RunStatus, Verb, Verdict
 from agentruns.utils import json as canonical
 
-ACTIVE = "active"
-WAITING = ("awaiting-approval", "orphaned", "paused")
-GATE_DECISIONS = ("run", "ask", "refuse")
+WAITING = (RunStatus.AWAITING_APPROVAL, RunStatus.ORPHANED, RunStatus.PAUSED)
+DECIDED: dict[str, str] = {  # verb that ends a wait without letting the call run -> the approval's status
+    Verb.DENY: ApprovalStatus.DENIED,
+    Verb.ANSWER: ApprovalStatus.ANSWERED,
+    Verb.EXPIRE: ApprovalStatus.EXPIRED,
+}
 TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 MOST_TOKENS = 2**63 - 1
 MOST_COST = Decimal("999999999999.999999999999")
@@ -38,7 +42,7 @@ class CallApproval:
     expires_at: datetime | None = None
     only_answers: bool = False  # a question: there is nothing to execute
     settles: list[str] = field(default_factory=list)  # calls in doubt that it shows
-    status: str = "pending"
+    status: str = ApprovalStatus.PENDING
     given: list[str] = field(default_factory=list)  # ids of the users who approved this digest
     names: list[str] = field(default_factory=list)
     actor: Actor | None = None
@@ -59,7 +63,7 @@ class Call:
     arguments: dict[str, Any]
     digest: str
     parallel: bool = False
-    verdict: str = "run"
+    verdict: str = GateVerdict.RUN
     edited: bool = False
     approval: CallApproval | None = None
     attempt: int = 0
@@ -85,34 +89,34 @@ class Call:
         """Check whether the call has no result although its effect may have happened."""
         if self.declares == "transactional" and not self.orphan:  # without its result nothing was committed
             return False
-        if self.orphan == "not_occurred" and not self.returned_late:
+        if self.orphan == Orphan.NOT_OCCURRED and not self.returned_late:
             return False
-        return self.is_open and (self.attempt > 0 or self.orphan in ("held", "reconcile"))
+        return self.is_open and (self.attempt > 0 or self.orphan in (Orphan.HELD, Orphan.RECONCILE))
 
     @property
     def may_have_happened(self) -> bool:
         """Check whether the open call was started, or its start may be in rows that are lost."""
-        is_asked = self.verdict != "refuse" and not self.decision
+        is_asked = self.verdict != GateVerdict.REFUSE and not self.decision
         return self.is_started or (self.is_open and self.may_be_lost and is_asked)
 
     @property
     def is_contradicted(self) -> bool:
         """Check whether the handler returned although a verdict says that the call did not happen."""
-        return self.orphan == "not_occurred" and self.returned_late
+        return self.orphan == Orphan.NOT_OCCURRED and self.returned_late
 
     @property
     def is_waiting(self) -> bool:
         """Check whether the call waits for a person's approval or verdict."""
-        if self.orphan == "held":
+        if self.orphan == Orphan.HELD:
             return True
-        if self.verdict != "ask":
+        if self.verdict != GateVerdict.ASK:
             return False
-        return self.approval is None or self.approval.status == "pending"
+        return self.approval is None or self.approval.status == ApprovalStatus.PENDING
 
     @property
     def decision(self) -> str:
         """The approval's status if the call may not run: "denied", "answered" or "expired"; else ""."""
-        if self.approval is not None and self.approval.status in ("denied", "answered", "expired"):
+        if self.approval is not None and self.approval.status in DECIDED.values():
             return self.approval.status
         return ""
 
@@ -165,7 +169,7 @@ class RunState:
     ended: str = ""
     output: str | None = None
     error: str = ""
-    status: str = ACTIVE
+    status: str = RunStatus.ACTIVE
     waited: timedelta = timedelta()
     waiting_since: datetime | None = None
 
@@ -181,11 +185,11 @@ class RunState:
         if self.ended:
             self.status = self.ended
         elif stops or not (self.paused or (open_calls and not self.next_calls())):
-            self.status = ACTIVE
-        elif any(call.orphan == "held" for call in open_calls):
-            self.status = "orphaned"
+            self.status = RunStatus.ACTIVE
+        elif any(call.orphan == Orphan.HELD for call in open_calls):
+            self.status = RunStatus.ORPHANED
         else:
-            self.status = "paused" if self.paused else "awaiting-approval"
+            self.status = RunStatus.PAUSED if self.paused else RunStatus.AWAITING_APPROVAL
         if self.status in WAITING:
             self.waiting_since = self.waiting_since or row.created_at
         elif self.waiting_since:
@@ -207,6 +211,18 @@ class RunState:
             elif call.parallel or not blocked:
                 ready.append(call)
         return ready
+
+    def is_after_unknown(self, call: Call) -> bool:
+        """Check whether a call comes after a call with the outcome `unknown` and must be cancelled for this.
+
+        All later calls have been cancelled except calls whose start may be lost. Such a call is cancelled
+        once it is known that the call has not run. False for a parallel call.
+        """
+        is_known = call.orphan == Orphan.NOT_OCCURRED or (not call.orphan and call.asked_since > 0)
+        if call.attempt or not call.may_be_lost or not is_known or call.parallel:
+            return False
+        earlier = (each for each in self.calls.values() if each.ordinal < call.ordinal)
+        return any(each.outcome == Outcome.UNKNOWN for each in earlier)
 
     def elapsed(self, now: datetime) -> timedelta:
         """Compute the time since the run's start, without the time it waited for people."""
@@ -324,7 +340,8 @@ def _assistant(state: RunState, row: Row, payload: events.Assistant) -> None:
             arguments=call["arguments"],
             digest=call["digest"],
             parallel=call["parallel"],
-            verdict=call["verdict"] if call["verdict"] in GATE_DECISIONS else "refuse",  # of newer code
+            # A verdict of newer code lets nothing run.
+            verdict=call["verdict"] if call["verdict"] in [*GateVerdict] else GateVerdict.REFUSE,
             may_be_lost=state.restored_at is not None,
         )
         for ordinal, call in enumerate(payload["calls"])
@@ -354,7 +371,7 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
         return
     approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
     approval.decided_at = row.created_at
-    if payload["verb"] == "approve":
+    if payload["verb"] == Verb.APPROVE:
         if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals
             call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
             approval.digest, approval.title = payload["digest"], payload["title"]
@@ -363,14 +380,15 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
         call.asked_since = (0 if "arguments" in payload else call.asked_since) + call.may_be_lost
         approval.given.append(actor["id"])
         approval.names.append(actor["name"])
-        approval.status = "approved" if len(approval.given) >= approval.required else "pending"
+        is_enough = len(approval.given) >= approval.required
+        approval.status = ApprovalStatus.APPROVED if is_enough else ApprovalStatus.PENDING
         return
-    status = {"deny": "denied", "answer": "answered", "expire": "expired"}.get(payload["verb"])
+    status = DECIDED.get(payload["verb"])
     if status is None:  # a verb of newer code
         return
     approval.status = status
     approval.text = payload.get("text", "")
-    if status == "denied":
+    if status == ApprovalStatus.DENIED:
         state.refusals[(call.tool, call.digest)] = approval.reason
 
 
@@ -387,7 +405,8 @@ def _approval_voided(state: RunState, row: Row, payload: events.ApprovalVoided) 
     given = zip(approval.given, approval.names, strict=True)
     kept = [(key, name) for key, name in given if key not in payload["voided"]]
     approval.given, approval.names = [key for key, _ in kept], [name for _, name in kept]
-    approval.status, approval.actor, approval.reason, approval.decided_at = "pending", None, "", None
+    approval.status, approval.actor = ApprovalStatus.PENDING, None
+    approval.reason, approval.decided_at = "", None
 
 
 def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> None:
@@ -396,14 +415,15 @@ def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> Non
     call.declares, call.timeout = payload["declares"], payload.get("timeout")
     call.key = call.key or payload["key"]
     if call.approval is not None:
-        call.approval.status = "consumed"
+        call.approval.status = ApprovalStatus.CONSUMED
 
 
 def _tool_result(state: RunState, row: Row, payload: events.ToolResult) -> None:
     call = state.calls[row.call_id]
     call.outcome, call.orphan, call.in_doubt = payload["outcome"], "", payload.get("in_doubt", False)
-    if call.approval is not None and call.approval.status in ("pending", "approved"):
-        call.approval.status = "cancelled"
+    unused = (ApprovalStatus.PENDING, ApprovalStatus.APPROVED)
+    if call.approval is not None and call.approval.status in unused:
+        call.approval.status = ApprovalStatus.CANCELLED
 
 
 def _model_failed(state: RunState, row: Row, payload: events.ModelFailed) -> None:
@@ -428,8 +448,8 @@ def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) 
     if call is None or payload["verdict"] not in events.CLEARING:
         return
     call.in_doubt = False
-    if call.is_open and payload["verdict"] == "not_occurred":
-        call.orphan = "not_occurred"
+    if call.is_open and payload["verdict"] == Verdict.NOT_OCCURRED:
+        call.orphan = Orphan.NOT_OCCURRED
 
 
 def _run_resumed(state: RunState, row: Row, payload: events.RunResumed) -> None:
@@ -449,7 +469,7 @@ def _run_paused(state: RunState, row: Row, payload: events.RunPaused) -> None:
         state.restored_at, state.restored_seq = row.created_at, row.seq
         for call in state.open_calls():
             call.may_be_lost, call.asked_since = True, 0
-            if call.orphan == "not_occurred":  # a later attempt may be among the lost rows
+            if call.orphan == Orphan.NOT_OCCURRED:  # a later attempt may be among the lost rows
                 call.orphan = ""
 
 
@@ -464,17 +484,17 @@ def _run_adopted(state: RunState, row: Row, payload: events.RunAdopted) -> None:
 
 
 def _run_completed(state: RunState, row: Row, payload: events.RunCompleted) -> None:
-    state.ended, state.paused, state.output = "completed", "", payload.get("output")
+    state.ended, state.paused, state.output = RunStatus.COMPLETED, "", payload.get("output")
 
 
 def _run_failed(state: RunState, row: Row, payload: events.RunFailed) -> None:
     error = payload.get("error")
-    state.ended, state.paused = "failed", ""
+    state.ended, state.paused = RunStatus.FAILED, ""
     state.error = f"{error['type']}: {error['text']}" if error else ""
 
 
 def _run_cancelled(state: RunState, row: Row, payload: events.RunCancelled) -> None:
-    state.ended, state.paused = "cancelled", ""
+    state.ended, state.paused = RunStatus.CANCELLED, ""
 
 
 def _payload_erased(state: RunState, row: Row, payload: events.PayloadErased) -> None:

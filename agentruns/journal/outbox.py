@@ -26,6 +26,7 @@ from agentruns.journal.connection import has_foreign_blocks
 from agentruns.journal.events import Row
 from agentruns.journal.masking import mask_of
 from agentruns.models import Approval, Message, Notification, Run
+from agentruns.models.statuses import ApprovalStatus, Orphan
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
 from agentruns.utils.arity import arity_mistake
@@ -154,11 +155,12 @@ def _events(batch: Batch) -> dict[tuple[str, UUID | None], Row]:
         name = EVENTS[row.kind][0]
         call = batch.state.run.calls.get(row.call_id) if name.startswith("approval.") else None
         approval = call.approval if call else None
-        if row.kind == events.ORPHAN_FOUND and row.payload["action"] != "held":
+        if row.kind == events.ORPHAN_FOUND and row.payload["action"] != Orphan.HELD:
             continue
-        if row.kind == events.APPROVAL_VOIDED and (approval is None or approval.status != "pending"):
+        is_pending = approval is not None and approval.status == ApprovalStatus.PENDING
+        if row.kind == events.APPROVAL_VOIDED and not is_pending:
             continue
-        if row.kind == events.APPROVAL_DECIDED and (approval is None or approval.status == "pending"):
+        if row.kind == events.APPROVAL_DECIDED and (approval is None or is_pending):
             continue  # more people have to approve
         rows[name, approval.id if approval else None] = row
     return rows
@@ -257,7 +259,7 @@ def notice_of(alias: str, notification: Notification) -> Notice:
     elif notification.event == "run.orphaned":
         rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.ORPHAN_FOUND).order_by("-seq")
         doubted = rows.values_list("tool_name", "facts")
-        tool = next((tool for tool, facts in doubted if facts["action"] == "held"), "")
+        tool = next((tool for tool, facts in doubted if facts["action"] == Orphan.HELD), "")
     return Notice(
         id=notification.pk,
         type=notification.event,

@@ -28,6 +28,7 @@ from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.outbox import announce, is_announced
 from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session
 from agentruns.models.fields import CanonicalField, EscapedTextField
+from agentruns.models.statuses import ApprovalStatus, RunStatus
 from agentruns.models.token import VISITOR
 from agentruns.utils import clock as journal_clock
 from agentruns.utils import json as canonical
@@ -139,7 +140,7 @@ def project(alias: str, batch: Batch) -> None:
             new_approval(call, approval, batch.state.run.run_id).save(force_insert=True, using=alias)
             continue
         rows = Approval.objects.using(alias).filter(pk=approval.id, status=before)
-        if batch.guard is not None and before == "pending":
+        if batch.guard is not None and before == ApprovalStatus.PENDING:
             rows = rows.filter(batch.guard)
         columns = card_columns(call, approval)
         if rows.update(**columns, same_call=same_call(call.tool, call.arguments)) != 1:
@@ -156,7 +157,7 @@ def card_columns(call: Call, approval: CallApproval) -> dict[str, Any]:
     """Build the columns of Approval from a call and its folded approval."""
     actor = approval.actor or {"id": "", "name": ""}
     user_id = None if actor["id"].startswith(VISITOR) else actor["id"] or None  # a visitor is no user
-    is_decided = approval.status != "pending"
+    is_decided = approval.status != ApprovalStatus.PENDING
     return {
         **{name: getattr(approval, name) for name in AS_FOLDED},
         "call_id": call.id,
@@ -282,7 +283,7 @@ def _run_columns(
         sets.append("status = %s, lease_owner = '', lease_expires_at = NULL, lease_epoch = lease_epoch + 1")
         sets.append("blocked_reason = %s")
         blocked = _PREPARE["blocked_reason"](batch.state.run.paused)
-        values += ["queued" if status == "active" else status, blocked]
+        values += [Run.Status.QUEUED if status == RunStatus.ACTIVE else status, blocked]
         if batch.delay is None and batch.rows[-1].kind != events.RUN_ADOPTED:  # which keeps `not_before`
             sets.append("not_before = NULL")
         elif batch.delay is not None:
@@ -292,7 +293,7 @@ def _run_columns(
     else:
         # A service row leaves the lease alone: a live worker learns of it at its next append.
         sets.append("status = CASE WHEN status = 'running' AND %s THEN 'running' ELSE %s END")
-        values += [status not in Run.ENDED, "queued" if status == "active" else status]
+        values += [status not in Run.ENDED, Run.Status.QUEUED if status == RunStatus.ACTIVE else status]
     if batch.failed_drive:
         sets.append("attempts = attempts + 1")
     elif batch.progressed or batch.unpaused:

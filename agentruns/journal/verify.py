@@ -20,11 +20,12 @@ from agentruns.journal import events, payloads
 from agentruns.journal.conversation import unread_after
 from agentruns.journal.copies import Copy, altered, copy_of, is_task, title_of
 from agentruns.journal.events import Row
-from agentruns.journal.fold import ACTIVE, Call, RunState
+from agentruns.journal.fold import Call, RunState
 from agentruns.journal.read import NAMING, Parts, definitions_in, stored_rows
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
 from agentruns.models.parts import commitment
+from agentruns.models.statuses import ApprovalStatus, GateVerdict, Outcome, RunStatus
 from agentruns.models.tombstone import NAMED, forgotten
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_ROW_DEPTH, NAME_LENGTH, is_deeper
@@ -286,7 +287,7 @@ def _decided(row: Row, call: Call, payload: events.ApprovalDecided) -> str:
     approval = call.approval
     if approval is None:
         return f"decides on call {call.id}, for which no approval was asked."
-    if approval.status != "pending":
+    if approval.status != ApprovalStatus.PENDING:
         return f"decides on approval {approval.id}, which is {approval.status} already."
     if "arguments" not in payload and payload["digest"] != approval.digest:
         return f"decides on another digest than that of approval {approval.id}."
@@ -297,7 +298,7 @@ def _voided(row: Row, call: Call, payload: events.ApprovalVoided) -> str:
     approval = call.approval
     if approval is None or str(approval.id) != payload["approval"]:
         return f"voids an approval of call {call.id} that was not asked for."
-    if approval.status not in ("pending", "approved"):
+    if approval.status not in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED):
         return f"voids approval {approval.id}, which is {approval.status}."
     if "" in payload["voided"] or not set(payload["voided"]) <= set(approval.given):
         return f"voids what nobody gave to approval {approval.id}."
@@ -311,7 +312,7 @@ def _started(row: Row, call: Call, payload: events.ToolStarted) -> str:
         return f"is attempt {row.attempt} of call {call.id}, after attempt {call.attempt}."
     if payload["digest"] != call.digest:
         return f"starts call {call.id} with other arguments than were recorded."
-    if call.verdict == "refuse" or (call.verdict == "ask" and call.approval is None):
+    if call.verdict == GateVerdict.REFUSE or (call.verdict == GateVerdict.ASK and call.approval is None):
         return f"starts call {call.id}, which the gate did not let through."
     # The first start consumes the approval, once, and only as it was approved.
     approval, used = call.approval, row.consumes
@@ -320,14 +321,14 @@ def _started(row: Row, call: Call, payload: events.ToolStarted) -> str:
     if approval.digest != payload["digest"]:
         return f"starts call {call.id} with other arguments than approval {approval.id} shows."
     if used is None:
-        if call.attempt and approval.status == "consumed":
+        if call.attempt and approval.status == ApprovalStatus.CONSUMED:
             return ""
         return f"starts call {call.id} without approval {approval.id}, which is {approval.status}."
     if used != approval.id:
         return f"consumes approval {used}, which is not of call {call.id}."
-    if approval.status == "consumed":
+    if approval.status == ApprovalStatus.CONSUMED:
         return f"consumes approval {approval.id} a second time."
-    if approval.status != "approved":
+    if approval.status != ApprovalStatus.APPROVED:
         return f"consumes approval {approval.id}, which is {approval.status}."
     return ""
 
@@ -335,7 +336,7 @@ def _started(row: Row, call: Call, payload: events.ToolStarted) -> str:
 def _result(row: Row, call: Call, payload: events.ToolResult) -> str:
     if not call.is_open:
         return f"is a second result of call {call.id}."
-    if payload["outcome"] == "ok" and call.attempt == 0 and not call.is_started:
+    if payload["outcome"] == Outcome.OK and call.attempt == 0 and not call.is_started:
         return f"says that call {call.id} was done, which never started."
     return ""
 
@@ -369,7 +370,7 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
             continue
         status = str(stored["status"])
         if status in (Run.Status.QUEUED, Run.Status.RUNNING):
-            stored["status"] = ACTIVE
+            stored["status"] = RunStatus.ACTIVE
         about = Problem(key, f"run {pk}", run=pk, status=status)
         asked = _asked(history.tasks.get(pk), stored["input"])
         folded = {**state.columns(), **state.given(imported_into), **asked}

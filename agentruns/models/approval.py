@@ -7,6 +7,7 @@ from django.utils.translation import gettext_lazy as _
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, user_key
 from agentruns.models.querysets import RISK_RANK, ApprovalQuerySet
 from agentruns.models.run import Run
+from agentruns.models.statuses import ApprovalStatus
 from agentruns.utils.bounds import NAME_LENGTH
 
 
@@ -14,13 +15,13 @@ class Approval(models.Model):
     """The approval of one call, copied from the journal for fast lists."""
 
     class Status(models.TextChoices):
-        PENDING = "pending", _("waiting")
-        APPROVED = "approved", _("approved")
-        DENIED = "denied", _("denied")
-        ANSWERED = "answered", _("answered")
-        EXPIRED = "expired", _("expired")
-        CANCELLED = "cancelled", _("cancelled")
-        CONSUMED = "consumed", _("approved, done")
+        PENDING = ApprovalStatus.PENDING, _("waiting")
+        APPROVED = ApprovalStatus.APPROVED, _("approved")
+        DENIED = ApprovalStatus.DENIED, _("denied")
+        ANSWERED = ApprovalStatus.ANSWERED, _("answered")
+        EXPIRED = ApprovalStatus.EXPIRED, _("expired")
+        CANCELLED = ApprovalStatus.CANCELLED, _("cancelled")
+        CONSUMED = ApprovalStatus.CONSUMED, _("approved, done")
 
     class Risk(models.TextChoices):
         LOW = "low", _("low")

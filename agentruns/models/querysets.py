@@ -8,6 +8,7 @@ from django.db import connections, models
 from django.db.models import Case, Q, When
 from django.db.models.functions import Coalesce, Now
 
+from agentruns.models.statuses import RunStatus
 from agentruns.utils.bounds import said
 from agentruns.utils.ids import secret
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from agentruns.models import Approval, Control, Message, Run  # noqa: F401
 
 _identities: dict[tuple[str, str], str] = {}
-ENDED = ("completed", "failed", "cancelled")
-UNFINISHED = ("queued", "running", "awaiting-approval", "orphaned", "paused")
+ENDED = (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+UNFINISHED = tuple(status for status in RunStatus if status not in (RunStatus.ACTIVE, *ENDED))
 
 
 class Constant(models.Value):

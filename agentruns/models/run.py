@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now, user_key
 from agentruns.models.querysets import ENDED, UNFINISHED, RunQuerySet
 from agentruns.models.session import Session
+from agentruns.models.statuses import RunStatus
 from agentruns.utils.bounds import NAME_LENGTH, is_name, said
 from agentruns.utils.characters import isolated
 from agentruns.utils.ids import uuid7
@@ -39,14 +40,14 @@ class Run(models.Model):
     """One task given to one agent in a session."""
 
     class Status(models.TextChoices):
-        QUEUED = "queued", _("queued")
-        RUNNING = "running", _("running")
-        AWAITING_APPROVAL = "awaiting-approval", _("waiting")
-        ORPHANED = "orphaned", _("in doubt")
-        PAUSED = "paused", _("paused")
-        COMPLETED = "completed", _("completed")
-        FAILED = "failed", _("failed")
-        CANCELLED = "cancelled", _("cancelled")
+        QUEUED = RunStatus.QUEUED, _("queued")
+        RUNNING = RunStatus.RUNNING, _("running")
+        AWAITING_APPROVAL = RunStatus.AWAITING_APPROVAL, _("waiting")
+        ORPHANED = RunStatus.ORPHANED, _("in doubt")
+        PAUSED = RunStatus.PAUSED, _("paused")
+        COMPLETED = RunStatus.COMPLETED, _("completed")
+        FAILED = RunStatus.FAILED, _("failed")
+        CANCELLED = RunStatus.CANCELLED, _("cancelled")
 
     REWOUND = "journal_rewound"  # beginning of the reason if a run is held because of lost rows
     ENDED = ENDED

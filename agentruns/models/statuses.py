@@ -1,0 +1,85 @@
+"""The fixed words of the journal. Each is equal to its text in rows, columns, JSON and templates."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Word(StrEnum):
+    """A fixed word, which also looks like its text in an error or a terminal."""
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class RunStatus(Word):
+    """The status of a run; `ACTIVE` is that of a folded run, which is stored as queued or running."""
+
+    ACTIVE = "active"
+    QUEUED = "queued"
+    RUNNING = "running"
+    AWAITING_APPROVAL = "awaiting-approval"
+    ORPHANED = "orphaned"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class ApprovalStatus(Word):
+    """The status of an approval."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    DENIED = "denied"
+    ANSWERED = "answered"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    CONSUMED = "consumed"
+
+
+class GateVerdict(Word):
+    """The gate's verdict on a call of a reply."""
+
+    RUN = "run"
+    ASK = "ask"
+    REFUSE = "refuse"
+
+
+class Outcome(Word):
+    """The outcome of a call's only result."""
+
+    OK = "ok"
+    ERROR = "error"
+    DENIED = "denied"
+    ANSWERED = "answered"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+
+class Orphan(Word):
+    """The treatment of a call in doubt, or the verdict that the call did not happen."""
+
+    RETRY = "retry"
+    RECONCILE = "reconcile"
+    HELD = "held"
+    SURFACED = "surfaced"
+    NOT_OCCURRED = "not_occurred"
+
+
+class Verdict(Word):
+    """The verdict on a call in doubt."""
+
+    OCCURRED = "occurred"
+    NOT_OCCURRED = "not_occurred"
+    UNKNOWN = "unknown"
+
+
+class Verb(Word):
+    """The verb of a decision on an approval."""
+
+    APPROVE = "approve"
+    DENY = "deny"
+    ANSWER = "answer"
+    EXPIRE = "expire"
