@@ -27,6 +27,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
 from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.models import Message, Run
+from agentruns.models.statuses import RunStatus
 from agentruns.services import history, permissions
 from agentruns.services.runs import control, forks, starting
 from agentruns.utils.bounds import TEXT_LENGTH
@@ -117,7 +118,10 @@ class Moment:
         The value before is None if it is empty or equal to the value after.
         """
         before, after = self.before, self.state.run
-        labels = {**{status.value: str(status.label) for status in Run.Status}, fold.ACTIVE: _("running")}
+        labels = {
+            **{status.value: str(status.label) for status in Run.Status},
+            RunStatus.ACTIVE: _("running"),
+        }
         lines = [
             (_("Status"), labels[before.status], labels[after.status]),
             (_("Model replies"), before.step, after.step),

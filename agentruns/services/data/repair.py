@@ -9,9 +9,9 @@ from django.db import IntegrityError
 from django.db.models import Model
 
 from agentruns.exceptions import JournalConflictError
-from agentruns.journal.fold import ACTIVE
 from agentruns.journal.verify import Problem, check
 from agentruns.models import Run
+from agentruns.models.statuses import RunStatus
 from agentruns.services.runs.write import lock_session
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger
@@ -64,6 +64,6 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
 
 def value_of(problem: Problem) -> Any:
     """Find the correct value of a problem's column; the correct status of an active run is queued."""
-    if problem.column == "status" and problem.folded == ACTIVE:
+    if problem.column == "status" and problem.folded == RunStatus.ACTIVE:
         return Run.Status.QUEUED.value
     return problem.folded
