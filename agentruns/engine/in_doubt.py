@@ -31,12 +31,9 @@ def decided(batch: Batch, call: Call) -> None:
     if approval is None or not call.is_open:
         return
     denied = DENIED.format(reason=approval.reason)
-    text = {
-        Outcome.DENIED: denied,
-        Outcome.ANSWERED: approval.text,
-        Outcome.EXPIRED: EXPIRED,
-    }[call.decision]
-    batch.result(call, text, call.decision, actor=approval.actor)
+    texts: dict[str, str] = {Outcome.DENIED: denied, Outcome.ANSWERED: approval.text}
+    texts[Outcome.EXPIRED] = EXPIRED
+    batch.result(call, texts[call.decision], call.decision, actor=approval.actor)
 
 
 def unknown(batch: Batch, call: Call, actor: Any) -> None:
