@@ -150,7 +150,7 @@ def test_a_result_that_is_refused_for_good_is_in_doubt(effects: Effects) -> None
 
 
 def test_an_error_that_ends_each_attempt_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> None:
+    def broken(**members: Any) -> None:
         raise AttributeError("no such part")
 
     start_run(shop_agent("broken"), "do it", "s1", idempotency_key="k")
