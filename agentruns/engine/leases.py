@@ -20,7 +20,7 @@ from agentruns.journal import events, timeline
 from agentruns.journal.connection import OWN, own_alias, own_connection
 from agentruns.journal.store import Claimed, claim_one
 from agentruns.models import Control, Message, Run
-from agentruns.models.querysets import RunQuerySet
+from agentruns.models.run import RunQuerySet
 from agentruns.utils import clock
 from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, later, uptime
 from agentruns.utils.ids import uuid7

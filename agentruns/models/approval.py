@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+from typing import Self
+
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, user_key
-from agentruns.models.querysets import RISK_RANK, ApprovalQuerySet
+from agentruns.models.querysets import PENDING, RISK_RANK
 from agentruns.models.run import Run
 from agentruns.models.statuses import ApprovalStatus
 from agentruns.utils.bounds import NAME_LENGTH
+
+
+class ApprovalQuerySet(models.QuerySet["Approval"]):
+    def pending(self) -> Self:
+        """Select the approvals that wait for a person."""
+        return self.filter(status=PENDING)
+
+    def expired(self) -> Self:
+        """Select the pending approvals whose time is over, by the database's clock."""
+        return self.pending().filter(expires_at__lte=Now())
 
 
 class Approval(models.Model):

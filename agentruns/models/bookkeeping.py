@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
-from django.db import models
+from typing import Any, Self
+
+from django.db import connections, models
 from django.db.models import Q
+from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import EscapedTextField, now, user_key
-from agentruns.models.querysets import ControlQuerySet
 from agentruns.models.run import Run
 from agentruns.utils.bounds import NAME_LENGTH
-from agentruns.utils.ids import uuid7
+from agentruns.utils.ids import secret, uuid7
+
+_identities: dict[tuple[str, str], str] = {}
+
+
+class ControlQuerySet(models.QuerySet["Control"]):
+    def stamp(self, name: str) -> None:
+        """Set the time of the row `name` to now, by the database's clock; create the row if it is missing."""
+        name = name[: self.model._meta.get_field("name").max_length]
+        if not self.filter(name=name).update(seen_at=Now()):
+            self.update_or_create(name=name, defaults={"seen_at": Now()})
+
+    def note(self, server: Any) -> None:
+        """Note the timeline and the replication of the server (a `journal.timeline.Server`)."""
+        noted = {"reason": server.timeline, "actor": server.replication, "seen_at": Now()}
+        self.update_or_create(name=self.model.SERVER, defaults=noted)
+
+    def sweepers(self) -> Self:
+        """Select the rows of sweepers: all rows except switches and those with a fixed name."""
+        named = (self.model.DRAINING, self.model.SERVER, self.model.DATABASE)
+        return self.exclude(name__in=named).exclude(name__startswith="off:")
+
+    def identity(self) -> str:
+        """Find the database's random name, or create it; a process keeps the name once it is committed."""
+        connection = connections[self.db]
+        place = self.db, getattr(connection, "schema_name", "")  # of django-tenants
+        if place not in _identities:
+            made = {"reason": secret(), "seen_at": Now()}
+            name: str = self.get_or_create(name=self.model.DATABASE, defaults=made)[0].reason
+            if connection.in_atomic_block:  # which may be rolled back
+                return name
+            _identities[place] = name
+        return _identities[place]
+
+    def switches(self) -> Self:
+        """Select the agents and tools that are switched off, by name."""
+        return self.filter(name__startswith="off:").order_by("name")
 
 
 class Control(models.Model):

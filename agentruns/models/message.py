@@ -1,16 +1,22 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField
 from agentruns.models.parts import merged
-from agentruns.models.querysets import MessageQuerySet
 from agentruns.models.run import Run
 from agentruns.models.session import Session
+
+
+class MessageQuerySet(models.QuerySet["Message"]):
+    def own(self) -> Self:
+        """Select the rows of the run itself, without the rows that a fork copied from its origin."""
+        return self.filter(seq__gt=Coalesce("run__origin_seq", 0))
 
 
 class Message(models.Model):

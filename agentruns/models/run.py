@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now, user_key
-from agentruns.models.querysets import ENDED, UNFINISHED, RunQuerySet
+from agentruns.models.querysets import ACTIVE, ENDED, UNFINISHED
 from agentruns.models.session import Session
 from agentruns.models.statuses import RunStatus
 from agentruns.utils.bounds import NAME_LENGTH, is_name, said
@@ -34,6 +35,27 @@ class Definition(models.Model):
 
     def __str__(self) -> str:
         return self.hash[:12]
+
+
+class RunQuerySet(models.QuerySet["Run"]):
+    def unfinished(self) -> Self:
+        """Select the runs that have not ended."""
+        return self.filter(status__in=UNFINISHED)
+
+    def runnable(self) -> Self:
+        """Select the runs that a worker may claim now, by the database's clock: due, without a live lease."""
+        return self.filter(
+            Q(status__in=ACTIVE),
+            Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now()),
+            Q(not_before__isnull=True) | Q(not_before__lte=Now()),
+        )
+
+    def with_context(self, given: dict[str, Any] | None = None, /, **values: Any) -> Self:
+        """Select the runs with these searchable context values, such as `with_context(tenant=7)`."""
+        runs = self
+        for key, value in {**(given or {}), **values}.items():
+            runs = runs.filter(context_values__key=key, context_values__value=said(value))
+        return runs
 
 
 class Run(models.Model):

@@ -25,7 +25,7 @@ from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.events import Program
 from agentruns.journal.outbox import deliver_due
 from agentruns.models import Control, Draft, Run
-from agentruns.models.querysets import RunQuerySet
+from agentruns.models.run import RunQuerySet
 from agentruns.services.approvals import decisions
 from agentruns.services.runs.control import hold_run
 from agentruns.services.runs.lifecycle import surface_orphans

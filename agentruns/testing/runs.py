@@ -14,7 +14,7 @@ from agentruns.conf import settings
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
     from agentruns import RunResult
     from agentruns.models import Run
-    from agentruns.models.querysets import RunQuerySet
+    from agentruns.models.run import RunQuerySet
 
 
 class StillRunning(AssertionError):

@@ -30,7 +30,7 @@ from agentruns.journal.batch import Batch, SessionState, load
 from agentruns.journal.connection import require_no_transaction
 from agentruns.journal.store import MemoryStore, Store
 from agentruns.models import Approval, Run, Session
-from agentruns.models.querysets import RunQuerySet
+from agentruns.models.run import RunQuerySet
 from agentruns.services import permissions
 from agentruns.services.runs.rendering import rendered
 from agentruns.services.runs.requests import checked_time, derived, request_for, write_start

@@ -21,7 +21,8 @@ from agentruns.journal.masking import Mask, mask_of, masks_of
 from agentruns.journal.policy import is_narrowed
 from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
 from agentruns.models import Approval, Control, Message, Run
-from agentruns.models.querysets import ACTIVE, RunQuerySet
+from agentruns.models.querysets import ACTIVE
+from agentruns.models.run import RunQuerySet
 from agentruns.utils import clock
 
 STALLED = Q(status=Run.Status.RUNNING) & FREE
