@@ -26,8 +26,7 @@ from agentruns.providers.names import model_identity
 from agentruns.tools import RunContext, Tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
-from agentruns.utils.arity import arity_mistake
-from agentruns.utils.coroutines import in_thread
+from agentruns.utils.calls import arity_mistake, in_thread, path_of
 from agentruns.utils.forks import renewed
 
 if TYPE_CHECKING:
@@ -102,8 +101,15 @@ class Agent:
         fallback: Model | str | None = None,
         unjournaled_tools: bool = False,
     ) -> None:
-        self.name = _checked_name("name", name)
-        self.version = _checked_name("version", version)
+        for what, value in (("name", name), ("version", version)):
+            if not isinstance(value, str):
+                raise TypeError(f"The {what} of an agent must be a string, not {value!r}.")
+            if not value.strip() or len(value) > _MAX_NAME or not value.isprintable():
+                raise ValueError(
+                    f"The {what} of an agent must be 1 to {_MAX_NAME} printable characters, not {value!r}."
+                )
+        self.name, self.version = name, version
+        self.name, self.version = name, version
         self.instructions = instructions
         if inspect.isroutine(tools):
             raise TypeError(
@@ -167,7 +173,7 @@ class Agent:
             "model_params": _without_secrets(self.model_params),
             "instructions": self.instructions
             if isinstance(self.instructions, str)
-            else {"function": _path(self.instructions)},
+            else {"function": path_of(self.instructions)},
             "tools": {name: tool.policy() for name, tool in self.tools.items()},
             "on_orphan": self.on_orphan,
             "max_steps": self.max_steps,
@@ -176,7 +182,7 @@ class Agent:
         }
         # Only where they are set: an agent without them keeps the definition of its older runs.
         if self.tools_for is not None:
-            body["tools_for"] = _path(self.tools_for)
+            body["tools_for"] = path_of(self.tools_for)
         if self.cost_budget is not None:
             body["cost_budget"] = amount(self.cost_budget)
         if self.fallback is not None:
@@ -228,20 +234,35 @@ class Agent:
 
     def _check(self) -> None:
         where = f"Agent {self.name!r}"
-        if not isinstance(self.instructions, str):
-            _require_path(where, "instructions", self.instructions, "a string or ")
-        if self.tools_for is not None:
-            _require_path(where, "tools_for", self.tools_for)
+        functions: dict[str, Any] = {"instructions": self.instructions, "tools_for": self.tools_for}
+        for what, function in functions.items():
+            if isinstance(function, str) if what == "instructions" else function is None:
+                continue
+            form = "a string or a function" if what == "instructions" else "a function"
+            kind = f"{where}: {what} must be {form} of a module, not {function!r}"
+            if not inspect.isroutine(function):
+                raise TypeError(f"{kind}.")
+            if inspect.iscoroutinefunction(function):
+                raise TypeError(f"{kind}: it is called before the run starts, without an event loop.")
+            if wrong := arity_mistake(function, "run"):
+                raise TypeError(f"{where}: {what} {wrong}.")
+            if not getattr(function, "__module__", None) or "<" in path_of(function):
+                text = "lambdas and local functions have no path to compare definitions by"
+                raise TypeError(f"{kind}: {text}.")
         if self.model is None:
             raise TypeError(
                 f"{where} has no model: give it a model name or an object with propose(), "
                 "or set AGENTRUNS_DEFAULT_MODEL."
             )
-        _require_model(where, "model", self.model)
-        if self.fallback is not None:
-            _require_model(where, "fallback", self.fallback)
-            if model_identity(self.fallback) == model_identity(self.model):
-                raise ValueError(f"{where}: fallback must be another model than {self.fallback!r}.")
+        for what, model in zip(("model", "fallback"), self.models, strict=False):
+            propose = None if isinstance(model, type) else getattr(model, "propose", None)
+            if not callable(propose) and not (isinstance(model, str) and model):
+                text = f"{what} must be a model name or an object with propose(), not {model!r}."
+                raise TypeError(f"{where}: {text}")
+            if callable(propose) and (wrong := arity_mistake(propose, "request")):
+                raise TypeError(f"{where}: propose() of {what} {wrong}.")
+        if self.fallback is not None and model_identity(self.fallback) == model_identity(self.model):
+            raise ValueError(f"{where}: fallback must be another model than {self.fallback!r}.")
         if self.starters is not None and not (isinstance(self.starters, str) and self.starters.strip()):
             raise TypeError(
                 f"{where}: starters must be a permission, a group or 'anyone', not {self.starters!r}."
@@ -369,38 +390,3 @@ def _without_secrets(params: Any) -> Any:
     if isinstance(params, dict):
         return {name: MASK if name in _SECRETS else _without_secrets(each) for name, each in params.items()}
     return [_without_secrets(each) for each in params] if isinstance(params, list | tuple) else params
-
-
-def _checked_name(what: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"The {what} of an agent must be a string, not {value!r}.")
-    if not value.strip() or len(value) > _MAX_NAME or not value.isprintable():
-        raise ValueError(
-            f"The {what} of an agent must be 1 to {_MAX_NAME} printable characters, not {value!r}."
-        )
-    return value
-
-
-def _path(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
-
-
-def _require_model(where: str, what: str, model: Any) -> None:
-    is_object = callable(getattr(model, "propose", None)) and not isinstance(model, type)
-    if not is_object and not (isinstance(model, str) and model):
-        raise TypeError(f"{where}: {what} must be a model name or an object with propose(), not {model!r}.")
-    if is_object and (wrong := arity_mistake(model.propose, "request")):
-        raise TypeError(f"{where}: propose() of {what} {wrong}.")
-
-
-def _require_path(where: str, what: str, value: Any, also: str = "") -> None:
-    """Raise TypeError unless `value` is a function of a module, not async, that accepts the run."""
-    kind = f"{where}: {what} must be {also}a function of a module, not {value!r}"
-    if not inspect.isroutine(value):
-        raise TypeError(f"{kind}.")
-    if inspect.iscoroutinefunction(value):
-        raise TypeError(f"{kind}: it is called before the run starts, without an event loop.")
-    if wrong := arity_mistake(value, "run"):
-        raise TypeError(f"{where}: {what} {wrong}.")
-    if not getattr(value, "__module__", None) or "<" in _path(value):
-        raise TypeError(f"{kind}: lambdas and local functions have no path to compare definitions by.")

@@ -15,6 +15,7 @@ from decimal import Context, Decimal, localcontext
 from typing import Any
 
 from agentruns.conf import settings
+from agentruns.providers.base import token_count
 
 MILLION = 1_000_000
 OF_INPUT = {"cache_read": Decimal("0.1"), "cache_write": Decimal("1.25"), "cache_write_1h": Decimal(2)}
@@ -50,13 +51,12 @@ def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
     price = price_of(*models)
     if price is None:
         return None
-    written = _count(usage, "cache_creation_input_tokens")
-    detail = usage.get("cache_creation")
-    longer = min(written, _count(detail, "ephemeral_1h_input_tokens")) if isinstance(detail, dict) else 0
+    written = token_count(usage, "cache_creation_input_tokens")
+    longer = min(written, token_count(usage.get("cache_creation"), "ephemeral_1h_input_tokens"))
     tokens = {
-        "input": _count(usage, "input_tokens"),
-        "output": _count(usage, "output_tokens"),
-        "cache_read": _count(usage, "cache_read_input_tokens"),
+        "input": token_count(usage, "input_tokens"),
+        "output": token_count(usage, "output_tokens"),
+        "cache_read": token_count(usage, "cache_read_input_tokens"),
         "cache_write": written - longer,
         "cache_write_1h": longer,
     }
@@ -80,23 +80,19 @@ def mistakes(prices: Any) -> list[str]:
     """List the mistakes in a value of AGENTRUNS_PRICES."""
     if not isinstance(prices, dict):
         return ["it must be a dict of model names"]
-    found = []
+    problems = []
     for name, price in prices.items():
         if not isinstance(name, str):
-            found.append(f"{name!r} is not the name of a model")
+            problems.append(f"{name!r} is not the name of a model")
         elif not isinstance(price, dict) or not {"input", "output"} <= price.keys() <= KINDS:
-            found.append(f"{name!r} must have input and output, and may have the cache_ ones")
-        elif not all(_is_amount(value) for value in price.values()):
-            found.append(f"the prices of {name!r} must be numbers, not negative")
-    return found
+            problems.append(f"{name!r} must have input and output, and may have the cache_ ones")
+        elif not all(map(is_amount, price.values())):
+            problems.append(f"the prices of {name!r} must be numbers, not negative")
+    return problems
 
 
-def _count(usage: Mapping[str, Any], name: str) -> int:
-    value = usage.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _is_amount(value: Any) -> bool:
+def is_amount(value: Any) -> bool:
+    """Check whether a value is the price of a token: a number that is not negative and not long."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         return False
     try:

@@ -15,7 +15,7 @@ from agentruns.checks.base import check
 from agentruns.conf import DEFAULTS, settings, unknown_names
 from agentruns.providers.names import make, options_of
 from agentruns.tools.refusals import mistake
-from agentruns.utils.arity import arity_mistake
+from agentruns.utils.calls import arity_mistake
 
 
 @check()

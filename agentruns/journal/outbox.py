@@ -29,7 +29,7 @@ from agentruns.models import Approval, Message, Notification, Run
 from agentruns.models.statuses import ApprovalStatus, Orphan
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
-from agentruns.utils.arity import arity_mistake
+from agentruns.utils.calls import arity_mistake
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import get_logger, redact
 

@@ -24,7 +24,7 @@ from agentruns.journal import masking
 from agentruns.journal.events import is_program
 from agentruns.models import Approval, Run, Session, SessionBearer
 from agentruns.tools.options import REQUESTER
-from agentruns.utils.arity import arity_mistake
+from agentruns.utils.calls import arity_mistake
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.policy")

@@ -7,8 +7,14 @@ from typing import Any, Literal
 
 from agentruns.providers import window
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
-from agentruns.providers.blocks import check_pieces, for_claude, is_nothing, unreadable, whole_object
-from agentruns.providers.caching import marked
+from agentruns.providers.blocks import (
+    blocks_of,
+    check_pieces,
+    for_claude,
+    is_nothing,
+    unreadable,
+    whole_object,
+)
 from agentruns.providers.failures import Answer, SDKModel, classify, of_status, plain, refuse
 from agentruns.providers.window import Compact
 from agentruns.utils import json as canonical
@@ -24,6 +30,7 @@ _COUNTED = frozenset({"system", "tools", "tool_choice", "thinking", "output_conf
 _COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compaction"}
 # Events the SDK derives from a delta that it has added to the message.
 _ADDED = frozenset({"text", "input_json", "citation", "thinking", "signature", "compaction"})
+MARKABLE = ("text", "tool_result", "image", "document")  # blocks after which a cache mark may stand
 TOO_LONG = "The conversation takes {tokens} tokens and {model} accepts {limit}. {advice}"
 GIVE_COMPACT = (
     "Give AnthropicModel a `compact` that shortens the request (agentruns.providers.window.drop_oldest), "
@@ -224,3 +231,34 @@ def _reply(message: Any, request_id: str | None) -> ModelReply:
             request_id=request_id or "",
         )
     )
+
+
+def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
+    """Copy the request with cache marks after tools and system, and after the last two user messages.
+
+    The provider keeps the prefix up to each mark, in the order tools, system, messages. Writing a prefix
+    costs a quarter more than its tokens and reading it a tenth, so only repeated parts are marked.
+    The previous request ended at the second-to-last user message, so the cache is read up to there. Returns
+    `body` itself if the developer has set marks, or if no part will be repeated.
+    """
+    # Without tools the first reply is the last one, unless the session continues.
+    is_repeated = body.get("tools") or len(body["messages"]) > 1
+    # In messages too, where `compact` may have set them.
+    blocks = [block for message in body["messages"] for block in message["content"]]
+    if not is_repeated or any("cache_control" in each for each in (body, *body.get("tools", []), *blocks)):
+        return body
+    mark = {"cache_control": {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
+    result = dict(body)
+    if body.get("system"):
+        result["system"] = [{"type": "text", "text": body["system"], **mark}]
+    elif body.get("tools"):
+        result["tools"] = [*body["tools"][:-1], {**body["tools"][-1], **mark}]
+    messages = list(body["messages"])
+    users = [position for position, message in enumerate(messages) if message["role"] == "user"]
+    for position in users[-2:]:
+        content = [*blocks_of(messages[position])]
+        if content and content[-1].get("type") in MARKABLE:
+            content[-1] = {**content[-1], **mark}
+        messages[position] = {**messages[position], "content": content}
+    result["messages"] = messages
+    return result

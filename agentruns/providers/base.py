@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentruns.exceptions import AgentRunsError
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, is_deeper
-from agentruns.utils.coroutines import call
+from agentruns.utils.calls import call
 
 Disposition = Literal["retry", "pause", "fail"]
 # Claude's, OpenAI's two APIs' and OpenRouter's: a stored `prompt` may bring tools of its own.
@@ -151,6 +151,12 @@ def usage_of(error: ProviderError) -> dict[str, Any]:
     usage = error.usage
     fits = isinstance(usage, dict) and not is_deeper(usage, MAX_DEPTH) and _is_json(usage)
     return usage if usage and fits else {}
+
+
+def token_count(usage: Any, name: str) -> int:
+    """Read a count from a usage; 0 for anything but a positive whole number."""
+    value = usage.get(name) if isinstance(usage, Mapping) else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def provider_tools(params: dict[str, Any] | None) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from agentruns.providers.attachments import limits_of
-from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply, token_count
 
 Block = dict[str, Any]
 Messages = list[Block]
@@ -192,20 +192,15 @@ def usage_of(raw: Any) -> dict[str, Any]:
         return {}
     details = raw.get("input_tokens_details") or raw.get("prompt_tokens_details")
     more = raw.get("output_tokens_details") or raw.get("completion_tokens_details")
-    read, written = _count(details, "cached_tokens"), _count(details, "cache_write_tokens")
-    sent = _count(raw, "input_tokens") or _count(raw, "prompt_tokens")
+    read, written = token_count(details, "cached_tokens"), token_count(details, "cache_write_tokens")
+    sent = token_count(raw, "input_tokens") or token_count(raw, "prompt_tokens")
     return {
         "input_tokens": max(0, sent - read - written),
         "cache_read_input_tokens": read,
         "cache_creation_input_tokens": written,
-        "output_tokens": _count(raw, "output_tokens") or _count(raw, "completion_tokens"),
-        "reasoning_tokens": _count(more, "reasoning_tokens"),  # of the output
+        "output_tokens": token_count(raw, "output_tokens") or token_count(raw, "completion_tokens"),
+        "reasoning_tokens": token_count(more, "reasoning_tokens"),  # of the output
     }
-
-
-def _count(counts: Any, name: str) -> int:
-    found = counts.get(name) if isinstance(counts, dict) else 0
-    return found if isinstance(found, int) else 0
 
 
 def reply(content: list[Block], stop: str | None, raw: dict[str, Any], provider: str) -> ModelReply:

@@ -19,12 +19,12 @@ from agentruns.tools import finite
 from agentruns.tools.card import MASK, call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Options
-from agentruns.tools.refusals import is_refusal, path_of
+from agentruns.tools.refusals import is_refusal
 from agentruns.tools.results import SameKeyError, dumped, to_jsonable
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, MAX_RESULT_DEPTH, is_deeper
-from agentruns.utils.coroutines import call
+from agentruns.utils.calls import call, path_of
 from agentruns.utils.redaction import conceal, concealing, get_logger
 
 logger = get_logger("agentruns.tools")

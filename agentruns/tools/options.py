@@ -9,8 +9,8 @@ from typing import Any, Literal, TypedDict
 
 from agentruns.tools.refusals import Refusal
 from agentruns.tools.refusals import mistake as misnamed
-from agentruns.utils.arity import arity_mistake
 from agentruns.utils.bounds import MAX_APPROVALS, NAME_LENGTH
+from agentruns.utils.calls import arity_mistake
 
 Risk = Literal["low", "normal", "high"]
 Recovery = Literal["transactional", "safe_to_retry", "reconcile", "nothing"]

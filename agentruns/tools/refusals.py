@@ -8,7 +8,7 @@ from typing import Any
 
 from agentruns.conf import settings
 from agentruns.exceptions import ToolRefused
-from agentruns.utils.arity import arity_mistake
+from agentruns.utils.calls import arity_mistake
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
@@ -51,15 +51,15 @@ def is_refusal(error: Exception, named: Iterable[Refusal]) -> bool:
     """
     if isinstance(error, ToolRefused):
         return True
+
+    def matches(refusal: Refusal) -> bool:
+        return isinstance(error, refusal) if isinstance(refusal, type) else refusal(error) is True
+
     try:
-        return _among(error, named) or _among(error, settings.refusals)
+        return any(map(matches, named)) or any(map(matches, settings.refusals))
     except Exception:
         logger.warning("Whether %s is a refusal cannot be told", type(error).__name__, exc_info=True)
         return False
-
-
-def _among(error: Exception, named: Iterable[Refusal]) -> bool:
-    return any(isinstance(error, each) if isinstance(each, type) else each(error) is True for each in named)
 
 
 def mistake(refusal: object) -> str:
@@ -76,9 +76,3 @@ def mistake(refusal: object) -> str:
     if refusal is Exception:
         return "Exception is every error, also one after the effect; name those that come before it"
     return ""
-
-
-def path_of(refusal: Refusal) -> str:
-    """Build the dotted path by which a Definition names a refusal."""
-    name = getattr(refusal, "__qualname__", type(refusal).__qualname__)
-    return f"{getattr(refusal, '__module__', '')}.{name}"

@@ -175,7 +175,7 @@ GATED = [
              "            if False:\n"),
         "unit/test_arity.py::test_an_option_of_a_card_without_one_is_refused"),
     mutant("declarations: a function takes what it is called with",
-        Edit("utils/arity.py", "        signature.bind(*parameters)\n", "        pass\n"),
+        Edit("utils/calls.py", "        signature.bind(*parameters)\n", "        pass\n"),
         "unit/test_arity.py::test_a_function_of_another_arity_is_refused",
         "unit/test_arity.py::test_a_policy_takes_what_it_is_asked_with"),
     mutant("gate: no number that is not finite",

@@ -102,7 +102,8 @@ def test_no_modules_import_each_other_in_a_circle_not_even_models_and_agents_for
     """Imports under TYPE_CHECKING count. `Agent.run` calls the package's lazy names: the one way upwards."""
     graph = grimp.build_graph("agentruns", exclude_type_checking_imports=False, cache_dir=None)
     graph.remove_import(importer="agentruns.agents.agent", imported="agentruns")
-    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    TopologicalSorter(imports).prepare()
     # Agents name `Run` in an annotation.
     assert not graph.find_shortest_chains("agentruns.models", "agentruns.agents", as_packages=True)
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentruns.providers.anthropic import AnthropicModel
+from agentruns.providers.anthropic import AnthropicModel, marked
 from agentruns.providers.base import call_model
-from agentruns.providers.caching import marked
 from tests.fake_anthropic import FakeAnthropic
 from tests.providers.asking import FIND, HELLO, NAME, claude, request, sent, went_on
 

@@ -24,8 +24,7 @@ from agentruns.tools.mcp.results import result_of
 from agentruns.tools.options import Options, as_names, as_refusals, as_seconds
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
-from agentruns.utils.arity import arity_mistake
-from agentruns.utils.coroutines import call
+from agentruns.utils.calls import arity_mistake, call
 from agentruns.utils.forks import renewed
 
 __all__ = ["LOCKED", "McpChanged", "McpError", "Server", "mcp_tools", "servers"]

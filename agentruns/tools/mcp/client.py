@@ -36,6 +36,7 @@ IDLE_SECONDS = 300.0
 GRACE_SECONDS = 2.0  # for a child to end by itself, and again after SIGTERM
 SHORTEST_SECRET = 5
 LONGEST_ERROR = 10_000  # characters of an error's text
+LONGEST_TEXT = 2 * LONGEST_ERROR  # the same before its secrets are removed
 KEY_META = "agentruns/idempotency-key"
 
 T = TypeVar("T")
@@ -117,10 +118,27 @@ class Session:
         self.task.add_done_callback(lambda task: owner.living.discard(self))
 
     async def _live(self) -> None:
+        target, headers = self.key
         try:
+            from mcp.client.client import Client
+            from mcp.types import Implementation, ToolListChangedNotification
+
+            from agentruns.tools.mcp.http import http_transport
+
+            async def hear(message: object) -> None:
+                if isinstance(message, ToolListChangedNotification):
+                    self.listed = None
+
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    session = await stack.enter_async_context(_entered(*self.key, self))
+                    transport: Any = (
+                        _piped(target, self.retire) if target.command else http_transport(target.url, headers)
+                    )
+                    us = Implementation(name="agentruns", version="1")
+                    # No cache, and no callbacks: a server's request for a sample or a form is answered by
+                    # an error.
+                    client = Client(transport, cache=None, message_handler=hear, client_info=us)
+                    session = (await stack.enter_async_context(client)).session
                 self.opened.set_result(session)
                 while self.busy or not self.retired:
                     self.touched.clear()
@@ -132,12 +150,12 @@ class Session:
                 self.is_left = True
         except BaseException as error:
             if not self.opened.done():
-                self.opened.set_exception(_refusal(self.key[0], error))
+                self.opened.set_exception(_refusal(target, error))
             elif not isinstance(error, Exception):
                 raise
             else:  # all calls in the session have ended by now, or are lost
-                told = secrets_of(self.key[0], dict(self.key[1])).hide(_told(error))
-                logger.info("Session with MCP server %s ended: %s", self.key[0].shown, told)
+                reason = secrets_of(target, dict(headers)).hide(_told(error))
+                logger.info("Session with MCP server %s ended: %s", target.shown, reason)
         finally:
             self.retire()
 
@@ -147,24 +165,6 @@ class Session:
         if self.owner.sessions.get(self.key) is self:
             del self.owner.sessions[self.key]
         self.touched.set()
-
-
-@contextlib.asynccontextmanager
-async def _entered(target: Target, headers: Pairs, held: Session) -> AsyncIterator[ClientSession]:
-    from mcp.client.client import Client
-    from mcp.types import Implementation, ToolListChangedNotification
-
-    from agentruns.tools.mcp.http import http_transport
-
-    async def hear(message: object) -> None:
-        if isinstance(message, ToolListChangedNotification):
-            held.listed = None
-
-    transport = _piped(target, held.retire) if target.command else http_transport(target.url, headers)
-    us = Implementation(name="agentruns", version="1")
-    # No cache, and no callbacks: a server's request for a sample or a form is answered by an error.
-    async with Client(transport, cache=None, message_handler=hear, client_info=us) as client:
-        yield client.session
 
 
 class Loop:
@@ -294,7 +294,7 @@ def call_tool(
             )
         except MCPError as error:
             verdict = error.error.data.get(TOKEN) if isinstance(error.error.data, dict) else None
-            text = _bounded(error.error.message)
+            text = one_line(error.error.message, LONGEST_TEXT)
             if verdict == "refused":
                 raise ToolRefused(text) from error
             lost = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
@@ -346,11 +346,7 @@ def _told(error: BaseException) -> str:
     """Describe an error on one line; of a group, its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return _bounded(f"{type(error).__name__}: {error}")
-
-
-def _bounded(text: str) -> str:
-    return one_line(text, 2 * LONGEST_ERROR)  # cut to its length without the secrets in it
+    return one_line(f"{type(error).__name__}: {error}", LONGEST_TEXT)
 
 
 @contextlib.asynccontextmanager
@@ -400,20 +396,16 @@ async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any
     finally:
         for stream in (arriving, read, write, leaving):
             stream.close()
-        await _stop(process)
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a server and the processes it started: close its input, then send SIGTERM, then SIGKILL."""
-    if process.stdin is not None:
-        process.stdin.close()
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
-        if number is not None and not _signalled(process.pid, number):
-            break
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
-            if not _signalled(process.pid, 0):
+        # End the server and the processes it started: close its input, then send SIGTERM, then SIGKILL.
+        if process.stdin is not None:
+            process.stdin.close()
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None and not _signalled(process.pid, number):
                 break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+                if not _signalled(process.pid, 0):
+                    break
 
 
 def _signalled(group: int, number: int) -> bool:

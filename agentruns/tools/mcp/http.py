@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx2  # noqa: TID253 - imported by the first session
@@ -56,12 +56,16 @@ class Once(httpx2.AsyncClient):
         if response.headers.get("content-encoding", "identity") != "identity":
             text, refused = "The answer is compressed, which was not asked for.", False
         elif status >= 400 and request.method == "POST":
-            said, refused = await _said(response), status < 500 and status not in UNDECIDED
-            # To another request than a call this may be part of the protocol's negotiation.
+            answer, refused = None, status < 500 and status not in UNDECIDED
+            with suppress(ValueError, RecursionError, httpx2.StreamError):
+                answer = json.loads(await response.aread())
+            # An error of JSON-RPC in answer to another request than a call may be part of the negotiation.
             is_call = json.loads(request.content).get("method") == "tools/call"
-            if said is not None and not (refused and is_call):
+            details = answer.get("error") if isinstance(answer, dict) and "jsonrpc" in answer else None
+            if isinstance(details, dict) and not (refused and is_call):
                 return response
-            text = f"HTTP status {status}" + (f": {said}" if said else "")
+            reason = details.get("message") if isinstance(details, dict) else ""
+            text = f"HTTP status {status}" + (f": {reason}" if reason else "")
         else:
             return response
         await response.aclose()
@@ -71,16 +75,6 @@ class Once(httpx2.AsyncClient):
 def _failed(request: httpx2.Request, text: str, verdict: str) -> httpx2.Response:
     error = {"code": -32603, "message": text, "data": {TOKEN: verdict}}
     return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
-
-
-async def _said(response: httpx2.Response) -> str | None:
-    """Read the error message of a JSON-RPC error response; None for any other response."""
-    try:
-        said = json.loads(await response.aread())
-    except (ValueError, RecursionError, httpx2.StreamError):
-        return None
-    is_error = isinstance(said, dict) and isinstance(said.get("error"), dict) and "jsonrpc" in said
-    return str(said["error"].get("message") or "") if is_error else None
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Calls between sync and async code, in both directions."""
+"""Calls of a project's functions: their paths, their arity, and awaiting between sync and async code."""
 
 from __future__ import annotations
 
@@ -13,6 +13,30 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
 T = TypeVar("T")
+
+
+def path_of(function: Any) -> str:
+    """Build the dotted path by which a Definition names a function or class of the project."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '')}.{name}"
+
+
+def arity_mistake(function: Any, *parameters: str) -> str:
+    """Explain why a callable cannot be called with these positional arguments; "" if it can.
+
+    A builtin without a readable signature is accepted.
+    """
+    try:  # the wrapper of a decorated function counts, because it is called
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*parameters)
+    except TypeError:
+        return (
+            f"is called as f({', '.join(parameters)}), which a function declared f{signature} does not take"
+        )
+    return ""
 
 
 def call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
