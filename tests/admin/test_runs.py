@@ -228,7 +228,7 @@ def test_a_long_result_is_cut_with_a_way_to_all_of_it(world: World) -> None:
 
 def test_the_times_of_an_approved_call_to_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run = world.waiting().run
-    monkeypatch.setattr("agentruns.admin.runs.timing.NOTICED", timedelta(microseconds=1))
+    monkeypatch.setattr("agentruns.admin.runs.steps.NOTICED", timedelta(microseconds=1))
 
     def gaps_and_times(query: str = "") -> tuple[list[str], list[str]]:
         with override_settings(USE_THOUSAND_SEPARATOR=True):

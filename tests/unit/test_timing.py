@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentruns.admin.html import duration
-from agentruns.admin.runs.timing import Timing, timings
+from agentruns.admin.runs.steps import Timing, timings
 from agentruns.journal import events
 from agentruns.journal.events import Row
 

@@ -23,7 +23,7 @@ from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import Body, as_text, body, person, plain, plain_line, visible
 from agentruns.admin.markdown import markdown
 from agentruns.admin.runs import steps
-from agentruns.admin.runs.timing import TAKEN_OVER, Timing
+from agentruns.admin.runs.steps import ODD, TAKEN_OVER, Timing
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal import doubts, events, fold, verify
@@ -42,7 +42,6 @@ SHORT = 60  # characters of an argument that stands beside others on a line
 LATEST = 2_000  # starts of a session that are compared
 WARNINGS = 10  # about calls in other sessions
 SAFE = "safe_to_retry"
-ODD = (AttributeError, KeyError, TypeError, ValueError)  # raised by rows of newer code
 NOTES: dict[str, Any] = {
     events.RUN_PAUSED: gettext_lazy("Paused"),
     events.RUN_RESUMED: gettext_lazy("Resumed"),
@@ -69,7 +68,7 @@ class Line:
     result: Body | None = None
     file: steps.File | None = None  # where all of the result is
     seq: int = 0  # of the result
-    files: list[steps.Shown] = field(default_factory=list)
+    files: list[steps.Attachment] = field(default_factory=list)
     is_doubted: bool = False  # it is, or was, in doubt
     started: int = 0  # seq of the last start
     limit: int | None = LONGEST
@@ -119,7 +118,7 @@ class Turn:
     note: str = ""
     lines: list[Line] = field(default_factory=list)
     file: steps.File | None = None  # where all of the text is
-    files: list[steps.Shown] = field(default_factory=list)
+    files: list[steps.Attachment] = field(default_factory=list)
 
 
 class Talk:
@@ -157,10 +156,23 @@ class Talk:
             who, self.starter = steps.actor_name(payload) or starter or self.run.owner_name, ""
             text = body("", fold.text_of(payload["content"]), limit)
             turn = Turn(person(who), "person", row.seq, text)
-            turn.file, turn.files = steps.file_of(payload), steps.shown_files(payload)
+            turn.file, turn.files = steps.file_of(payload), steps.attachments(payload)
             self.turns.append(turn)
         elif row.kind == events.ASSISTANT:
-            self.add_reply(row, limit)
+            text = fold.text_of(row.payload["content"])
+            words = body("", text, limit) if text.strip() else None
+            if words is not None and not self.is_plain:
+                words = markdown("", text, limit, hide=self.mask.json)
+            is_same = bool(self.turns) and self.turns[-1].side == "agent"
+            turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, words)
+            for call in row.payload["calls"]:
+                key, tool = call["id"], call["tool"]
+                sentence = self.mask.tool_text(tool, self.described.get(key, ""))
+                title = visible(sentence or tool.replace("_", " "))
+                line = Line(key, row.seq, title, bool(sentence), call["arguments"], self.not_run, limit=limit)
+                self.lines[key] = line
+                turn.lines.append(line)
+            self.turns.append(turn)
         elif row.kind == events.RUN_RESUMED and str(payload.get("reason")) in TAKEN_OVER:
             why, at_work = str(TAKEN_OVER[payload["reason"]]), 0
             for each in self.lines.values():
@@ -204,7 +216,7 @@ class Talk:
             line.took = timing.took if timing is not None and float(timing.bar or 0) else ""
             line.given = payload.get("edited") or line.given
             line.result = body(_("Result"), steps.returned(row), limit and RESULT)
-            line.seq, line.file, line.files = row.seq, steps.file_of(payload), steps.shown_files(payload)
+            line.seq, line.file, line.files = row.seq, steps.file_of(payload), steps.attachments(payload)
             line.is_effect = line.is_effect and not doubts.did_nothing(payload)
 
     def decision(self, row: Row, what: str, why: Any = "") -> str:
@@ -212,23 +224,6 @@ class Talk:
         text = f"{steps.actor(row)}{verify.MARK if self.run.session.imported_at else ''}: {what}"
         why = why or row.payload.get("reason") or ""
         return f"{text}. {plain_line(why)}" if why else text
-
-    def add_reply(self, row: Row, limit: int | None) -> None:
-        """Add the turn of a reply, with a line for each call."""
-        text = fold.text_of(row.payload["content"])
-        words = body("", text, limit) if text.strip() else None
-        if words is not None and not self.is_plain:
-            words = markdown("", text, limit, hide=self.mask.json)
-        is_same = bool(self.turns) and self.turns[-1].side == "agent"
-        turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, words)
-        for call in row.payload["calls"]:
-            key, tool = call["id"], call["tool"]
-            sentence = self.mask.tool_text(tool, self.described.get(key, ""))
-            title = visible(sentence or tool.replace("_", " "))
-            line = Line(key, row.seq, title, bool(sentence), call["arguments"], self.not_run, limit=limit)
-            self.lines[key] = line
-            turn.lines.append(line)
-        self.turns.append(turn)
 
 
 def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:

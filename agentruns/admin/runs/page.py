@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for
 from agentruns.admin.html import body, duration, exact
-from agentruns.admin.runs import actions, chat, steps, timing
+from agentruns.admin.runs import actions, chat, steps
 from agentruns.admin.runs.actions import Situation
 from agentruns.admin.runs.list import cost, counts, task_title, wait_url, words
 from agentruns.conf import settings
@@ -211,9 +211,9 @@ def _start(rows: QuerySet[Message], size: int, most: int) -> int:
     return seqs[size - 1] - 1 if len(seqs) > most else 0
 
 
-def _timings(run: Run, rows: Rows) -> dict[int, timing.Timing]:
+def _timings(run: Run, rows: Rows) -> dict[int, steps.Timing]:
     earlier: list[Row] = []
     if rows.rows and rows.earlier is not None:  # a step that ends here may have begun on the page before
         seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq__lt=rows.rows[0].seq)
         earlier = read.read_rows(seqs.order_by("-seq")[:BEFORE])[::-1]
-    return timing.timings([*earlier, *rows.rows])
+    return steps.timings([*earlier, *rows.rows])

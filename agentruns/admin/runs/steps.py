@@ -1,12 +1,14 @@
-"""Journal rows as cards: the event, its time, and the person or program behind it."""
+"""Journal rows as steps: a card of each with the person or program behind it, and the time it took."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime, timedelta
+from math import log10
+from typing import Any, NamedTuple
 
 from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html
@@ -14,8 +16,19 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns.admin.html import EMPTY, Body, Fact, as_text, body, plain, pretty, spoken, stamp, visible
-from agentruns.admin.runs.timing import TAKEN_OVER, Timing
+from agentruns.admin.html import (
+    EMPTY,
+    Body,
+    Fact,
+    as_text,
+    body,
+    duration,
+    plain,
+    pretty,
+    spoken,
+    stamp,
+    visible,
+)
 from agentruns.conf import settings
 from agentruns.content import IMAGES, PLAIN, described
 from agentruns.journal import events, fold
@@ -39,6 +52,26 @@ OF_A_CALL = (
     events.ORPHAN_FOUND,
     events.ORPHAN_RESOLVED,
 )
+ODD = (AttributeError, KeyError, TypeError, ValueError)  # raised by rows of newer code
+NOTICED = timedelta(seconds=1)  # a shorter gap is not worth a line
+# Reasons in a journal why another worker took a run over -> words for people.
+TAKEN_OVER = {
+    "lease expired": gettext_lazy("Its worker fell silent; another one took the run over."),
+    "the last drive failed": gettext_lazy("Its worker failed; another one took the run over."),
+}
+# Kind of row that ends something -> kind of row that began it.
+BEGINS = {
+    events.TOOL_RESULT: events.TOOL_STARTED,
+    events.LATE_RESULT: events.TOOL_STARTED,
+    events.APPROVAL_DECIDED: events.APPROVAL_REQUESTED,
+    events.ORPHAN_RESOLVED: events.ORPHAN_FOUND,
+    events.RUN_RESUMED: events.RUN_PAUSED,
+}
+WAITS = {
+    events.APPROVAL_REQUESTED: gettext_lazy("waited %(time)s for an approval"),
+    events.ORPHAN_FOUND: gettext_lazy("waited %(time)s for a verdict"),
+    events.RUN_PAUSED: gettext_lazy("paused for %(time)s"),
+}
 Payload = dict[str, Any]
 
 
@@ -51,13 +84,22 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Attachment:
     """A picture or document of a row; the run's page serves it by its SHA-256."""
 
     name: str
     about: str
     sha256: str
     is_picture: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The wait before a row, and the time of the step that the row ends; `bar` is its logarithm, 0 to 6."""
+
+    waited: str = ""
+    took: str = ""
+    bar: str = ""
 
 
 @dataclass(slots=True)
@@ -78,11 +120,36 @@ class RowCard:
     call_url: str = ""
     approval: str = ""
     file: File | None = None
-    files: list[Shown] = field(default_factory=list)
+    files: list[Attachment] = field(default_factory=list)
     timing: Timing | None = None
     limit: int | None = TEXT_LIMIT
     brief: SafeString | str = ""
     person: SafeString | str = ""
+
+    def add_fact(self, label: str, value: object) -> None:
+        """Add a line with a label, unless the value is empty."""
+        if value not in (None, "", [], {}):
+            self.facts.append(Fact(label, visible(value)))
+
+    def add_text(self, label: str, value: object) -> None:
+        """Add a text, unless it is empty; the beginning of the first text stands beside the title."""
+        if value not in (None, "", [], {}):
+            text = as_text(value)
+            self.bodies.append(body(label, text, self.limit))
+            line = body("", " ".join(text[: 4 * BRIEF].split()), BRIEF)
+            self.brief = self.brief or format_html("{}…" if line.left_out else "{}", line.inline)
+
+
+class Form(NamedTuple):
+    """How the rows of a kind are shown; without a title `describe` chooses one by the payload.
+
+    `facts` and `texts` name members of the payload, in their order on the card.
+    """
+
+    title: Any = None
+    tone: str = "plain"
+    facts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 def row_card(row: Row, *, whole: bool = False) -> RowCard:
@@ -102,16 +169,15 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         who=visible(name or (_("worker") if row.epoch else _("the program"))),
         payload=body(row.kind, pretty(row.payload), None if whole else PAYLOAD_LIMIT),
         file=file_of(row.payload),
-        files=shown_files(row.payload),
+        files=attachments(row.payload),
         limit=None if whole else TEXT_LIMIT,
         person=visible(name),
         approval=row.payload.get("approval", "") if row.kind == events.APPROVAL_REQUESTED else "",
     )
-    describe = _DESCRIBE.get(row.kind)
-    if describe is not None:
+    if row.kind in _DESCRIBE:
         try:
-            describe(result, row.payload)
-        except (AttributeError, KeyError, TypeError, ValueError):
+            describe(result, row)
+        except ODD:
             result.facts, result.bodies, result.brief = [], [], ""
     if not result.brief and row.kind in _TOLD_BY_FACTS and result.facts:
         result.brief = format_html("{}", result.facts[0].value)
@@ -139,11 +205,11 @@ def file_of(payload: Payload) -> File | None:
     return File(filesizeformat(stored.get("size", 0)), plain(stored.get("sha256", "")))
 
 
-def shown_files(payload: Payload) -> list[Shown]:
+def attachments(payload: Payload) -> list[Attachment]:
     """List the files that the blocks of a row name, except those hidden from the reader."""
     blocks = payload["content"] if has_blocks(payload) and isinstance(payload["content"], list) else []
     return [
-        Shown(
+        Attachment(
             plain(block.get("name") or block.get("media_type", PLAIN)),
             f"{plain(block.get('media_type', PLAIN))}, {filesizeformat(block.get('size', 0))}",
             block["sha256"],
@@ -154,13 +220,12 @@ def shown_files(payload: Payload) -> list[Shown]:
     ]
 
 
-def _said(payload: Payload) -> Any:
+def content_of(payload: Payload) -> Any:
     """Extract a row's content; of a list of blocks, leave out the files, which the card lists separately."""
     content = payload.get("content")
     if not has_blocks(payload) or not isinstance(content, list):
         return content
-    left = [block for block in content if block.get("type") == "text" or "sha256" not in block]
-    return described(left)
+    return described([block for block in content if block.get("type") == "text" or "sha256" not in block])
 
 
 def returned(row: Row) -> str:
@@ -182,138 +247,77 @@ def actor(row: Row) -> str:
     return plain(actor_name(row.payload) or _("the program"))
 
 
-def _add(card: RowCard, label: str, value: object) -> None:
-    if value not in (None, "", [], {}):
-        card.facts.append(Fact(label, visible(value)))
-
-
-def _say(card: RowCard, label: str, text: object) -> None:
-    if text not in (None, "", [], {}):
-        shown = as_text(text)
-        card.bodies.append(body(label, shown, card.limit))
-        line = body("", " ".join(shown[: 4 * BRIEF].split()), BRIEF)
-        card.brief = card.brief or format_html("{}…" if line.left_out else "{}", line.inline)
-
-
-def _run_started(card: RowCard, payload: Payload) -> None:
-    card.title = _("Run started")
-    agent = format_html("{} {}", visible(payload["agent"]), visible(payload["version"]))
-    card.facts.append(Fact(_("Agent"), agent))
-    _add(card, _("Session"), payload.get("session"))
-    _add(card, _("Idempotency key"), payload.get("idempotency_key"))
-    _add(card, _("Tools of this run"), ", ".join(payload.get("tools", [])))
-    _say(card, _("Instructions of this run"), payload.get("instructions"))
-
-
-def _user(card: RowCard, payload: Payload) -> None:
-    if payload.get("reason") == events.OUTPUT_INVALID:
+def describe(card: RowCard, row: Row) -> None:
+    """Describe a row on its card by its kind. Raises the errors in ODD for a payload of newer code."""
+    payload, form = row.payload, _DESCRIBE[row.kind]
+    if form.title:
+        card.title, card.tone = str(form.title), form.tone
+    if row.kind == events.RUN_STARTED:
+        agent = format_html("{} {}", visible(payload["agent"]), visible(payload["version"]))
+        card.facts.append(Fact(_("Agent"), agent))
+    elif row.kind == events.USER and payload.get("reason") == events.OUTPUT_INVALID:
         card.title, card.tone = _("Answer sent back: not of the required form"), "bad"
-        _say(card, _("Told to the model"), fold.text_of(payload["content"]))
-        return
-    is_message = payload.get("reason") == events.MESSAGE
-    card.title, card.tone = _("Message") if is_message else _("Task given"), "said"
-    card.who = visible(actor_name(payload) if is_message else "")
-    label = _("Input, its beginning") if card.file else _("Input")
-    _say(card, label, _said(payload) if has_blocks(payload) else fold.text_of(payload["content"]))
-
-
-def _assistant(card: RowCard, payload: Payload) -> None:
-    calls, usage = payload["calls"], payload.get("usage") or {}
-    card.tone = "said"
-    card.title = _("Model replied")
-    if calls:
-        asked = ngettext("Model asked for %(count)d call", "Model asked for %(count)d calls", len(calls))
-        card.title = asked % {"count": len(calls)}
-    _say(card, _("It said"), fold.text_of(payload["content"]))
-    for call in calls:
-        verdict = _VERDICTS.get(call["verdict"], call["verdict"])
-        label = _("%(tool)s: %(verdict)s") % {"tool": call["tool"], "verdict": verdict}
-        _say(card, label, pretty(call["arguments"]))
-    if payload.get("stop_reason") not in ("end_turn", "tool_use"):
-        _add(card, _("Stopped because"), payload.get("stop_reason"))
-    _add(card, _("Model"), payload.get("model"))
-    _add(card, _("Tokens"), ", ".join(f"{name} {amount}" for name, amount in usage.items()))
-    _add(card, _("Cost"), payload.get("cost"))
-
-
-def _approval_decided(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = verb_words(payload["verb"])
-    if "arguments" in payload:
-        card.title = _("Approved with edited arguments")
-        _say(card, _("Edited arguments"), payload["arguments"])
-    _add(card, _("Reason"), payload.get("reason"))
-    _add(card, _("Settles the doubt about"), ", ".join(payload.get("settles", ())))
-    _say(card, _("Answer"), payload.get("text"))
-    _add(card, _("Via"), payload.get("channel"))
-
-
-def _stating(title: Any, tone: str = "plain", *names: str) -> Callable[[RowCard, Payload], None]:
-    def describe(card: RowCard, payload: Payload) -> None:
-        card.title, card.tone = str(title), tone
-        for name in names or ("reason",):
-            value = payload.get(name)
-            shown = TAKEN_OVER.get(value, value) if name == "reason" and isinstance(value, str) else value
-            _add(card, str(_LABELS[name]), ", ".join(map(str, shown)) if isinstance(shown, list) else shown)
-
-    return describe
-
-
-def _tool_result(card: RowCard, payload: Payload) -> None:
-    in_doubt, is_started = payload.get("in_doubt", False), bool(card.attempt)
-    card.title, card.tone = outcome_words(payload["outcome"], in_doubt=in_doubt, is_started=is_started)
-    if payload.get("reconciled"):
-        _add(card, _("Known from"), _("the outside system, asked by idempotency key"))
-    _add(card, _("Not as annotated"), payload.get("misfit"))
-    _say(card, _("Arguments a person set"), payload.get("edited"))
-    label = _("Told to the model, its beginning") if card.file else _("Told to the model")
-    _say(card, label, _said(payload))
-
-
-def _model_failed(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = _("Model call failed"), "bad"
-    _add(card, _("Attempt"), payload.get("attempt"))
-    _add(card, _("HTTP status"), payload.get("status"))
-    _add(card, _("Request"), payload.get("request_id"))
-    if payload.get("retry_in") is not None:
-        _add(card, _("Next attempt in"), f"{payload['retry_in']:.1f} s")
-    _add(card, _("Asked instead"), payload.get("fallback"))
-    _add(card, _("Cost"), payload.get("cost"))
-    _say(card, payload["error"]["type"], payload["error"]["text"])
-
-
-def _late_result(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = _("Late report of a worker that had lost the run"), "waits"
-    if payload.get("never_entered"):
-        _add(card, _("Report"), _("the tool never started: nothing happened"))
-    label = _("The tool returned, its beginning") if card.file else _("The tool returned")
-    _say(card, label, _said(payload))
-
-
-def _orphan_found(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = _("Call in doubt"), "bad"
-    if known := payload.get("evidence"):
-        card.facts.append(Fact(_("Evidence"), evidence(known)))
-    _say(card, _("The tool raised"), payload.get("raised"))
-    _add(card, _("What becomes of it"), ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
-
-
-def _orphan_resolved(card: RowCard, payload: Payload) -> None:
-    card.title = _("Verdict: %(verdict)s") % {"verdict": verdict_words(payload["verdict"])}
-    _add(card, _("Evidence"), payload.get("evidence"))
-    _add(card, _("Via"), payload.get("channel"))
-    _say(card, _("Result"), payload.get("result"))
-
-
-def _run_completed(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = _("Completed"), "good"
-    if payload.get("truncated"):
-        _add(card, _("Cut off"), _("the reply reached the limit of tokens"))
-    _say(card, _("Output"), payload.get("output"))
-
-
-def _run_failed(card: RowCard, payload: Payload) -> None:
-    card.title, card.tone = _("Failed"), "bad"
-    _say(card, payload["error"]["type"], payload["error"]["text"])
+        card.add_text(_("Told to the model"), fold.text_of(payload["content"]))
+    elif row.kind == events.USER:
+        is_message = payload.get("reason") == events.MESSAGE
+        card.title, card.tone = _("Message") if is_message else _("Task given"), "said"
+        card.who = visible(actor_name(payload) if is_message else "")
+        label = _("Input, its beginning") if card.file else _("Input")
+        text = content_of(payload) if has_blocks(payload) else fold.text_of(payload["content"])
+        card.add_text(label, text)
+    elif row.kind == events.ASSISTANT:
+        calls = payload["calls"]
+        card.title, card.tone = _("Model replied"), "said"
+        if calls:
+            title = ngettext("Model asked for %(count)d call", "Model asked for %(count)d calls", len(calls))
+            card.title = title % {"count": len(calls)}
+        card.add_text(_("It said"), fold.text_of(payload["content"]))
+        for call in calls:
+            verdict = _VERDICTS.get(call["verdict"], call["verdict"])
+            label = _("%(tool)s: %(verdict)s") % {"tool": call["tool"], "verdict": verdict}
+            card.add_text(label, pretty(call["arguments"]))
+        if payload.get("stop_reason") not in ("end_turn", "tool_use"):
+            card.add_fact(_("Stopped because"), payload.get("stop_reason"))
+    elif row.kind == events.APPROVAL_DECIDED:
+        card.title, card.tone = verb_words(payload["verb"])
+        if "arguments" in payload:
+            card.title = _("Approved with edited arguments")
+    elif row.kind == events.TOOL_RESULT:
+        in_doubt, is_started = payload.get("in_doubt", False), bool(row.attempt)
+        card.title, card.tone = outcome_words(payload["outcome"], in_doubt=in_doubt, is_started=is_started)
+        if payload.get("reconciled"):
+            card.add_fact(_("Known from"), _("the outside system, asked by idempotency key"))
+        card.add_text(_("Arguments a person set"), payload.get("edited"))
+        label = _("Told to the model, its beginning") if card.file else _("Told to the model")
+        card.add_text(label, content_of(payload))
+    elif row.kind == events.LATE_RESULT:
+        if payload.get("never_entered"):
+            card.add_fact(_("Report"), _("the tool never started: nothing happened"))
+        label = _("The tool returned, its beginning") if card.file else _("The tool returned")
+        card.add_text(label, content_of(payload))
+    elif row.kind == events.ORPHAN_FOUND:
+        if known := payload.get("evidence"):
+            card.facts.append(Fact(_("Evidence"), evidence(known)))
+        card.add_fact(_("What becomes of it"), ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
+    elif row.kind == events.ORPHAN_RESOLVED:
+        card.title = _("Verdict: %(verdict)s") % {"verdict": verdict_words(payload["verdict"])}
+    elif row.kind == events.RUN_COMPLETED and payload.get("truncated"):
+        card.add_fact(_("Cut off"), _("the reply reached the limit of tokens"))
+    elif row.kind in (events.MODEL_FAILED, events.RUN_FAILED):
+        card.add_text(payload["error"]["type"], payload["error"]["text"])
+    for name in form.facts:
+        value = payload.get(name)
+        if name == "reason" and row.kind != events.APPROVAL_DECIDED and isinstance(value, str):
+            value = TAKEN_OVER.get(value, value)
+        elif name == "retry_in" and value is not None:
+            value = f"{value:.1f} s"
+        elif isinstance(value, dict):
+            value = ", ".join(f"{key} {amount}" for key, amount in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(map(str, value))
+        card.add_fact(str(_LABELS[name]), value)
+    for name in form.texts:
+        card.add_text(str(_LABELS[name]), payload.get(name))
 
 
 def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[str]:
@@ -340,6 +344,53 @@ def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[st
         twice = _("No effect of this session ran twice with equal arguments.")
         lines += [twice, _("Elsewhere, only approved calls are compared.")]
     return [" ".join(lines)]
+
+
+def timings(rows: Iterable[Row]) -> dict[int, Timing]:
+    """Compute the timing of each row that a run wrote itself, by seq. The first such row has none."""
+    by_seq: dict[int, Timing] = {}
+    begun: dict[tuple[str, str], datetime] = {}
+    before: Row | None = None
+    for row in rows:
+        if events.COPIED in row.payload:  # the history of another run
+            continue
+        begin = BEGINS.get(row.kind, "")
+        since = begun.pop((begin, row.call_id), None)
+        if before is not None:
+            gap = max(row.created_at - before.created_at, timedelta())
+            length, words = None, "%(time)s"
+            wait, why = timedelta(), ""
+            if row.kind in (events.ASSISTANT, events.MODEL_FAILED):
+                planned = before.payload.get("retry_in") if before.kind == events.MODEL_FAILED else None
+                seconds = max(planned, 0) if isinstance(planned, int | float) else 0
+                wait = timedelta(seconds=min(gap.total_seconds(), seconds))
+                why = _("waited %(time)s for the next attempt")
+                length = gap - wait
+                if not before.epoch:
+                    words = _("%(time)s, time in the queue included")
+            elif begin == events.TOOL_STARTED:
+                length = row.created_at - since if since else None
+            elif row.kind == events.RUN_RESUMED and since is None:
+                silent = str(row.payload.get("reason")) in TAKEN_OVER
+                why = (
+                    _("no word of its worker for %(time)s") if silent else _("waited %(time)s to be resumed")
+                )
+                wait = gap
+            elif begin or before.kind in WAITS:
+                wait, why = row.created_at - (since or before.created_at), str(WAITS[begin or before.kind])
+            elif row.epoch and not before.epoch:
+                wait, why = gap, _("waited %(time)s for a worker")
+            waited = why % {"time": duration(wait)} if wait >= NOTICED else ""
+            by_seq[row.seq] = Timing(waited)
+            if length is not None:
+                length = max(length, timedelta())  # clocks may disagree
+                bar = min(log10(max(length / timedelta(milliseconds=1), 1)), 6)
+                by_seq[row.seq] = Timing(waited, words % {"time": duration(length)}, f"{bar:.1f}")
+        begun[row.kind, row.call_id] = row.created_at
+        if row.kind == events.ORPHAN_FOUND:  # a later row is no result of this attempt
+            begun.pop((events.TOOL_STARTED, row.call_id), None)
+        before = row
+    return by_seq
 
 
 def evidence(text: str) -> str:
@@ -370,11 +421,32 @@ def outcome_words(outcome: Any, *, in_doubt: bool = False, is_started: bool = Tr
 
 _LABELS = {
     "approved_by": gettext_lazy("Approved by"),
+    "arguments": gettext_lazy("Edited arguments"),
+    "attempt": gettext_lazy("Attempt"),
+    "channel": gettext_lazy("Via"),
+    "cost": gettext_lazy("Cost"),
+    "evidence": gettext_lazy("Evidence"),
     "expires_at": gettext_lazy("Expires"),
+    "fallback": gettext_lazy("Asked instead"),
     "from": gettext_lazy("Would have expired"),
+    "idempotency_key": gettext_lazy("Idempotency key"),
+    "instructions": gettext_lazy("Instructions of this run"),
+    "misfit": gettext_lazy("Not as annotated"),
+    "model": gettext_lazy("Model"),
+    "output": gettext_lazy("Output"),
+    "raised": gettext_lazy("The tool raised"),
     "reason": gettext_lazy("Reason"),
+    "request_id": gettext_lazy("Request"),
+    "result": gettext_lazy("Result"),
+    "retry_in": gettext_lazy("Next attempt in"),
     "risk": gettext_lazy("Risk"),
+    "session": gettext_lazy("Session"),
+    "settles": gettext_lazy("Settles the doubt about"),
+    "status": gettext_lazy("HTTP status"),
+    "text": gettext_lazy("Answer"),
     "title": gettext_lazy("Decision on"),
+    "tools": gettext_lazy("Tools of this run"),
+    "usage": gettext_lazy("Tokens"),
     "why": gettext_lazy("Why"),
 }
 _VERDICTS = {
@@ -420,31 +492,37 @@ _TOLD_BY_FACTS = (
     events.RUN_CANCEL_REQUESTED,
     events.RUN_CANCELLED,
 )
-_DESCRIBE: dict[str, Callable[[RowCard, Payload], None]] = {
-    events.RUN_STARTED: _run_started,
-    events.USER: _user,
-    events.ASSISTANT: _assistant,
-    events.APPROVAL_REQUESTED: _stating(
-        gettext_lazy("A person is asked"), "waits", "title", "why", "risk", "expires_at"
+_DESCRIBE = {
+    events.RUN_STARTED: Form(
+        gettext_lazy("Run started"),
+        facts=("session", "idempotency_key", "tools"),
+        texts=("instructions",),
     ),
-    events.APPROVAL_DECIDED: _approval_decided,
-    events.APPROVAL_EXTENDED: _stating(
-        gettext_lazy("More time given"), "plain", "from", "expires_at", "reason"
+    events.USER: Form(),
+    events.ASSISTANT: Form(facts=("model", "usage", "cost")),
+    events.APPROVAL_REQUESTED: Form(
+        gettext_lazy("A person is asked"), "waits", ("title", "why", "risk", "expires_at")
     ),
-    events.APPROVAL_VOIDED: _stating(gettext_lazy("An approval no longer counts"), "waits", "why"),
-    events.TOOL_STARTED: _stating(gettext_lazy("Tool started"), "plain", "approved_by"),
-    events.TOOL_RESULT: _tool_result,
-    events.MODEL_FAILED: _model_failed,
-    events.LATE_RESULT: _late_result,
-    events.ORPHAN_FOUND: _orphan_found,
-    events.ORPHAN_RESOLVED: _orphan_resolved,
-    events.RUN_RESUMED: _stating(gettext_lazy("Resumed")),
-    events.RUN_PAUSE_REQUESTED: _stating(gettext_lazy("Pause requested")),
-    events.RUN_PAUSED: _stating(gettext_lazy("Paused"), "waits"),
-    events.RUN_CANCEL_REQUESTED: _stating(gettext_lazy("Cancel requested"), "waits"),
-    events.RUN_ADOPTED: _stating(gettext_lazy("Another definition adopted")),
-    events.RUN_COMPLETED: _run_completed,
-    events.RUN_FAILED: _run_failed,
-    events.RUN_CANCELLED: _stating(gettext_lazy("Cancelled"), "bad"),
-    events.PAYLOAD_ERASED: _stating(gettext_lazy("A value was erased")),
+    events.APPROVAL_DECIDED: Form(facts=("reason", "settles", "channel"), texts=("arguments", "text")),
+    events.APPROVAL_EXTENDED: Form(gettext_lazy("More time given"), facts=("from", "expires_at", "reason")),
+    events.APPROVAL_VOIDED: Form(gettext_lazy("An approval no longer counts"), "waits", ("why",)),
+    events.TOOL_STARTED: Form(gettext_lazy("Tool started"), facts=("approved_by",)),
+    events.TOOL_RESULT: Form(facts=("misfit",)),
+    events.MODEL_FAILED: Form(
+        gettext_lazy("Model call failed"),
+        "bad",
+        ("attempt", "status", "request_id", "retry_in", "fallback", "cost"),
+    ),
+    events.LATE_RESULT: Form(gettext_lazy("Late report of a worker that had lost the run"), "waits"),
+    events.ORPHAN_FOUND: Form(gettext_lazy("Call in doubt"), "bad", texts=("raised",)),
+    events.ORPHAN_RESOLVED: Form(facts=("evidence", "channel"), texts=("result",)),
+    events.RUN_RESUMED: Form(gettext_lazy("Resumed"), facts=("reason",)),
+    events.RUN_PAUSE_REQUESTED: Form(gettext_lazy("Pause requested"), facts=("reason",)),
+    events.RUN_PAUSED: Form(gettext_lazy("Paused"), "waits", ("reason",)),
+    events.RUN_CANCEL_REQUESTED: Form(gettext_lazy("Cancel requested"), "waits", ("reason",)),
+    events.RUN_ADOPTED: Form(gettext_lazy("Another definition adopted"), facts=("reason",)),
+    events.RUN_COMPLETED: Form(gettext_lazy("Completed"), "good", texts=("output",)),
+    events.RUN_FAILED: Form(gettext_lazy("Failed"), "bad"),
+    events.RUN_CANCELLED: Form(gettext_lazy("Cancelled"), "bad", ("reason",)),
+    events.PAYLOAD_ERASED: Form(gettext_lazy("A value was erased"), facts=("reason",)),
 }
