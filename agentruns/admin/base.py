@@ -300,11 +300,11 @@ class ReadOnlyAdmin(AnyAdmin):
         css = STYLES
         js = SCRIPTS
 
-    def _has_no_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False, because only services write, and the journal is kept."""
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse, because only services write, and the journal is kept."""
         return False
 
-    has_add_permission = has_change_permission = has_delete_permission = _has_no_permission
+    has_change_permission = has_delete_permission = has_add_permission
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Select the rows of the journal's database."""

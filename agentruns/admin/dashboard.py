@@ -70,7 +70,6 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
         with transaction.atomic(using=alias) if inside else nullcontext():
             if sees_approvals:
                 _approvals(site, request, page)
-                _decisions(site, request, page)
             if sees_runs:
                 _runs(alias, site, request, page)
     except Exception:  # an error of ours must not break the project's index page
@@ -80,6 +79,7 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
 
 
 def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
+    """Add to the page the approvals that wait, the oldest of them, and recent decisions by tool."""
     visible_to_user = policy.visible_approvals(request.user)
     pending = visible_to_user.filter(status=PENDING).order_by("requested_at", "id")
     open_to = permissions.open_to(request.user, pending)
@@ -108,6 +108,26 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
         }
         for approval in oldest
     ]
+    # The decisions of the last 30 days by tool, of the newest MOST approvals of the last 60 days.
+    since = clock.now(settings.DATABASE) - PERIOD
+    asked = visible_to_user.filter(pk__gte=first_id(since - PERIOD))
+    decided = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")
+    fields: Any = decided.values_list("tool_name", "status", F("decided_at") - F("requested_at"))
+    by_tool: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for tool, status, time in fields[:MOST]:
+        by_tool[tool].append((status, time.total_seconds()))
+    most_first = sorted(by_tool.items(), key=lambda item: (-len(item[1]), item[0]))
+    page["decisions"] = [
+        {
+            "tool": plain(tool),
+            "url": _url(site, Approval, status="all", tool=tool),
+            "count": len(given),
+            "rate": f"{100 * sum(status in APPROVED for status, _seconds in given) // len(given)} %",
+            "time": duration(timedelta(seconds=median(max(seconds, 0) for _status, seconds in given))),
+        }
+        for tool, given in most_first[:TOOLS]
+    ]
+    page["more_tools"] = max(len(most_first) - TOOLS, 0)
 
 
 def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
@@ -242,29 +262,6 @@ def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpRespon
     if page is None:
         raise PermissionDenied
     return render(request, "agentruns/admin/dashboard.html", {"dashboard": page})
-
-
-def _decisions(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
-    """Add the decisions of the last 30 days by tool, from the newest MOST approvals of the last 60 days."""
-    since = clock.now(settings.DATABASE) - PERIOD
-    asked = policy.visible_approvals(request.user).filter(pk__gte=first_id(since - PERIOD))
-    rows = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")
-    fields: Any = rows.values_list("tool_name", "status", F("decided_at") - F("requested_at"))
-    by_tool: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    for tool, status, time in fields[:MOST]:
-        by_tool[tool].append((status, time.total_seconds()))
-    most_first = sorted(by_tool.items(), key=lambda item: (-len(item[1]), item[0]))
-    page["decisions"] = [
-        {
-            "tool": plain(tool),
-            "url": _url(site, Approval, status="all", tool=tool),
-            "count": len(given),
-            "rate": f"{100 * sum(status in APPROVED for status, _seconds in given) // len(given)} %",
-            "time": duration(timedelta(seconds=median(max(seconds, 0) for _status, seconds in given))),
-        }
-        for tool, given in most_first[:TOOLS]
-    ]
-    page["more_tools"] = max(len(most_first) - TOOLS, 0)
 
 
 def _figure(page: dict[str, Any], count: Bounded, label: str, tone: str, url: str) -> None:

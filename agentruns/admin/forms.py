@@ -16,7 +16,6 @@ from agentruns.utils import json as canonical
 from agentruns.utils.bounds import REASON_LENGTH, TEXT_LENGTH
 from agentruns.utils.ids import uuid7
 
-RESULT_LENGTH = TEXT_LENGTH
 PREFIX = "argument-"  # of the fields of an edit
 SHORT = 60  # characters of a text that fits on one line
 MOST_ROWS = 12
@@ -160,7 +159,7 @@ class VerdictForm(forms.Form):
     )
     result = TypedField(
         label=_("Result, told to the model if it happened"),
-        max_length=RESULT_LENGTH,
+        max_length=TEXT_LENGTH,
         error_messages={"required": _("Say what the tool should have returned: the model reads it.")},
         widget=area(2, dir="ltr"),
     )

@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.timesince import timesince, timeuntil
+from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
@@ -42,30 +42,23 @@ def person(name: str) -> SafeString:
     return visible(name or _("the program"))
 
 
-def visible(text: object) -> SafeString:
+def visible(text: object, limit: int | None = None) -> SafeString:
     """Format `text` as HTML: redacted, escaped, isolated, with marks that name hidden characters.
 
-    A text with more than MARKS hidden characters is cut after them, with a note.
+    A text longer than `limit`, or with more than MARKS hidden characters, is cut, with a note.
     """
-    shown, left_out = _marked(redact(str(text)))
-    shown = _apart(shown)
-    more = _("and %(count)d characters more") % {"count": left_out}
-    return format_html("{} … ({})", shown, more) if left_out else shown
-
-
-def _marked(text: str, limit: int | None = None) -> tuple[SafeString, int]:
-    """Format a text as HTML, cut at `limit`; return it and the number of characters left out."""
-    parts, left_out = marked_parts(text.replace("\r\n", "\n"), limit)
-    return format_html_join("", "{}", ((part,) for part in parts)), left_out
+    part = body("", text, limit)
+    more = _("and %(count)d characters more") % {"count": part.left_out}
+    return format_html("{} … ({})", part.inline, more) if part.left_out else part.inline
 
 
 def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
     """Split a text at its hidden characters, which become HTML marks; also count the characters left out."""
     parts: list[str] = []
     place = 0
-    for number, (shown, hidden, count) in enumerate(pieces(text[:limit])):
-        parts.append(shown)
-        place += len(shown)
+    for number, (piece, hidden, count) in enumerate(pieces(text[:limit])):
+        parts.append(piece)
+        place += len(piece)
         if not hidden or number == MARKS:
             break
         many = f" ({count})" if count >= MANY else ""
@@ -74,11 +67,6 @@ def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
         parts += [mark] * (1 if many else count)
         place += count
     return parts, len(text) - place
-
-
-def _apart(shown: SafeString) -> SafeString:
-    """Isolate HTML that could reorder the text beside it."""
-    return format_html("<bdi>{}</bdi>", shown) if turns(shown) else shown
 
 
 def plain(text: object) -> str:
@@ -103,9 +91,9 @@ def cut(sentence: str, limit: int = LINE) -> str:
 def bare(text: object) -> str:
     """Redact `text` and write hidden characters as [U+202E]: for files, forms and comparisons."""
     parts: list[str] = []
-    for shown, hidden, count in pieces(redact(str(text)).replace("\r\n", "\n")):
+    for piece, hidden, count in pieces(redact(str(text)).replace("\r\n", "\n")):
         mark = f"[{_code(hidden)}]" if hidden else ""
-        parts += (shown, mark * count if count < MANY else f"[{_code(hidden)} ({count} times)]")
+        parts += (piece, mark * count if count < MANY else f"[{_code(hidden)} ({count} times)]")
     return "".join(parts)
 
 
@@ -179,31 +167,32 @@ class Body:
 
     @property
     def inline(self) -> SafeString:
-        """Isolate the text, to put it on a line with other texts."""
-        return _apart(self.text)
+        """Isolate the text if it could reorder other texts beside it on its line."""
+        return format_html("<bdi>{}</bdi>", self.text) if turns(self.text) else self.text
 
 
 def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
     """Format a text for a page, cut at `limit` and MARKS marks; the caller offers the full text elsewhere."""
-    shown, left_out = _marked(redact(str(text)), limit)
-    return Body(plain(label), shown, left_out, kind)
+    parts, left_out = marked_parts(redact(str(text)).replace("\r\n", "\n"), limit)
+    return Body(plain(label), format_html_join("", "{}", ((part,) for part in parts)), left_out, kind)
 
 
 def arguments(values: dict[str, Any]) -> list[Body]:
     """Format the arguments of a call, each with its name and type and in full."""
-    return [body(name, as_text(value), kind=_kind(value)) for name, value in values.items()]
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return _("nothing")
-    if isinstance(value, bool):
-        return _("yes or no")
-    if isinstance(value, int | float):
-        return _("number")
-    if isinstance(value, str):
-        return _("text") if value else _("empty text")
-    return _("list") if isinstance(value, list) else _("object")
+    kinds = {
+        type(None): _("nothing"),
+        bool: _("yes or no"),
+        int: _("number"),
+        float: _("number"),
+        str: _("text"),
+        list: _("list"),
+    }
+    return [
+        body(
+            name, as_text(value), kind=_("empty text") if value == "" else kinds.get(type(value), _("object"))
+        )
+        for name, value in values.items()
+    ]
 
 
 def _code(character: str) -> str:
@@ -251,18 +240,13 @@ def remaining(moment: datetime | None) -> SafeString | str:
     return _element(moment, _("expired") if moment <= clock.now(settings.DATABASE) else left)
 
 
-def is_urgent(asked: datetime, expires: datetime | None) -> bool:
-    """Check whether less than a fifth of the time to decide is left."""
-    return expires is not None and expires - clock.now(settings.DATABASE) < (expires - asked) / 5
-
-
 def words(moment: datetime) -> str:
     """Format the time between now and a moment in its largest unit, such as "3 minutes"."""
     now = clock.now(settings.DATABASE)
     seconds = int(abs((now - moment).total_seconds()))
     if seconds < 60:  # timesince knows no seconds
         return f"{seconds}\xa0{_('s')}"
-    return str(timesince(moment, now, depth=1) if moment <= now else timeuntil(moment, now, depth=1))
+    return str(timesince(min(moment, now), max(moment, now), depth=1))
 
 
 def duration(length: timedelta) -> str:
@@ -309,14 +293,9 @@ def origin_text(origin: dict[str, Any] | None) -> SafeString | str:
     return format_html("{}", text % {name: plain(value) for name, value in about.items()})
 
 
-def run_badge(run: Run) -> SafeString:
-    """Build the badge of a run's status."""
-    return badge(TONES.get(run.status, "plain"), run.get_status_display())
-
-
-def approval_badge(approval: Approval) -> SafeString:
-    """Build the badge of an approval's status."""
-    return badge(TONES.get(approval.status, "plain"), approval.get_status_display())
+def status_badge(row: Run | Approval) -> SafeString:
+    """Build the badge of the status of a run or an approval."""
+    return badge(TONES.get(row.status, "plain"), row.get_status_display())
 
 
 def risk_badge(approval: Approval) -> SafeString:

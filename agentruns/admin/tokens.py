@@ -126,7 +126,8 @@ class TokenAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
         """Show the token's owner, whose permissions count, or the session of a session token."""
-        return visible(token.session) if token.session_id else _name(token.person)
+        name = token.person.get_username() if token.person is not None else EMPTY
+        return visible(token.session if token.session_id else name)
 
     @admin.display(description=gettext_lazy("scopes"))
     def may(self, token: ApiToken) -> SafeString:
@@ -153,7 +154,7 @@ class TokenAdmin(ReadOnlyAdmin):
             why_not = runs.actions.missing("revoke")
         about = {
             "token": obj,
-            "owner": _name(owner),
+            "owner": visible(owner.get_username() if owner else EMPTY),
             "owner_url": self.other_page(request, get_user_model(), obj.owner_id) if owner else "",
             "badge": state(obj, owner),
             "scopes": [(scope, known.get(scope, "")) for scope in obj.scopes],
@@ -177,7 +178,3 @@ def state(token: ApiToken, owner: Any) -> SafeString:
 
 def _when(moment: datetime) -> SafeString:
     return format_html('<span title="{}">{}</span>', exact(moment), ago(moment))
-
-
-def _name(owner: Any) -> SafeString:
-    return visible(owner.get_username()) if owner is not None else visible(EMPTY)

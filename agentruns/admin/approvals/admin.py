@@ -153,9 +153,9 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     def where(self, approval: Approval) -> SafeString:
         """Show the status; below it the risk, and the run's status if it is paused or in doubt."""
         is_held = approval.status == Approval.Status.PENDING and approval.run.status in HELD
-        badges = (html.risk_badge(approval), *([html.run_badge(approval.run)] if is_held else []))
+        badges = (html.risk_badge(approval), *([html.status_badge(approval.run)] if is_held else []))
         return html.two_lines(
-            html.approval_badge(approval), format_html_join(" ", "{}", ((badge,) for badge in badges))
+            html.status_badge(approval), format_html_join(" ", "{}", ((badge,) for badge in badges))
         )
 
     @admin.display(description=gettext_lazy("requester"), ordering="run__owner_name")

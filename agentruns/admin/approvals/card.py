@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -120,7 +121,7 @@ class ApprovalCard:
         return {str(call.get("id")): call for call in self.reply.get("calls", [])}
 
     @property
-    def said(self) -> Quote | None:
+    def agent_quote(self) -> Quote | None:
         """Quote the model's text in the reply that requested the call; None without a text."""
         text = self.mask.json(fold.text_of(self.reply.get("content", [])))
         return quote(_("Agent (unverified)"), text) if text.strip() else None
@@ -315,7 +316,9 @@ def asked(card: ApprovalCard) -> dict[str, Any]:
 
 def context_of(card: ApprovalCard) -> dict[str, Any]:
     """Build the context of the card, except its URLs."""
-    approval, question = card.approval, card.only_answers
+    approval, question, expires = card.approval, card.only_answers, card.approval.expires_at
+    time_to_decide = expires - approval.requested_at if expires else timedelta()
+    is_urgent = expires is not None and expires - clock.now(settings.DATABASE) < time_to_decide / 5
     summary, denials = precedents(card.around.approvals, approval)
     history = [row for row in card.rows if row.kind in HISTORY] if card.requested else []
     proposed = card.calls.get(approval.call_id, {}).get("arguments", {})
@@ -338,12 +341,12 @@ def context_of(card: ApprovalCard) -> dict[str, Any]:
         **context,
         "card": card,
         "approval": approval,
-        "urgent": html.is_urgent(approval.requested_at, approval.expires_at),
+        "urgent": is_urgent,
         "outcome": outcome(approval),
         "changed": card.bodies(edited),  # the arguments as the model proposed them
         "precedents": summary,
         "denials": denials,
-        "quotes": list(filter(None, (card.request, card.said))),
+        "quotes": list(filter(None, (card.request, card.agent_quote))),
         "choices": list(map(html.plain, choices_of(card.face.arguments))) if question else [],
         "takes_text": not question or takes_text(approval.arguments),
         "missing": approval.required - approval.approved_count,

@@ -267,7 +267,7 @@ def _ask(
         "total": sums,
         "lines": lines,
         "count": sum("why_not" not in line for line in lines),
-        "quotes": [cards[0].request, cards[0].said] if is_turn else [],
+        "quotes": [cards[0].request, cards[0].agent_quote] if is_turn else [],
         "wants_password": "approve" in choice and wants_password,
         "list_url": admin.url(request, "changelist") if is_turn else request.get_full_path(),
     }

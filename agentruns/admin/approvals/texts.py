@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
@@ -61,9 +60,9 @@ class Preview:
 
 def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
     """Build a quote of a text, shortened to one line."""
-    said = redact(str(text)).strip()  # before line ends go: redaction may need them
-    short = body(label, " ".join(said.split()), limit)
-    return Quote(short.label, short.inline, body("", said).text if short.left_out else "")
+    whole = redact(str(text)).strip()  # before line ends go: redaction may need them
+    short = body(label, " ".join(whole.split()), limit)
+    return Quote(short.label, short.inline, body("", whole).text if short.left_out else "")
 
 
 def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
@@ -73,8 +72,8 @@ def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
         label, words = named(name, value)
         texts = (as_text(value), words)
         forms = {form for text in texts for form in (text, text.replace(",", "")) if text}
-        is_said = any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) for form in forms)
-        if value == MASK or not is_said:
+        is_named = any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) for form in forms)
+        if value == MASK or not is_named:
             quotes.append(quote(label, words, LINE))
     return quotes
 
@@ -102,9 +101,7 @@ def preview(stored: Any) -> Preview | None:
         is_one = len(labels) == 1  # with two labels only one side is an amount of cents
         for value in sides:
             text = "" if value is None else named(name, value)[1] if is_one else spoken(value)
-            cell = body("", text, LONGEST)
-            more = _("and %(count)d characters more") % {"count": cell.left_out}
-            cells.append(format_html("{} … ({})", cell.inline, more) if cell.left_out else cell.inline)
+            cells.append(visible(text, LONGEST))
         label = plain(labels.pop() if is_one else name)
         changes.append(Change(label, cells[0], cells[1], sides[0] != sides[1]))
     given, warned = stored.get("links"), stored.get("warnings")

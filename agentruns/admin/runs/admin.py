@@ -207,7 +207,7 @@ class RunAdmin(base.ReadOnlyAdmin):
     def render(self, request: HttpRequest, obj: Any, **context: Any) -> base.UnframedPage:
         """Render a page about a run, with the parts that all such pages have."""
         if obj is not None:
-            about = {"run_id": str(obj.pk), "run_badge": html.run_badge(obj)}
+            about = {"run_id": str(obj.pk), "run_badge": html.status_badge(obj)}
             about["original"] = runs.list.task_title(obj)
             context = {**about, "run_url": self.url(request, "change", obj.pk), **context}
         return super().render(request, obj, **context)

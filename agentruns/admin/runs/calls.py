@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin import html
 from agentruns.admin.approvals.texts import brief, quote
 from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, mask_for, neighbours, status_of
-from agentruns.admin.forms import RESULT_LENGTH, CancelForm, VerdictForm
+from agentruns.admin.forms import CancelForm, VerdictForm
 from agentruns.admin.runs import actions, chat, steps
 from agentruns.admin.runs.list import task_title
 from agentruns.conf import settings
@@ -33,6 +33,7 @@ from agentruns.services import permissions
 from agentruns.services.runs import control, waiting, write
 from agentruns.tools.card import MASK
 from agentruns.utils import clock, db
+from agentruns.utils.bounds import TEXT_LENGTH
 from agentruns.utils.redaction import redact
 
 CALL_LENGTH = 36
@@ -296,7 +297,7 @@ def call_page(
         task=task_title(run),
         template="orphan",
         run=run,
-        found=past,
+        past=past,
         call=call,
         place=place,
         previous_url=admin.url(request, "call", *before) if before else "",
@@ -305,7 +306,7 @@ def call_page(
         story=story(past),
         does=quote(_("What the tool does"), does) if does else None,
         started=past.last(events.TOOL_STARTED),
-        told=[
+        results=[
             (row, html.body(label, html.as_text(row.payload.get("content")), steps.TEXT_LIMIT))
             for row in results
         ],
@@ -351,14 +352,12 @@ def prefilled(past: CallHistory) -> str:
     if late is None:
         return ""
     text = html.bare(html.as_text(late.payload.get("content"))).strip()
-    return text if len(text) <= RESULT_LENGTH else ""
+    return text if len(text) <= TEXT_LENGTH else ""
 
 
 def kind_of(value: Any) -> str:
     """Name the form in which a result is stored."""
-    if isinstance(value, str):
-        return _("text")
-    return str(_JSON_KINDS.get(type(value), _("JSON")))
+    return str(_KINDS.get(type(value), _("JSON")))
 
 
 def late_report(past: CallHistory, row: Row) -> tuple[str, html.Body | None]:
@@ -397,8 +396,13 @@ def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
         return _refused(admin, request, past, {}, PermissionDeniedError(actions.missing("resolve")))
     verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
     form = verdict_form(past, verdict, request.POST)
-    if form.is_valid():
-        refuse_masked_result(past, form)
+    if form.is_valid() and verdict == "occurred" and past.returned is not None:
+        # A result that was changed may hold a mask in place of a part of the returned value.
+        text, prefill = form.cleaned_data["result"], prefilled(past)
+        returned = {"content": past.returned.payload.get("content")}
+        is_masked = MASK in text and MASK in prefill
+        if text != prefill and (is_masked or masking.carries_mask(text, "content", returned)):
+            form.add_error("result", _("Part of it is hidden here. Leave it as it is, or write your own."))
     given = {**form.cleaned_data, "result": entered(past, form.cleaned_data.get("result", ""))}
     if seen != str(past.seq):
         return _refused(admin, request, past, given, RunStateError(str(MOVED_ON)))
@@ -485,16 +489,6 @@ def entered(past: CallHistory, text: str) -> Any:
     return value if is_number or isinstance(value, dict | list) else text
 
 
-def refuse_masked_result(past: CallHistory, form: VerdictForm) -> None:
-    """Add an error to the form if its result holds a mask in place of a part of the returned value."""
-    late, text = past.returned, form.cleaned_data["result"]
-    if late is None or form.cleaned_data["verdict"] != "occurred" or text == prefilled(past):
-        return
-    is_masked = MASK in text and MASK in prefilled(past)
-    if is_masked or masking.carries_mask(text, "content", {"content": late.payload.get("content")}):
-        form.add_error("result", _("Part of it is hidden here. Leave it as it is, or write your own."))
-
-
 def is_same(past: CallHistory, row: Row, user: Any, given: dict[str, Any]) -> bool:
     """Check whether `user` sends again the verdict that is recorded in `row`."""
     payload = row.payload
@@ -526,7 +520,8 @@ _OPEN = {
     "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),
     "reconcile": gettext_lazy("A worker asks the outside system what became of it."),
 }
-_JSON_KINDS = {
+_KINDS = {
+    str: gettext_lazy("text"),
     dict: gettext_lazy("a JSON object"),
     list: gettext_lazy("a JSON array"),
     int: gettext_lazy("a number"),

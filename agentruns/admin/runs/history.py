@@ -146,29 +146,33 @@ class Moment:
             instructions = masked.run.instructions or ""
         if "tools_for" in definition:
             tools = {name: tool for name, tool in tools.items() if name in (masked.run.tools or ())}
+        turns = list[tuple[str, list[Body]]]()
+        for message in messages[-MESSAGES:]:
+            bodies = list[Body]()
+            for block in message["content"]:
+                kind = str(block.get("type"))
+                if kind == "text":
+                    label, text = _("Text"), block.get("text", "")
+                elif kind == "tool_use":
+                    label, text = (
+                        _("Call of %(tool)s") % {"tool": block.get("name")},
+                        pretty(block.get("input")),
+                    )
+                elif kind == "tool_result":
+                    label = _("Result, an error") if block.get("is_error") else _("Result")
+                    text = block.get("content", "")
+                else:
+                    label, text = kind, pretty(block)
+                bodies.append(body(label, text, LONGEST))
+            turns.append((message["role"], bodies))
         return {
             "model": definition.get("model"),
             "system": body(_("Instructions"), instructions, LONGEST),
             "params": body(_("Parameters"), pretty(definition.get("model_params") or {}), LONGEST),
             "tools": [body(name, pretty(tool), LONGEST) for name, tool in tools.items()],
-            "messages": [(each["role"], [*map(_block, each["content"])]) for each in messages[-MESSAGES:]],
+            "messages": turns,
             "left_out": max(0, len(messages) - MESSAGES),
         }
-
-
-def _block(block: dict[str, Any]) -> Body:
-    """Format a block of the conversation."""
-    kind = str(block.get("type"))
-    if kind == "text":
-        label, text = _("Text"), block.get("text", "")
-    elif kind == "tool_use":
-        label, text = _("Call of %(tool)s") % {"tool": block.get("name")}, pretty(block.get("input"))
-    elif kind == "tool_result":
-        label = _("Result, an error") if block.get("is_error") else _("Result")
-        text = block.get("content", "")
-    else:
-        label, text = kind, pretty(block)
-    return body(label, text, LONGEST)
 
 
 def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -55,11 +56,6 @@ class Drift:
     parts: list[tuple[str, list[dict[str, Any]]]]  # names in which they differ, each with both values
 
     @property
-    def hash(self) -> str:
-        """Find the digest of the definition that Adopt would take; "" without an agent."""
-        return self.agent.definition_hash if self.agent else ""
-
-    @property
     def is_other(self) -> bool:
         """Check whether this process knows the run's agent, but not with the run's definition."""
         return self.agent is not None and not self.is_served
@@ -93,7 +89,7 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
         "judgement": judgement(budgets, ended=run.is_ended, error=run.error),
     }
     if now is not None:
-        seen = {"hash": now.hash, "seq": str(actions.last_seq(run))}
+        seen = {"hash": now.agent.definition_hash if now.agent else "", "seq": str(actions.last_seq(run))}
         form = AdoptForm(initial=seen, auto_id="adopt_%s")
         context |= {"drift": now, "adopt": adopt(situation, now), "adopt_form": form}
     return context
@@ -107,7 +103,7 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
         sent = form.cleaned_data if form.is_valid() else {}
         today = drift(run, read.definition_body(settings.DATABASE, run.definition_id))
         actions.require(adopt(actions.situation(request, run), today))
-        if sent.get("hash") != today.hash:
+        if today.agent is None or sent.get("hash") != today.agent.definition_hash:
             raise RunStateError(str(ANOTHER))
         actions.require_last_row(run, sent.get("seq"))
         run = control.adopt_definition(run.pk, request.user, reason=sent["reason"])
@@ -185,14 +181,24 @@ def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
 
 def drift(run: Run, definition: dict[str, Any]) -> Drift:
     """Compare a run's definition with the agent that is registered for it in this process."""
-    own, newest = _registered(run.agent, run.version), _registered(run.agent)
+    own = newest = None
+    with suppress(UnknownAgentError):
+        newest = get_agent(run.agent)
+        own = get_agent(run.agent, run.version)
     is_served = own is not None and own.definition_hash == run.definition_id
     agent = newest if is_served else own or newest  # what adopting would take
     if agent is None or agent.definition_hash == run.definition_id:
         return Drift(agent, is_served, [])
     now, parts = agent.definition(), []
     for name in definition_difference(definition, now):
-        texts = [redact(_value(name, body)) for body in (definition, now)]
+        texts = list[str]()
+        for body in (definition, now):
+            value = body.get(name)
+            if name.startswith("tools."):  # such as "tools.refund.timeout"
+                tool, _dot, key = name.removeprefix("tools.").partition(" (")[0].partition(".")
+                value = body.get("tools", {}).get(tool)
+                value = value.get(key) if key and value is not None else value
+            texts.append(redact(_("not there") if value is None else as_text(value)))
         start, cells = 0, list[dict[str, Any]]()
         if max(map(len, texts)) > CUT:  # begin shortly before the first difference
             pairs = enumerate(zip(*texts, strict=False))
@@ -206,20 +212,3 @@ def drift(run: Run, definition: dict[str, Any]) -> Drift:
                 cells.append({"text": text})
         parts.append((name, cells))
     return Drift(agent, is_served, parts)
-
-
-def _registered(name: str, version: str | None = None) -> Agent | None:
-    try:
-        return get_agent(name, version)
-    except UnknownAgentError:
-        return None
-
-
-def _value(name: str, body: dict[str, Any]) -> str:
-    """Find the value of a part named by `definition_difference`, such as "tools.refund.timeout"."""
-    value = body.get(name)
-    if name.startswith("tools."):
-        tool, _dot, key = name.removeprefix("tools.").partition(" (")[0].partition(".")
-        value = body.get("tools", {}).get(tool)
-        value = value.get(key) if key and value is not None else value
-    return _("not there") if value is None else as_text(value)

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from agentruns.admin.base import ReadOnlyAdmin, mask_for
-from agentruns.admin.html import ago, bare, cut, exact, plain, plain_line, reason, run_badge, visible
+from agentruns.admin.html import ago, bare, cut, exact, plain, plain_line, reason, status_badge, visible
 from agentruns.admin.html import words as time_words
 from agentruns.admin.markdown import unmarked
 from agentruns.conf import settings
@@ -100,7 +100,7 @@ def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: Wait) -> str:
 
 def status(run: Run) -> SafeString:
     """Build the badge of a run's status, with another one if the run is stalled."""
-    badge = run_badge(run)
+    badge = status_badge(run)
     if not waiting.is_stalled(run):
         return badge
     return format_html('{} <span class="ar-badge ar-tone--bad">{}</span>', badge, _("stalled"))
