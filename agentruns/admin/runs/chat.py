@@ -159,13 +159,13 @@ class Talk:
             turn.file, turn.files = steps.file_of(payload), steps.attachments(payload)
             self.turns.append(turn)
         elif row.kind == events.ASSISTANT:
-            text = fold.text_of(row.payload["content"])
-            words = body("", text, limit) if text.strip() else None
-            if words is not None and not self.is_plain:
-                words = markdown("", text, limit, hide=self.mask.json)
+            source = fold.text_of(payload["content"])
+            reply = body("", source, limit) if source.strip() else None
+            if reply is not None and not self.is_plain:
+                reply = markdown("", source, limit, hide=self.mask.json)
             is_same = bool(self.turns) and self.turns[-1].side == "agent"
-            turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, words)
-            for call in row.payload["calls"]:
+            turn = Turn("" if is_same else visible(self.run.agent), "agent", row.seq, reply)
+            for call in payload["calls"]:
                 key, tool = call["id"], call["tool"]
                 sentence = self.mask.tool_text(tool, self.described.get(key, ""))
                 title = visible(sentence or tool.replace("_", " "))

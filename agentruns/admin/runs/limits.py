@@ -181,7 +181,8 @@ def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
 
 def drift(run: Run, definition: dict[str, Any]) -> Drift:
     """Compare a run's definition with the agent that is registered for it in this process."""
-    own = newest = None
+    own: Agent | None = None
+    newest: Agent | None = None
     with suppress(UnknownAgentError):
         newest = get_agent(run.agent)
         own = get_agent(run.agent, run.version)

@@ -358,8 +358,8 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
         since = begun.pop((begin, row.call_id), None)
         if before is not None:
             gap = max(row.created_at - before.created_at, timedelta())
-            length, words = None, "%(time)s"
-            wait, why = timedelta(), ""
+            length: timedelta | None = None
+            words, wait, why = "%(time)s", timedelta(), ""
             if row.kind in (events.ASSISTANT, events.MODEL_FAILED):
                 planned = before.payload.get("retry_in") if before.kind == events.MODEL_FAILED else None
                 seconds = max(planned, 0) if isinstance(planned, int | float) else 0
