@@ -180,7 +180,7 @@ class LeanChangeList(ChangeList):
     def news_url(self) -> str:
         """Build the URL that an open list polls for the number of newer rows."""
         since = {SINCE: str(first_id(clock.now(settings.DATABASE)))}
-        url = reverse(f"admin:{self.model_admin.name('news')}", current_app=self.model_admin.admin_site.name)  # type: ignore[attr-defined]
+        url = page_url(self.model_admin.admin_site, self.model, "news")
         return url + self.get_query_string(since, [PAGE_VAR])
 
 
@@ -262,6 +262,15 @@ def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) ->
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 
+def page_url(
+    site: admin.AdminSite, model: type[Model], page: str = "changelist", *args: object, **query: object
+) -> str:
+    """Build the URL of a model's page on an admin site."""
+    name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}"
+    url = reverse(name, args=args, current_app=site.name)
+    return f"{url}?{urlencode(query)}" if query else url
+
+
 def mask_for(run: Any) -> Mask:
     """Load the run's mask once and keep it on the run object, which lives for one request."""
     if not hasattr(run, "mask"):
@@ -325,7 +334,8 @@ class ReadOnlyAdmin(AnyAdmin):
             if not view.in_transaction:
                 function._non_atomic_requests = {*connections}
             route, asked = about + (view.route or f"{view.name}/"), self.admin_site.admin_view(function)
-            patterns.append(path(route, asked, view.options, name=self.name(view.name)))
+            name = f"{self.opts.app_label}_{self.opts.model_name}_{view.name}"
+            patterns.append(path(route, asked, view.options, name=name))
         patterns += super().get_urls()
         for pattern in patterns:
             pattern.callback = _in_zone(pattern.callback)
@@ -413,21 +423,11 @@ class ReadOnlyAdmin(AnyAdmin):
             status=status,
         )
 
-    def name(self, action: str) -> str:
-        """Build the name of one of this admin's URLs, such as "agentruns_run_change"."""
-        return f"{self.opts.app_label}_{self.opts.model_name}_{action}"
-
     def url(self, request: HttpRequest, action: str, *args: object, **query: object) -> str:
         """Build the URL of a page or action, keeping the filters of the list the user came from."""
-        url = reverse(f"admin:{self.name(action)}", args=args, current_app=self.admin_site.name)
         filters: Any = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
-        url = add_preserved_filters(filters, url)
+        url = add_preserved_filters(filters, page_url(self.admin_site, self.model, action, *args))
         return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}" if query else url
-
-    def listed_url(self, **query: object) -> str:
-        """Build the URL of the list with only these filters."""
-        url = reverse(f"admin:{self.name('changelist')}", current_app=self.admin_site.name)
-        return f"{url}?{urlencode(query)}"
 
     def back(self, request: HttpRequest, obj: Model) -> HttpResponseRedirect:
         """Redirect to the object's page, so that a reload repeats nothing."""
@@ -450,9 +450,8 @@ class ReadOnlyAdmin(AnyAdmin):
         """Build the URL of another model's page; "" if this site or this user has none."""
         if not may_view(self.admin_site, request, model):
             return ""
-        name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
         try:
-            return reverse(name, args=[key], current_app=self.admin_site.name)
+            return page_url(self.admin_site, model, "change", key)
         except NoReverseMatch:
             return ""
 

@@ -8,7 +8,6 @@ from datetime import date, timedelta
 from decimal import Decimal
 from statistics import median
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
@@ -16,7 +15,6 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.html import format_html
@@ -24,7 +22,16 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from agentruns.admin.base import Bounded, CountOf, ReadOnlyAdmin, bounded, counted, first_id, may_view
+from agentruns.admin.base import (
+    Bounded,
+    CountOf,
+    ReadOnlyAdmin,
+    bounded,
+    counted,
+    first_id,
+    may_view,
+    page_url,
+)
 from agentruns.admin.filters import APPROVED, SKEW, failed_lately, failures, midnight
 from agentruns.admin.html import EMPTY, age, duration, plain, visible
 from agentruns.admin.runs.actions import SILENT_AFTER
@@ -59,9 +66,9 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
     sees_runs, sees_approvals = may_view(site, request, Run), may_view(site, request, Approval)
     if not sees_runs and not sees_approvals:
         return None
-    runs = [(_("Runs"), _("Search runs"), _url(site, Run))] if sees_runs else []
-    approvals = [(_("Approvals"), _("Search approvals"), _url(site, Approval))] if sees_approvals else []
-    page = {"figures": [], "poll_url": _url(site, Run, "figures"), "lists": runs + approvals}
+    runs = [(_("Runs"), _("Search runs"), page_url(site, Run))] if sees_runs else []
+    approvals = [(_("Approvals"), _("Search approvals"), page_url(site, Approval))] if sees_approvals else []
+    page = {"figures": [], "poll_url": page_url(site, Run, "figures"), "lists": runs + approvals}
     alias = settings.DATABASE
     # In the caller's transaction a failed query fails all later queries, unless a savepoint undoes it.
     # Outside a transaction none is begun, because on SQLite it would wait for a writer.
@@ -96,14 +103,14 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
             given = permissions.already_given(request.user, list(partly[:MOST]))
         number = row.open if row else 0
         count = Bounded(min(number, MOST) - len(given), number > MOST)
-        _figure(page, count, _("waiting for you"), "waits", _url(site, Approval, mine="yes"))
+        _figure(page, count, _("waiting for you"), "waits", page_url(site, Approval, mine="yes"))
     if waiting.more or waiting != count:
-        _figure(page, waiting, _("waiting for a decision"), "waits", _url(site, Approval))
+        _figure(page, waiting, _("waiting for a decision"), "waits", page_url(site, Approval))
     masks = masks_of((approval.run for approval in oldest), masking.MOST_ROWS, masking.MOST_READ)
     page["waiting"] = [
         {
             "title": visible(masks[approval.run.session_id].approval(approval).title),
-            "url": reverse("admin:agentruns_approval_change", args=[approval.pk], current_app=site.name),
+            "url": page_url(site, Approval, "change", approval.pk),
             "age": age(approval.requested_at),
         }
         for approval in oldest
@@ -120,7 +127,7 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
     page["decisions"] = [
         {
             "tool": plain(tool),
-            "url": _url(site, Approval, status="all", tool=tool),
+            "url": page_url(site, Approval, status="all", tool=tool),
             "count": len(given),
             "rate": f"{100 * sum(status in APPROVED for status, _seconds in given) // len(given)} %",
             "time": duration(timedelta(seconds=median(max(seconds, 0) for _status, seconds in given))),
@@ -138,16 +145,16 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
         (_("stalled"), "bad", STALLED, "stalled"),
     ):
         count = counted(runs.filter(which), MOST)
-        _figure(page, count, label, tone, _url(site, Run, status=status))
+        _figure(page, count, label, tone, page_url(site, Run, status=status))
     # By one query: the paused runs, and among them the runs held for lost rows.
     paused = runs.filter(status=Run.Status.PAUSED).annotate(is_lost=Q(blocked_reason__startswith=Run.REWOUND))
     held = list(paused.values_list("is_lost", flat=True)[: MOST + 1])
-    url = _url(site, Run, status="paused")
+    url = page_url(site, Run, status="paused")
     _figure(page, bounded(len(held), MOST), _("paused"), "waits", url)
     if lost := sum(map(bool, held)):
         _figure(page, bounded(lost, MOST), _("held: the database lost rows that were committed"), "bad", url)
     if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
-        url = _url(site, Run, status="ended-in-doubt")
+        url = page_url(site, Run, status="ended-in-doubt")
         _figure(page, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
     # By one query: how many agents and tools are off, and when a worker's sweep was last seen. The few
     # sweepers come first, so that the limit never cuts them off.
@@ -158,7 +165,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
     seen = next((seen_at for is_off, seen_at in switches if not is_off), None)
     if off := sum(bool(is_off) for is_off, _seen in switches):
         words = ngettext("agent or tool switched off", "agents and tools switched off", off)
-        url = _url(site, Run, "switches") if permissions.may(request.user, "switch") else ""
+        url = page_url(site, Run, "switches") if permissions.may(request.user, "switch") else ""
         _figure(page, bounded(off, CONTROLS), words, "waits", url)
     unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
     if policy.is_narrowed(runs):
@@ -167,9 +174,9 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
         _figure(page, given_up, _("notifications given up; the log says why"), "bad", "")
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
     if starting.agents_of(request.user):
-        page["start_url"] = _url(site, Run, "start")
+        page["start_url"] = page_url(site, Run, "start")
     if permissions.may(request.user, "switch"):
-        page["switches_url"] = _url(site, Run, "switches")
+        page["switches_url"] = page_url(site, Run, "switches")
     page["worker"] = {"seen": age(seen) if seen else "", "is_silent": silent}
     _week(site, runs, page)
     grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1][1]))
@@ -179,7 +186,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
             "count": len(failed),
             "agents": ", ".join(dict.fromkeys(plain(run.agent) for run in failed)),
             "age": age(failed[0].updated_at),
-            "url": _url(site, Run, cause=key),
+            "url": page_url(site, Run, cause=key),
         }
         for key, (text, failed) in grouped[:CAUSES]
     ]
@@ -189,7 +196,7 @@ def _week(site: AdminSite, runs: QuerySet[Run], page: dict[str, Any]) -> None:
     """Add to the page the newest runs of the last 7 days, by day and by agent, with costs, by one query."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
-    page["costs_url"] = _url(site, Run, "costs", by="agent", first=first, last=today)
+    page["costs_url"] = page_url(site, Run, "costs", by="agent", first=first, last=today)
     columns = ("agent", "status", "created_at", "updated_at", "tokens", "cost")
     week: Any = list(runs_of_days(runs, first, today, RUNS + 1).values_list(*columns, named=True))
     page["looked_at"], week = bounded(len(week), RUNS), week[:RUNS]
@@ -231,7 +238,7 @@ def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> Que
 
 
 def _counts(site: AdminSite, its: list[Any], **query: str) -> dict[str, Any]:
-    urls = {"url": _url(site, Run, **query), "failed_url": _url(site, Run, status="failed", **query)}
+    urls = {"url": page_url(site, Run, **query), "failed_url": page_url(site, Run, status="failed", **query)}
     return {"runs": len(its), "failed": _failed(its), **urls}
 
 
@@ -267,8 +274,3 @@ def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpRespon
 def _figure(page: dict[str, Any], count: Bounded, label: str, tone: str, url: str) -> None:
     figure = {"count": count, "label": label, "tone": tone if count else "none", "url": url}
     page["figures"].append(figure)
-
-
-def _url(site: AdminSite, model: Any, page: str = "changelist", **query: object) -> str:
-    url = reverse(f"admin:agentruns_{model._meta.model_name}_{page}", current_app=site.name)
-    return f"{url}?{urlencode(query)}" if query else url

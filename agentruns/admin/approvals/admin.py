@@ -11,7 +11,6 @@ from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
@@ -124,9 +123,10 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
                 return None
             orphaned = journal.policy.visible_runs(request.user).filter(status=Run.Status.ORPHANED)
             may = services.permissions.may(request.user, "resolve")
-            page, query = ("in_doubt", "") if may else ("changelist", f"?status={Run.Status.ORPHANED}")
-            url = reverse(f"admin:agentruns_run_{page}", current_app=self.admin_site.name)
-            return {"runs": base.counted(orphaned), "url": f"{url}{query}"}
+            url = base.page_url(self.admin_site, Run, status=Run.Status.ORPHANED)
+            if may:
+                url = base.page_url(self.admin_site, Run, "in_doubt")
+            return {"runs": base.counted(orphaned), "url": url}
 
         context = {"title": title, "in_doubt": in_doubt, "searched": base.Bounded(filters.SEARCHED)}
         context["waiting"] = partial(base.counted, self.get_queryset(request).filter(status=PENDING))
@@ -196,7 +196,8 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
         flags: list[tuple[Any, str]] = []  # each with the page that it is about
         for flag in values["flags"]:
             run_url = self.other_page(request, Run, flag.run_id) if flag.run_id else ""
-            flags.append((flag, self.listed_url(same=flag.same_call) if flag.same_call else run_url))
+            equal_url = base.page_url(self.admin_site, Approval, same=flag.same_call)
+            flags.append((flag, equal_url if flag.same_call else run_url))
         context = {**values, **pages.card.buttons(card), **urls, "flags": flags, **context}
         return self.render(request, obj, title=html.plain(card.face.title), **context)
 

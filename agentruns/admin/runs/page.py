@@ -14,7 +14,7 @@ from django.utils.crypto import salted_hmac
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
-from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for
+from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for, page_url
 from agentruns.admin.html import body, duration, exact
 from agentruns.admin.runs import actions, chat, steps
 from agentruns.admin.runs.actions import Situation
@@ -97,7 +97,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
         **actions.buttons(situation),
         "is_stopped": is_stopped,
         "may_start": is_stopped and run.agent in {agent.name for agent in starting.agents_of(request.user)},
-        "session_url": admin.listed_url(session=run.session_id),
+        "session_url": page_url(admin.admin_site, Run, session=run.session_id),
         "earlier": [(other, task_title(other)) for other in reversed(earlier)],
         "turns": talk.turns,
         "query": query_of(request, FILTERS, *KEPT, *([] if is_live else ["after"])),
