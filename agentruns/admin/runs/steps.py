@@ -141,7 +141,7 @@ class RowCard:
 
 
 class Form(NamedTuple):
-    """How the rows of a kind are shown; without a title `describe` chooses one by the payload.
+    """The card of each row of a kind; without a title, `describe` chooses one by the payload.
 
     `facts` and `texts` name members of the payload, in their order on the card.
     """
