@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from agentruns.admin.approvals.around import SHOWN
-from agentruns.admin.html import as_text, bare, body, named, plain, pretty, spoken
+from agentruns.admin.html import as_text, bare, body, named, plain, pretty, spoken, visible
 from agentruns.tools.card import MASK
 from agentruns.utils.redaction import redact
 
