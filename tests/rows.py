@@ -13,7 +13,8 @@ from agentruns.journal import read
 from agentruns.journal.events import Row, row_hash
 from agentruns.journal.read import COLUMNS, Parts, stored_rows
 from agentruns.models import Message, Session, triggers
-from agentruns.models.parts import commitment, split
+from agentruns.models.kinds import split
+from agentruns.models.parts import commitment
 from agentruns.utils import json as canonical
 
 

@@ -329,12 +329,12 @@ def store_late_result(
                 if not Run.objects.using(journal_alias(lease.alias)).filter(pk=lease.run_id).exists():
                     raise DurableRunNotFoundError(f"Run {lease.run_id} is gone.")
                 batch.closed = True
-                payload = {**facts, "worker_epoch": lease.epoch}
                 for call in calls:
+                    payload: events.LateResult = {**facts, "worker_epoch": lease.epoch}  # type: ignore
+                    if call.id not in batch.state.run.calls and not rows.filter(call_id=call.id).exists():
+                        payload["lost"] = True
                     about = {"call_id": call.id, "tool_name": call.tool, "attempt": call.attempt}
-                    is_known = call.id in batch.state.run.calls or rows.filter(call_id=call.id).exists()
-                    stated = payload if is_known else {**payload, "lost": True}
-                    batch.add(events.LATE_RESULT, stated, offload=offload, **about)  # type: ignore[arg-type]
+                    batch.add(events.LATE_RESULT, payload, offload=offload, **about)  # type: ignore[arg-type]
                 tried.append(batch.rows[0].hash)
                 driver.store.append(batch, durable=True)
             return

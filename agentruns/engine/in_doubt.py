@@ -101,13 +101,13 @@ def settle(batch: Batch) -> None:
 def close_cancelled(batch: Batch, actor: Any, reason: str) -> None:
     """Settle the open calls and end the run as cancelled."""
     settle(batch)
-    batch.add(events.RUN_CANCELLED, {"actor": events.actor_ref(actor), "reason": reason})
+    batch.add(events.RUN_CANCELLED, events.RunCancelled(actor=events.actor_ref(actor), reason=reason))
 
 
 def close_failed(batch: Batch, kind: str, text: str) -> None:
     """Settle the open calls and end the run as failed."""
     settle(batch)
-    batch.add(events.RUN_FAILED, {"error": {"type": kind, "text": text}})
+    batch.add(events.RUN_FAILED, events.RunFailed(error={"type": kind, "text": text}))
 
 
 def orphan(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from django.db import DatabaseError, InterfaceError
 from django.db.models import F
@@ -170,8 +170,8 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
             driver.asked_about = {(call.id, call.attempt) for call in run.open_calls() if call.attempt > 0}
         if lease is not None and (lease.took_over or left):
             reason = "lease expired" if lease.took_over else "the last drive failed"
-            payload = {"actor": events.actor_ref(caller), "epoch": lease.epoch, "reason": reason}
-            batch.add(events.RUN_RESUMED, payload)
+            who = events.actor_ref(caller)
+            batch.add(events.RUN_RESUMED, events.RunResumed(actor=who, epoch=lease.epoch, reason=reason))
         if run.cancel_requested:
             in_doubt.close_cancelled(batch, None, "cancel requested")
             return
@@ -245,13 +245,17 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
     content, intents, left_out = gate.judge(driver, reply)
 
     def build(batch: Batch) -> None:
-        payload: dict[str, Any] = {"content": content, "stop_reason": reply.stop_reason}
-        payload |= {"model": reply.model, "request_id": reply.request_id}
-        payload |= {"read": read, "sent": sent}
-        payload["calls"] = [intent.record() for intent in intents]
-        payload |= {"left_out": left_out} if left_out else {}
-        payload |= {"fallback": identity} if identity != request.model else {}
-        batch.add(events.ASSISTANT, payload | used(reply.usage, reply.model, identity))
+        payload: events.Assistant = {
+            "content": content, "calls": [intent.record() for intent in intents], "sent": sent, "read": read,
+            "stop_reason": reply.stop_reason, "model": reply.model, "request_id": reply.request_id,
+            "usage": reply.usage,
+        }  # fmt: skip
+        payload |= used(reply.usage, reply.model, identity)  # type: ignore[typeddict-item]
+        if left_out:
+            payload["left_out"] = left_out
+        if identity != request.model:
+            payload["fallback"] = identity
+        batch.add(events.ASSISTANT, payload)
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:
             tool_calls.start_next(driver, batch)
@@ -318,7 +322,14 @@ def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:
     return ""
 
 
-def used(usage: dict[str, Any], *models: str) -> dict[str, Any]:
+class Used(TypedDict):
+    """The members of a row that tell what a request used."""
+
+    usage: dict[str, Any]  # tokens by kind
+    cost: NotRequired[str]
+
+
+def used(usage: dict[str, Any], *models: str) -> Used:
     """Build the row members `usage` and, if the model has a price, `cost`. A later price may differ."""
     if not settings.PRICES:
         return {"usage": usage}
@@ -359,8 +370,8 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
             in_doubt.close_failed(batch, "OutputInvalidError", text)
         elif problem:  # the model may correct its answer once
             text = output.CORRECTION.format(problem=problem)
-            row = {"content": [{"type": "text", "text": text}], "reason": events.OUTPUT_INVALID}
-            batch.add(events.USER, row)
+            blocks = [{"type": "text", "text": text}]
+            batch.add(events.USER, events.User(content=blocks, reason=events.OUTPUT_INVALID))
         else:
             if stop == "max_tokens":
                 payload["truncated"] = True
@@ -379,11 +390,11 @@ def _provider_failed(
     """
     kind = error.type or "ProviderError"
     text = str(error).removeprefix(f"{kind}: ")  # some texts begin with the type
-    failed: dict[str, Any] = {"attempt": batch.state.run.failures + 1}
-    failed |= {"error": {"type": error.type or type(error).__name__, "text": str(error)}}
+    said = events.Error(type=error.type or type(error).__name__, text=str(error))
+    failed = events.ModelFailed(error=said, attempt=batch.state.run.failures + 1)
     failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
-    usage = usage_of(error)
-    failed |= used(usage, identity) if usage else {}
+    if usage := usage_of(error):
+        failed |= used(usage, identity)  # type: ignore[typeddict-item]
     if fallback is not None:
         failed["fallback"] = model_identity(fallback)
     elif error.disposition == "retry" and driver.store.durable:
@@ -400,9 +411,9 @@ def _provider_failed(
 def _model_raised(driver: Driver, error: Exception, batch: Batch) -> None:
     """Journal an exception of the model object itself; the drive fails, which counts as an attempt."""
     batch.failed_drive, batch.delay = True, _delay(driver, batch, None)
-    failed = {"type": type(error).__name__, "text": handler.words(error)}
-    attempt = batch.state.run.failures + 1
-    batch.add(events.MODEL_FAILED, {"error": failed, "attempt": attempt, "retry_in": batch.delay})
+    said = events.Error(type=type(error).__name__, text=handler.words(error))
+    attempt, delay = batch.state.run.failures + 1, batch.delay
+    batch.add(events.MODEL_FAILED, events.ModelFailed(error=said, attempt=attempt, retry_in=delay))
 
 
 def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
@@ -449,7 +460,7 @@ def hold_rewound(lease: Lease, before: RunState | None = None) -> None:
         gone = [call for call in started if call.id not in left or left[call.id].attempt < call.attempt]
         calls = "".join(f" Its start may be lost: {call.tool} (key {call.key})." for call in gone)
         reason = LOST.format(rewound=Run.REWOUND, seq=known.seq if known else "?", calls=calls)
-        batch.add(events.RUN_PAUSED, {"reason": reason, "restored": True})
+        batch.add(events.RUN_PAUSED, events.RunPaused(reason=reason, restored=True))
         store.append(batch)
         return True
 

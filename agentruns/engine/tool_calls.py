@@ -227,7 +227,7 @@ def _refusal(driver: Driver, call: Call) -> str:
 
 def pause(batch: Batch, reason: str) -> None:
     """Add the row that pauses the run until a person continues it."""
-    batch.add(events.RUN_PAUSED, {"reason": reason})
+    batch.add(events.RUN_PAUSED, events.RunPaused(reason=reason))
 
 
 def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
@@ -440,7 +440,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
             context = driver.context(call.id, call.tool, call)
             verdict = handler.reconcile(driver.alias, tool, context, call.arguments)
             break
-    actor, offload = {"id": "", "name": "reconcile"}, driver.offload(call)
+    actor, offload = events.Actor(id="", name="reconcile"), driver.offload(call)
     if not isinstance(verdict, Occurred | NotOccurred):
         before = in_doubt.RAISED.format(attempt=call.attempt, error=call.raised[: in_doubt.SHOWN])
         evidence = f"reconcile does not know: {verdict.reason}"
@@ -451,7 +451,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
     def build(batch: Batch) -> None:
         again = batch.state.run.calls[call.id]
         word = Verdict.OCCURRED if isinstance(verdict, Occurred) else Verdict.NOT_OCCURRED
-        payload = {"verdict": word, "actor": actor, "channel": "reconcile"}
+        payload = events.OrphanResolved(verdict=word, actor=actor, channel="reconcile")
         batch.add(events.ORPHAN_RESOLVED, payload, call=again, attempt=again.attempt)
         if isinstance(verdict, Occurred):
             facts = events.ResultFacts(reconciled=True)

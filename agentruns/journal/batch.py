@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
@@ -23,14 +23,15 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.read import Parts, rows_with_secret
 from agentruns.models import Session, Tombstone
-from agentruns.models.parts import commitment, keyed, split
+from agentruns.models.kinds import Kind, P, split
+from agentruns.models.parts import commitment, keyed
 from agentruns.models.statuses import RunStatus
 from agentruns.utils import clock as journal_clock
 from agentruns.utils import json as canonical
 
 SALT = 16  # bytes
 # Kinds of rows that show progress: earlier crashes no longer count against the run.
-PROGRESS = (events.ASSISTANT, events.TOOL_RESULT)
+PROGRESS = frozenset(kind for kind in events.KINDS.values() if kind.is_progress)
 Offload = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -80,34 +81,32 @@ class SessionState:
 
     def apply(self, row: Row) -> None:
         """Fold one more row of the session's journal."""
-        kind, payload = row.kind, row.payload
         self.next_seq, self.head, self.at = row.seq + 1, row.hash, row.created_at
-        self.has_erased = self.has_erased or (kind in KINDS and row.is_erased)
+        self.has_erased = self.has_erased or (row.kind in KINDS and row.is_erased)
         if row.run_id == self.run.run_id:
             self.run.apply(row)
         self.in_doubt.apply(row)
         self.unread = unread_after(self.unread, row)
-        if kind == events.RUN_STARTED:
-            self._asked = payload.get("requesters", [])
-            if self.home is None and events.COPIED not in payload:
-                owner = payload.get("owner") or {"id": None}
-                self.home = payload["session"], payload["scope"], owner["id"]
-        elif kind == events.USER:
-            is_message = payload.get("reason") == events.MESSAGE
-            who = payload.get("actor") or events.PROGRAM
-            self.asking[row.seq] = [who["id"]] if is_message else self._asked
-        elif kind == events.ASSISTANT:
-            read = payload.get("read", row.seq)
+        if begun := events.RUN_STARTED.of(row):
+            self._asked = begun.get("requesters", [])
+            if self.home is None and events.COPIED not in begun:
+                owner = begun.get("owner")
+                self.home = begun["session"], begun["scope"], owner["id"] if owner else None
+        elif said := events.USER.of(row):
+            is_message = said.get("reason") == events.MESSAGE
+            actor = said.get("actor") or events.PROGRAM
+            self.asking[row.seq] = [actor["id"]] if is_message else self._asked
+        elif reply := events.ASSISTANT.of(row):
+            read = reply.get("read", row.seq)
             self.asking = {seq: who for seq, who in self.asking.items() if seq > read}
-        elif kind == events.LATE_RESULT and "stored" in payload:
-            key = row.call_id, canonical.dumps(payload["content"])
-            self.returned_late[key] = payload["stored"]
-        elif kind == events.RUN_PAUSED and payload.get("restored"):
+        elif (late := events.LATE_RESULT.of(row)) and "stored" in late:
+            self.returned_late[row.call_id, canonical.dumps(late["content"])] = late["stored"]
+        elif (pause := events.RUN_PAUSED.of(row)) and pause.get("restored"):
             self.restored_at = row.created_at
-        elif "open_in" in payload:
-            open_in = UUID(payload["open_in"])
+        elif (result := events.TOOL_RESULT.of(row)) and "open_in" in result:
+            open_in = UUID(result["open_in"])
             self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
-        elif kind == events.TOOL_STARTED and "approval" in payload and events.COPIED not in payload:
+        elif (start := events.TOOL_STARTED.of(row)) and "approval" in start and events.COPIED not in start:
             self.open_elsewhere.pop(row.tool_name, None)  # a person let a call run, knowing of these
         self._unread.append(row)
 
@@ -213,8 +212,8 @@ class Batch:
 
     def add(
         self,
-        kind: str,
-        payload: Mapping[str, Any],
+        kind: Kind[P],
+        payload: P,
         *,
         call: Call | None = None,
         call_id: str = "",
@@ -223,10 +222,7 @@ class Batch:
         consumes: UUID | None = None,
         offload: Offload | None = None,
     ) -> Row:
-        """Add one row: link it to the hash chain and fold it; `payload` has the form of its kind in `events`.
-
-        `offload` may store a large content in a file.
-        """
+        """Add one row: link it to the hash chain and fold it; `offload` may store its content in a file."""
         if call is not None:
             call_id, tool_name = call.id, call.tool
             self.before.setdefault(call.id, call.approval.status if call.approval else "")
@@ -241,7 +237,8 @@ class Batch:
             text = canonical.dumps(content)
         about = {"call_id": call_id, "tool_name": tool_name, "attempt": attempt, "consumes": consumes}
         about |= {"facts_salt": facts_salt, "content_salt": content_salt}
-        return self._chain(kind, facts, text, content_hash=commitment(content_salt, text), **about)
+        name = str(kind)  # as rows that are read have it
+        return self._chain(name, facts, text, content_hash=commitment(content_salt, text), **about)
 
     def copy(self, row: Row, source: events.Copied) -> Row:
         """Add a copy of another session's row; it keeps the salt, and so the hash, of the row's content."""

@@ -183,9 +183,10 @@ KINDS = frozenset(_APPLY)  # kinds of the rows that the model sees
 
 def unread_after(unread: list[int], row: Row) -> list[int]:
     """Update the seqs of unread messages for one more row: add a message, or remove read messages."""
-    if row.kind == events.USER and row.payload.get("reason") == events.MESSAGE:
+    if (said := events.USER.of(row)) and said.get("reason") == events.MESSAGE:
         return [*unread, row.seq]
-    read = row.payload.get("read", row.seq) if row.kind == events.ASSISTANT else 0
+    reply = events.ASSISTANT.of(row)
+    read = reply.get("read", row.seq) if reply else 0
     return [seq for seq in unread if seq > read]
 
 

@@ -16,7 +16,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import text_of
 from agentruns.journal.read import stored_rows
 from agentruns.models import Message, Run, Session
-from agentruns.models.parts import split
+from agentruns.models.kinds import split
 from agentruns.utils import json as canonical
 
 TITLE_LENGTH = 200

@@ -7,8 +7,7 @@ from typing import Any
 from agentruns.journal import events
 from agentruns.journal.events import Row
 
-# Rows that begin a doubt, settle it, bring it back, or clear it.
-KINDS = (events.TOOL_RESULT, events.APPROVAL_DECIDED, events.APPROVAL_VOIDED, events.ORPHAN_RESOLVED)
+KINDS = tuple(kind for kind in events.KINDS.values() if kind.moves_doubts)
 
 
 class Doubts:
@@ -20,15 +19,14 @@ class Doubts:
 
     def apply(self, row: Row) -> None:
         """Fold one more row of the session's journal; rows come in order."""
-        kind, payload = row.kind, row.payload
-        if kind == events.TOOL_RESULT and events.leaves_doubt(payload):
+        if (result := events.TOOL_RESULT.of(row)) and events.leaves_doubt(result):
             self.open[row.call_id] = row
-        elif kind == events.APPROVAL_DECIDED and "settles" in payload:
-            named = [call for call in payload["settles"] if call in self.open]
+        elif (decision := events.APPROVAL_DECIDED.of(row)) and "settles" in decision:
+            named = [call for call in decision["settles"] if call in self.open]
             self._settled[row.call_id] = {call: self.open.pop(call) for call in named}
-        elif kind == events.APPROVAL_VOIDED:
+        elif row.kind == events.APPROVAL_VOIDED:
             self.open |= self._settled.pop(row.call_id, {})
-        elif kind == events.ORPHAN_RESOLVED and payload["verdict"] in events.CLEARING:
+        elif (judged := events.ORPHAN_RESOLVED.of(row)) and judged["verdict"] in events.CLEARING:
             self.open.pop(row.call_id, None)
 
 

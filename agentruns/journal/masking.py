@@ -26,7 +26,7 @@ from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.journal.read import COLUMNS, NAMING, definition_bodies, definitions_in, row_of
 from agentruns.models import Approval, Message, Run
-from agentruns.models.parts import facts_of
+from agentruns.models.kinds import form_of
 from agentruns.tools.card import MASK
 from agentruns.tools.refusals import EFFECTS
 from agentruns.utils.redaction import Secrets, hiding, is_on, redact, secrets
@@ -203,7 +203,7 @@ class Mask:
             return MASK
         if name in ("preview", "title"):
             return self.tool_text(row.tool_name, value)
-        if name in _KEPT or name in facts_of(row.kind):
+        if name in _KEPT or name in form_of(row.kind).facts:
             return value
         return self.json(value, row.tool_name)
 

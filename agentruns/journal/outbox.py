@@ -17,7 +17,6 @@ from django.dispatch import Signal
 from django.urls import NoReverseMatch, reverse
 from django.utils.module_loading import import_string
 
-from agentruns import signals
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal import events
@@ -36,14 +35,7 @@ from agentruns.utils.redaction import get_logger, redact
 logger = get_logger("agentruns.notifications")
 
 EVENTS: dict[str, tuple[str, Signal]] = {
-    events.APPROVAL_REQUESTED: ("approval.requested", signals.approval_requested),
-    events.APPROVAL_VOIDED: ("approval.requested", signals.approval_requested),  # people are asked again
-    events.APPROVAL_DECIDED: ("approval.decided", signals.approval_decided),
-    events.ORPHAN_FOUND: ("run.orphaned", signals.run_orphaned),
-    events.RUN_PAUSED: ("run.paused", signals.run_paused),
-    events.RUN_COMPLETED: ("run.completed", signals.run_ended),
-    events.RUN_FAILED: ("run.failed", signals.run_ended),
-    events.RUN_CANCELLED: ("run.cancelled", signals.run_ended),
+    kind: kind.announced for kind in events.KINDS.values() if kind.announced
 }
 MAX_ATTEMPTS = 10
 CLAIM_SECONDS = 60  # after which a delivery whose process died is tried again

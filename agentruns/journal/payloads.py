@@ -32,7 +32,7 @@ from agentruns.utils.redaction import get_logger, is_on, redact, redacted
 
 logger = get_logger("agentruns.payloads")
 
-OF_BLOCKS = (events.USER, events.TOOL_RESULT, events.LATE_RESULT)  # rows whose content may be blocks
+OF_BLOCKS = tuple(kind for kind in events.KINDS.values() if kind.has_blocks)
 PREVIEW = 500  # characters
 LEAST = 4_096  # bytes; shorter texts among blocks stay in their row
 CHUNK = 256 * 1024  # bytes that are in memory at once while a file is read

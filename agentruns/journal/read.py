@@ -19,7 +19,7 @@ from agentruns.exceptions import RunStateError
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.models import Definition, Message, Run, Session
-from agentruns.models.parts import merged
+from agentruns.models.kinds import merged
 from agentruns.utils import json as canonical
 from agentruns.utils.db import as_id
 
@@ -29,7 +29,7 @@ COLUMNS = (
 )  # fmt: skip
 # Reading an altered row can raise any of these.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-NAMING = (events.RUN_STARTED, events.RUN_ADOPTED)  # rows that name definitions
+NAMING = tuple(kind for kind in events.KINDS.values() if kind.names_definitions)
 
 _WITH_SECRET = (
     f'SELECT {", ".join(COLUMNS)}, (SELECT secret FROM "{Session._meta.db_table}" WHERE id = %s)'

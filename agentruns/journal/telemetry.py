@@ -25,13 +25,8 @@ logger = get_logger("agentruns.telemetry")
 T = TypeVar("T")
 Facts = dict[str, Any]
 
-# Kind of row -> its event, and the keys of its payload that are attributes.
-EVENT_ATTRIBUTES: dict[str, tuple[str, tuple[str, ...]]] = {
-    events.APPROVAL_DECIDED: ("decision", ("verb",)),
-    events.ORPHAN_FOUND: ("orphan", ("action", "declares")),
-    events.ORPHAN_RESOLVED: ("verdict", ("verdict",)),
-    events.LATE_RESULT: ("late_result", ()),
-    **dict.fromkeys(events.CLOSING, ("ended", ())),
+EVENT_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    kind: kind.telemetry for kind in events.KINDS.values() if kind.telemetry
 }
 
 _made: dict[str, Listener | None] = {}  # by dotted path
@@ -148,7 +143,7 @@ def _report(row: Row, agent: str) -> tuple[str, Facts] | None:
     """Build the event of a row, without free text; None for a copied row and for a kind without an event."""
     if row.kind not in EVENT_ATTRIBUTES or events.COPIED in row.payload:
         return None
-    name, keys = EVENT_ATTRIBUTES[row.kind]
+    name, *keys = EVENT_ATTRIBUTES[row.kind]
     facts: Facts = {"run_id": str(row.run_id), "agent": agent, "epoch": row.epoch}
     if row.tool_name:
         facts["tool"] = row.tool_name

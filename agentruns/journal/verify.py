@@ -204,8 +204,8 @@ class History:
             self.pointing.append(row)
         if row.is_erased and not row.payload.get(events.COPIED, {}).get("erased"):
             self.erased[row.seq] = row.kind
-        elif row.kind == events.PAYLOAD_ERASED:
-            self.erased.pop(row.payload["seq"], None)
+        elif erasure := events.PAYLOAD_ERASED.of(row):
+            self.erased.pop(erasure["seq"], None)
         self.seq, self.head = row.seq, row.hash
         return None
 
@@ -241,6 +241,7 @@ class History:
         """Explain why a row does not fit the rows before it; "" if it fits."""
         if is_deeper(row.payload, MAX_ROW_DEPTH):
             return f"is nested more than {MAX_ROW_DEPTH} levels deep: it cannot be read everywhere."
+        reply = events.ASSISTANT.of(row)
         if events.COPIED in row.payload:
             if state.started_at is not None:
                 return "is copied from another run after its own run had started."
@@ -248,11 +249,9 @@ class History:
                 return "is copied from another run and consumes an approval."
             if (copy := copy_of(row)) is not None:  # to be compared with its origin
                 self.copies.append(copy)
-            asked_for = row.payload["calls"] if row.kind == events.ASSISTANT else ()
-            self.copied_calls |= {row.call_id, *(call["id"] for call in asked_for)}
+            self.copied_calls |= {row.call_id, *(call["id"] for call in (reply["calls"] if reply else ()))}
             return ""
-        if row.kind == events.ASSISTANT:
-            reply: events.Assistant = row.payload
+        if reply:
             for call in state.open_calls():
                 return f"is a reply while call {call.id} has no result."
             if reply.get("read", 0) >= row.seq:
@@ -271,13 +270,13 @@ class History:
             return ""  # evidence of what a restore took back
         if known is None:
             return f"is of call {row.call_id}, which no reply asked for."
-        if row.kind == events.APPROVAL_REQUESTED:
-            approval = UUID(row.payload["approval"])
+        if request := events.APPROVAL_REQUESTED.of(row):
+            approval = UUID(request["approval"])
             if approval in self.approvals or known.approval is not None:
                 return f"asks for an approval of call {known.id} a second time."
             if not known.is_open:
                 return f"asks for an approval of call {known.id}, which has a result."
-            if row.payload["digest"] != known.digest:
+            if request["digest"] != known.digest:
                 return f"asks for an approval of call {known.id} with other arguments than it has."
             self.approvals.add(approval)
         return _CHECKS[row.kind](row, known, row.payload) if row.kind in _CHECKS else ""

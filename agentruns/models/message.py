@@ -8,7 +8,7 @@ from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField
-from agentruns.models.parts import merged
+from agentruns.models.kinds import merged
 from agentruns.models.run import Run
 from agentruns.models.session import Session
 

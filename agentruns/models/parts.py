@@ -8,38 +8,53 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 ERASED = "[erased]"
 HAS = "has"  # fact: which optional members the content has, so that an erased row still tells
-COMMON = {"v", "copied", HAS}  # facts of every kind
 
 Payload = dict[str, Any]
+T = TypeVar("T")
+
+# Annotations of the members of a payload; a member without one is content.
+_FACT, _GONE = object(), object()
+Fact = Annotated[T, _FACT]
+Gone = Annotated[T, _GONE]  # content that an erased row lacks
+Blocks = Annotated[list[dict[str, Any]], [{"type": "text", "text": ERASED}]]  # with their neutral value
 
 
 class Form:
-    """The facts among a payload's members, and the neutral values that replace erased content.
+    """The facts of a payload and the neutral values of its erased content, as its TypedDict is annotated.
 
-    `content` and `optional` map members to their neutral values. `gone` are members that an erased row lacks.
-    `inside` maps members that are objects, or lists of objects, to the forms by which they are split.
+    `content` and `optional` map members to their neutral values: those that every payload of the type has,
+    and the others. `gone` are members that an erased row lacks. `inside` maps members that are objects, or
+    lists of objects, to the forms by which they are split.
     """
 
-    def __init__(
-        self,
-        facts: str = "",
-        content: Payload | None = None,
-        optional: Payload | None = None,
-        gone: str = "",
-        **inside: Form,
-    ) -> None:
-        self.facts = COMMON | set(facts.split())
-        self.content = content or {}
-        self.optional = optional or {}
-        self.gone = set(gone.split())
-        self.inside = inside
+    def __init__(self, payload: type) -> None:
+        self.facts = {HAS}
+        self.content: Payload = {}
+        self.optional: Payload = {}
+        self.gone: set[str] = set()
+        self.inside: dict[str, Form] = {}
+        for name, given in get_type_hints(payload, include_extras=True).items():
+            is_optional = get_origin(given) is NotRequired
+            hint = get_args(given)[0] if is_optional else given
+            item = get_args(hint)[0] if get_origin(hint) is list else hint
+            mark = {} if get_origin(hint) is dict else ERASED
+            mark = hint.__metadata__[0] if get_origin(hint) is Annotated else mark
+            if mark is _FACT:
+                self.facts.add(name)
+            elif mark is _GONE:
+                self.gone.add(name)
+            elif is_typeddict(item):
+                self.inside[name] = Form(item)
+            else:
+                (self.optional if is_optional else self.content)[name] = mark
 
-    def split(self, payload: Payload) -> tuple[Payload, Payload]:
+    def split(self, payload: Mapping[str, Any]) -> tuple[Payload, Payload]:
         """Split a payload into facts and content; members unknown to this form are content."""
         facts: Payload = {}
         content: Payload = {}
@@ -72,85 +87,8 @@ class Form:
         return content
 
 
-_TEXT_BLOCKS = [{"type": "text", "text": ERASED}]
-_ERROR = Form("type", {"text": ERASED})
-_REASON: Payload = {"reason": ERASED}
-_EDIT: Payload = {"arguments": {}, "edited": {}, "title": ERASED, "preview": None}
-_RAISED: Payload = {"raised": ERASED}
-
-# By kind; the members are described in journal.events.
-FORMS: dict[str, Form] = {
-    "run_started": Form(
-        "agent version definition session scope actor owner requesters idempotency_key origin tools"
-        " not_before task",
-        optional={"context": {}, "instructions": ERASED},
-        gone="stored",
-    ),
-    "user": Form("reason actor idempotency_key", {"content": _TEXT_BLOCKS}, gone="stored"),
-    "assistant": Form(
-        "stop_reason model request_id read usage cost fallback",
-        gone="content left_out sent",  # `merged` rebuilds its content
-        calls=Form("id provider_id tool digest parallel verdict", {"arguments": {}}, gone="original"),
-    ),
-    "model_failed": Form("attempt code status request_id retry_in usage cost fallback", error=_ERROR),
-    "approval_requested": Form(
-        "approval digest risk approvers required expires_at only_answers settles origin",
-        {"arguments": {}, "title": ERASED, "why": ERASED, "preview": None},
-    ),
-    "approval_decided": Form(
-        "verb digest actor channel settles", optional={**_REASON, "text": ERASED, **_EDIT}
-    ),
-    "approval_extended": Form("from expires_at actor channel", _REASON),
-    "approval_voided": Form("approval voided", {"why": ERASED}),
-    "tool_started": Form("key digest declares timeout approval approved_by"),
-    "tool_result": Form(
-        "is_error outcome stringified reconciled duration_ms in_doubt actor open_in",
-        {"content": ERASED},
-        _RAISED,
-        gone="stored misfit edited",
-    ),
-    "late_result": Form(
-        "worker_epoch is_error never_entered stringified reconciled lost",
-        optional={**_RAISED, "content": ERASED},
-        gone="stored misfit",
-    ),
-    "orphan_found": Form("action declares started_at", {"evidence": ERASED}, _RAISED),
-    "orphan_resolved": Form(
-        "verdict actor channel", optional={**_REASON, "evidence": ERASED, "result": ERASED}
-    ),
-    "run_resumed": Form("actor epoch unpause", _REASON),
-    "run_pause_requested": Form("actor", _REASON),
-    "run_paused": Form("actor restored", _REASON),
-    "run_cancel_requested": Form("actor", _REASON),
-    "run_adopted": Form("actor old new version tools", _REASON, {"instructions": ERASED}, gone="stored"),
-    "run_completed": Form("truncated", {"output": ERASED}),
-    "run_failed": Form(error=_ERROR),
-    "run_cancelled": Form("actor", _REASON),
-    "payload_erased": Form("seq actor file", _REASON),
-}
-_UNKNOWN = Form()
-
-
-def facts_of(kind: str) -> set[str]:
-    """List the members of a payload that are facts, which hold no text to mask or erase."""
-    return FORMS.get(kind, _UNKNOWN).facts
-
-
-def split(kind: str, payload: Payload) -> tuple[Payload, Payload]:
-    """Split a row's payload into its facts and its content."""
-    return FORMS.get(kind, _UNKNOWN).split(payload)
-
-
-def merged(kind: str, facts: Payload, content: Payload | None) -> Payload:
-    """Join facts and content to a payload; neutral values replace content that was erased."""
-    if content is None:
-        content = FORMS.get(kind, _UNKNOWN).neutral(facts)
-        if kind == "assistant":  # a provider requires the call of every result
-            used = [
-                {"type": "tool_use", "id": call["provider_id"], "name": call["tool"], "input": {}}
-                for call in facts["calls"]
-            ]
-            content["content"] = used or deepcopy(_TEXT_BLOCKS)
+def joined(facts: Payload, content: Payload) -> Payload:
+    """Join the two parts of a payload, and of the objects in it."""
     payload = _joined(facts, content) if content else {**facts}
     payload.pop(HAS, None)
     return payload

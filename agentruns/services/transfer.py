@@ -38,7 +38,8 @@ from agentruns.journal.store import new_approval
 from agentruns.journal.verify import MARK, History, check
 from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session, Tombstone
 from agentruns.models.fields import check_columns
-from agentruns.models.parts import commitment, split
+from agentruns.models.kinds import split
+from agentruns.models.parts import commitment
 from agentruns.services import permissions
 from agentruns.services.data.retention import delete_files
 from agentruns.services.runs.submit import pruned_keys, refuse_pruned
@@ -446,7 +447,7 @@ def _close(run: Run, batch: Batch) -> None:
     for call in batch.state.run.open_calls():
         in_doubt.unknown(batch, call, ACTOR)
     reason = f"imported, {run.get_status_display()} then: it may go on in the database it came from"
-    batch.add(events.RUN_CANCELLED, {"actor": events.actor_ref(ACTOR), "reason": reason})
+    batch.add(events.RUN_CANCELLED, events.RunCancelled(actor=events.actor_ref(ACTOR), reason=reason))
 
 
 def _refuse_known(alias: str, export: _Export) -> None:

@@ -128,10 +128,10 @@ FOLDING = [
              'if call["verdict"] in [*GateVerdict] else GateVerdict.RUN'),
         "db/test_releases.py::test_what_only_newer_code_understands_is_not_run"),
     mutant("fold: a call that may have happened is remembered",
-        Edit(DOUBTS, "if kind == events.TOOL_RESULT and events.leaves_doubt(payload):", "if False:"),
+        Edit(DOUBTS, " and events.leaves_doubt(result):", " and False:"),
         "db/test_executor.py::test_while_a_call_is_in_doubt_its_tool_asks_a_person"),
     mutant("fold: only a verdict that clears lifts a doubt",
-        Edit(DOUBTS, ' and payload["verdict"] in events.CLEARING:', ":"),
+        Edit(DOUBTS, ' and judged["verdict"] in events.CLEARING:', ":"),
         "db/test_executor.py::test_a_late_verdict_only_records_and_lifts_the_doubt"),
 ]  # fmt: skip
 

@@ -421,7 +421,7 @@ _HELD = {
         "A call of its run is in doubt: what is approved runs only when somebody says what became of it."
     ),
 }
-_STATES = {
+_STATES: dict[str, Any] = {
     events.TOOL_STARTED: gettext_lazy("is at work"),
     events.ORPHAN_FOUND: gettext_lazy("is in doubt: it may have happened"),
     events.APPROVAL_DECIDED: gettext_lazy("is decided, and has not run yet"),

@@ -60,14 +60,14 @@ TAKEN_OVER = {
     "the last drive failed": gettext_lazy("Its worker failed; another one took the run over."),
 }
 # Kind of row that ends something -> kind of row that began it.
-BEGINS = {
+BEGINS: dict[str, str] = {
     events.TOOL_RESULT: events.TOOL_STARTED,
     events.LATE_RESULT: events.TOOL_STARTED,
     events.APPROVAL_DECIDED: events.APPROVAL_REQUESTED,
     events.ORPHAN_RESOLVED: events.ORPHAN_FOUND,
     events.RUN_RESUMED: events.RUN_PAUSED,
 }
-WAITS = {
+WAITS: dict[str, Any] = {
     events.APPROVAL_REQUESTED: gettext_lazy("waited %(time)s for an approval"),
     events.ORPHAN_FOUND: gettext_lazy("waited %(time)s for a verdict"),
     events.RUN_PAUSED: gettext_lazy("paused for %(time)s"),

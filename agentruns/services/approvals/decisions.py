@@ -23,6 +23,7 @@ from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, mask_of
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval, Run
+from agentruns.models.kinds import Kind, P
 from agentruns.services import permissions
 from agentruns.services.runs.write import write
 from agentruns.tools import InvalidArguments, to_jsonable
@@ -63,7 +64,7 @@ def approve(
     givers = permissions.givers([approval]).get(approval.pk, []) if edit is None else []
     lost = lapsed(approval, givers, approval.arguments)
 
-    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> dict[str, Any]:
+    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
         if pending.only_answers:
             text = _(
                 "Approval %(id)s is a question of %(tool)s: there is nothing to execute. "
@@ -71,8 +72,10 @@ def approve(
             )
             raise ApprovalStateError(text % {"id": approval_id, "tool": call.tool})
         void(batch, call, lost)
-        payload: dict[str, Any] = {"verb": "approve", "digest": pending.digest}
-        who = events.actor_ref(actor) or events.PROGRAM
+        by, who = events.actor_ref(actor), events.actor_ref(actor) or events.PROGRAM
+        payload = events.ApprovalDecided(
+            verb="approve", digest=pending.digest, actor=by, reason=reason, channel=channel
+        )
         if edit is not None:
             shown = mask_of(run).arguments(call.tool, call.arguments)
             for name, value in edit["arguments"].items():  # the mask of a value is not the value
@@ -90,7 +93,9 @@ def approve(
                 else:
                     continue
                 raise ApprovalStateError(text % {"name": name})
-            payload |= edit | {"digest": call_digest(batch.state.secret, call.tool, edit["arguments"])}
+            payload |= {"arguments": edit["arguments"], "edited": edit["edited"]}
+            payload |= {"title": edit["title"], "preview": edit["preview"]}
+            payload["digest"] = call_digest(batch.state.secret, call.tool, edit["arguments"])
         elif who["id"] in pending.given:  # an earlier giver may still deny, answer or edit
             text = _("%(name)s approved %(id)s already; it takes %(required)d people.")
             facts = {"name": who["name"], "id": approval_id, "required": pending.required}
@@ -100,7 +105,7 @@ def approve(
             payload["settles"] = pending.settles
         return payload
 
-    return _decide(actor, approval, digest, payload_of, reason=reason, channel=channel)
+    return _decide(events.APPROVAL_DECIDED, actor, approval, digest, payload_of)
 
 
 def deny(
@@ -113,10 +118,11 @@ def deny(
     approval = find_approval(approval_id)
     permissions.require_decide(actor, approval, verb="deny")
 
-    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> dict[str, Any]:
-        return {"verb": "deny", "digest": pending.digest}
+    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
+        who = events.actor_ref(actor)
+        return {"verb": "deny", "digest": pending.digest, "actor": who, "reason": reason, "channel": channel}
 
-    return _decide(actor, approval, digest, payload_of, reason=reason, channel=channel)
+    return _decide(events.APPROVAL_DECIDED, actor, approval, digest, payload_of)
 
 
 def answer(
@@ -128,7 +134,7 @@ def answer(
     approval = find_approval(approval_id)
     permissions.require_decide(actor, approval, verb="answer")
 
-    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> dict[str, Any]:
+    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
         if approval.approvers == REQUESTER and actor is not None and not pending.only_answers:
             why = _("%(tool)s is confirmed as it is, or denied: %(name)s may not give its result.")
             raise PermissionDeniedError(why % {"tool": call.tool, "name": actor.get_username()})
@@ -136,9 +142,17 @@ def answer(
         if pending.only_answers and not takes_text(call.arguments) and text not in choices:
             named = one_line(", ".join(map(repr, choices)))
             raise ApprovalStateError(_("The question takes only one of its choices: %s.") % named)
-        return {"verb": "answer", "digest": pending.digest, "text": text}
+        who = events.actor_ref(actor)
+        return {
+            "verb": "answer",
+            "digest": pending.digest,
+            "text": text,
+            "actor": who,
+            "reason": "",
+            "channel": channel,
+        }
 
-    return _decide(actor, approval, digest, payload_of, channel=channel)
+    return _decide(events.APPROVAL_DECIDED, actor, approval, digest, payload_of)
 
 
 def extend(
@@ -161,18 +175,22 @@ def extend(
     approval = find_approval(approval_id)
     permissions.require_decide(actor, approval, verb="extend")
 
-    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> dict[str, Any]:
+    def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalExtended:
         if pending.expires_at is None:
             text = _("Approval %(id)s never expires; there is nothing to extend.")
             raise ApprovalStateError(text % {"id": approval_id})
         if seen is not None and seen != pending.expires_at:
             text = _("Approval %(id)s was given more time already: it expires at %(when)s.")
             raise ApprovalStateError(text % {"id": approval_id, "when": readable(pending.expires_at)})
-        until = events.timestamp(pending.expires_at + by)
-        return {"from": events.timestamp(pending.expires_at), "expires_at": until}
+        return {
+            "from": events.timestamp(pending.expires_at),
+            "expires_at": events.timestamp(pending.expires_at + by),
+            "actor": events.actor_ref(actor),
+            "reason": reason,
+            "channel": channel,
+        }
 
-    given: dict[str, Any] = {"reason": reason, "channel": channel, "kind": events.APPROVAL_EXTENDED}
-    return _decide(actor, approval, digest, payload_of, **given)
+    return _decide(events.APPROVAL_EXTENDED, actor, approval, digest, payload_of)
 
 
 def expire_due() -> int:
@@ -196,7 +214,9 @@ def expire_due() -> int:
                 return
             if run.is_ended or batch.state.run.cancel_requested:
                 return
-            payload = {"verb": "expire", "digest": call.approval.digest, "actor": None, "channel": "expiry"}
+            payload = events.ApprovalDecided(
+                verb="expire", digest=call.approval.digest, actor=None, channel="expiry"
+            )
             batch.add(events.APPROVAL_DECIDED, payload, call=call)
             ended.add(approval.pk)
 
@@ -222,14 +242,11 @@ def find_approval(approval_id: UUID | str) -> Approval:
 
 
 def _decide(
+    kind: Kind[P],
     actor: Any,
     approval: Approval,
     digest: str | None,
-    payload_of: Callable[[Run, Batch, Call, CallApproval], dict[str, Any]],
-    *,
-    reason: str = "",
-    channel: str,
-    kind: str = events.APPROVAL_DECIDED,
+    payload_of: Callable[[Run, Batch, Call, CallApproval], P],
 ) -> Approval:
     """Add the row of a decision, with the payload that `payload_of` builds in the transaction."""
 
@@ -240,8 +257,7 @@ def _decide(
         if pending.digest != digest and (digest is not None or call.edited):
             text = _("The arguments of approval %(id)s were edited since you looked. Look at it again.")
             raise ApprovalStateError(text % {"id": approval.pk})
-        who = {"actor": events.actor_ref(actor), "reason": reason, "channel": channel}
-        batch.add(kind, {**payload_of(run, batch, call, pending), **who}, call=call)
+        batch.add(kind, payload_of(run, batch, call, pending), call=call)
 
     write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")

@@ -27,7 +27,8 @@ from agentruns.journal.read import session_rows
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import History
 from agentruns.models import Approval, ContextValue, Message, Review, Run, Session
-from agentruns.models.parts import ERASED, split
+from agentruns.models.kinds import split
+from agentruns.models.parts import ERASED
 from agentruns.services import permissions
 from agentruns.services.data.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
 from agentruns.services.runs.sessions import Owner

@@ -40,7 +40,8 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("cancelled"))
         if not batch.state.run.cancel_requested:
-            batch.add(events.RUN_CANCEL_REQUESTED, _who(actor, reason))
+            who = events.actor_ref(actor)
+            batch.add(events.RUN_CANCEL_REQUESTED, events.RunCancelRequested(actor=who, reason=reason))
         if batch.epoch:
             in_doubt.close_cancelled(batch, actor, reason)
 
@@ -65,10 +66,11 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
         if state.paused or state.cancel_requested:
             paused, cancelled = _("Run %(run)s is paused already."), _("Run %(run)s is being cancelled.")
             raise RunStateError((paused if state.paused else cancelled) % {"run": run.pk})
+        who = events.actor_ref(actor)
         if not state.pause_requested:
-            batch.add(events.RUN_PAUSE_REQUESTED, _who(actor, reason))
+            batch.add(events.RUN_PAUSE_REQUESTED, events.RunPauseRequested(actor=who, reason=reason))
         if batch.epoch:
-            batch.add(events.RUN_PAUSED, {**_who(actor, reason), "reason": reason or "paused by request"})
+            batch.add(events.RUN_PAUSED, events.RunPaused(actor=who, reason=reason or "paused by request"))
 
     return write(run.pk, change, takes_lease=True)
 
@@ -87,8 +89,8 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
         _require_unfinished(run, _("held"))
         if batch.state.run.paused and batch.state.run.restored_seq == batch.state.run.seq:
             raise RunStateError(_("Run %(run)s is held already.") % {"run": run.pk})
-        held = {**_who(actor, reason), "reason": reason or "held for staff", "restored": True}
-        batch.add(events.RUN_PAUSED, held)
+        who, why = events.actor_ref(actor), reason or "held for staff"
+        batch.add(events.RUN_PAUSED, events.RunPaused(actor=who, reason=why, restored=True))
 
     return write(run.pk, change, takes_lease=True, by_force=lambda state: True)
 
@@ -122,8 +124,15 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
             text = _("Run %(run)s has this definition of %(agent)s already.")
             raise RunStateError(text % {"run": run.pk, "agent": repr(agent.name)})
         store_definition(settings.DATABASE, agent)
-        both = {"old": run.definition_id, "new": agent.definition_hash, "version": agent.version}
-        batch.add(events.RUN_ADOPTED, {**_who(actor, reason), **both, **made})
+        adopted: events.RunAdopted = {
+            "actor": events.actor_ref(actor),
+            "reason": reason,
+            "old": run.definition_id,
+            "new": agent.definition_hash,
+            "version": agent.version,
+            **made,  # type: ignore[typeddict-item]
+        }
+        batch.add(events.RUN_ADOPTED, adopted)
 
     return write(run.pk, change, takes_lease=True)
 
@@ -178,7 +187,10 @@ def resolve_orphan(
                     "Give the verdict 'occurred' with that result."
                 )
                 raise RunStateError(text % {"call": call_id, "seq": row.seq})
-        payload = {**_who(actor, evidence), "verdict": verdict, "evidence": evidence, "channel": channel}
+        who = events.actor_ref(actor)
+        payload = events.OrphanResolved(
+            verdict=verdict, actor=who, reason=evidence, evidence=evidence, channel=channel
+        )
         if held and call is not None:
             batch.add(events.ORPHAN_RESOLVED, payload, call=call, attempt=call.attempt)
             if verdict == "occurred":
@@ -197,7 +209,3 @@ def _require_unfinished(run: Run, what: str) -> None:
     if run.is_ended:
         text = _("Run %(run)s has ended (%(status)s); it cannot be %(what)s any more.")
         raise RunStateError(text % {"run": run.pk, "status": run.get_status_display(), "what": what})
-
-
-def _who(actor: Any, reason: str) -> dict[str, Any]:
-    return {"actor": events.actor_ref(actor), "reason": reason}

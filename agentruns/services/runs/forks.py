@@ -316,11 +316,11 @@ def write_end(
             copy(batch, result)
             continue
         content = in_doubt.unknown_text(call) if outcome == "unknown" else NOT_EXECUTED
-        facts = {"content": content, "is_error": True, "outcome": outcome}
+        fate: events.ToolResult = {"content": content, "is_error": True, "outcome": outcome}
         if open_in is not None:
-            facts["open_in"] = str(open_in)
-        facts[events.COPIED] = {"run": str(origin.pk), "seq": at}
-        batch.add(events.TOOL_RESULT, facts, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
+            fate["open_in"] = str(open_in)
+        fate["copied"] = {"run": str(origin.pk), "seq": at}
+        batch.add(events.TOOL_RESULT, fate, call_id=call.id, tool_name=call.tool, attempt=call.attempt)
     settled = batch.state.conversation.settled_messages()
     asks = past.stop_reason == "pause_turn" or (bool(settled) and settled[-1]["role"] == "user")
     if not asks and not has_text:

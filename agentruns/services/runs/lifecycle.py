@@ -254,8 +254,9 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
     # A run whose journal could not be read was paused without a row.
     held = state.paused or state.pause_requested or run.status == Run.Status.PAUSED
     batch.unpaused = unpauses and bool(held)
-    payload = {"actor": events.actor_ref(actor), "epoch": batch.epoch, "reason": "asked to go on"}
-    batch.add(events.RUN_RESUMED, {**payload, "unpause": batch.unpaused})
+    payload = events.RunResumed(actor=events.actor_ref(actor), epoch=batch.epoch, reason="asked to go on")
+    payload["unpause"] = batch.unpaused
+    batch.add(events.RUN_RESUMED, payload)
     for call in state.open_calls():
         if not call.is_open:
             continue

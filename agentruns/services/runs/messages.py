@@ -194,9 +194,11 @@ class _Sending:
             raise RunStateError(text % {**facts, "most": MOST_UNREAD}, str(run.pk))
         count_start(settings.DATABASE, request.actor, self.limit)
         batch = Batch(state)
-        payload = {"reason": events.MESSAGE, "actor": events.actor_ref(request.actor)}
-        payload |= {"idempotency_key": request.key} if request.key else {}
-        row = batch.add(events.USER, {**user_row(request), **payload})
+        payload = user_row(request)
+        payload |= {"reason": events.MESSAGE, "actor": events.actor_ref(request.actor)}
+        if request.key:
+            payload["idempotency_key"] = request.key
+        row = batch.add(events.USER, payload)
         self.tried.append(row.hash)
         store.append(batch)
         self.is_new = True

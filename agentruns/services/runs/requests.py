@@ -170,12 +170,15 @@ def first_row(request: RunRequest) -> events.RunStarted:
     return begun
 
 
-def user_row(request: RunRequest) -> dict[str, Any]:
+def user_row(request: RunRequest) -> events.User:
     """Build the payload of the request's `user` row."""
     stored = request.stored or {}
-    if payloads.has_blocks(stored):
-        return stored
-    return {**stored, "content": [{"type": "text", "text": stored.get("content", request.text)}]}
+    given = stored.get("content", request.text)
+    blocks = given if payloads.has_blocks(stored) else [{"type": "text", "text": given}]
+    row = events.User(content=blocks)
+    if "stored" in stored:
+        row["stored"] = stored["stored"]
+    return row
 
 
 def taken(request: RunRequest) -> SessionBusyError:

@@ -1,0 +1,497 @@
+"""The kinds of journal rows, each described once: its payload, and how the program treats such a row.
+
+The members of a payload annotated as `Fact` are never erased; all others are content. Only the fold, the
+verification and the pages that show rows have tables by kind of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Generic, NotRequired, Self, TypedDict, TypeVar
+
+from django.dispatch import Signal
+
+from agentruns import signals
+from agentruns.models.parts import Blocks, Fact, Form, Gone, joined
+
+VERSION = 1
+
+COPIED = "copied"  # key in the payload of a row that a fork copied, which is skipped by the fork's fold
+
+# Reasons of a `user` row that is no task
+OUTPUT_INVALID = "output_invalid"  # no user wrote it
+MESSAGE = "message"  # sent while the run was open
+
+CLEARING = ("occurred", "not_occurred")  # verdicts that lift a doubt; newer code may know others
+
+
+class Actor(TypedDict):
+    """A user, or a named part of the program with id ""; None in a payload stands for the program itself."""
+
+    id: str
+    name: str
+
+
+PROGRAM: Actor = {"id": "", "name": "the program"}
+
+
+class Copied(TypedDict):
+    """The origin of a row that a fork copied; without `hash` and `at` the fork itself added the row."""
+
+    run: str
+    seq: int
+    hash: NotRequired[str]
+    at: NotRequired[str]  # time of the original row
+    erased: NotRequired[bool]  # its content was gone when it was copied
+
+
+class Payload(TypedDict):
+    """The members that a payload of any kind may have."""
+
+    v: NotRequired[Fact[int]]  # version of the form; `Batch.add` writes it
+    copied: NotRequired[Fact[Copied]]
+
+
+P = TypeVar("P", bound=Payload)
+KINDS: dict[str, Kind[Any]] = {}  # by name
+
+
+class Kind(str, Generic[P]):
+    """A kind of row: the name that the journal stores, the payload, and how the program treats such a row."""
+
+    def __new__(cls, name: str, *_payload: Any, **_traits: Any) -> Self:
+        """Make the kind a str, because rows, queries, hashes and JSON hold its name."""
+        return super().__new__(cls, name)
+
+    def __init__(
+        self,
+        name: str,
+        payload: type[P],
+        *,
+        is_progress: bool = False,
+        ends: str = "",
+        names_definitions: bool = False,
+        has_blocks: bool = False,
+        moves_doubts: bool = False,
+        announced: tuple[str, Signal] | None = None,
+        telemetry: tuple[str, ...] = (),
+    ) -> None:
+        self.payload = payload
+        self.form = Form(payload)
+        self.is_progress = is_progress  # earlier crashes no longer count against the run
+        self.ends = ends  # the status in which such a row ends its run
+        self.names_definitions = names_definitions
+        self.has_blocks = has_blocks  # the content may be blocks, with their files
+        self.moves_doubts = moves_doubts  # it begins a doubt, settles it, brings it back or clears it
+        # The event for notifiers, with its signal; the event for telemetry, with the members that it reports.
+        self.announced = (f"run.{ends}", signals.run_ended) if ends else announced
+        self.telemetry = ("ended",) if ends else telemetry
+        KINDS[name] = self
+
+    def of(self, row: Any) -> P | None:
+        """Read the payload of a row of this kind; None for a row of another kind."""
+        payload: P | None = row.payload if row.kind == self else None
+        return payload
+
+
+class Error(TypedDict):
+    """The type and text of an error, as the journal stores them."""
+
+    type: Fact[str]
+    text: str
+
+
+class StoredFile(TypedDict):
+    """A stored file: with the full content of a row that has only a preview, or with the data of a block."""
+
+    name: NotRequired[str]  # in the storage
+    sha256: str
+    size: int  # bytes
+    form: str  # "text", "json", or "bytes" of a picture or document
+    data: NotRequired[str]  # in base64, of a small picture or document, in place of a name
+
+
+class Origin(TypedDict):
+    """The run that a fork continues from, or that a repeated run repeats (then `run` is the only member)."""
+
+    run: str
+    seq: NotRequired[int]  # last row that was copied
+    hash: NotRequired[str]  # of that row
+    steps: NotRequired[int]  # replies of the origin up to there
+    restored: NotRequired[bool]  # the origin was held for lost rows: no call of the fork counts as new
+
+
+class AskedCall(TypedDict):
+    """A call that a reply requests, with the gate's decision."""
+
+    id: Fact[str]
+    provider_id: Fact[str]
+    tool: Fact[str]
+    arguments: dict[str, Any]  # effective ones, defaults filled in
+    digest: Fact[str]  # "" where they were never validated
+    parallel: Fact[bool]
+    verdict: Fact[str]  # run | ask | refuse
+    # id, name, input as the model gave them, where they were mended; an input nested too deeply as its text
+    original: NotRequired[Gone[dict[str, Any]]]
+
+
+class RunStarted(Payload):
+    """The start of a run, with its agent, owner, requesters and origin."""
+
+    agent: Fact[str]
+    version: Fact[str]
+    definition: Fact[str]  # hash
+    session: Fact[str]  # key
+    scope: Fact[str]  # of the session
+    owner: Fact[Actor | None]  # of the session
+    context: NotRequired[dict[str, Any]]  # what the caller says about the task
+    actor: Fact[Actor | None]
+    idempotency_key: Fact[str]
+    requesters: NotRequired[Fact[list[str]]]  # ids of all who asked for it: owner, actor, those of its origin
+    task: NotRequired[Fact[str]]  # the run's name in its calls' keys, if the caller gave an idempotency key
+    origin: NotRequired[Fact[Origin]]
+    not_before: NotRequired[Fact[str]]  # time before which it is not driven
+    tools: NotRequired[Fact[list[str]]]  # those that `tools_for` chose
+    instructions: NotRequired[str]  # that the agent's function made
+    stored: NotRequired[Gone[StoredFile]]  # of which `instructions` is a preview
+
+
+RUN_STARTED = Kind("run_started", RunStarted, names_definitions=True)
+
+
+class User(Payload):
+    """The task, a message sent while the run was open, or the program's request to correct an answer."""
+
+    content: Blocks  # those with a `sha256` name a file
+    reason: NotRequired[Fact[str]]  # output_invalid | message; absent from the task
+    actor: NotRequired[Fact[Actor | None]]  # of a message, as is the key below
+    idempotency_key: NotRequired[Fact[str]]
+    stored: NotRequired[Gone[StoredFile | list[StoredFile]]]  # a list holds the files of its blocks
+
+
+USER = Kind("user", User, has_blocks=True)
+
+
+class Assistant(Payload):
+    """A complete reply of the model."""
+
+    content: Blocks  # verbatim but for mended calls; an erased one has the calls
+    stop_reason: Fact[str | None]
+    model: Fact[str]
+    request_id: Fact[str]
+    calls: list[AskedCall]
+    left_out: NotRequired[Gone[list[dict[str, Any]]]]  # calls beyond the limit, answered with one error
+    read: NotRequired[Fact[int]]  # last row that its request had read; absent from rows older than messages
+    sent: Gone[str]  # fingerprint of the conversation that it answers, keyed with the row's content salt
+    usage: Fact[dict[str, Any]]  # tokens by kind
+    cost: NotRequired[Fact[str]]  # exact digits; absent where no price is known
+    fallback: NotRequired[Fact[str]]  # the model that was asked, where it is not the agent's first
+
+
+ASSISTANT = Kind("assistant", Assistant, is_progress=True)
+
+
+class ModelFailed(Payload):
+    """A failed request to the model; the provider's members are absent if the model object raised."""
+
+    error: Error
+    attempt: Fact[int]
+    code: NotRequired[Fact[str]]
+    status: NotRequired[Fact[int | None]]  # of HTTP
+    request_id: NotRequired[Fact[str]]
+    retry_in: NotRequired[Fact[float]]  # seconds
+    usage: NotRequired[Fact[dict[str, Any]]]
+    cost: NotRequired[Fact[str]]
+    fallback: NotRequired[Fact[str]]  # the model that is asked at once
+
+
+MODEL_FAILED = Kind("model_failed", ModelFailed)
+
+
+class ApprovalRequested(Payload):
+    """A request for people to approve or answer a call."""
+
+    approval: Fact[str]
+    digest: Fact[str]
+    arguments: dict[str, Any]
+    title: str
+    risk: Fact[str]
+    why: str
+    preview: Annotated[Any, None]  # None for a tool without `preview`
+    approvers: Fact[str]  # "" where anybody with the permission may decide
+    required: Fact[int]  # number of people
+    expires_at: Fact[str | None]
+    only_answers: NotRequired[Fact[bool]]  # a question
+    origin: NotRequired[Fact[dict[str, Any]]]  # the MCP server that the tool comes from, and its hints
+    settles: NotRequired[Fact[list[str]]]  # calls in doubt that its card shows and its approval settles
+
+
+APPROVAL_REQUESTED = Kind(
+    "approval_requested", ApprovalRequested, announced=("approval.requested", signals.approval_requested)
+)
+
+
+class ApprovalDecided(Payload):
+    """A person's decision on an approval, or its expiry."""
+
+    verb: Fact[str]  # approve | deny | answer | expire
+    digest: Fact[str]  # the one decided on; of an edit the new one
+    actor: Fact[Actor | None]
+    channel: Fact[str]
+    reason: NotRequired[str]  # absent from an expiry
+    text: NotRequired[str]  # of an answer
+    settles: NotRequired[Fact[list[str]]]  # calls in doubt, of the approval that lets the call through
+    arguments: NotRequired[dict[str, Any]]  # of an edit, as are the keys below
+    edited: NotRequired[dict[str, Any]]  # as the person gave them
+    title: NotRequired[str]
+    preview: NotRequired[Annotated[Any, None]]
+
+
+APPROVAL_DECIDED = Kind(
+    "approval_decided",
+    ApprovalDecided,
+    moves_doubts=True,
+    announced=("approval.decided", signals.approval_decided),
+    telemetry=("decision", "verb"),
+)
+
+
+# A class body cannot hold the keyword "from".
+_Extended = TypedDict("_Extended", {"from": Fact[str]})
+
+
+class ApprovalExtended(Payload, _Extended):
+    """A later expiry of an approval."""
+
+    expires_at: Fact[str]
+    actor: Fact[Actor | None]
+    reason: str
+    channel: Fact[str]
+
+
+APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended)
+
+
+class ApprovalVoided(Payload):
+    """The end of approvals whose givers may not give them any more; the call is pending again."""
+
+    approval: Fact[str]
+    voided: Fact[list[str]]  # ids of users
+    why: str
+
+
+APPROVAL_VOIDED = Kind(
+    "approval_voided",
+    ApprovalVoided,
+    moves_doubts=True,
+    announced=("approval.requested", signals.approval_requested),  # people are asked again
+)
+
+
+class ToolStarted(Payload):
+    """The start of a call, written before the tool's handler is entered."""
+
+    key: Fact[str]  # idempotency key
+    digest: Fact[str]
+    declares: Fact[str]  # nothing | safe_to_retry | reconcile | transactional
+    timeout: Fact[float | None]  # seconds
+    approval: NotRequired[Fact[str]]
+    approved_by: NotRequired[Fact[list[str]]]  # names
+
+
+TOOL_STARTED = Kind("tool_started", ToolStarted)
+
+
+class _Returned(Payload):
+    stored: NotRequired[Gone[StoredFile | list[StoredFile]]]  # a list, even empty, for a content of blocks
+    misfit: NotRequired[Gone[str]]  # why the content does not fit the return annotation
+    stringified: NotRequired[Fact[bool]]  # the content had no JSON form
+    reconciled: NotRequired[Fact[bool]]  # the result comes from the outside system
+    raised: NotRequired[str]  # error of the handler, although the call happened
+
+
+class ResultFacts(_Returned):
+    """The optional members of a call's result."""
+
+    duration_ms: NotRequired[Fact[float]]  # of the handler, where it was entered
+    in_doubt: NotRequired[Fact[bool]]  # an error of the handler that may have come after the effect
+    edited: NotRequired[Gone[dict[str, Any]]]  # arguments it ran with, where a person set them
+    actor: NotRequired[Fact[Actor | None]]  # the decider, if the result is not the handler's
+    open_in: NotRequired[Fact[str]]  # in a fork: the run that may execute the call after all
+
+
+class ToolResult(ResultFacts):
+    """The only result of a call."""
+
+    content: Any
+    is_error: Fact[bool]
+    outcome: Fact[str]  # ok | error | denied | answered | expired | cancelled | unknown
+
+
+TOOL_RESULT = Kind("tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True)
+
+
+class LateResult(_Returned):
+    """A handler's return value, or news that it was never entered, after its worker had lost the run."""
+
+    worker_epoch: Fact[int]
+    content: NotRequired[Any]
+    is_error: NotRequired[Fact[bool]]
+    never_entered: NotRequired[Fact[bool]]  # then there is no content
+    lost: NotRequired[Fact[bool]]  # the row of the reply that requested the call is lost
+
+
+LATE_RESULT = Kind("late_result", LateResult, has_blocks=True, telemetry=("late_result",))
+
+
+class OrphanFound(Payload):
+    """A call in doubt: it was started and has no result, or its handler raised an ambiguous error."""
+
+    action: Fact[str]  # retry | reconcile | held | surfaced
+    declares: Fact[str]
+    evidence: str
+    started_at: Fact[str | None]
+    raised: NotRequired[str]  # error of the handler that leaves open whether something happened
+
+
+ORPHAN_FOUND = Kind(
+    "orphan_found",
+    OrphanFound,
+    announced=("run.orphaned", signals.run_orphaned),
+    telemetry=("orphan", "action", "declares"),
+)
+
+
+class OrphanResolved(Payload):
+    """A verdict about a call in doubt."""
+
+    verdict: Fact[str]  # occurred | not_occurred | unknown
+    actor: Fact[Actor | None]
+    channel: Fact[str]
+    reason: NotRequired[str]
+    evidence: NotRequired[str]
+    result: NotRequired[Any]  # of a call whose result for the model was "unknown" already
+
+
+ORPHAN_RESOLVED = Kind("orphan_resolved", OrphanResolved, moves_doubts=True, telemetry=("verdict", "verdict"))
+
+
+class RunResumed(Payload):
+    """A worker's take-over of a run, or a person's order to continue it."""
+
+    reason: str
+    actor: Fact[Actor | None]
+    epoch: Fact[int]
+    unpause: NotRequired[Fact[bool]]
+
+
+RUN_RESUMED = Kind("run_resumed", RunResumed)
+
+
+class _Asked(Payload):
+    actor: Fact[Actor | None]
+    reason: str
+
+
+class RunPauseRequested(_Asked):
+    """A person's request to pause a run that a worker is driving."""
+
+
+RUN_PAUSE_REQUESTED = Kind("run_pause_requested", RunPauseRequested)
+
+
+class RunPaused(Payload):
+    """A run's pause, ordered by a person or because the run cannot continue by itself."""
+
+    reason: str
+    actor: NotRequired[Fact[Actor | None]]
+    restored: NotRequired[Fact[bool]]  # rows of the run may be lost: no later call counts as new
+
+
+RUN_PAUSED = Kind("run_paused", RunPaused, announced=("run.paused", signals.run_paused))
+
+
+class RunCancelRequested(_Asked):
+    """A person's request to cancel a run."""
+
+
+RUN_CANCEL_REQUESTED = Kind("run_cancel_requested", RunCancelRequested)
+
+
+class RunAdopted(_Asked):
+    """A person's order to continue a run under the current definition of its agent."""
+
+    old: Fact[str]  # hash
+    new: Fact[str]  # hash
+    version: Fact[str]
+    tools: NotRequired[Fact[list[str]]]  # as of `run_started`, where the run had none before
+    instructions: NotRequired[str]
+    stored: NotRequired[Gone[StoredFile]]
+
+
+RUN_ADOPTED = Kind("run_adopted", RunAdopted, names_definitions=True)
+
+
+class RunCompleted(Payload):
+    """The end of a run with an answer."""
+
+    output: str
+    truncated: NotRequired[Fact[bool]]  # the reply reached the limit of tokens
+
+
+RUN_COMPLETED = Kind("run_completed", RunCompleted, ends="completed")
+
+
+class RunFailed(Payload):
+    """The end of a run with an error."""
+
+    error: Error
+
+
+RUN_FAILED = Kind("run_failed", RunFailed, ends="failed")
+
+
+class RunCancelled(_Asked):
+    """The end of a run that was cancelled."""
+
+
+RUN_CANCELLED = Kind("run_cancelled", RunCancelled, ends="cancelled")
+
+
+class PayloadErased(Payload):
+    """The erasure of another row's content; that row's facts and its place in the chain stay."""
+
+    seq: Fact[int]  # of that row
+    actor: Fact[Actor | None]
+    reason: str
+    file: NotRequired[Fact[str]]  # that held the content, or several, separated by spaces
+
+
+PAYLOAD_ERASED = Kind("payload_erased", PayloadErased)
+
+
+CLOSING: dict[str, str] = {kind: kind.ends for kind in KINDS.values() if kind.ends}
+_UNKNOWN = Form(Payload)
+
+
+def form_of(kind: str) -> Form:
+    """Find the form of a kind's payload; members of a kind of newer code are content."""
+    return KINDS[kind].form if kind in KINDS else _UNKNOWN
+
+
+def split(kind: str, payload: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a row's payload into its facts and its content."""
+    return form_of(kind).split(payload)
+
+
+def merged(kind: str, facts: dict[str, Any], content: dict[str, Any] | None) -> dict[str, Any]:
+    """Join facts and content to a payload; neutral values replace content that was erased."""
+    if content is None:
+        content = form_of(kind).neutral(facts)
+        if kind == ASSISTANT:  # a provider requires the call of every result
+            used = [
+                {"type": "tool_use", "id": call["provider_id"], "name": call["tool"], "input": {}}
+                for call in facts["calls"]
+            ]
+            content["content"] = used or content["content"]
+    return joined(facts, content)
