@@ -62,11 +62,11 @@ def prepare(url: str, runs: int) -> tuple[Any, dict[str, str]]:
     from django.test import Client
 
     from agentruns.admin.base import ReadOnlyAdmin
-    from agentruns.api import pagination
+    from agentruns.api import routing
     from agentruns.models import Run
 
     settings.ALLOWED_HOSTS = ["testserver"]
-    ReadOnlyAdmin.list_per_page = pagination.PAGE = ROWS
+    ReadOnlyAdmin.list_per_page = routing.PAGE = ROWS
     fill(runs)
     client = Client()
     client.force_login(get_user_model().objects.create_superuser("root"))

@@ -10,9 +10,7 @@ from django.http import HttpRequest
 
 from agentruns.api.auth import channel_of, find_approval, require_password, require_token_scope, user_of
 from agentruns.api.errors import Problem, approval_facts
-from agentruns.api.idempotency import KEY, once
-from agentruns.api.pagination import page
-from agentruns.api.routing import router
+from agentruns.api.routing import KEY, once, page, router
 from agentruns.api.schemas import (
     Answer,
     ApprovalId,

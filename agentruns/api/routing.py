@@ -1,22 +1,48 @@
-"""The router of all operations, with the steps before and after each operation's own function."""
+"""The router of all operations, and what they share: uploads, idempotency keys, pages, headers, problems."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable
+from datetime import datetime
 from functools import wraps
-from typing import Any
+from http import HTTPStatus
+from typing import Any, TypeVar
+from uuid import UUID
 
 from django.conf import settings as django_settings
+from django.core import signing
 from django.core.exceptions import RequestDataTooBig
+from django.db import connections
+from django.db.models import CharField, Model, Q, QuerySet, Value
+from django.db.models.functions import Cast
 from django.http import HttpRequest, RawPostDataException
-from ninja import Router
+from ninja import NinjaAPI, Router, Status
 from ninja.decorators import decorate_view
+from ninja.params import models as parameters
+from pydantic import BaseModel
 
-from agentruns.api import uploads
-from agentruns.api.auth import BearerAuth, SessionAuth, entry_for
+from agentruns import content
+from agentruns.api.auth import BearerAuth, SessionAuth, entry_for, entry_of, user_of
 from agentruns.api.docs import illustrated
 from agentruns.api.errors import MARK, Problem
-from agentruns.exceptions import AgentRunsError
+from agentruns.api.schemas import Keyed
+from agentruns.conf import settings
+from agentruns.exceptions import AgentRunsError, ContentError
+from agentruns.models import IdempotencyRecord, SessionBearer
+from agentruns.providers.attachments import DEFAULT
+from agentruns.utils import json as canonical
+from agentruns.utils.db import in_transaction
+from agentruns.utils.redaction import redact
+
+PAGE, SALT = 50, "agentruns.cursor"
+KEY_HEADER = "Idempotency-Key"
+PART = "body"  # the part of an upload with the JSON
+UPLOADING = {"start_run", "send_message"}  # operations that accept uploads
+MOST = DEFAULT.request  # bytes of a request with files
+
+M = TypeVar("M", bound=Model)
 
 
 class RunsRouter(Router):
@@ -38,8 +64,8 @@ def watched(run: Any) -> Callable[..., Any]:
         entry = entry_for(operation)
         setattr(request, MARK, entry)
         try:
-            if uploads.is_upload(request) and operation.operation_id in uploads.TAKING:
-                uploads.require_small(request)
+            if is_upload(request) and operation.operation_id in UPLOADING:
+                require_small(request)
             else:
                 request.body  # noqa: B018 - reads it
         except (Problem, RawPostDataException) as error:
@@ -78,3 +104,155 @@ def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
 # One flat router, because ninja would not pass a host's own `auth` on to nested routers.
 router = RunsRouter(auth=[BearerAuth(), SessionAuth()], tags=["agent runs"])
 router.add_decorator(as_problem)
+
+
+def is_upload(request: HttpRequest) -> bool:
+    """Check whether the body of a request is multipart."""
+    return request.content_type == "multipart/form-data"
+
+
+def require_small(request: HttpRequest) -> None:
+    """Raise Problem if an upload is larger than the requests that a model's provider accepts."""
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if length.isascii() and length.isdecimal() and (len(length) > len(str(MOST)) or int(length) > MOST):
+        detail = f"The request has more than {MOST} bytes."
+        raise Problem.named("too-large", detail, max_bytes=MOST)
+
+
+class UploadModel(parameters.BodyModel):
+    """The body of a request: its JSON, or the JSON part of an upload."""
+
+    @classmethod
+    def get_request_data(cls, request: HttpRequest, api: NinjaAPI, path_params: Any) -> Any:
+        """Parse the JSON after the authentication; Problem if the JSON's part is missing or too large."""
+        if is_upload(request):
+            try:
+                text = request.POST.get(PART)
+            except RequestDataTooBig:
+                most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+                detail = f"What is no file has more than {most} bytes."
+                raise Problem.named("too-large", detail, max_bytes=most) from None
+            if text is None:
+                raise Problem.named("malformed", f"The part {PART!r} with the JSON is missing.")
+            request._body = text.encode(errors="surrogatepass")
+        return super().get_request_data(request, api, path_params)
+
+
+class Upload(parameters.Body):  # type: ignore[misc]
+    """The parameter with which an operation gets the body that `UploadModel` reads."""
+
+    _model = UploadModel
+
+    @classmethod
+    def _param_source(cls) -> str:
+        return "body"
+
+
+UPLOAD: Any = Upload(...)
+
+
+def blocks_of(request: HttpRequest, given: Any) -> content.Input:
+    """Build the input of a run from the JSON's text or blocks and the uploaded files; raises ContentError."""
+    uploads: Any = request.FILES.lists() if is_upload(request) else []
+    files = [file for _, each in uploads for file in each]
+    if isinstance(given, str) and not files:
+        return given
+    blocks: list[content.Block] = [content.Text(given)] if isinstance(given, str) else []
+    for number, block in enumerate([] if isinstance(given, str) else given):
+        if block.type == "text":
+            blocks.append(content.Text(block.text))
+            continue
+        try:
+            data = base64.b64decode(block.data, validate=True)
+        except (binascii.Error, ValueError):
+            raise ContentError(f"The data of block {number} is no base64.") from None
+        kind = content.FILES[block.type]
+        blocks.append(kind(data=data, media_type=block.media_type, name=block.name))
+    return [*blocks, *map(content.of_upload, files)]
+
+
+KEY: Any = parameters.Header(
+    None, alias=KEY_HEADER, description="as the member `idempotency_key`; give one, or both alike"
+)
+
+
+def key_of(header: str | None, body: Keyed | None) -> str | None:
+    """Read a request's key from header or body; None without a key, Problem (422) if the two differ."""
+    member = body.idempotency_key if body else None
+    if header is not None and member is not None and header != member:
+        detail = f"The header {KEY_HEADER} and the member idempotency_key differ. Give one of them."
+        where = [{"loc": ["header", KEY_HEADER], "msg": detail, "type": "mismatch"}]
+        raise Problem.named("validation", detail, errors=where)
+    return header if header is not None else member
+
+
+def once(
+    request: HttpRequest,
+    header: str | None,
+    body: Keyed | None,
+    act: Callable[[], BaseModel],
+    again: Callable[[], BaseModel],
+) -> Any:
+    """Execute a request by `act`; answer a repeated request with the same key by `again`.
+
+    No answer is stored: `again` checks anew what the caller may do and see. `act` and the record of the key
+    are one transaction, so the record exists exactly if the request was executed, and concurrent requests
+    wait for it. An error leaves no record. Raises Problem (409) for a key of another request.
+    """
+    if (key := key_of(header, body)) is None:
+        return act()
+    user = user_of(request)
+    if isinstance(user, SessionBearer):
+        detail = "A visitor's decision takes no idempotency key: a repeated one is 409, with who decided."
+        raise Problem.named("validation", detail)
+    given = body.model_dump(exclude={"idempotency_key"}) if body else {}
+    fingerprint = canonical.digest([request.method, request.path, given])
+    records = IdempotencyRecord.objects.using(settings.DATABASE)
+
+    def answer() -> Any:
+        # DO NOTHING waits for a concurrent request with this key, and leaves the transaction usable.
+        mine = IdempotencyRecord(owner_id=user.pk, key=key, fingerprint=fingerprint)
+        records.bulk_create([mine], ignore_conflicts=True)
+        record = records.get(owner_id=user.pk, key=key)
+        if record.fingerprint != fingerprint:
+            raise Problem.named(
+                "idempotency-key",
+                f"Idempotency key {redact(record.key)!r} was given with another method, path or body. "
+                "Use a new key for a new request, or repeat the first one unchanged.",
+                answered_at=record.created_at,
+            )
+        if record.status:  # without a status, this transaction made the record
+            repeated = again()
+            entry_of(request).headers[record.status] = {"Idempotency-Replayed": "true"}
+            return Status(record.status, repeated)
+        done: Any = act()
+        run_id = getattr(done, "run", None) or done.id  # `done` names a run, or is a run
+        unanswered = records.filter(pk=record.pk, status=0)
+        if unanswered.update(status=HTTPStatus.OK, run_id=run_id) != 1:
+            raise AssertionError(f"The record of idempotency key {key!r} was answered or removed meanwhile.")
+        return done
+
+    return in_transaction(settings.DATABASE, answer)
+
+
+def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], str | None]:
+    """Read a page after `cursor`, newest first by field `moment`; return it and the next cursor or None."""
+    # Compare the stored text on SQLite, which compares times as texts: '12:00:00.5' is not '12:00:00.500000'.
+    as_text = connections[rows.db].vendor == "sqlite"
+    if cursor is not None:
+        try:
+            at, pk = signing.loads(cursor, salt=SALT)
+        except (signing.BadSignature, ValueError):
+            detail = "Pass `next` of the page before, unchanged, as `cursor`."
+            raise Problem.named("bad-cursor", detail) from None
+        bound: Any = Value(at, output_field=CharField()) if as_text else datetime.fromisoformat(at)
+        before = Q(**{f"{moment}__lt": bound}) | Q(pk__lt=UUID(pk))
+        rows = rows.filter(before, **{f"{moment}__lte": bound})  # only the __lte can use an index
+    rows = rows.order_by(f"-{moment}", "-pk")
+    placed: Any = rows.annotate(position=Cast(moment, CharField())) if as_text else rows
+    page_rows = list(placed[: PAGE + 1])
+    if len(page_rows) <= PAGE:
+        return page_rows, None
+    last = page_rows[PAGE - 1]
+    at = last.position if as_text else getattr(last, moment).isoformat()
+    return page_rows[:PAGE], signing.dumps([at, str(last.pk)], salt=SALT)

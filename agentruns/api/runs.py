@@ -14,7 +14,7 @@ from ninja import Status
 from ninja.params.functions import Body
 
 import agentruns
-from agentruns.api import pagination
+from agentruns.api import routing
 from agentruns.api.auth import (
     channel_of,
     find_run,
@@ -27,8 +27,7 @@ from agentruns.api.auth import (
     visible_runs,
 )
 from agentruns.api.errors import Problem, run_facts
-from agentruns.api.idempotency import KEY, key_of, once
-from agentruns.api.routing import router
+from agentruns.api.routing import KEY, UPLOAD, blocks_of, key_of, once, page, router
 from agentruns.api.schemas import (
     AFTER,
     At,
@@ -59,7 +58,6 @@ from agentruns.api.schemas import (
     StartRun,
     legal,
 )
-from agentruns.api.uploads import UPLOAD, blocks_of
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.journal.masking import mask_of
@@ -155,7 +153,7 @@ def list_runs(
     name, _, value = (context or "").partition(":")
     if context is not None:
         runs = runs.filter(pk__in=Run.objects.with_context({name: value}))
-    page_runs, following = pagination.page(runs, "updated_at", cursor)
+    page_runs, following = page(runs, "updated_at", cursor)
     items = RunOut.all(readable(user, run) for run in page_runs)
     if context is not None:  # a match must not reveal a masked value
         items = [run for run in items if said(run.context.get(name)) == value]
@@ -181,10 +179,10 @@ def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> Me
     """List the run's journal rows whose `seq` is greater than `after`, in order."""
     user = user_of(request)
     run = find_run(user, run_id)
-    rows = run_rows(settings.DATABASE, run.pk, after, limit=pagination.PAGE + 1)
+    rows = run_rows(settings.DATABASE, run.pk, after, limit=routing.PAGE + 1)
     mask = mask_of(run)
-    items = [MessageOut.of(row_for(user, row), run.session.key, mask) for row in rows[: pagination.PAGE]]
-    return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > pagination.PAGE else None)
+    items = [MessageOut.of(row_for(user, row), run.session.key, mask) for row in rows[: routing.PAGE]]
+    return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > routing.PAGE else None)
 
 
 @router.get("/runs/{run_id}/messages/{seq}/content")

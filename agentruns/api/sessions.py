@@ -8,10 +8,9 @@ from django.db.models import Exists, OuterRef
 from django.http import HttpRequest
 from ninja import Status
 
-from agentruns.api import pagination
+from agentruns.api import routing
 from agentruns.api.auth import find_session, has_token_scope, readable, user_of, visible_runs
-from agentruns.api.idempotency import KEY, key_of
-from agentruns.api.routing import router
+from agentruns.api.routing import KEY, UPLOAD, blocks_of, key_of, page, router
 from agentruns.api.runs import started
 from agentruns.api.schemas import (
     AFTER,
@@ -29,7 +28,6 @@ from agentruns.api.schemas import (
     SessionOut,
     SessionPage,
 )
-from agentruns.api.uploads import UPLOAD, blocks_of
 from agentruns.conf import settings
 from agentruns.journal.copies import SAID
 from agentruns.journal.masking import NOTHING, mask_of
@@ -48,7 +46,7 @@ def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = 
         runs = runs.filter(scope=scope)
     # Ids of runs increase in the order of their start.
     later = runs.filter(session_id=OuterRef("session_id"), pk__gt=OuterRef("pk"))
-    last_runs, following = pagination.page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
+    last_runs, following = page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
     titled = permissions.titled(user, {run.session_id for run in last_runs})
     return SessionPage(items=ListedSession.all(last_runs, titled), next=following)
 
@@ -65,11 +63,11 @@ def list_conversation(
     user = user_of(request)
     runs = visible_runs(user).filter(session=find_session(user, key, scope))
     rows = Message.objects.using(settings.DATABASE).filter(run__in=runs.order_by(), kind__in=SAID)
-    page_rows = read_rows(rows.filter(seq__gt=after).order_by("seq")[: pagination.PAGE + 1])
+    page_rows = read_rows(rows.filter(seq__gt=after).order_by("seq")[: routing.PAGE + 1])
     first = runs.first()
     mask = mask_of(first) if first else NOTHING
-    said = (SaidOut.of(row, mask) for row in page_rows[: pagination.PAGE])
-    following = str(page_rows[pagination.PAGE - 1].seq) if len(page_rows) > pagination.PAGE else None
+    said = (SaidOut.of(row, mask) for row in page_rows[: routing.PAGE])
+    following = str(page_rows[routing.PAGE - 1].seq) if len(page_rows) > routing.PAGE else None
     return Conversation(items=[each for each in said if each is not None], next=following)
 
 
@@ -84,7 +82,7 @@ def get_session(
     """
     user = user_of(request)
     session = find_session(user, key, scope)
-    page_runs, following = pagination.page(visible_runs(user).filter(session=session), "updated_at", cursor)
+    page_runs, following = page(visible_runs(user).filter(session=session), "updated_at", cursor)
     runs = RunPage(items=RunOut.all(readable(user, run) for run in page_runs), next=following)
     first = visible_runs(user).filter(session=session).first()
     if not permissions.titled(user, {session.pk}):

@@ -28,9 +28,8 @@ from ninja.errors import AuthenticationError
 
 from agentruns.api.auth import entry_of, find_run, row_for, user_of
 from agentruns.api.errors import MARK, Problem
-from agentruns.api.pagination import PAGE
 from agentruns.api.poller import WAITS_FOR, Head, poller, turns
-from agentruns.api.routing import router
+from agentruns.api.routing import PAGE, router
 from agentruns.api.schemas import AFTER, LastEventId, MessageOut, RunId, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError

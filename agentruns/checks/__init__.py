@@ -3,6 +3,6 @@
 Importing this package registers the checks. Only `check --database ALIAS` and `migrate` query a database.
 """
 
-from agentruns.checks import agents, database, deployment, settings
+from agentruns.checks import agents, deployment, settings
 
-__all__ = ["agents", "database", "deployment", "settings"]
+__all__ = ["agents", "deployment", "settings"]

@@ -1,26 +1,33 @@
-"""The base classes of all commands, and helpers for their options, exit codes, users and signals."""
+"""The base classes of all commands, their options, exit codes, users and signals, and text for a terminal.
+
+Text is escaped, so that no text of a model or a tool moves the cursor or reverses other text.
+AGENTRUNS_REDACT redacts texts before they are shortened.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, NoReturn, Self
 
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
-from agentruns.management.terminal import as_json, escaped
 from agentruns.models import Approval
-from agentruns.utils import redaction
+from agentruns.utils import characters, redaction
+from agentruns.utils import json as canonical
 
 WRONG, USAGE = 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -195,3 +202,54 @@ def number(kind: type[Any], is_fit: Callable[[Any], bool], wanted: str) -> Calla
 
 
 COUNT = number(int, lambda count: count >= 1, "give a whole number from 1")
+
+
+def escaped(text: object, encoding: str | None = None) -> str:
+    """Redact `text`, and replace line breaks and characters without a glyph of their own by escapes.
+
+    With an `encoding`, replace also the characters that the encoding lacks.
+    """
+    shown = characters.escaped(redaction.redact(str(text))).replace("\n", "\\n").replace("\t", "\\t")
+    return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
+
+
+def shortened(text: object, limit: int = 100) -> str:
+    """Redact `text`, join its lines and cut it at `limit` characters."""
+    line = " ".join(redaction.redact(str(text))[: limit * 4].split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def call_text(name: str, arguments: dict[str, Any]) -> str:
+    """Format a call for people, such as `refund(amount_cents=2490, order_number="1002")`."""
+    parts = (
+        f"{key}={shortened(json.dumps(redaction.redacted(value), ensure_ascii=False), 40)}"
+        for key, value in arguments.items()
+    )
+    return f"{name}({', '.join(parts)})"
+
+
+def table(rows: Iterable[Iterable[object]]) -> Iterable[str]:
+    """Format rows as lines with aligned columns; the first row is the heading."""
+    texts = [[escaped(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for cells in texts:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def moment(value: datetime | None) -> str:
+    """Format a time in UTC, to the second; "" for None."""
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if value else ""
+
+
+def as_json(value: Any) -> str:
+    """Encode `value` as one line of legal JSON in ASCII, with times in ISO 8601 UTC and ids as strings."""
+    try:
+        text = json.dumps(value, cls=_Encoder, allow_nan=False)
+    except ValueError:  # for NaN, which JSON lacks
+        text = json.dumps(canonical.legal(value), cls=_Encoder)
+    return text.replace("\x7f", "\\u007f")
+
+
+class _Encoder(DjangoJSONEncoder):
+    def default(self, o: Any) -> Any:
+        return o.astimezone(UTC).isoformat() if isinstance(o, datetime) else super().default(o)

@@ -22,7 +22,7 @@ from agentruns.journal.fold import text_of
 from agentruns.journal.masking import mask_of, masked_runs
 from agentruns.journal.payloads import has_blocks
 from agentruns.journal.read import session_rows
-from agentruns.management.terminal import call_text, escaped, moment, shortened
+from agentruns.management.base import call_text, escaped, moment, shortened
 from agentruns.models import Approval, Run, Session
 from agentruns.services.runs import waiting
 from agentruns.utils import json as canonical

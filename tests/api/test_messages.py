@@ -219,7 +219,7 @@ def test_a_session_is_found_by_its_key(api: Api, shop: Agent, owner: Any) -> Non
 
 
 def test_its_runs_come_in_pages(api: Api, shop: Agent, owner: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("agentruns.api.pagination.PAGE", 1)
+    monkeypatch.setattr("agentruns.api.routing.PAGE", 1)
     for number in range(3):
         run = start_run(shop, f"task {number}", "s1", actor=owner)
         assert api.post(f"/runs/{run.pk}/cancel")[0] == 200
@@ -254,7 +254,7 @@ def test_not_yours_is_not_there(api: Api, shop: Agent) -> None:
 def test_my_conversations_are_listed_the_newest_first(
     api: Api, shop: Agent, owner: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("agentruns.api.pagination.PAGE", 2)
+    monkeypatch.setattr("agentruns.api.routing.PAGE", 2)
     for number in (1, 2, 3):
         start_run(shop, f"task {number}", f"s{number}", actor=owner, scope="north" if number == 2 else None)
     start_run(shop, "theirs", "s4", actor=make_user("other"))
@@ -273,7 +273,7 @@ def test_my_conversations_are_listed_the_newest_first(
 
 
 def test_a_conversation_is_what_people_read(api: Api, owner: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("agentruns.api.pagination.PAGE", 2)
+    monkeypatch.setattr("agentruns.api.routing.PAGE", 2)
     chatty = shop_agent("chatty", {"text": "I look.", "tools": [call("lookup", number="A1")]})
     silent = shop_agent("silent", {"tools": [call("lookup", number="A1")]})
     for key in ("s1", "a/b"):

@@ -177,7 +177,7 @@ def test_messages_are_the_journal_in_order(api: Api, owner: Any) -> None:
 def test_messages_come_in_pages_and_the_state_is_that_at_a_row(
     api: Api, shop: Agent, owner: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("agentruns.api.pagination.PAGE", 2)
+    monkeypatch.setattr("agentruns.api.routing.PAGE", 2)
     run = Run.objects.get(pk=run_agent(shop, "refund", "s1", actor=owner).run_id)
     seen = [row["seq"] for row in api.every(f"/runs/{run.pk}/messages", "after")]
     assert seen == list(run.messages.order_by("seq").values_list("seq", flat=True))
@@ -246,7 +246,7 @@ ID = "01a20062-a3cc-73dc-8419-c54ab3a43655"
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch) -> Api:
-    monkeypatch.setattr("agentruns.api.pagination.PAGE", 3)
+    monkeypatch.setattr("agentruns.api.routing.PAGE", 3)
     return Api(make_user("root", is_superuser=True))
 
 

@@ -16,8 +16,8 @@ from django.db.models import Min
 from agentruns import pause_run, start_run
 from agentruns.engine import wakeup
 from agentruns.engine.leases import claim
+from agentruns.management.base import moment
 from agentruns.management.commands import resume_runs
-from agentruns.management.terminal import moment
 from agentruns.models import Approval, Message, Run
 from agentruns.testing import crashing_at, expire_leases
 from tests.commands.running import run

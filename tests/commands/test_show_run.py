@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from agentruns import approve, run_agent, start_run
-from agentruns.management.terminal import as_json, call_text, escaped, moment, shortened, table
+from agentruns.management.base import as_json, call_text, escaped, moment, shortened, table
 from agentruns.models import Message
 from agentruns.providers.names import model_identity
 from tests.commands.running import run

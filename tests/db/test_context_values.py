@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from agentruns import Agent, erase_payload, export_run, fork_run, run_again, run_agent, start_run, tool
-from agentruns.api import pagination
+from agentruns.api import routing
 from agentruns.models import ContextValue, Run
 from agentruns.services.data.retention import erase_session
 from agentruns.services.transfer import import_run
@@ -130,6 +130,6 @@ def test_a_masked_value_is_not_found_by_trying(monkeypatch: pytest.MonkeyPatch) 
     for term in (PIN, f"note:{PIN}"):
         assert "1 run" not in browser("viewer").get(LIST, {"q": term}).content.decode()
     run_agent(secretive(), "x", "s2", context={"note": PIN, "tenant": 7})
-    monkeypatch.setattr(pagination, "PAGE", 1)
+    monkeypatch.setattr(routing, "PAGE", 1)
     assert api.get("/runs", context="tenant:7")[1]["next"] is not None
     assert api.get("/runs", context=f"note:{PIN}")[1] == {"items": [], "next": None}

@@ -18,7 +18,7 @@ from django.db import connection, connections, transaction
 from django.db.backends.signals import connection_created
 
 from agentruns import approve, cancel_run, pause_run, resume_run, run_agent, start_run, tool
-from agentruns.checks.database import check_database
+from agentruns.checks.deployment import check_database
 from agentruns.exceptions import NotDurableError
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.verify import problems

@@ -58,7 +58,7 @@ MUTANTS = [
         Edit(TRANSFER, "content_disposition_header(not is_picture,", "content_disposition_header(False,"),
         "api/test_uploads.py::test_files_are_served"),
     mutant("content: an upload is read after it is known who sends it",
-        Edit("api/routing.py", "uploads.require_small(request)",
-             "uploads.UploadModel.get_request_data(request, operation.api, {})"),
+        Edit("api/routing.py", "require_small(request)\n",
+             "UploadModel.get_request_data(request, operation.api, {})\n"),
         "api/test_uploads.py::test_only_who_may_start_is_read"),
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from agentruns.admin.html import bare, plain, visible
-from agentruns.management import terminal
+from agentruns.management import base as terminal
 from agentruns.tools.card import one_line
 from agentruns.utils.characters import escaped, hides
 from tests.cost import grows_at_most

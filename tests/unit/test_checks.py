@@ -23,8 +23,7 @@ from django.test.utils import CaptureQueriesContext
 from agentruns import Policy, start_run, tool
 from agentruns.agents.agent import Agent
 from agentruns.checks.agents import check_agents, check_approvers
-from agentruns.checks.database import check_database
-from agentruns.checks.deployment import check_deployment, check_dispatcher, check_sweeper
+from agentruns.checks.deployment import check_database, check_deployment, check_dispatcher, check_sweeper
 from agentruns.checks.settings import check_payload_storage, check_policy, check_settings, check_values
 from agentruns.conf import DEFAULTS
 from agentruns.models import Control, Run

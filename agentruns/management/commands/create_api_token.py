@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from agentruns.conf import settings
-from agentruns.management.base import AgentRunsCommand, argument, usage, user_named
-from agentruns.management.terminal import escaped, moment
+from agentruns.management.base import AgentRunsCommand, argument, escaped, moment, usage, user_named
 from agentruns.models import ApiToken
 from agentruns.services.api_tokens import create_token
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from agentruns import list_runs
 from agentruns.journal.masking import masked_runs
-from agentruns.management.base import AgentRunsCommand, argument
-from agentruns.management.terminal import moment, shortened, table
+from agentruns.management.base import AgentRunsCommand, argument, moment, shortened, table
 from agentruns.management.timeline import run_record
 from agentruns.models import Run
 

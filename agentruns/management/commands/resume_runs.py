@@ -15,8 +15,17 @@ from agentruns.engine import leases
 from agentruns.engine.wakeup import Listener
 from agentruns.journal.masking import masked_runs
 from agentruns.management import timeline
-from agentruns.management.base import COUNT, AgentRunsCommand, Stop, argument, flag, number, usage
-from agentruns.management.terminal import shortened, table
+from agentruns.management.base import (
+    COUNT,
+    AgentRunsCommand,
+    Stop,
+    argument,
+    flag,
+    number,
+    shortened,
+    table,
+    usage,
+)
 from agentruns.services.runs.waiting import standing
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
 from agentruns.utils.redaction import get_logger, redact

@@ -14,8 +14,7 @@ from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.management import timeline
-from agentruns.management.base import AgentRunsCommand, argument, usage, user_named
-from agentruns.management.terminal import escaped
+from agentruns.management.base import AgentRunsCommand, argument, escaped, usage, user_named
 from agentruns.management.timeline import following
 from agentruns.models import Run
 from agentruns.services.runs.sessions import place

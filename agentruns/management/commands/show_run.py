@@ -10,8 +10,7 @@ from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal.masking import mask_of
 from agentruns.journal.read import run_rows
 from agentruns.management import timeline
-from agentruns.management.base import RUN_ID, AgentRunsCommand, argument
-from agentruns.management.terminal import moment
+from agentruns.management.base import RUN_ID, AgentRunsCommand, argument, moment
 from agentruns.management.timeline import run_record
 from agentruns.models import Approval
 from agentruns.services.history import record, state_at

@@ -12,8 +12,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import AmbiguousSessionError, SessionAccessDeniedError
 from agentruns.journal.anchor import Compared
 from agentruns.journal.verify import Problem, check, shown, stored_form, strays
-from agentruns.management.base import AgentRunsCommand, argument, flag, usage
-from agentruns.management.terminal import escaped
+from agentruns.management.base import AgentRunsCommand, argument, escaped, flag, usage
 from agentruns.models import Session, triggers
 from agentruns.services.data.repair import Repaired, repair_session, value_of
 from agentruns.services.data.retention import revived

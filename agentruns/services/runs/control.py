@@ -18,8 +18,7 @@ from agentruns.journal.fold import RunState
 from agentruns.journal.read import definition_body
 from agentruns.models import Message, Run
 from agentruns.services import permissions
-from agentruns.services.runs.rendering import put_away, rendered, renders
-from agentruns.services.runs.requests import request_again
+from agentruns.services.runs.requests import put_away, rendered, renders, request_again
 from agentruns.services.runs.submit import store_definition
 from agentruns.services.runs.write import find_run, write
 from agentruns.tools import to_jsonable

@@ -28,8 +28,17 @@ from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.services import permissions
 from agentruns.services.runs.control import agent_again
-from agentruns.services.runs.rendering import kept, put_away, rendered, renders
-from agentruns.services.runs.requests import RunRequest, first_row, new_session, request_again, user_row
+from agentruns.services.runs.requests import (
+    RunRequest,
+    first_row,
+    kept,
+    new_session,
+    put_away,
+    rendered,
+    renders,
+    request_again,
+    user_row,
+)
 from agentruns.services.runs.sessions import Owner, checked_context
 from agentruns.services.runs.submit import begin_run, run_of_key, start_limit, submit
 from agentruns.services.runs.write import find_run, lock_session, require_task

@@ -32,8 +32,7 @@ from agentruns.journal.store import MemoryStore, Store
 from agentruns.models import Approval, Run, Session
 from agentruns.models.run import RunQuerySet
 from agentruns.services import permissions
-from agentruns.services.runs.rendering import rendered
-from agentruns.services.runs.requests import checked_time, derived, request_for, write_start
+from agentruns.services.runs.requests import checked_time, derived, rendered, request_for, write_start
 from agentruns.services.runs.submit import submit
 from agentruns.services.runs.write import find_run, write
 from agentruns.utils.db import readable, reading

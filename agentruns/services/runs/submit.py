@@ -36,8 +36,16 @@ from agentruns.journal.store import begin
 from agentruns.models import Definition, PrunedKey, Run, Session, SessionBearer, StartCount, Tombstone
 from agentruns.models.tombstone import forgotten
 from agentruns.services import api_tokens, permissions
-from agentruns.services.runs.rendering import put_away, rendered, renders
-from agentruns.services.runs.requests import RunRequest, new_run, new_session, taken, write_start
+from agentruns.services.runs.requests import (
+    RunRequest,
+    new_run,
+    new_session,
+    put_away,
+    rendered,
+    renders,
+    taken,
+    write_start,
+)
 from agentruns.services.runs.sessions import require_writable
 from agentruns.services.runs.write import find_run, lock_session, require_no_record, require_task
 from agentruns.utils.bounds import check_name
