@@ -20,15 +20,13 @@ from django.db.models.functions import Now
 from django.utils.crypto import get_random_string
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.exceptions import NotFoundError, PermissionDeniedError, RunStateError, SessionAccessDeniedError
+from agentruns.exceptions import NotFoundError, PermissionDeniedError, SessionAccessDeniedError
 from agentruns.journal import events, policy
-from agentruns.models import ApiToken, Message, Session, SessionBearer
+from agentruns.models import ApiToken, Message, Session
 from agentruns.services import permissions
 from agentruns.services.runs.sessions import Owner
 from agentruns.services.runs.write import require_no_record
-from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import check_name
@@ -64,20 +62,22 @@ def create_token(
     if not timedelta() < lifetime <= timedelta(days=settings.TOKEN_MAX_DAYS):
         raise ValueError(f"A token's lifetime must be positive and at most {settings.TOKEN_MAX_DAYS} days.")
     granted = [scope for scope in known if scope in asked]
-    password = _passwords(owner)[0]
-    token, text = _make(lifetime, password, name=name, scopes=granted, owner_id=whose.id)
+    token, text = _make(lifetime, owner, name=name, scopes=granted, owner_id=whose.id)
     logger.info("API token made prefix=%s owner=%s scopes=%s", token.prefix, owner.pk, " ".join(token.scopes))
-    return _of(token, owner), text
+    return token, text
 
 
-def _make(lifetime: timedelta, password: str | None = None, **columns: Any) -> tuple[ApiToken, str]:
+def _make(lifetime: timedelta, owner: Any = None, **columns: Any) -> tuple[ApiToken, str]:
     """Store a new token; return the token and its text: `ar_`, a prefix, a secret and their checksum."""
     prefix = f"ar_{get_random_string(_PREFIX).lower()}"
     begun = f"{prefix}_{get_random_string(_SECRET)}"
     text = begun + _checksum(begun)
-    columns |= {} if password is None else {"credential": _credential(text, password)}
+    columns |= {} if owner is None else {"credential": _credentials(text, owner)[0]}
     ends, tokens = clock.now(settings.DATABASE) + lifetime, ApiToken.objects.using(settings.DATABASE)
-    return tokens.create(prefix=prefix, digest=canonical.sha256(text), expires_at=ends, **columns), text
+    token = tokens.create(prefix=prefix, digest=canonical.sha256(text), expires_at=ends, **columns)
+    # The descriptor would refuse a user from another database than the journal's.
+    ApiToken._meta.get_field("owner").set_cached_value(token, owner)
+    return token, text
 
 
 def authenticate(text: str) -> ApiToken | None:
@@ -91,8 +91,8 @@ def authenticate(text: str) -> ApiToken | None:
         return None
     due = Q(last_used_at__isnull=True) | Q(last_used_at__lte=later(-USED_EVERY))
     tokens = ApiToken.objects.using(settings.DATABASE)
-    found = tokens.annotate(is_due=ExpressionWrapper(due, BooleanField()))
-    token = found.filter(VALID, prefix=shape[1]).first()
+    annotated = tokens.annotate(is_due=ExpressionWrapper(due, BooleanField()))
+    token = annotated.filter(VALID, prefix=shape[1]).first()
     is_right = hmac.compare_digest(token.digest if token else _NOBODYS, canonical.sha256(text))
     if token is None or not is_right:
         return None
@@ -100,7 +100,7 @@ def authenticate(text: str) -> ApiToken | None:
     if token.session_id is None:  # bound to its owner, and to the password that they had when it was made
         if owner is None or not owner.is_active:
             return None
-        given = [_credential(text, password) for password in _passwords(owner)]
+        given = _credentials(text, owner)
         matching = [each for each in given if hmac.compare_digest(token.credential, each)]
         if not matching:
             return None
@@ -112,23 +112,22 @@ def authenticate(text: str) -> ApiToken | None:
         used = tokens.filter(due, pk=token.pk)
         # After the request's transaction: the row would else be locked, or refused, for every other request.
         transaction.on_commit(lambda: used.update(last_used_at=Now()), using=settings.DATABASE, robust=True)
-    return _of(token, owner)
+    ApiToken._meta.get_field("owner").set_cached_value(token, owner)
+    return token
 
 
-def _passwords(owner: Any) -> list[str]:
-    """List fingerprints of the owner's password: by the current key and by each of SECRET_KEY_FALLBACKS."""
+def _credentials(text: str, owner: Any) -> list[str]:
+    """Compute digests of the owner's password: by the current key and by each of SECRET_KEY_FALLBACKS."""
     # Empty passwords are equal, so a fingerprint also has the time when the user joined, or the name.
     joined = getattr(owner, "date_joined", None)
     who = str(joined.timestamp()) if joined else owner.get_username()
-    if not hasattr(owner, "get_session_auth_hash"):
-        return [f"{who} {getattr(owner, 'password', '')}"]
-    fallbacks: Iterable[str] = getattr(owner, "get_session_auth_fallback_hash", list)()
-    return [f"{who} {each}" for each in (owner.get_session_auth_hash(), *fallbacks)]
-
-
-def _credential(text: str, password: str) -> str:
+    if hasattr(owner, "get_session_auth_hash"):
+        fallbacks: Iterable[str] = getattr(owner, "get_session_auth_fallback_hash", list)()
+        passwords = [owner.get_session_auth_hash(), *fallbacks]
+    else:
+        passwords = [getattr(owner, "password", "")]
     # Keyed by the token, which is not stored, so that nobody can guess a password.
-    return hmac.new(text.encode(), password.encode(), sha256).hexdigest()
+    return [hmac.new(text.encode(), f"{who} {each}".encode(), sha256).hexdigest() for each in passwords]
 
 
 def _checksum(text: str) -> str:
@@ -166,28 +165,6 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
     token, text = _make(ttl, session_id=session.pk)
     logger.info("Session token made prefix=%s session=%s", token.prefix, session.pk)
     return text
-
-
-def visited(bearer: SessionBearer) -> Session:
-    """Find the session of a session token; raises SessionAccessDeniedError if the session was erased."""
-    session = Session.objects.using(settings.DATABASE).filter(pk=bearer.session_id).first()
-    if session is None:
-        raise SessionAccessDeniedError(_("The session of this token is gone."))
-    return session
-
-
-def require_requester(agent: Agent, session: Session) -> None:
-    """Raise RunStateError if the requester must confirm calls and the session has no owner or valid token."""
-    asking = sorted(tool.name for tool in agent.tools.values() if tool.approvers == REQUESTER)
-    if not asking or session.owner_id is not None:
-        return
-    if not ApiToken.objects.using(settings.DATABASE).filter(VALID, session_id=session.pk).exists():
-        text = _(
-            "Agent %(agent)s has calls that the requester confirms (%(tools)s), and session %(session)r "
-            "has neither an owner nor a session token: nobody could. Start it for a user, or make a "
-            "token with agentruns.session_token first."
-        )
-        raise RunStateError(text % {"agent": agent.name, "tools": ", ".join(asking), "session": session.key})
 
 
 def revoke(token_id: UUID | str, actor: Any) -> bool:
@@ -228,9 +205,3 @@ def find_token(token_id: UUID | str) -> ApiToken:
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:
     """Map the ids of the tokens' owners to the users, from the users' own database, without deleted users."""
     return get_user_model()._default_manager.in_bulk({token.owner_id for token in tokens} - {None})
-
-
-def _of(token: ApiToken, owner: Any) -> ApiToken:
-    # The descriptor would refuse a user from another database than the journal's.
-    ApiToken._meta.get_field("owner").set_cached_value(token, owner)
-    return token

@@ -199,8 +199,10 @@ def replay_run(
         agent = agents[version]
         report.mask.add(agent.definition() if agent else {})
         reply = None if model is None else _ask(one, model, run, agent)
-        now = _said(reply) if reply else None
-        report.steps.append(ReplayStep(one.row.seq, one.step, _said(one.reply), now))
+        then, now = (
+            each and {"text": text_of(each.content), **_decision(each)} for each in (one.reply, reply)
+        )
+        report.steps.append(ReplayStep(one.row.seq, one.step, then, now))
         for seq, difference in _differences(one, agent, reply):
             if difference is not None:
                 report.seq, report.difference = seq, difference
@@ -309,30 +311,10 @@ def _differences(
         yield seq, first_difference(_head(one.body), _plain(_head(agent.definition())))
     if one.altered_at is not None:
         yield one.altered_at, first_difference(one.messages, one.replaced, "$.messages")
-    if agent is not None:
-        yield seq, first_difference(*_arguments(one, agent))
-
-
-def _head(body: dict[str, Any]) -> dict[str, Any]:
-    """Select the parts of a definition that each request repeats; the tools are a dict, without order."""
-    tools = body.get("tools", {})
-    return {
-        "model": body["model"],
-        "system": body["instructions"],
-        "params": body["model_params"],
-        "tools": {
-            name: {part: tool[part] for part in ("name", "description", "input_schema")}
-            for name, tool in tools.items()
-        },
-        "output_schema": body.get("output"),
-    }
-
-
-def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Collect the arguments of a reply's calls as recorded, and as today's tools complete or refuse them.
-
-    Keeps recorded defaults, such as a time. Omits calls refused at the gate or of tools that `agent` lacks.
-    """
+    if agent is None:
+        return
+    # The arguments of the reply's calls as recorded, and as today's tools complete or refuse them. Calls of
+    # tools that the agent lacks are left out.
     payload = one.payload
     used = [block for block in payload["content"] if block.get("type") == "tool_use"]
     then, now = [], []
@@ -353,7 +335,22 @@ def _arguments(one: _Recorded, agent: Agent) -> tuple[dict[str, Any], dict[str, 
             now.append({"name": call["tool"], "arguments": effective})
         except InvalidArguments as error:
             now.append({"name": call["tool"], "refused": str(error)})
-    return {"calls": then}, {"calls": now}
+    yield seq, first_difference({"calls": then}, {"calls": now})
+
+
+def _head(body: dict[str, Any]) -> dict[str, Any]:
+    """Select the parts of a definition that each request repeats; the tools are a dict, without order."""
+    tools = body.get("tools", {})
+    return {
+        "model": body["model"],
+        "system": body["instructions"],
+        "params": body["model_params"],
+        "tools": {
+            name: {part: tool[part] for part in ("name", "description", "input_schema")}
+            for name, tool in tools.items()
+        },
+        "output_schema": body.get("output"),
+    }
 
 
 def _filled(given: Any, recorded: Any) -> Any:
@@ -392,10 +389,6 @@ def _decision(reply: ModelReply) -> dict[str, Any]:
         if block.get("type") == "tool_use"
     ]
     return {"calls": calls, "stop_reason": reply.stop_reason}
-
-
-def _said(reply: ModelReply) -> dict[str, Any]:
-    return {"text": text_of(reply.content), **_decision(reply)}
 
 
 def _plain(value: Any) -> Any:

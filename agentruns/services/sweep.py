@@ -75,7 +75,8 @@ class Swept:
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
     """List the runs that this process can claim and serve now, oldest first, at most `limit` or BATCH."""
-    return list(_runnable(run_id).filter(_served())[: limit or BATCH])
+    runs, served = _runnable(run_id)
+    return list(runs.filter(served)[: limit or BATCH])
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
@@ -84,26 +85,24 @@ def unserved(run_id: UUID | str | None = None) -> list[Run]:
     Runs without a recorded reason come first, then runs with an old reason: another process may have found
     it, and it may no longer be true.
     """
-    blocked = _runnable(run_id).exclude(_served())
+    runs, served = _runnable(run_id)
+    blocked = runs.exclude(served)
     blank = list(blocked.filter(blocked_reason="")[:BATCH])
     old = Q(blocked_at=None) | Q(blocked_at__lt=later(-RENEWED))
     return blank + list(blocked.exclude(blocked_reason="").filter(old)[: BATCH - len(blank)])
 
 
-def _runnable(run_id: UUID | str | None) -> RunQuerySet:
+def _runnable(run_id: UUID | str | None) -> tuple[RunQuerySet, Q]:
+    """Select the runs that some process can claim, and those of them that this process serves."""
     runs = Run.objects.using(settings.DATABASE).runnable().select_related("session").order_by("created_at")
     runs = runs.defer("usage", "pending_calls")  # one that was altered must not keep the others from going on
-    return runs if run_id is None else runs.filter(pk=run_id)
-
-
-def _served() -> Q:
     # In the query and not after it: runs of a retired definition must never fill the whole batch.
     served = Q(pk__in=[])
     for agent in registered():
         if leases.why_off(settings.DATABASE, "agent", agent.name):
             continue
         served |= Q(agent=agent.name, version=agent.version, definition_id=agent.definition_hash)
-    return served
+    return runs if run_id is None else runs.filter(pk=run_id), served
 
 
 def sweep(

@@ -34,7 +34,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.services.data.retention import erase_session
 from agentruns.services.runs.control import pause_run
-from agentruns.services.runs.lifecycle import get_or_start
+from agentruns.services.runs.submit import get_or_start
 from agentruns.services.sweep import hold_all, sweep
 from agentruns.tools import ToolContext
 from agentruns.utils import clock

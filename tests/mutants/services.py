@@ -127,7 +127,7 @@ POLICY = [
              "if False and (why"),
         f"{ALTERED}::test_who_asked_may_not_decide_whatever_the_column_says"),
     mutant("approvals: a card whose columns are the journal's",
-        Edit(APPROVALS, "and getattr(now, name) != value]:", "and False]:"),
+        Edit(APPROVALS, "if getattr(now, name) != value]:", "if False]:"),
         f"{ALTERED}::test_nothing_is_decided_on_a_card_that_is_not_the_journals"),
     mutant("sessions: one that the journal knows by this key, scope and owner",
         Edit(REQUESTS, "    request.require_home(batch.state)\n", ""),

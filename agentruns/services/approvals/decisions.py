@@ -248,10 +248,46 @@ def _decide(
     digest: str | None,
     payload_of: Callable[[Run, Batch, Call, CallApproval], P],
 ) -> Approval:
-    """Add the row of a decision, with the payload that `payload_of` builds in the transaction."""
+    """Add the row of a decision, with the payload that `payload_of` builds in the transaction.
+
+    Raises ApprovalStateError, which says why there is nothing to decide.
+    """
 
     def change(run: Run, batch: Batch) -> None:
-        call, pending = _pending(approval, run, batch)
+        call = batch.state.run.calls.get(approval.call_id)
+        pending = call.approval if call is not None else None
+        if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
+            now = find_approval(approval.pk)
+            if now.status != Approval.Status.PENDING:
+                by = now.decided_by_name or _("nobody")
+                when = readable(now.decided_at) if now.decided_at else _("when its run ended")
+                text = _(
+                    "Approval %(id)s is closed (%(status)s): decided by %(name)s, %(when)s. "
+                    "Nothing was changed."
+                )
+                facts = {"id": now.pk, "status": now.get_status_display(), "name": by, "when": when}
+                raise ApprovalStateError(text % facts)
+        if batch.state.run.ended or batch.state.run.cancel_requested:
+            text = _("Run %(run)s is being cancelled or has ended; there is nothing to decide.")
+            raise ApprovalStateError(text % {"run": run.pk})
+        if call is None or pending is None or pending.id != approval.pk:
+            text = _("Approval %(id)s is not about a call of the run's last reply.")
+            raise ApprovalStateError(text % {"id": approval.pk})
+        # People read the columns, and the policy judged them, so they must equal the rows. `why` decides
+        # nothing. If the rows contradict each other, the engine runs nothing in any case.
+        now = find_approval(approval.pk)
+        folded = card_columns(call, pending) if pending.digest == call.digest else {}
+        folded.pop("why", None)
+        if altered := [name for name, value in folded.items() if getattr(now, name) != value]:
+            text = _(
+                "Approval %(id)s is not what its journal says (%(columns)s were altered). Nothing was "
+                "decided. Run manage.py verify_journal --repair, then look at it again."
+            )
+            raise ApprovalStateError(text % {"id": approval.pk, "columns": ", ".join(altered)})
+        expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
+        if pending.expires_at is not None and expired.exists():
+            text = _("Approval %(id)s expired at %(when)s. Nothing was changed.")
+            raise ApprovalStateError(text % {"id": approval.pk, "when": readable(pending.expires_at)})
         if actor is not None and pending.approvers != REQUESTER and (why := why_own(actor, run)):
             raise PermissionDeniedError(why)  # the actor has become a requester since the check before
         if pending.digest != digest and (digest is not None or call.edited):
@@ -262,43 +298,6 @@ def _decide(
     write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
     return reading(settings.DATABASE, lambda: find_approval(approval.pk))
-
-
-def _pending(approval: Approval, run: Run, batch: Batch) -> tuple[Call, CallApproval]:
-    """Find the call and the approval to decide; ApprovalStateError says why there is nothing to decide."""
-    call = batch.state.run.calls.get(approval.call_id)
-    pending = call.approval if call is not None else None
-    if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
-        now = find_approval(approval.pk)
-        if now.status != Approval.Status.PENDING:
-            by = now.decided_by_name or _("nobody")
-            when = readable(now.decided_at) if now.decided_at else _("when its run ended")
-            text = _(
-                "Approval %(id)s is closed (%(status)s): decided by %(name)s, %(when)s. Nothing was changed."
-            )
-            facts = {"id": now.pk, "status": now.get_status_display(), "name": by, "when": when}
-            raise ApprovalStateError(text % facts)
-    if batch.state.run.ended or batch.state.run.cancel_requested:
-        text = _("Run %(run)s is being cancelled or has ended; there is nothing to decide.")
-        raise ApprovalStateError(text % {"run": run.pk})
-    if call is None or pending is None or pending.id != approval.pk:
-        text = _("Approval %(id)s is not about a call of the run's last reply.")
-        raise ApprovalStateError(text % {"id": approval.pk})
-    # People read the columns, and the policy judged them, so they must equal the rows. `why` decides nothing.
-    # If the rows contradict each other, the engine runs nothing in any case.
-    now = find_approval(approval.pk)
-    folded = card_columns(call, pending) if pending.digest == call.digest else {}
-    if altered := [name for name, value in folded.items() if name != "why" and getattr(now, name) != value]:
-        text = _(
-            "Approval %(id)s is not what its journal says (%(columns)s were altered). Nothing was decided. "
-            "Run manage.py verify_journal --repair, then look at it again."
-        )
-        raise ApprovalStateError(text % {"id": approval.pk, "columns": ", ".join(altered)})
-    expired = Approval.objects.using(settings.DATABASE).expired().filter(pk=approval.pk)
-    if pending.expires_at is not None and expired.exists():
-        text = _("Approval %(id)s expired at %(when)s. Nothing was changed.")
-        raise ApprovalStateError(text % {"id": approval.pk, "when": readable(pending.expires_at)})
-    return call, pending
 
 
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -320,11 +319,11 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
         text = _("The edited arguments do not fit %(tool)s: %(why)s")
         raise ApprovalStateError(text % {"tool": tool.name, "why": why}) from error
     permissions.require_decide(actor, approval, edited, verb="edit")
-    told: dict[str, Any] = {"title": call_text(tool.name, tool.masked(edited)), "preview": None}
+    texts: dict[str, Any] = {"title": call_text(tool.name, tool.masked(edited)), "preview": None}
 
-    def ask() -> None:
-        told["title"] = tool.title(edited)
-        told["preview"] = tool.preview_of(edited)
+    def describe() -> None:
+        texts["title"] = tool.title(edited)
+        texts["preview"] = tool.preview_of(edited)
 
-    in_time(ask)
-    return {"arguments": edited, **told, "edited": to_jsonable(arguments)[0]}
+    in_time(describe)
+    return {"arguments": edited, **texts, "edited": to_jsonable(arguments)[0]}

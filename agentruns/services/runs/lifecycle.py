@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Any
 from uuid import UUID
 
 from django.utils.translation import gettext as _
@@ -32,11 +32,11 @@ from agentruns.journal.store import MemoryStore, Store
 from agentruns.models import Approval, Run, Session
 from agentruns.models.run import RunQuerySet
 from agentruns.services import permissions
-from agentruns.services.runs.requests import checked_time, derived, rendered, request_for, write_start
-from agentruns.services.runs.submit import submit
+from agentruns.services.runs.requests import rendered, request_for, write_start
+from agentruns.services.runs.submit import get_or_start, submit
 from agentruns.services.runs.write import find_run, write
 from agentruns.utils.db import readable, reading
-from agentruns.utils.ids import secret, uuid7
+from agentruns.utils.ids import secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,26 +82,6 @@ def start_run(
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
     given["idempotency_key"] = idempotency_key
     return get_or_start(agent, text, session or "", not_before=not_before, **given)[0]
-
-
-def get_or_start(
-    agent: Agent | str,
-    text: Input,
-    session: Session | str | None,
-    *,
-    not_before: datetime | None = None,
-    **options: Unpack[CommonOptions],
-) -> tuple[Run, bool]:
-    """Start a task's run or find it; return the run and whether it is new. Options and errors as `start_run`.
-
-    If `session` is None, a new run gets a new session, and a run with the key is found in any session.
-    """
-    request = request_for(agent, text, str(uuid7()) if session is None else session, **options)
-    if session is None and request.key:  # the same session and call keys if a restore loses the run
-        request = replace(request, session=str(UUID(derived(request, "session")[:32])))
-    given = {"names_session": session is not None, "not_before": checked_time(not_before)}
-    submission = submit(replace(request, **given))  # type: ignore[arg-type]
-    return submission.run, submission.is_new
 
 
 def run_agent(

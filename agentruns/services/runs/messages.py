@@ -135,7 +135,8 @@ class _Sending:
         """Append the message to the locked session's open run; return the run, or None if a run must start.
 
         Finds the run of a message that is stored already. Raises RunStateError for another message's key or a
-        pruned session, PermissionDeniedError if no run may start; else as `append`.
+        pruned session, for a run that is being cancelled or has 32 unread messages; PermissionDeniedError if
+        no run may start; SessionBusyError, QuotaExceededError.
         """
         runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
         if runs.exists():  # the commit went through, only its acknowledgement was lost
@@ -160,17 +161,12 @@ class _Sending:
                 self.is_new = False
                 return find_run(row.run_id)
         run = Run.objects.using(settings.DATABASE).unfinished().filter(session_id=session.pk).first()
-        if run is not None:
-            self.append(run, session, request)
-            return find_run(run.pk)
-        if session.next_seq == 1:
-            _refuse_pruned(session)
-        if self.refusal:
-            raise PermissionDeniedError(self.refusal)
-        return None
-
-    def append(self, run: Run, session: Session, request: RunRequest) -> None:
-        """Append the message to an open run. Raises SessionBusyError, RunStateError, QuotaExceededError."""
+        if run is None:
+            if session.next_seq == 1:
+                _refuse_pruned(session)
+            if self.refusal:
+                raise PermissionDeniedError(self.refusal)
+            return None
         facts = {"run": run.pk, "session": session.key, "status": run.get_status_display()}
         if self.seen is not None and run.pk not in self.seen:
             raise SessionBusyError(str(taken(request)), str(run.pk))
@@ -202,6 +198,7 @@ class _Sending:
         self.tried.append(row.hash)
         store.append(batch)
         self.is_new = True
+        return find_run(run.pk)
 
 
 def _refuse_pruned(session: Session) -> None:

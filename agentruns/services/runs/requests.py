@@ -224,16 +224,6 @@ def new_session(request: RunRequest) -> Session:
     )
 
 
-def new_run(session: Session, request: RunRequest, **columns: Any) -> Run:
-    """Build the run of a request in its session."""
-    agent = request.agent
-    made: dict[str, Any] = {"idempotency_key": request.key, "input": request.text}
-    made |= {"agent": agent.name, "version": agent.version, "definition_id": agent.definition_hash}
-    made |= {"owner_id": session.owner_id, "owner_name": session.owner_name}
-    made |= {"scope": request.scope, "context": request.context, "not_before": request.not_before}
-    return Run(id=request.run_id, session=session, title=title_of(request.text), **made | columns)
-
-
 def renders(agent: Agent) -> bool:
     """Check whether a function of the agent makes its runs' instructions or tools."""
     return agent.tools_for is not None or not isinstance(agent.instructions, str)

@@ -23,8 +23,7 @@ from agentruns.journal.policy import ANYONE, ask
 from agentruns.models import Message, Run, Session, SessionBearer
 from agentruns.models.token import VISITOR
 from agentruns.services import permissions
-from agentruns.services.api_tokens import visited
-from agentruns.services.runs import forks, lifecycle, messages
+from agentruns.services.runs import forks, messages, submit
 from agentruns.services.runs.control import agent_again
 from agentruns.services.runs.sessions import Owner
 from agentruns.services.runs.write import find_run
@@ -63,12 +62,12 @@ def start_run(
         own, last = _conversation(user, session, agent)
         key = user.key(idempotency_key) if idempotency_key else None
         context = _visitors_context(own, last)
-        return lifecycle.get_or_start(agent, text, own, actor=user, context=context, idempotency_key=key)
+        return submit.get_or_start(agent, text, own, actor=user, context=context, idempotency_key=key)
     chosen = startable(user, agent)
     owner, scope = _acts_for(user, behalf)
     context = permissions.context_of(user, chosen, behalf.context or {})
     given = {"owner": owner, "scope": scope, "context": context, "idempotency_key": idempotency_key}
-    return lifecycle.get_or_start(chosen, text, session, actor=user, not_before=not_before, **given)
+    return submit.get_or_start(chosen, text, session, actor=user, not_before=not_before, **given)
 
 
 def send_message(
@@ -220,7 +219,9 @@ def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
 
 def _conversation(bearer: SessionBearer, session: str | None, agent: str | None) -> tuple[Session, Run]:
     """Find a visitor's session and its last run."""
-    own = visited(bearer)
+    own = Session.objects.using(settings.DATABASE).filter(pk=bearer.session_id).first()
+    if own is None:
+        raise SessionAccessDeniedError(_("The session of this token is gone."))
     if session is not None and session != own.key:
         raise SessionAccessDeniedError(f"There is no session {session!r}.")
     last = messages.last_run(own)

@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Unpack
+from uuid import UUID
 
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Case, F, Q, QuerySet, Value, When
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent
+from agentruns.agents.agent import Agent, CommonOptions
 from agentruns.conf import settings
+from agentruns.content import Input
 from agentruns.engine import leases
 from agentruns.engine.leases import Lease
 from agentruns.engine.wakeup import CHANNEL, notify_on_commit
@@ -33,21 +35,34 @@ from agentruns.journal.deciders import restore
 from agentruns.journal.policy import limits_of
 from agentruns.journal.read import run_rows
 from agentruns.journal.store import begin
-from agentruns.models import Definition, PrunedKey, Run, Session, SessionBearer, StartCount, Tombstone
+from agentruns.models import (
+    ApiToken,
+    Definition,
+    PrunedKey,
+    Run,
+    Session,
+    SessionBearer,
+    StartCount,
+    Tombstone,
+)
 from agentruns.models.tombstone import forgotten
-from agentruns.services import api_tokens, permissions
+from agentruns.services import permissions
+from agentruns.services.api_tokens import VALID
 from agentruns.services.runs.requests import (
     RunRequest,
-    new_run,
+    checked_time,
+    derived,
     new_session,
     put_away,
     rendered,
     renders,
+    request_for,
     taken,
     write_start,
 )
 from agentruns.services.runs.sessions import require_writable
 from agentruns.services.runs.write import find_run, lock_session, require_no_record, require_task
+from agentruns.tools.options import REQUESTER
 from agentruns.utils.bounds import check_name
 from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, short_lock_waits, uptime
 from agentruns.utils.failpoints import reached
@@ -63,6 +78,26 @@ class Submission(NamedTuple):
     is_new: bool = False
     lease: Lease | None = None
     state: SessionState | None = None
+
+
+def get_or_start(
+    agent: Agent | str,
+    text: Input,
+    session: Session | str | None,
+    *,
+    not_before: datetime | None = None,
+    **options: Unpack[CommonOptions],
+) -> tuple[Run, bool]:
+    """Start a task's run or find it; return the run and whether it is new. Options and errors as `start_run`.
+
+    If `session` is None, a new run gets a new session, and a run with the key is found in any session.
+    """
+    request = request_for(agent, text, str(uuid7()) if session is None else session, **options)
+    if session is None and request.key:  # the same session and call keys if a restore loses the run
+        request = replace(request, session=str(UUID(derived(request, "session")[:32])))
+    given = {"names_session": session is not None, "not_before": checked_time(not_before)}
+    submission = submit(replace(request, **given))  # type: ignore[arg-type]
+    return submission.run, submission.is_new
 
 
 def submit(request: RunRequest, *, leased: bool = False) -> Submission:
@@ -194,7 +229,7 @@ def begin_run(
     faster, or if this process drains.
     """
     agent, connection = request.agent, connections[alias]
-    api_tokens.require_requester(agent, session)
+    require_requester(agent, session)
     is_one, is_new, run_id = connection.get_autocommit(), session._state.adding, request.run_id
     state = SessionState(session.pk, run_id, session.secret) if is_new else load(alias, session.pk, run_id)
     if not session.title:  # made for a token, before it had a task
@@ -205,12 +240,16 @@ def begin_run(
     write(batch, request)
     session.next_seq, session.head = state.next_seq, state.head
     columns |= {**state.run.columns(), "status": Run.Status.QUEUED.value}
-    columns |= {"created_at": batch.at, "updated_at": batch.at}
+    columns |= {"created_at": batch.at, "updated_at": batch.at, "not_before": request.not_before}
+    columns |= {"agent": agent.name, "version": agent.version, "definition_id": agent.definition_hash}
+    columns |= {"idempotency_key": request.key, "scope": request.scope, "context": request.context}
+    columns |= {"owner_id": session.owner_id, "owner_name": session.owner_name}
+    columns |= {"input": request.text, "title": title_of(request.text)}
     if request.again is not None:
         columns["origin_id"] = request.again.pk
     if owner:
         columns |= {"status": Run.Status.RUNNING.value, "lease_owner": owner, "lease_epoch": 1}
-    run = new_run(session, request, **columns)
+    run = Run(id=run_id, session=session, **columns)
     definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=batch.at)
     lease = first_lease(alias, run) if owner else None
     # The rows that must not be there for a run to begin
@@ -239,6 +278,19 @@ def begin_run(
     if not is_one:
         reached("before_start_commit")
     return Submission(run, is_new=True, lease=lease, state=state)
+
+
+def require_requester(agent: Agent, session: Session) -> None:
+    """Raise RunStateError if the requester must confirm calls and the session has no owner or valid token."""
+    asking = sorted(tool.name for tool in agent.tools.values() if tool.approvers == REQUESTER)
+    tokens = ApiToken.objects.using(settings.DATABASE).filter(VALID, session_id=session.pk)
+    if asking and session.owner_id is None and not tokens.exists():
+        text = _(
+            "Agent %(agent)s has calls that the requester confirms (%(tools)s), and session %(session)r "
+            "has neither an owner nor a session token: nobody could. Start it for a user, or make a "
+            "token with agentruns.session_token first."
+        )
+        raise RunStateError(text % {"agent": agent.name, "tools": ", ".join(asking), "session": session.key})
 
 
 def first_lease(alias: str, run: Run) -> Lease:
