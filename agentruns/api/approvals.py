@@ -8,7 +8,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from agentruns.api.auth import channel_of, find_approval, require_password, require_token_scope, user_of
+from agentruns.api.auth import channel_of, find_approval, require_token_scope, user_of
 from agentruns.api.errors import Problem, approval_facts
 from agentruns.api.routing import KEY, once, page, router
 from agentruns.api.schemas import (
@@ -101,8 +101,14 @@ def _decide(
 
     def decide() -> ApprovalOut:
         approval = find()
-        if isinstance(body, Approve):
-            require_password(request, approval)
+        is_token = isinstance(getattr(request, "auth", None), ApiToken)  # which cannot give a password
+        needs_password = partial(permissions.needs_password, has_session=not is_token)
+        if isinstance(body, Approve) and needs_password(request, approval):
+            raise Problem.named(
+                "reauthentication-needed",
+                "The risk of this call is high. Approve it in the console, which asks for your password, or "
+                "give it there first; a token cannot.",
+            )
         try:
             decided = act(approval.pk, actor=user, digest=body.digest, channel=channel_of(request))
             return ApprovalOut.of(decided)

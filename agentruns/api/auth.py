@@ -22,7 +22,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError
 from agentruns.journal import events, policy
 from agentruns.journal.events import Row
-from agentruns.models import ApiToken, Approval, Message, Run, Session, SessionBearer
+from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
 from agentruns.services import api_tokens, permissions
 from agentruns.services.runs import sessions
 from agentruns.utils.redaction import get_logger
@@ -154,17 +154,6 @@ def channel_of(request: HttpRequest) -> str:
     return f"api:{token.prefix}" if isinstance(token, ApiToken) else "api"
 
 
-def require_password(request: HttpRequest, approval: Approval) -> None:
-    """Raise Problem (403) if the call's risk requires a fresh password, which a token cannot give."""
-    is_token = isinstance(getattr(request, "auth", None), ApiToken)
-    if permissions.needs_password(request, approval, has_session=not is_token):
-        raise Problem.named(
-            "reauthentication-needed",
-            "The risk of this call is high. Approve it in the console, which asks for your password, or give "
-            "it there first; a token cannot.",
-        )
-
-
 def entry_for(operation: Operation) -> Entry:
     """Build the notes on a request to an operation, with the scopes of which a token needs one."""
     scope, reads = ApiToken.Scope, operation.methods == ["GET"]
@@ -288,10 +277,3 @@ def row_for(user: Any, row: Row) -> Row:
     hidden = {"instructions", "stored"} if "instructions" in row.payload else set()
     hidden |= {"context"} if row.kind == events.RUN_STARTED else set()
     return row._replace(payload={name: each for name, each in row.payload.items() if name not in hidden})
-
-
-def require_call(run_id: UUID, call_id: str) -> None:
-    """Raise NotFoundError unless the run has a call with this id."""
-    rows = Message.objects.using(settings.DATABASE).filter(run_id=run_id, call_id=call_id)
-    if not call_id.isprintable() or not rows.exclude(call_id="").exists():
-        raise NotFoundError(f"Run {run_id} has no call {call_id[:SHOWN]}.")

@@ -16,10 +16,10 @@ from ninja.params.functions import Body
 import agentruns
 from agentruns.api import routing
 from agentruns.api.auth import (
+    SHOWN,
     channel_of,
     find_run,
     readable,
-    require_call,
     require_token_scope,
     row_for,
     shown,
@@ -59,7 +59,7 @@ from agentruns.api.schemas import (
     legal,
 )
 from agentruns.conf import settings
-from agentruns.exceptions import RunStateError
+from agentruns.exceptions import NotFoundError, RunStateError
 from agentruns.journal.masking import mask_of
 from agentruns.journal.read import run_rows
 from agentruns.models import ApiToken, Message, Run
@@ -254,7 +254,9 @@ def resolve_orphan(
     """
 
     def act(run_id: UUID, user: Any) -> object:
-        require_call(run_id, call_id)
+        rows = Message.objects.using(settings.DATABASE).filter(run_id=run_id, call_id=call_id)
+        if not call_id.isprintable() or not rows.exclude(call_id="").exists():
+            raise NotFoundError(f"Run {run_id} has no call {call_id[:SHOWN]}.")
         given = {"result": body.result, "evidence": body.evidence, "channel": channel_of(request)}
         return control.resolve_orphan(run_id, call_id, body.verdict, user, **given)
 

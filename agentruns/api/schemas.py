@@ -496,14 +496,18 @@ class ApprovalOut(Out):
     def all(cls, approvals: Iterable[Approval], *, reveals: bool = False) -> list[ApprovalOut]:
         """Build the answers for several approvals, as `of` does for one approval."""
         approvals = [*approvals] if reveals else masked_approvals(approvals)
-        pending = {one.pk: one.run_id for one in approvals if one.status == Approval.Status.PENDING}
+        pending = {
+            approval.pk: approval.run_id
+            for approval in approvals
+            if approval.status == Approval.Status.PENDING
+        }
         unread = waiting.unread(settings.DATABASE, {*pending.values()})
         return [
             cls.made(
-                one, run=one.run_id, shown=Shown.of(one), decided_by=one.decided_by_id,
-                unread=[at for _seq, at in unread.get(pending.get(one.pk), [])],
+                approval, run=approval.run_id, shown=Shown.of(approval), decided_by=approval.decided_by_id,
+                unread=[at for _seq, at in unread.get(pending.get(approval.pk), [])],
             )
-            for one in approvals
+            for approval in approvals
         ]  # fmt: skip
 
 

@@ -76,12 +76,6 @@ def _assistant(payload: Payload) -> str:
     return "  ".join(part for part in (text_of(payload["content"]), *calls) if part)
 
 
-def _decided(payload: Payload) -> str:
-    settles = _after(", which settles the doubt about ", ", ".join(payload.get("settles", [])))
-    said = _after(": ", payload.get("reason") or payload.get("text"))
-    return f"{payload['verb']} {_actor(payload)}{settles}{said}"
-
-
 def _failed(payload: Payload) -> str:
     retry, other = payload.get("retry_in"), payload.get("fallback")
     then = f" (again in {retry:.0f} s)" if retry else f" ({other} is asked instead)" if other else ""
@@ -126,7 +120,11 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.APPROVAL_REQUESTED: lambda payload: (
         f"{payload['title']} (risk {payload['risk']}, digest {payload['digest'][:12]}): {payload['why']}"
     ),
-    events.APPROVAL_DECIDED: _decided,
+    events.APPROVAL_DECIDED: lambda payload: (
+        f"{payload['verb']} {_actor(payload)}"
+        + _after(", which settles the doubt about ", ", ".join(payload.get("settles", [])))
+        + _after(": ", payload.get("reason") or payload.get("text"))
+    ),
     events.APPROVAL_VOIDED: lambda payload: payload.get("why", ""),
     events.TOOL_STARTED: lambda payload: (
         f"key {payload['key'][:12]}" + _after(", approved by ", ", ".join(payload.get("approved_by", [])))

@@ -121,8 +121,13 @@ class ReplayReport:
             "model": self.model,
             "equal": self.is_equal,
             "steps": [
-                {"seq": one.seq, "step": one.step, "then": self.masked(one.then), "now": self.masked(one.now)}
-                for one in self.steps
+                {
+                    "seq": step.seq,
+                    "step": step.step,
+                    "then": self.masked(step.then),
+                    "now": self.masked(step.now),
+                }
+                for step in self.steps
             ],
             "difference": difference
             and {

@@ -193,10 +193,10 @@ def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
     """Yield the approvals that a user can decide now."""
     approvals = list(approvals)
     now, given, groups = clock.now(settings.DATABASE), already_given(actor, approvals), groups_of(actor)
-    for one in approvals:
-        in_time = one.expires_at is None or one.expires_at > now
-        if in_time and one.pk not in given and not why_not_decide(actor, one, groups=groups):
-            yield one
+    for approval in approvals:
+        in_time = approval.expires_at is None or approval.expires_at > now
+        if in_time and approval.pk not in given and not why_not_decide(actor, approval, groups=groups):
+            yield approval
 
 
 def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
@@ -239,14 +239,16 @@ def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
 
 def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
     """Map the id of each partly approved approval to the ids of the people whose approval still counts."""
-    partly = {(one.run_id, one.call_id): one for one in approvals if one.approved_count}
+    partly = {
+        (approval.run_id, approval.call_id): approval for approval in approvals if approval.approved_count
+    }
     if not partly:
         return {}
     rows = Message.objects.using(settings.DATABASE).filter(
         run_id__in=[run_id for run_id, _ in partly],
         kind__in=(events.APPROVAL_DECIDED, events.APPROVAL_VOIDED),
     )
-    people: dict[UUID, list[str]] = {one.pk: [] for one in partly.values()}
+    people: dict[UUID, list[str]] = {approval.pk: [] for approval in partly.values()}
     for run_id, call_id, facts in rows.order_by("seq").values_list("run_id", "call_id", "facts"):
         approval = partly.get((run_id, call_id))
         if approval is None:

@@ -79,7 +79,7 @@ def assignable(actor: Any, run: Run) -> list[str]:
         viewers = users._default_manager.with_perm("agentruns.view_run", backend=BACKEND)
         people += viewers.exclude(pk=actor.pk).order_by(users.USERNAME_FIELD)[:OFFERED]
     is_asked = permissions.hides(actor)
-    return [one.get_username() for one in people if not is_asked or _may_see(one, run)]
+    return [person.get_username() for person in people if not is_asked or _may_see(person, run)]
 
 
 def _may_see(person: Any, run: Run) -> bool:

@@ -24,7 +24,7 @@ logger = get_logger("agentruns.switches")
 def switched_off() -> dict[tuple[str, str], Control]:
     """Map (kind, name) of each agent and tool that is off to its switch."""
     switches = Control.objects.using(settings.DATABASE).switches()
-    return {(kind, name): one for one in switches for _off, kind, name in [one.name.split(":", 2)]}
+    return {(kind, name): control for control in switches for _, kind, name in [control.name.split(":", 2)]}
 
 
 def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str = "") -> bool:

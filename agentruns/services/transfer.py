@@ -116,7 +116,7 @@ def find_file(run: Run, sha256: str) -> Content:
                 contents.append(Content(stored, mask.guards_block(tool, block), run, block))
     if not contents:
         raise DurableRunNotFoundError(_("Run %(run)s has no such file.") % {"run": run.pk})
-    return min(contents, key=lambda one: one.guarded)
+    return min(contents, key=lambda content: content.guarded)
 
 
 def read_content(content: Content, actor: Any, door: str = "service") -> Iterator[bytes]:
@@ -386,13 +386,14 @@ class _Export:
 
     def files(self) -> Iterator[tuple[Stored, Iterator[bytes]]]:
         """Yield each file that a row names, with the parts of it that the export has."""
+
+        def read_back(part: tuple[int, int]) -> bytes:
+            self._files.seek(part[0])
+            return self._files.read(part[1])
+
         for row in self.rows:
             for stored in payloads.files(row.run_id, row.seq, row.payload):
-                yield stored, map(self._read_back, self._parts.get((row.seq, stored.name), []))
-
-    def _read_back(self, part: tuple[int, int]) -> bytes:
-        self._files.seek(part[0])
-        return self._files.read(part[1])
+                yield stored, map(read_back, self._parts.get((row.seq, stored.name), []))
 
 
 def _store(alias: str, export: _Export, runs: list[Run], tried: list[datetime]) -> Run:

@@ -46,12 +46,12 @@ class Command(AgentRunsCommand):
             erased = erase_whole_session(session or "", scope=scope, dry_run=dry_run)
         record = redacted(erased.record())
         counts = {"rows": len(erased.rows), **{name: record[name] for name in Erased.COUNTS}}
-        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "nothing"
+        counted = ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "nothing"
         self.tell(
             {**record, "dry_run": dry_run},
             *(f"Run {run}, row {seq} ({kind})" for run, seq, kind in erased.rows),
             *record["refused"],
-            f"{'To be erased' if dry_run else 'Erased'}: {said}.",
+            f"{'To be erased' if dry_run else 'Erased'}: {counted}.",
             "Not reached:",
             *(f"- {place}" for place in record["not_reached"]),
         )

@@ -33,5 +33,5 @@ class Command(AgentRunsCommand):
             fork = fork_run(run_id, at, **given)
         except ValueError as error:
             usage(str(error))
-        said = f"Forked run {run_id} at row {at}: run {fork.pk} is queued in session {fork.session.key!r}."
-        self.tell(run_record(mask_of(fork).run(fork)), said)
+        text = f"Forked run {run_id} at row {at}: run {fork.pk} is queued in session {fork.session.key!r}."
+        self.tell(run_record(mask_of(fork).run(fork)), text)

@@ -32,5 +32,5 @@ class Command(AgentRunsCommand):
             read = (json.loads(line) for line in lines if line.strip())
             run = import_run(read, scope=scope)
         rows = run.session.next_seq - 1
-        said = f"Imported run {run.pk} ({run.status}): session {run.session.key!r}, {rows} rows, intact."
-        self.tell(run_record(run), said)
+        text = f"Imported run {run.pk} ({run.status}): session {run.session.key!r}, {rows} rows, intact."
+        self.tell(run_record(run), text)

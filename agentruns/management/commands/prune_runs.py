@@ -56,10 +56,10 @@ class Command(AgentRunsCommand):
         copies = [f"Session {key!r} {copied}" for key in pruned.copies]
         texts = {name: [redact(text) for text in getattr(pruned, name)] for name in ("refused", "copies")}
         counts = {name: value for name, value in asdict(pruned).items() if isinstance(value, int) and value}
-        said = ", ".join(f"{name} {value}" for name, value in counts.items()) or "nothing"
+        counted = ", ".join(f"{name} {value}" for name, value in counts.items()) or "nothing"
         record = {**asdict(pruned), **texts}
         if dry_run:
-            self.tell(record, f"To be pruned: {said}.")
+            self.tell(record, f"To be pruned: {counted}.")
         else:
-            self.tell(record, *pruned.refused, f"Pruned: {said}.", *copies)
+            self.tell(record, *pruned.refused, f"Pruned: {counted}.", *copies)
         return bool(pruned.refused)

@@ -59,11 +59,27 @@ class Command(AgentRunsCommand):
         known = key and runs.values_list("session__key", flat=True).first()
         session = options["session"] or known or f"run-{uuid7()}"
         known_agent = get_agent(agent)
-        self.mask = Mask([known_agent.definition()])
-        self.unknown: list[str] = []
-        given: Input = [Text(text), *map(_file, options["file"])] if options["file"] else text
+        mask, unknown = Mask([known_agent.definition()]), list[str]()
+        files = list[File]()
+        for path in options["file"]:
+            try:
+                with open(path, "rb") as file:
+                    kind = Image if type_of(file.read(16)) in IMAGES else Document
+                files.append(kind(path=path))
+            except (OSError, ContentError) as error:
+                usage(str(error))
+        given: Input = [Text(text), *files] if files else text
+
+        def show(row: Row) -> None:
+            if self.json:
+                self.say_json(timeline.as_dict(mask.row(row)))
+                return
+            self.say(timeline.line(mask.row(row)))
+            if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
+                unknown.append(row.call_id)
+
         try:
-            with following(settings.DATABASE, session, scope, self._print):
+            with following(settings.DATABASE, session, scope, show):
                 result = run_agent(known_agent, given, session, actor=actor, scope=scope, idempotency_key=key)
         except SessionBusyError as error:
             self.stderr.write(escaped(error))
@@ -72,15 +88,15 @@ class Command(AgentRunsCommand):
             self.stderr.write("Interrupted. The same command again, or resume_runs, goes on with the run.")
             return INTERRUPTED
         # The run's status and output, and what a person has to do if the run waits.
-        mask = mask_of(get_run(str(result.run_id)))
-        output, failure = mask.json(shown(result.output)), mask.json(result.error)
+        run_mask = mask_of(get_run(str(result.run_id)))
+        output, failure = run_mask.json(shown(result.output)), run_mask.json(result.error)
         if self.json:
             texts = {"session": result.session_key, "output": output, "error": failure}
             self.say_json({"run": result.run_id, "status": result.status, **redacted(texts)})
             return EXIT[result.status]
         self.say()
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
-        for approval in map(mask.approval, result.pending):
+        for approval in map(run_mask.approval, result.pending):
             self.say(f"Waits for a person: {approval.title} (approval {approval.pk})")
             self.say(timeline.to_decide(approval))
         for call in result.orphans:
@@ -88,31 +104,13 @@ class Command(AgentRunsCommand):
             self.say(f"Say what became of it: {timeline.verdict(str(result.run_id), call)}")
         if result.status == Run.Status.PAUSED:
             self.say(timeline.to_resume(get_run(str(result.run_id))))
-        if many := len(self.unknown):
+        if many := len(unknown):
             calls, them = ("1 call", "it") if many == 1 else (f"{many} calls", "them")
             text = f"The outcome of {calls} is unknown, and the model is told so."
             self.say(f"{text} Say what became of {them}:")
-        for call in self.unknown:
+        for call in unknown:
             self.say(timeline.verdict(str(result.run_id), call))
         is_held = result.status in (Run.Status.PAUSED, Run.Status.ORPHANED)  # the lines above say why
         for text in redact(output or failure).splitlines() if not is_held else ():
             self.say(text)
         return EXIT[result.status]
-
-    def _print(self, row: Row) -> None:
-        if self.json:
-            self.say_json(timeline.as_dict(self.mask.row(row)))
-            return
-        self.say(timeline.line(self.mask.row(row)))
-        if row.kind == events.TOOL_RESULT and events.leaves_doubt(row.payload):
-            self.unknown.append(row.call_id)
-
-
-def _file(path: str) -> File:
-    """Build the block of a file; end the command if the file cannot be read or is not accepted."""
-    try:
-        with open(path, "rb") as file:
-            kind = Image if type_of(file.read(16)) in IMAGES else Document
-        return kind(path=path)
-    except (OSError, ContentError) as error:
-        return usage(str(error))

@@ -50,7 +50,7 @@ class Command(AgentRunsCommand):
         if scope is not None and session is None:
             usage("--scope goes with --session only.")
         try:
-            one = None if session is None else find_session(session, scope).pk
+            only = None if session is None else find_session(session, scope).pk
         except (SessionAccessDeniedError, AmbiguousSessionError) as error:
             usage(escaped(error))
         connection = connections[alias]
@@ -64,21 +64,21 @@ class Command(AgentRunsCommand):
             wrong = left  # foreign triggers stay
         for what in wrong:
             self._report(Problem("", what), what)
-        self.revived = {one.pk: Problem(one.key, REVIVED) for one in revived(alias)}
+        self.revived = {session.pk: Problem(session.key, REVIVED) for session in revived(alias)}
         # In pages, because on SQLite an open cursor over all sessions would block the writes of a repair.
         sessions = Session.objects.using(alias).order_by("pk").values_list("pk", flat=True)
-        page = list(sessions[:PAGE]) if one is None else [one]
+        page = list(sessions[:PAGE]) if only is None else [only]
         while page:
             for session_id in page:
                 with suppress(Session.DoesNotExist):  # pruned meanwhile
                     self._session(alias, session_id, repair)
-            page = list(sessions.filter(pk__gt=page[-1])[:PAGE]) if one is None else []
-        for problem in strays(alias) if one is None else ():
+            page = list(sessions.filter(pk__gt=page[-1])[:PAGE]) if only is None else []
+        for problem in strays(alias) if only is None else ():
             self._report(problem, str(problem))
         if anchors is not None:
             try:
                 with open(anchors, encoding="utf-8") as lines:
-                    compared = Compared(alias, lines, one)
+                    compared = Compared(alias, lines, only)
                     for problem in compared.problems():
                         self._report(problem, str(problem))
             except (OSError, ValueError) as error:

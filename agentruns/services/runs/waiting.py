@@ -72,9 +72,11 @@ def waits(
         for wait in orphans(alias, stopped):
             reasons[wait.run_id].append(wait)
         pending = Approval.objects.using(alias).pending().filter(run_id__in=[run.pk for run in stopped])
-        for one in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
-            about = {"call_id": one.call_id, "tool": one.tool_name, "text": one.title}
-            reasons[one.run_id].append(Wait(kind=APPROVAL, run_id=one.run_id, approval_id=one.pk, **about))
+        for approval in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
+            about = {"call_id": approval.call_id, "tool": approval.tool_name, "text": approval.title}
+            reasons[approval.run_id].append(
+                Wait(kind=APPROVAL, run_id=approval.run_id, approval_id=approval.pk, **about)
+            )
     unbegun = [run for run in runs if waits_for_time(run) and not run.step]
     starts = Message.objects.using(alias).own().filter(run__in=unbegun, kind=events.RUN_STARTED)
     firsts = dict(starts.values_list("run_id", "facts")) if unbegun else {}
@@ -199,8 +201,10 @@ def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tupl
         if facts.get("reason") == events.MESSAGE:
             unread_of[run_id].append((seq, at))
         elif "read" in facts:
-            unread_of[run_id] = [one for one in unread_of[run_id] if one[0] > facts["read"]]
-    return {run_id: ones for run_id, ones in unread_of.items() if ones}
+            unread_of[run_id] = [
+                (number, when) for number, when in unread_of[run_id] if number > facts["read"]
+            ]
+    return {run_id: messages for run_id, messages in unread_of.items() if messages}
 
 
 def sweeper_seen(alias: str) -> datetime | None:
