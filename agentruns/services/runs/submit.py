@@ -240,16 +240,16 @@ def begin_run(
     write(batch, request)
     session.next_seq, session.head = state.next_seq, state.head
     columns |= {**state.run.columns(), "status": Run.Status.QUEUED.value}
-    columns |= {"created_at": batch.at, "updated_at": batch.at, "not_before": request.not_before}
-    columns |= {"agent": agent.name, "version": agent.version, "definition_id": agent.definition_hash}
-    columns |= {"idempotency_key": request.key, "scope": request.scope, "context": request.context}
-    columns |= {"owner_id": session.owner_id, "owner_name": session.owner_name}
-    columns |= {"input": request.text, "title": title_of(request.text)}
+    columns |= {"created_at": batch.at, "updated_at": batch.at}
     if request.again is not None:
         columns["origin_id"] = request.again.pk
     if owner:
         columns |= {"status": Run.Status.RUNNING.value, "lease_owner": owner, "lease_epoch": 1}
-    run = Run(id=run_id, session=session, **columns)
+    made: dict[str, Any] = {"idempotency_key": request.key, "scope": request.scope}
+    made |= {"agent": agent.name, "version": agent.version, "definition_id": agent.definition_hash}
+    made |= {"owner_id": session.owner_id, "owner_name": session.owner_name, "context": request.context}
+    made |= {"input": request.text, "title": title_of(request.text), "not_before": request.not_before}
+    run = Run(id=run_id, session=session, **made | columns)
     definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=batch.at)
     lease = first_lease(alias, run) if owner else None
     # The rows that must not be there for a run to begin
