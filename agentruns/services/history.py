@@ -204,10 +204,9 @@ def replay_run(
         agent = agents[version]
         report.mask.add(agent.definition() if agent else {})
         reply = None if model is None else _ask(one, model, run, agent)
-        then, now = (
-            each and {"text": text_of(each.content), **_decision(each)} for each in (one.reply, reply)
-        )
-        report.steps.append(ReplayStep(one.row.seq, one.step, then, now))
+        replies = [each for each in (one.reply, reply) if each is not None]
+        texts = ({"text": text_of(each.content), **_decision(each)} for each in replies)
+        report.steps.append(ReplayStep(one.row.seq, one.step, *texts))
         for seq, difference in _differences(one, agent, reply):
             if difference is not None:
                 report.seq, report.difference = seq, difference
