@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 import string
 import zlib
@@ -530,7 +531,8 @@ def test_a_user_model_of_another_kind_is_bound_to_what_it_has() -> None:
         def get_username(self) -> str:
             return "ann"
 
-    assert api_tokens._passwords(Named()) == ["ann hash"]
+    bound = hmac.new(b"token", b"ann hash", "sha256").hexdigest()
+    assert api_tokens._credentials("token", Named()) == [bound]
 
 
 def test_none_is_without_an_end(owner: Any, settings: Any) -> None:
