@@ -37,7 +37,7 @@ from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import NAMING, run_rows
 from agentruns.models import SessionBearer
 from agentruns.models.querysets import ENDED
-from agentruns.utils.coroutines import call
+from agentruns.utils.calls import call
 from agentruns.utils.json import legal
 from agentruns.utils.redaction import get_logger
 
