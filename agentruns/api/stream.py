@@ -8,16 +8,17 @@ stream holds no connection and, under ASGI, no thread. Rows of a session become 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from itertools import count
 from threading import Event, RLock
 from typing import Any
 from uuid import UUID
 
-from asgiref.sync import SyncToAsync, sync_to_async
+from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 from django.contrib.auth import SESSION_KEY, get_user, get_user_model
 from django.contrib.auth.models import AnonymousUser
 from django.core.handlers.asgi import ASGIRequest
@@ -37,7 +38,6 @@ from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import NAMING, run_rows
 from agentruns.models import SessionBearer
 from agentruns.models.querysets import ENDED
-from agentruns.utils.calls import call
 from agentruns.utils.json import legal
 from agentruns.utils.redaction import get_logger
 
@@ -73,7 +73,9 @@ class Entrance:
         callbacks = self._entry.operation.auth_callbacks
         for authenticate in callbacks:
             try:
-                accepted = call(authenticate, request)
+                accepted = authenticate(request)
+                if inspect.isawaitable(accepted):  # on the server's own loop, to which its clients may belong
+                    accepted = async_to_sync(_awaited)(accepted)
             except Error:
                 raise
             except Exception as error:  # a host's own `auth` may raise anything
@@ -87,6 +89,10 @@ class Entrance:
         if isinstance(user, model):
             request.user = model._base_manager.filter(pk=user.pk).first() or AnonymousUser()
         return user_of(request)
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 @router.get("/runs/{run_id}/events")
