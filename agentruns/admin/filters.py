@@ -64,10 +64,11 @@ SELECT name FROM names WHERE name IS NOT NULL
 
 
 def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts, run: str = "") -> Any:
-    """Find the rows for a search term: the beginning of a name or an id, or part of a text.
+    """Find the rows for a search term: the beginning of a name or an id, or part of a displayed text.
 
-    The search always compares the displayed texts of the newest SEARCHED rows, so that neither its result
-    nor its time reveals anything masked. `run` is the lookup from the rows to Run, such as "run__".
+    Texts are compared as displayed, and only in the newest SEARCHED rows. This is done for every term, so
+    that neither the result nor its time reveals anything masked. `request.agentruns_cut` becomes True if
+    there are older rows. `run` is the lookup from the rows to Run, such as "run__".
     """
     term = term.strip().replace("\x00", "")
     newest = list(rows.order_by("-pk")[: SEARCHED + 1])
@@ -406,7 +407,10 @@ class NameFilter(KnownValues):
     lookup = ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """List the names in the rows that the user may see: in the newest MOST, unless the user sees all."""
+        """List the names in the rows that the user may see.
+
+        If the policy hides some rows from the user, reads only the newest MOST of the visible rows.
+        """
         rules, user = journal.policy, request.user
         visible = rules.visible_runs(user) if self.model is Run else rules.visible_approvals(user)
         if rules.is_narrowed(visible):
@@ -429,7 +433,10 @@ class LinkFilter(KnownValues):
     shown = ""  # the run's attribute that names the value for people
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Offer the value in the URL as the only choice, named by a visible run or as "unknown"."""
+        """Offer the value in the URL as the only choice; nothing if the URL has none.
+
+        The label comes from a run with this value that the user may see; without one it is "unknown".
+        """
         value = self.value()
         if not value:
             return []

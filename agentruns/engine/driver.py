@@ -146,11 +146,12 @@ class Driver:
         )
 
     def covers(self, call: Call | None, *, extend: bool = False) -> bool:
-        """Check whether the lease covers a call right now; True if there is no call.
+        """Check whether the worker may still act on a call; True if there is no call.
 
-        Needs no query, which could outlast the lease. With `extend`, first extends the lease in the database
-        if less than half of it is left. A transactional tool needs no extension, because its transaction is
-        rolled back if the lease is lost.
+        False if the call was given up, or if the lease is lost or over. Without `extend` this needs no query,
+        because a query could outlast the lease. With `extend`, first tries to extend the lease in the
+        database if less than half of it is left. A transactional tool is not extended then: it needs only a
+        lease that is not known to be lost, because its transaction is rolled back if the lease is lost.
         """
         lease = self.lease
         if call is None:

@@ -310,9 +310,10 @@ def store_late_result(
 ) -> None:
     """Append a `late_result` row for each call, also to a run that has ended or has another worker.
 
-    Tries for the length of a lease; then logs the facts, and tries in a thread as long as this process lives.
-    Without the row a person might give the verdict that a call did not happen, although it did. `offload` is
-    the Offload that was built for the result, if there is one.
+    Does nothing without a lease. Tries until `until`, by default for the length of a lease; then logs the
+    facts, and tries in a thread as long as this process lives. After an error that cannot pass, logs the
+    facts at once and does not try again. Without the row a person might give the verdict that a call did not
+    happen, although it did. `offload` is the Offload that was built for the result, if there is one.
     """
     lease, pause, tried = driver.lease, 0.02, list[str]()
     if lease is None or not calls:

@@ -123,10 +123,10 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
 
 
 def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
-    """Find the sessions whose first row is a copy, or the original, of the first row of one of `session_ids`.
+    """Find sessions whose first row equals the first row of one of `session_ids`, as its copy or original.
 
-    A copy has the content hash of its original, so this works across a pruned fork. Returns only forks whose
-    origin is gone, and the sessions that the copied first rows name.
+    Rows are equal if their content hashes are, so this works across a pruned fork. Of the equal sessions,
+    returns forks whose origin run is gone, and sessions that a copied first row of `session_ids` names.
     """
     firsts = Message.objects.using(alias).filter(seq=1)
     mine = list(firsts.filter(session_id__in=session_ids).values_list("content_hash", "facts"))

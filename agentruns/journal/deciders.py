@@ -54,7 +54,10 @@ def owner_by_rows(run: Run) -> str | None:
 
 
 def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
-    """Set folded columns on a model instance; a user id of another user model is set as it is."""
+    """Set folded columns on a model instance, each converted to the type of its field.
+
+    A value that cannot be converted is set unchanged, such as a user id of another user model.
+    """
     for name, value in columns.items():
         setattr(row, name, value)
         with suppress(ValidationError):  # an id of another user model, which no user has here

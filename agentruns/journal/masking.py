@@ -407,7 +407,11 @@ def sensitive_parts(content: Any, payload: Mapping[str, Any], names: Collection[
 
 
 def members(content: Any, names: Collection[str]) -> Any:
-    """Select the members of a result whose names are in `names`, at any depth; the whole result for "*"."""
+    """Collect the values of a result's members whose names are in `names`, at any depth.
+
+    A dict becomes the list of its values. A value that is not selected becomes None. With "*", returns the
+    result itself.
+    """
     if "*" in names:
         return content
     if isinstance(content, dict):

@@ -264,7 +264,11 @@ def check_name(stored: Stored, session_id: UUID | None) -> None:
 
 
 def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
-    """Verify a stored file before `restore`, or its `parts` if it is not stored; raises PayloadError."""
+    """Verify the content of a file that is to be restored; raises PayloadError.
+
+    Checks the file in the storage if it exists there, else the hash of `parts`. Skips a `stored` that has
+    its data with it.
+    """
     if stored.data is not None:
         return
     if not is_configured():

@@ -76,7 +76,7 @@ class AnthropicModel(SDKModel):
 
     @property
     def identity(self) -> str:
-        """The model's name; the definition does not depend on the client."""
+        """The model's name. Leaves out the client, so that an agent's definition does not depend on it."""
         return self.name
 
     def usage_in(self, raw: Any) -> dict[str, Any]:

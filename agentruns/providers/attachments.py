@@ -69,7 +69,10 @@ def encoded_size(size: int) -> int:
 
 
 def is_taken(meta: Meta, limits: Limits = DEFAULT) -> bool:
-    """Check whether a provider accepts the file, by its type and its own size."""
+    """Check whether a provider accepts the file by its type and, for an image, by its encoded size.
+
+    Does not check the size of all files in a request.
+    """
     is_small = meta["type"] != "image" or encoded_size(meta["size"]) <= limits.image
     return meta["media_type"] in limits.types and is_small
 

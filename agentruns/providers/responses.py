@@ -140,7 +140,7 @@ class Collected:
         return {**self.raw, "output": [*found.values()] or self.raw.get("output")}
 
     def _owner(self, event: Block, found: dict[int, Block]) -> Any:
-        """Find the place of the item that owns the arguments in an event; None if that is not certain."""
+        """Find the index in `found` of the item that an event's arguments are for; None if not certain."""
         place, item_id = event.get("output_index"), event.get("item_id")
         same = [at for at, item in found.items() if item_id and item.get("id") == item_id]
         if len(same) == 1:

@@ -210,7 +210,10 @@ def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Select the unexpired pending approvals that a user may decide, also if the user has approved them."""
+    """Select the unexpired pending approvals that a user may decide.
+
+    Does not leave out approvals that the user has approved already.
+    """
     if not is_somebody(user) or user.pk is None:
         return pending.none()
     in_time = Q(expires_at__isnull=True) | Q(expires_at__gt=clock.now(settings.DATABASE))

@@ -142,7 +142,10 @@ def _stands(text: str, start: int, end: int) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, and every number in the ways it may be written."""
+    """Yield every text in a JSON value except names in dicts, and every number.
+
+    A number is yielded as Python writes it, with commas from 1,000 on, and without ".0" if it is whole.
+    """
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -174,7 +174,7 @@ class Surroundings:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, list[Flag]]:
-        """Build the warnings about cards whose call also ran in another session, by `same_call`."""
+        """Map the `same_call` of a card to the warnings that this call also ran in another session."""
         text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
         flags: dict[str, list[Flag]] = defaultdict(list)
         same = _same_calls(self.approvals, self.cards).filter(status="consumed")

@@ -233,7 +233,11 @@ def cancel(situation: Situation) -> Action:
 
 
 def action(situation: Situation, button: str, effect: list[str], *reasons: str | bool) -> Action:
-    """Describe a button: its effect, and why it is disabled: the first of `reasons`, or no permission."""
+    """Describe a button: its effect, and why it is disabled if it is.
+
+    The reason is the first text in `reasons` that is not empty; bools are skipped. Without one, it is the
+    missing permission, if the user lacks it.
+    """
     why_not = next((each for each in reasons if isinstance(each, str) and each), "")
     forbidden = not why_not and button not in situation.may
     return Action(effect, missing(button) if forbidden else why_not, forbidden)

@@ -180,7 +180,11 @@ def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
 
 
 def drift(run: Run, definition: dict[str, Any]) -> Drift:
-    """Compare a run's definition with the agent that is registered for it in this process."""
+    """Compare a run's definition with the agent that adopting would take in this process.
+
+    That is the agent of the run's version. It is the newest version if the run's own is not registered, or
+    is registered with the run's definition.
+    """
     own: Agent | None = None
     newest: Agent | None = None
     with suppress(UnknownAgentError):

@@ -30,8 +30,9 @@ ORPHAN_VERDICTS = ("occurred", "not_occurred", "unknown")
 def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Cancel a run: at once if no worker drives it, else before the worker's next tool starts.
 
-    A second request after AGENTRUNS_LEASE_SECONDS ends the run at once: the worker's call becomes unknown,
-    and its later result is only evidence. Raises RunStateError if the run has ended, PermissionDeniedError.
+    A request made at least AGENTRUNS_LEASE_SECONDS after the first ends the run at once. The outcome of the
+    worker's call is then recorded as unknown. A result that arrives later is kept as evidence only.
+    Raises PermissionDeniedError, and RunStateError if the run has ended.
     """
     run = find_run(run_id)
     permissions.require(actor, "cancel", run)

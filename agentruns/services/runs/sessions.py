@@ -39,7 +39,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def of_user(cls, user: Any) -> Owner:
-        """Build the owner for a user, as `of`; raises TypeError for the program, which owns no session."""
+        """Build the owner for a user as `of` does; raises TypeError if `user` stands for the program."""
         if events.is_program(user):
             raise TypeError("A user object is needed here, not the program.")
         return cls.of(user)

@@ -119,9 +119,10 @@ def fork_run(
     behalf: Behalf = NOTHING,
     **options: Any,
 ) -> tuple[Run, bool]:
-    """Make a user's fork or find it; return the run and whether it is new. Raises as `forks.fork_run`.
+    """Make a user's fork or find the existing one; return the run and whether it is new.
 
-    The fork has the origin's scope, and its context if the policy grants it, unless `behalf` has others.
+    Takes scope and context from `behalf`. Without a scope there, takes the origin's. Without a context there,
+    takes the origin's if the policy grants it to the user. Raises as `forks.fork_run`.
     """
     origin = restore(find_run(run_id))
     chosen = startable(user, agent_again(origin) if agent is None else agent)
@@ -218,7 +219,11 @@ def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
 
 
 def _conversation(bearer: SessionBearer, session: str | None, agent: str | None) -> tuple[Session, Run]:
-    """Find a visitor's session and its last run."""
+    """Find a visitor's session and its last run; `session` and `agent`, if given, must be theirs.
+
+    Raises SessionAccessDeniedError for another session, and PermissionDeniedError for another agent or if
+    the session has no run.
+    """
     own = Session.objects.using(settings.DATABASE).filter(pk=bearer.session_id).first()
     if own is None:
         raise SessionAccessDeniedError(_("The session of this token is gone."))

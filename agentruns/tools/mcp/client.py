@@ -90,7 +90,10 @@ def secrets_of(target: Target, headers: Mapping[str, str]) -> Secrets:
 
 @contextlib.contextmanager
 def without_secrets(target: Target, headers: Mapping[str, str]) -> Iterator[None]:
-    """Remove the server's secrets from errors in the block, because a server or library may quote them."""
+    """Remove the server's secrets from each McpError, ToolRefused and ToolDurabilityError in the block.
+
+    A server or a library may quote them. The text is cut to LONGEST_ERROR; other exceptions pass unchanged.
+    """
     try:
         yield
     except (McpError, ToolRefused, ToolDurabilityError) as error:
