@@ -137,7 +137,10 @@ def spoken(value: Any) -> str:
 
 
 def short_id(value: object) -> str:
-    """Cut an id to its beginning, the time of a UUID version 7. The search finds the id by its beginning."""
+    """Cut an id to its first 13 characters, by which the search finds it.
+
+    In a UUID version 7 these are the time.
+    """
     return str(value)[:13]
 
 

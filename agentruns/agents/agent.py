@@ -161,7 +161,7 @@ class Agent:
         return f"<Agent {self.name} version {self.version}>"
 
     def definition(self) -> dict[str, Any]:
-        """Build the definition, as JSON: everything that a run of this agent depends on; for reading only."""
+        """Return the definition, as JSON: all that a run of this agent depends on. Do not change it."""
         return self._definition
 
     @cached_property

@@ -271,7 +271,7 @@ def find_session(user: Any, key: str, scope: str | None = None) -> Session:
 
 
 def row_for(user: Any, row: Row) -> Row:
-    """Copy a row for a visitor without instructions and context; other users get the row unchanged."""
+    """For a visitor, copy a row and leave out its instructions and context; others get the row itself."""
     if not isinstance(user, SessionBearer):
         return row
     hidden = {"instructions", "stored"} if "instructions" in row.payload else set()

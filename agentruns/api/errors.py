@@ -101,7 +101,11 @@ class Problem(HttpError):
 
     @classmethod
     def of(cls, error: Exception, **extras: Any) -> Problem:
-        """Build the problem of an exception of agentruns; its FACTS and `extras` become members."""
+        """Build the problem of an exception of agentruns.
+
+        The attributes that FACTS names become members unless they are empty, and so do `extras`. An
+        ApprovalStateError that InvalidArguments caused becomes the problem of InvalidArguments.
+        """
         cause = error.__cause__ if isinstance(error, core.ApprovalStateError) else None
         of = cause if isinstance(cause, InvalidArguments) else error  # edited arguments that do not fit: 422
         name = next(PROBLEMS[kind][1] for kind in type(of).__mro__ if kind in PROBLEMS)

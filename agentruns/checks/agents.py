@@ -29,7 +29,7 @@ PLAIN_BACKENDS = {
 
 @check()
 def check_agents() -> Iterator[CheckMessage]:
-    """Check model objects for an identity, Anthropic names for "claude", and cost budgets for a price."""
+    """Check that model objects have an identity, Anthropic models a Claude name, and cost budgets a price."""
     for agent, model in [(each, model) for each in registered() for model in each.models]:
         if not isinstance(model, str):
             if not getattr(model, "identity", None):

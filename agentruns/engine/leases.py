@@ -217,7 +217,10 @@ def last_request(alias: str) -> datetime:
 
 
 def request_at_start(alias: str) -> datetime:
-    """Find the last request to drain at this process's first query; the process obeys only later requests."""
+    """Find the time of the last request to drain, as this process read it at its first query.
+
+    Later calls return the same time, because the process obeys only later requests.
+    """
     name = alias.removesuffix(OWN)
     return _at_start[name] if name in _at_start else _at_start.setdefault(name, last_request(alias))
 

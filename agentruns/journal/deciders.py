@@ -28,9 +28,10 @@ GIVING = (events.RUN_STARTED, events.RUN_ADOPTED, events.USER)  # rows that name
 
 
 def restore(run: Run, state: RunState | None = None) -> Run:
-    """Set a run's requesters, owner, agent and context from its rows: an altered column gives no rights.
+    """Set a run's version, definition, requesters, owner, agent and context from its journal rows.
 
-    Reads the rows unless `state` is given; raises JournalUnreadableError if they are damaged or missing.
+    So nobody gains rights by altering a column. Reads the rows unless `state` is given. Raises
+    JournalUnreadableError if they are damaged or missing. Leaves a run that was pruned just now unchanged.
     """
     with reading_journal(run.session_id):
         if state is None:

@@ -96,11 +96,11 @@ def may_be_large(text: str) -> bool:
 
 
 def put(name: str, content: Any) -> dict[str, Any]:
-    """Store a large content in a new file whose name begins with `name`; return `content` and `stored`.
+    """Store a large content in a new file whose name begins with `name`; return its preview and the file.
 
-    Returns an empty dict, and the content stays in its row, in these cases: the content is not over
-    AGENTRUNS_PAYLOAD_INLINE_MAX; there is no such storage; the storage fails, does not answer in time or
-    stored something else. So a known result is never lost.
+    The preview is the member `content`, the file is `stored`. Returns an empty dict if the content stays in
+    its row: it is not over AGENTRUNS_PAYLOAD_INLINE_MAX, no storage for payloads is configured, or the
+    storage fails, does not answer in time or stored something else. So a known result is never lost.
     """
     form, data = _encoded(content)
     file = _put(name, form, data) if len(data) > settings.PAYLOAD_INLINE_MAX else None

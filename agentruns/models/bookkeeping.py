@@ -25,7 +25,7 @@ class ControlQuerySet(models.QuerySet["Control"]):
             self.update_or_create(name=name, defaults={"seen_at": Now()})
 
     def note(self, server: Any) -> None:
-        """Note the timeline and the replication of the server (a `journal.timeline.Server`)."""
+        """Store the timeline and replication of a `journal.timeline.Server` in the row named SERVER."""
         noted = {"reason": server.timeline, "actor": server.replication, "seen_at": Now()}
         self.update_or_create(name=self.model.SERVER, defaults=noted)
 

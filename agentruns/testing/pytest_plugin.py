@@ -73,7 +73,10 @@ def database_clock() -> Iterator[DatabaseClock]:
 
 
 def _function(name: str, text: str, *, of: str = "") -> Callable[[], Callable[..., Any]]:
-    """Build a fixture `name` for the function `of` of `agentruns.testing`; `of` defaults to `name`."""
+    """Build the fixture `name`, which returns a function of `agentruns.testing`.
+
+    The function's name is `of`, or `name` if `of` is "". `text` is the fixture's docstring.
+    """
 
     def function() -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(import_module("agentruns.testing"), of or name)

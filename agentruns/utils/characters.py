@@ -72,7 +72,10 @@ def pieces(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def escaped(text: str) -> str:
-    r"""Replace hidden characters in a text by escapes such as `\u202e`; repeated ones with their count."""
+    r"""Replace the hidden characters of a text by escapes such as `\u202e`.
+
+    If MANY or more equal ones follow each other, writes the escape once, with their count.
+    """
     if text.isascii() and text.isprintable():
         return text
     found: list[str] = []

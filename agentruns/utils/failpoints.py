@@ -34,7 +34,7 @@ def arm(spec: str, strike: Callable[[], object] = die) -> None:
 
 
 def reached(point: str) -> None:
-    """Mark a boundary; call `strike` if the boundary is armed and this is its nth time."""
+    """Count down if `point` is armed, and call `_strike` when the count reaches 0."""
     global _armed
     if _armed is None or _armed[0] != point:
         return

@@ -43,7 +43,7 @@ class RunList(base.LeanChangeList):
         return filters.with_texts(super().get_queryset(request, *args, **kwargs))
 
     def get_results(self, request: HttpRequest) -> None:
-        """Fetch the rows of the page, and the texts of their second lines."""
+        """Fetch the runs of the page, mask them, and add what each row shows of waits, reviews and links."""
         super().get_results(request)
         masking, listing = journal.masking, cast("RunAdmin", self.model_admin)
         masks = masking.masks_of(self.result_list, size=masking.MOST_READ)
@@ -213,5 +213,5 @@ class RunAdmin(base.ReadOnlyAdmin):
         return super().render(request, obj, **context)
 
     def log_change(self, request: HttpRequest, obj: Run, message: Any) -> Any:
-        """Mask an action, and log it in the admin's history for everybody who may see the run."""
+        """Mask the message and log it in the admin's history: everybody who may see the run can read it."""
         return super().log_change(request, obj, base.mask_for(obj).json(message))

@@ -244,7 +244,10 @@ def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
 
 
 def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | None]]:
-    """List warnings about approved calls that also ran in other sessions, each with the other run's id."""
+    """List warnings about approved calls that also ran in other sessions, each with the other run's id.
+
+    `keys` are ids of approvals; approvals that the user may not see are left out. Lists at most WARNINGS.
+    """
     done = visible_approvals(user).filter(pk__in=keys, status=Approval.Status.CONSUMED).exclude(same_call="")
     cards = list(done.select_related("run").order_by("pk")) if keys else []
     flags_of = Surroundings(user, cards).elsewhere if cards else {}

@@ -164,7 +164,10 @@ def meters(
 
 
 def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
-    """Name the budget that ended a run, or that is closest to ending it; "" without one."""
+    """Say in a sentence which budget ended a run or, if it goes on, which is used up or closest to its limit.
+
+    Returns "" if no budget ended the run, or if none is used so far.
+    """
     if ended:
         stopped = [each.label for each in budgets if error.startswith(f"{_STOPPED}{each.name}:")]
         return _("It was stopped by this limit: %(label)s.") % {"label": stopped[0]} if stopped else ""

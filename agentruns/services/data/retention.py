@@ -162,7 +162,10 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
 
 
 def revived(alias: str) -> QuerySet[Session]:
-    """Select sessions that were pruned and exist again; the database lets their rows be deleted."""
+    """Select the sessions that exist although a tombstone says that they were pruned.
+
+    The database lets their rows be deleted.
+    """
     return Session.objects.using(alias).filter(pk__in=Tombstone.objects.using(alias).values("pk"))
 
 

@@ -76,11 +76,11 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
 
 
 def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Pause a run for staff even if a worker has its lease, because leases are stale after a restore.
+    """Pause a run for staff even if a worker has its lease: leases are stale after a restore.
 
-    After that no call counts as new: tools with `reconcile` are reconciled before a first attempt, and calls
-    of tools without a declaration need approval. Raises RunStateError if the run has ended or is held
-    already.
+    From then on every call counts as one that may have happened already. Tools with `reconcile` are
+    reconciled before a first attempt, and calls of tools without a declaration need approval. Raises
+    RunStateError if the run has ended or is held already.
     """
     run = find_run(run_id)
     permissions.require(actor, "unpause", run)

@@ -318,7 +318,10 @@ def made_before(alias: str, request: RunRequest, origin: Run, at: int) -> Run | 
 def write_end(
     batch: Batch, origin: Run, rows: list[Row], past: RunState, request: RunRequest, has_text: bool
 ) -> None:
-    """Add the results of the calls that were open at the cut, and the fork's own first rows."""
+    """Add the results of the calls that were open at the cut, and the fork's own first rows.
+
+    Raises RunStateError if nothing is left to do and `has_text` is false.
+    """
     alias, at = settings.DATABASE, rows[-1].seq
     for call, outcome, result, open_in in fates(alias, origin, past, at):
         if result is not None:

@@ -123,8 +123,9 @@ def uncleared(
 def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
     """List the calls that ended runs left in doubt, oldest first, without texts.
 
-    Searches the MOST newest of `runs` that changed in the last week. Leaves out calls that were cleared or
-    judged unknown, calls copied by a fork, calls of imported runs, which accept no verdict, and damaged rows.
+    Searches those of `runs` that ended and changed in the last week, but at most the MOST newest. Leaves out
+    damaged rows, calls that were cleared or got the verdict "unknown", and calls that a fork copied.
+    Leaves out imported runs as well, because they accept no verdict.
     """
     ended = runs.filter(status__in=Run.ENDED, updated_at__gte=clock.now(alias) - LATELY)
     newest = ended.filter(session__imported_at=None).order_by("-updated_at", "-pk").values("pk")[:MOST]
