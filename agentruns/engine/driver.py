@@ -230,15 +230,7 @@ class Driver:
                     raise
                 if tries and not joined:
                     time.sleep(min(0.02 * 2 ** min(tries, 7), 2.0))
-        self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
-        if batch.failed_drive:
-            self.attempts += 1
-        elif batch.progressed:
-            self.attempts = 0
-        if self.lease is not None:
-            self.lease.deadline = began + settings.LEASE_SECONDS  # from before the append was sent
-            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for the next step
-        self.released = batch.releases
+        self._stored(batch, began)
         if not joined:
             self._acknowledge()
         return batch
@@ -313,6 +305,18 @@ class Driver:
             seen_committed[self.lease.session_id] = last
             if len(seen_committed) > MOST_SEEN:
                 seen_committed.pop(next(iter(seen_committed)), None)
+
+    def _stored(self, batch: Batch, sent: float) -> None:
+        """Update the drive after a batch was stored; `sent` is the time from which the lease was extended."""
+        self.started |= {(row.call_id, row.attempt) for row in batch.rows if row.kind == events.TOOL_STARTED}
+        if batch.failed_drive:
+            self.attempts += 1
+        elif batch.progressed:
+            self.attempts = 0
+        if self.lease is not None:
+            self.lease.deadline = sent + settings.LEASE_SECONDS
+            self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for the next step
+        self.released = batch.releases
 
 
 def user_of(owner: Actor | None) -> Any:
