@@ -199,7 +199,10 @@ class AnthropicModel(SDKModel):
 def _body(request: ModelRequest) -> dict[str, Any]:
     """Build the JSON of a request without the model's name. The provider runs the tools in `model_params`."""
     refuse(request.params, _RESERVED)
-    body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": for_claude(request.messages)}
+    messages, thinking = for_claude(request.messages, request.params.get("thinking"))
+    body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": messages}
+    if thinking is not None:
+        body["thinking"] = thinking
     if not body.get("betas"):
         body.pop("betas", None)
     if not isinstance(body["max_tokens"], int):

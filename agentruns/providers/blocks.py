@@ -15,6 +15,8 @@ Messages = list[Block]
 
 # A part of a reply that only its provider understands: {"type": ITEM, "from": identity, "item": {...}}.
 ITEM = "provider_item"
+EXTRAS = "call_extras"  # an item with the members of a call that only its server understands
+THINKING = ("thinking", "redacted_thinking")
 TEXT_EXTRAS = ("phase", "annotations")  # of a text from OpenAI, which takes them back
 FOREIGN = (
     "The conversation holds a block that this model cannot be sent: {kind}. Continue with the model that "
@@ -32,10 +34,10 @@ def foreign(block: Block) -> ProviderError:
     return ProviderError(FOREIGN.format(kind=kind), disposition="pause", type="foreign_block")
 
 
-def is_reasoning(block: Block) -> bool:
-    """Check whether a block is reasoning, which is left out for another model."""
-    is_item = block["type"] == ITEM and block["item"].get("type") == "reasoning"
-    return is_item or block["type"] in ("thinking", "redacted_thinking")
+def is_private(block: Block) -> bool:
+    """Check whether a block is reasoning or a call's extras, which are left out for another model."""
+    is_item = block["type"] == ITEM and block["item"].get("type") in ("reasoning", EXTRAS)
+    return is_item or block["type"] in THINKING
 
 
 def blocks_of(message: Block) -> list[Block]:
@@ -44,16 +46,35 @@ def blocks_of(message: Block) -> list[Block]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def for_claude(messages: Messages) -> Messages:
-    """Remove other providers' reasoning and extras from a conversation; ProviderError for other items."""
+def open_turn(messages: Messages) -> int:
+    """Find the first message of the open turn, which follows the user's last message without results."""
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place]["role"] == "user" and not results_of(messages[place])[0]:
+            return place + 1
+    return 0
+
+
+def for_claude(messages: Messages, thinking: Any = None) -> tuple[Messages, Any]:
+    """Convert a conversation for Claude; also find the `thinking` parameter that fits its open turn.
+
+    Left out are other providers' reasoning and extras, a server tool's call without its result, and thinking
+    at the end of a reply, all of which Claude refuses. In a turn with replies without thinking, such as a
+    fallback's, thinking is off. Raises ProviderError for other items of another provider.
+    """
     converted: Messages = []
-    for message in messages:
+    results = {block.get("tool_use_id") for message in messages for block in blocks_of(message)}
+    for place, message in enumerate(messages):
         content = message["content"]
         if message["role"] == "assistant" and not isinstance(content, str):
             items = [block for block in content if block["type"] == ITEM]
-            if others := [block for block in items if not is_reasoning(block)]:
+            if others := [block for block in items if not is_private(block)]:
                 raise foreign(others[0])
             kept = [block for block in content if block["type"] != ITEM]
+            following = [each["role"] for each in messages[place + 1 : place + 2]]
+            if following:  # not a paused turn, which goes on as it is
+                kept = [b for b in kept if b["type"] != "server_tool_use" or b.get("id") in results]
+            while following == ["user"] and kept and kept[-1]["type"] in THINKING:
+                kept.pop()
             content = [
                 {
                     key: each
@@ -63,7 +84,21 @@ def for_claude(messages: Messages) -> Messages:
                 for block in kept
             ]
         converted += [{**message, "content": content}] if content else []
-    return converted
+    start = open_turn(converted)
+    roles = ["user", *(message["role"] for message in converted[start:])]
+    firsts = {
+        blocks_of(message)[0]["type"]
+        for before, message in zip(roles, converted[start:], strict=False)
+        if message["role"] == "assistant" and before == "user"
+    }
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    if kind == "disabled" or (kind == "enabled" and not firsts <= {*THINKING}):
+        thinking = {"type": "disabled"}
+        for place, message in enumerate(converted[start:], start):
+            kept = [block for block in blocks_of(message) if block["type"] not in THINKING]
+            converted[place] = {**message, "content": kept}
+        converted = [message for message in converted if message["content"]]
+    return converted, thinking
 
 
 def results_of(message: Block) -> tuple[list[Block], list[Block]]:

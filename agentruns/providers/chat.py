@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from agentruns.providers import blocks
 from agentruns.providers.base import ModelReply, ModelRequest
-from agentruns.providers.blocks import ITEM, Block
+from agentruns.providers.blocks import EXTRAS, ITEM, Block
 from agentruns.providers.failures import answered
 
 _STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "function_call": "tool_use", "length": "max_tokens"}
@@ -18,6 +18,7 @@ _GROWING = frozenset({
     "content", "refusal", "reasoning", "reasoning_content", "text", "summary", "data",
 })  # fmt: skip
 _REASONING = ("reasoning_details", "reasoning", "reasoning_content")
+_CALL = ("id", "index", "type", "function")
 
 
 class Quirks(NamedTuple):
@@ -26,10 +27,11 @@ class Quirks(NamedTuple):
     base_url: str | None = None
     key: str = "OPENAI_API_KEY"  # the environment variable with the key
     max_tokens: str = "max_tokens"
-    takes_back: str = ""  # the member of a message with reasoning that the next request repeats
+    # The member of a message with reasoning that the next request repeats; "": any; None: no member.
+    takes_back: str | None = ""
 
 
-OPENAI = Quirks(max_tokens="max_completion_tokens")
+OPENAI = Quirks(max_tokens="max_completion_tokens", takes_back=None)
 QUIRKS = {
     "openai": OPENAI,
     "azure": OPENAI._replace(key="AZURE_OPENAI_API_KEY"),
@@ -50,11 +52,16 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
     if (form := blocks.answer_form(request)) is not None:
         found["response_format"] = {"type": "json_schema", "json_schema": form}
     found["messages"] = [{"role": "system", "content": request.system}] if request.system else []
-    for message in request.messages:
+    turn = blocks.open_turn(request.messages)
+    for place, message in enumerate(request.messages):
         if message["role"] != "assistant":
-            found["messages"] += _asked(message, identity)
+            asked, last = _asked(message, identity), found["messages"][-1:]
+            if [each["role"] for each in (*last, *asked[:1])] == ["user", "user"]:  # templates want turns
+                asked[0] = {"role": "user", "content": _joined(last[0]["content"], asked[0]["content"])}
+                found["messages"].pop()
+            found["messages"] += asked
             continue
-        texts, calls = [], []
+        texts, calls, extras = [], [], dict[str, Block]()
         reply: Block = {"role": "assistant", "content": None}
         for block in blocks.blocks_of(message):
             if block["type"] == "text":
@@ -62,10 +69,16 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
             elif block["type"] == "tool_use":
                 function = {"name": block["name"], "arguments": json.dumps(block["input"])}
                 calls.append({"id": block["id"], "type": "function", "function": function})
-            elif not blocks.is_reasoning(block):
+            elif block["type"] == ITEM and block["item"].get("type") == EXTRAS:
+                if block["from"].partition(":")[0] == identity.partition(":")[0]:
+                    extras[block["item"]["id"]] = block["item"]["extras"]
+            elif not blocks.is_private(block):
                 raise blocks.foreign(block)
-            elif block.get("from") == identity and quirks.takes_back in block["item"]:
-                reply[quirks.takes_back] = block["item"][quirks.takes_back]
+            elif block.get("from") == identity:
+                # A server without a name of its own wants back what it sent, but only in the open turn.
+                own = _REASONING if quirks.takes_back == "" and place >= turn else (quirks.takes_back,)
+                reply |= {name: block["item"][name] for name in own if name in block["item"]}
+        calls = [{**call, **extras.get(call["id"], {})} for call in calls]
         reply |= {"content": "\n\n".join(texts)} if texts else {}
         reply |= {"tool_calls": calls} if calls else {}
         found["messages"] += [reply] if texts or calls else []
@@ -89,6 +102,17 @@ def _asked(message: Block, identity: str) -> list[Block]:
     is_text = all(part["type"] == "text" for part in said)  # every server accepts a plain text
     whole: Any = "\n\n".join(part["text"] for part in said) if is_text else said
     return [*answers, {"role": "user", "content": whole}] if said else answers
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Join the contents of two messages: two texts to a text, else to a list of parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [
+        part
+        for content in (first, second)
+        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+    ]
 
 
 def _part(block: Block, identity: str) -> Block:
@@ -243,7 +267,12 @@ def reply(raw: dict[str, Any], identity: str) -> ModelReply:
         content.append({"type": ITEM, "from": identity, "item": {"type": "reasoning", **thoughts}})
     texts = [message.get("content"), message.get("refusal")]
     content += [{"type": "text", "text": text} for text in texts if text]
-    for call in message.get("tool_calls") or []:
+    calls = message.get("tool_calls") or []
+    for call in calls:
+        if extras := {name: each for name, each in call.items() if name not in _CALL and each is not None}:
+            item = {"type": EXTRAS, "id": call.get("id"), "extras": extras}
+            content.append({"type": ITEM, "from": identity, "item": item})
+    for call in calls:
         function = call.get("function") or {}
         content.append(blocks.call_block(call.get("id"), function.get("name"), function.get("arguments")))
     stop = "refusal" if message.get("refusal") else _STOPS.get(stop, stop)

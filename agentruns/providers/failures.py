@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
+from agentruns.providers import schemas
 from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError
 from agentruns.signals import text_streamed
 from agentruns.utils.forks import keep, without_connections
@@ -68,8 +69,9 @@ class SDKModel:
         """Request the model's reply; raises a classified ProviderError for any failure."""
         answer, secrets = Answer(), list[str]()
         try:
-            reply: ModelReply = self.ask(request, answer)
-            return reply
+            sent, names = schemas.acceptable(request)
+            reply: ModelReply = self.ask(sent, answer)
+            return schemas.restored(reply, names)
         except Exception as error:
             client = self._client or self._given
             keys = [getattr(client, name, None) for name in _CREDENTIALS]
@@ -153,6 +155,8 @@ def answered(
     said: Any, secrets: Sequence[str] = (), who: str = "The provider", **known: Any
 ) -> ProviderError:
     """Build a ProviderError from an error's JSON; `known` has further fields, such as `status`."""
+    if isinstance(said, list) and said:  # from Gemini's server
+        said = said[0].get("error", said[0]) if isinstance(said[0], dict) else said[0]
     said = said if isinstance(said, dict) else {"message": said}
     status, name = known.get("status"), known.pop("name", "")
     word, kind, details = (said.get(each) or "" for each in ("code", "type", "details"))
@@ -183,7 +187,7 @@ def classify(
         return ProviderError(text, disposition="pause", type="not_installed")
     sdk, name = import_module(package), type(error).__name__
     body = getattr(error, "body", None)
-    body = body.get("error", body) if isinstance(body, dict) else None
+    body = body.get("error", body) if isinstance(body, dict) else body if isinstance(body, list) else None
     if isinstance(error, sdk.APIStatusError):
         who = {"anthropic": "Anthropic"}.get(package, "The provider")
         about = {"request_id": error.request_id or "", "retry_after": retry_after(error.response.headers)}

@@ -33,7 +33,10 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[s
     found["input"] = []
     for message in request.messages:
         if message["role"] == "assistant":
-            found["input"] += [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
+            said = [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
+            while said and said[-1].get("type") == "reasoning":  # refused without what it led to
+                said.pop()
+            found["input"] += said
             continue
         results, rest = blocks.results_of(message)
         for result in results:
@@ -62,7 +65,7 @@ def _said(block: Block, identity: str) -> list[Block]:
     if block["type"] == "tool_use":
         call = {"call_id": block["id"], "name": block["name"]}
         return [{"type": "function_call", **call, "arguments": json.dumps(block["input"])}]
-    if blocks.is_reasoning(block):
+    if blocks.is_private(block):
         own = block.get("from") == identity and "encrypted_content" in block["item"]
         return [block["item"]] if own else []
     if block["type"] == ITEM and block["from"].partition(":")[0] == identity.partition(":")[0]:

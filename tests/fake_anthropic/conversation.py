@@ -108,7 +108,13 @@ def check_conversation(body: dict[str, Any], replies: Replies) -> None:
             turns[-1][1].extend(blocks)
         else:
             turns.append((role, blocks))
+    for role, blocks in turns:
+        if role == "assistant" and blocks[-1][1]["type"] in THINKING:
+            raise Refused(f"{blocks[-1][0]}: The final block in an assistant message cannot be `thinking`.")
     kind = (body.get("thinking") or {}).get("type")
+    thoughts = [where for _, turn in _tool_loop(turns) for where, block in turn if block["type"] in THINKING]
+    if kind == "disabled" and thoughts:
+        raise Refused(f"{thoughts[0]}: the turn may not contain `thinking` when thinking is disabled.")
     if kind != "disabled":  # some models think unless told not to
         _thinking(turns, replies, enabled=kind == "enabled")
     if turns[-1][0] != "user":

@@ -74,7 +74,7 @@ def _require_answers(waiting: list[str]) -> None:
 
 
 def _assistant(message: Message, where: str, model: str) -> list[str]:
-    own = () if _OPENAIS.match(model) else ("reasoning", "reasoning_details")
+    own = () if _OPENAIS.match(model) else ("reasoning", "reasoning_content", "reasoning_details")
     rules.known(message, where, ("role", "content", "refusal", "tool_calls", *own))
     if message.get("content") is not None:
         _content(message["content"], where, ("text",), False)
@@ -83,7 +83,8 @@ def _assistant(message: Message, where: str, model: str) -> list[str]:
     ids: list[str] = []
     at = f"{where}.tool_calls"
     for call in rules.filled(message["tool_calls"], at) if "tool_calls" in message else ():
-        rules.known(call, at, (), ("id", "type", "function"))
+        more = () if _OPENAIS.match(model) else ("extra_content",)
+        rules.known(call, at, more, ("id", "type", "function"))
         rules.known(call["function"], at, (), ("name", "arguments"))
         rules.named(call["function"]["name"], f"{at}.name")
         json.loads(rules.of(str, call["function"]["arguments"], f"{at}.arguments"))
@@ -127,7 +128,8 @@ def answer(
             given = block["input"]
             arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
             function = {"name": block["name"], "arguments": arguments}
-            calls.append({"id": block["id"], "type": "function", "function": function})
+            more = {name: block[name] for name in ("extra_content",) if name in block}
+            calls.append({"id": block["id"], "type": "function", "function": function, **more})
         elif block["type"] == "text":
             message["content"] = (message["content"] or "") + block["text"]
         elif block["type"] == "refusal":

@@ -65,6 +65,10 @@ def function(tool: dict[str, Any], where: str, *, is_strict: bool) -> None:
     schema = of(dict, tool.get("parameters"), f"{where}.parameters")
     text = f"Invalid schema for function '{tool['name']}': schema must be of type 'object'."
     require(schema.get("type") == "object", text, "invalid_function_parameters")
+    text = f"Invalid schema for function '{tool['name']}': object schema missing properties."
+    require("properties" in schema, text, "invalid_function_parameters")
+    text = f"Invalid schema for function '{tool['name']}': no oneOf, anyOf or allOf at the top level."
+    require(not schema.keys() & {"oneOf", "anyOf", "allOf"}, text, "invalid_function_parameters")
     if is_strict:
         strict(schema, f"function '{tool['name']}'")
 

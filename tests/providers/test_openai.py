@@ -157,14 +157,20 @@ def test_items_that_only_openai_understands_go_back_to_it() -> None:
 )
 def test_reasoning_of_other_servers(streaming: bool, provider: str, member: str, value: Any) -> None:
     thought = {"type": "reasoning", member: value}
-    turns = [{"content": [thought, {"type": "tool_use", "id": "c1", **CALL}]}, {"text": "So."}]
+    turns = [
+        {"content": [thought, {"type": "tool_use", "id": "c1", **CALL}]},
+        {"text": "So."},
+        {"text": "Yes?"},
+    ]
     with FakeOpenAI(turns) as fake:
         model = gpt(fake, "qwen3", api=None, provider=provider, streaming=streaming)
         reply = call_model(model, request(tools=[FIND]))
         assert reply.content[0]["item"] == thought
         call_model(model, request(tools=[FIND], messages=went_on([HELLO], reply)))
-        again = bodies(fake)[1]["messages"][2].get(member)
-        assert again == (None if provider == "elsewhere" else value)
+        assert bodies(fake)[1]["messages"][2][member] == value
+        # A server without a name of its own has it back until the user speaks again.
+        call_model(model, request(tools=[FIND], messages=[*went_on([HELLO], reply), HELLO]))
+        assert (member in bodies(fake)[2]["messages"][2]) == (provider != "elsewhere")
 
 
 # Replies
