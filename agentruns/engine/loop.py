@@ -31,6 +31,7 @@ from agentruns.journal.store import DatabaseStore, Store
 from agentruns.models import Run, Session
 from agentruns.models.statuses import RunStatus
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, usage_of
+from agentruns.providers.blocks import open_turn
 from agentruns.providers.names import model_identity, provider_of, resolve
 from agentruns.tools.card import one_line
 from agentruns.utils.db import cannot_pass, close_stale, in_transaction, reading, uptime
@@ -353,6 +354,15 @@ def _facts(driver: Driver, model: Model | str) -> dict[str, Any]:
     }
 
 
+def _last_text(batch: Batch) -> str:
+    """Find the last text that the model wrote since the user last spoke; "" if it wrote none."""
+    messages = batch.state.conversation.settled_messages()
+    for message in reversed(messages[open_turn(messages) :]):
+        if message["role"] == "assistant" and (text := text_of(message["content"]).strip()):
+            return text
+    return ""
+
+
 def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
     """Complete or fail a run after a reply that leaves no call to run, unless the model must reply again."""
     stop = reply.stop_reason
@@ -363,6 +373,8 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
         return
     elif stop in FINAL:
         payload: events.RunCompleted = {"output": text_of(reply.content)}
+        if not payload["output"].strip() and (said := _last_text(batch)):
+            payload = {"output": said, "earlier": True}
         output_type = driver.agent.output_type
         problem = output.problem_with(output_type, payload["output"]) if output_type else ""
         if problem and batch.state.run.corrections:

@@ -15,6 +15,9 @@ from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
 MISFIT = "The tool ran. Its result is not of the declared form ({misfit}):\n"
+REFUSED = ("refusal", "content_filter")
+UNANSWERED = "[Left out: the provider refused to answer this.]"
+UNREAD_RESULT = "[This call has ended. Its result is left out: the provider refused to read it.]"
 KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory between requests
 
 Block = dict[str, Any]
@@ -143,10 +146,31 @@ class Conversation:
         # Text comes before the first `tool_use`: the provider refuses text after one.
         first = next((n for n, block in enumerate(said) if block.get("type") == "tool_use"), len(said))
         content = said[:first] + sorted(said[first:], key=lambda block: block.get("type") != "text")
+        if payload.get("stop_reason") in REFUSED:  # it would refuse each later request, too
+            self._leave_out_turn()
+            content = [block for block in content if block.get("type") == "tool_use"]
         if content:  # the provider refuses an empty assistant turn
             self._messages.append({"role": "assistant", "content": canonical.legal(content)})
         self._open = {call["id"]: call["provider_id"] for call in payload["calls"]}
         self.tool_use_ids.update(self._open.values())
+
+    def _leave_out_turn(self) -> None:
+        """Replace what users and tools said in the last turn; its calls stay, so that none is repeated."""
+        place = len(self._messages)
+        while place:
+            place -= 1
+            message = self._messages[place]
+            if message["role"] == "assistant":
+                continue
+            results = [block for block in message["content"] if block["type"] == "tool_result"]
+            content = [{**block, "content": UNREAD_RESULT} for block in results]
+            if len(results) < len(message["content"]):
+                content.append({"type": "text", "text": UNANSWERED})
+            self._messages[place] = {**message, "content": content}
+            if not results:
+                break
+        self._previews = {at: whole for at, whole in self._previews.items() if at[0] < place}
+        del self._digests[place + 1 :]
 
     def _tool_result(self, row: Row, payload: events.ToolResult) -> None:
         provider_id = self._open.get(row.call_id)

@@ -437,6 +437,7 @@ class RunCompleted(Payload):
 
     output: str
     truncated: NotRequired[Fact[bool]]  # the reply reached the limit of tokens
+    earlier: NotRequired[Fact[bool]]  # the last reply had no text: this is the text of the one before
 
 
 RUN_COMPLETED = Kind("run_completed", RunCompleted, ends="completed")

@@ -301,8 +301,11 @@ def describe(card: RowCard, row: Row) -> None:
         card.add_fact(_("What becomes of it"), ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
     elif row.kind == events.ORPHAN_RESOLVED:
         card.title = _("Verdict: %(verdict)s") % {"verdict": verdict_words(payload["verdict"])}
-    elif row.kind == events.RUN_COMPLETED and payload.get("truncated"):
-        card.add_fact(_("Cut off"), _("the reply reached the limit of tokens"))
+    elif row.kind == events.RUN_COMPLETED:
+        if payload.get("truncated"):
+            card.add_fact(_("Cut off"), _("the reply reached the limit of tokens"))
+        if payload.get("earlier"):
+            card.add_fact(_("Last reply"), _("it was empty: this is the text of the reply before it"))
     elif row.kind in (events.MODEL_FAILED, events.RUN_FAILED):
         card.add_text(payload["error"]["type"], payload["error"]["text"])
     for name in form.facts:
