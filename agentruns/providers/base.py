@@ -117,15 +117,14 @@ def check_reply(reply: Any) -> ModelReply:
             request_id=reply.request_id,
             usage=reply.usage,
         )
-    has_calls = isinstance(reply.content, list) and any(
-        isinstance(block, dict) and block.get("type") == "tool_use" for block in reply.content
-    )
-    if has_calls and reply.stop_reason in ("end_turn", "stop_sequence"):  # as some gateways say
-        reply = replace(reply, stop_reason="tool_use")
     if why := _why_unusable(reply):
         text, usage = UNUSABLE.format(why=why), reply.usage or None
         raise ProviderError(text, type="invalid_reply", usage=usage, request_id=reply.request_id)
-    return reply
+    has_calls = any(block["type"] == "tool_use" for block in reply.content)
+    if has_calls and reply.stop_reason == "end_turn":  # as some gateways say
+        reply = replace(reply, stop_reason="tool_use")
+    checked: ModelReply = reply
+    return checked
 
 
 def _why_unusable(reply: ModelReply) -> str:

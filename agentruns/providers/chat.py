@@ -76,7 +76,7 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
                 raise blocks.foreign(block)
             elif block.get("from") == identity:
                 # A server without a name of its own wants back what it sent, but only in the open turn.
-                own = _REASONING if quirks.takes_back == "" and place >= turn else (quirks.takes_back,)
+                own = _REASONING if quirks.takes_back == "" and place >= turn else (str(quirks.takes_back),)
                 reply |= {name: block["item"][name] for name in own if name in block["item"]}
         calls = [{**call, **extras.get(call["id"], {})} for call in calls]
         reply |= {"content": "\n\n".join(texts)} if texts else {}

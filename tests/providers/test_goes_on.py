@@ -111,9 +111,9 @@ def test_an_error_that_comes_as_a_list() -> None:
 
 
 def test_a_reply_with_calls_is_one_whatever_its_stop_reason_says() -> None:
-    for stop in ("end_turn", "stop_sequence", "tool_use"):
+    for stop in ("end_turn", "tool_use"):
         assert check_reply(ModelReply([CALL], stop)).stop_reason == "tool_use"
-    for stop in ("max_tokens", "refusal", "pause_turn"):
+    for stop in ("max_tokens", "refusal", "pause_turn", "stop_sequence"):
         assert check_reply(ModelReply([CALL], stop)).stop_reason == stop
     turn = {"content": [CALL], "stop_reason": "end_turn"}
     for model in (ScriptedModel([turn]),):
