@@ -11,25 +11,52 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from django.utils.crypto import salted_hmac
 
+from agentruns import files
 from agentruns.conf import settings
 from agentruns.exceptions import ContentError, ContentTooLargeError, ContentTypeError
 from agentruns.utils.bounds import NAME_LENGTH
 
 MOST_BLOCKS = 100  # of one input
 AS_TEXT, AS_BLOCKS = "as a text", "as blocks"  # the forms of an input
-PDF, PLAIN = "application/pdf", "text/plain"
+PDF, PLAIN = files.PDF, "text/plain"
 IMAGES = {
-    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
-    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "image/gif": re.compile(rb"GIF8[79]a"),
-    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    files.JPEG: re.compile(rb"\xff\xd8\xff"),
+    files.PNG: re.compile(rb"\x89PNG\r\n\x1a\n"),
+    files.GIF: re.compile(rb"GIF8[79]a"),
+    files.WEBP: re.compile(rb"RIFF....WEBP", re.DOTALL),
 }
+# Other names of types that browsers, phones and servers use.
+ALIASES = {
+    "image/jpg": files.JPEG,
+    "image/pjpeg": files.JPEG,
+    "image/x-png": files.PNG,
+    "application/x-pdf": PDF,
+}
+EXTENSIONS = {
+    files.JPEG: (".jpg", ".jpeg"),
+    files.PNG: (".png",),
+    files.GIF: (".gif",),
+    files.WEBP: (".webp",),
+    PDF: (".pdf",),
+    PLAIN: (".txt",),
+}
+# Marks at the beginning of a text; UTF-32 first, because its mark begins with that of UTF-16.
+MARKS = {
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+    b"\xef\xbb\xbf": "utf-8-sig",
+}
+# Names of encodings of text; Python has others, whose decoders are slow or decode no text.
+CHARSET = re.compile(r"(?:utf|iso|windows|cp|latin|us-ascii|koi8|mac|shift|euc|big5|gb)[\w.:-]*", re.ASCII)
 
 Packed = dict[str, Any]  # members of a row's payload
 
@@ -48,8 +75,9 @@ class Text:
 class File:
     """A file among the blocks, from a `path`, bytes or a Django file such as an upload.
 
-    Its type is found from its content. Raises ContentTypeError for a type that is not allowed, ContentError
-    for a file that is not what `media_type` says, ContentTooLargeError above AGENTRUNS_FILE_MAX.
+    Its type is found from its content. A text in another encoding becomes UTF-8 if a mark in it, or the
+    charset of `media_type`, names the encoding. Raises ContentTypeError for a type that is not allowed,
+    ContentError for a file that is not what `media_type` says, ContentTooLargeError above AGENTRUNS_FILE_MAX.
     """
 
     kind: ClassVar[str]
@@ -65,7 +93,7 @@ class File:
     ) -> None:
         if (path is None) == (data is None):
             raise TypeError(f"{type(self).__name__} takes either path= or data=.")
-        most = settings.FILE_MAX
+        most, charset = settings.FILE_MAX, getattr(data, "charset", None)
         if path is not None:
             with Path(path).open("rb") as file:
                 data, name = file.read(most + 1), name or os.path.basename(path)
@@ -75,23 +103,39 @@ class File:
             name = name or str(getattr(data, "name", None) or "")
             media_type = media_type or getattr(data, "content_type", None)
             data = data.read(most + 1)
+        self.facts: files.Facts = {}  # once it is examined
         self.data = bytes(data)
+        if PLAIN in self.types and len(self.data) <= most and type_of(self.data) != PDF:
+            named = re.search(r";\s*charset=[\"']?([\w.:-]+)", media_type or "", re.IGNORECASE)
+            self.data = _as_utf8(self.data, named[1] if named else charset or "")
         last = re.split(r"[/\\]", name)[-1][:NAME_LENGTH]
         self.name = "".join(each if each.isprintable() else "_" for each in last)
         label = f"The {self.kind} {self.name!r}"
         if len(self.data) > most:
             raise ContentTooLargeError(f"{label} has more than {most} bytes (AGENTRUNS_FILE_MAX).")
         self.media_type = found = type_of(self.data)
-        declared = (media_type or found).partition(";")[0].strip().lower()
+        declared = type_named(media_type or found)
         if declared not in self.types:
             raise ContentTypeError(
                 f"{label} is {declared or 'of no known type'}; it may be {', '.join(self.types)}."
+            )
+        if declared == PLAIN and not found and self.data.strip():
+            raise ContentError(
+                f"{label} is no text in UTF-8. Save it as UTF-8, or name its encoding: "
+                "text/plain; charset=windows-1252."
             )
         if declared != found:
             raise ContentError(f"{label} says it is {declared}; its content is {found or 'no such thing'}.")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.media_type} {len(self.data)} bytes>"
+
+    def examine(self) -> None:
+        """Find the dimensions, frames or pages; raises ContentError for a file that no model can read."""
+        try:
+            self.facts = files.examine(self.media_type, self.data)
+        except ValueError as error:
+            raise ContentError(f"The {self.kind} {self.name!r} {error}.") from None
 
     def scan(self) -> None:
         """Call the project's scanner; raises ContentError if it refuses the file or fails."""
@@ -126,12 +170,32 @@ Input = str | Block | Sequence[Block]
 FILES: dict[str, type[File]] = {kind.kind: kind for kind in (Image, Document)}
 
 
+def type_named(media_type: str) -> str:
+    """Convert a name of a media type to the usual one, without its parameters."""
+    name = media_type.partition(";")[0].strip().lower()
+    return ALIASES.get(name, name)
+
+
+def download_name(name: str, media_type: str) -> str:
+    """Build a name whose extension says what the file is, whatever the given name says."""
+    endings = EXTENSIONS.get(media_type, (".bin",))
+    return name if name.lower().endswith(endings) else name + endings[0]
+
+
+def _as_utf8(data: bytes, charset: str) -> bytes:
+    """Convert a text to UTF-8; if its encoding is not known, or is another one, leave the text as it is."""
+    charset = next((name for mark, name in MARKS.items() if data.startswith(mark)), charset.lower())
+    with suppress(UnicodeError, LookupError):
+        return data.decode(charset).encode() if CHARSET.fullmatch(charset) else data
+    return data
+
+
 def type_of(data: bytes) -> str:
     """Find the media type of the bytes of an image, a PDF or a text in UTF-8; "" for anything else."""
     for media_type, magic in IMAGES.items():
         if magic.match(data):
             return media_type
-    if data.startswith(b"%PDF-"):
+    if files.begin_of_pdf(data) >= 0:
         return PDF
     try:
         return PLAIN if data.decode().strip() and b"\0" not in data else ""
@@ -153,6 +217,7 @@ def checked(given: Any) -> list[Block]:
             raise ContentError(f"Block {number} is an empty text.")
         if isinstance(block, File):
             block.scan()
+            block.examine()
     return list(blocks)
 
 
@@ -163,16 +228,20 @@ def is_block(value: Any) -> bool:
 
 
 def admitted(blocks: Iterable[Block]) -> list[Block]:
-    """List the blocks of a result without empty texts; the reason replaces a refused file. Never raises."""
+    """List the blocks of a result without empty texts; never raises.
+
+    A text with the reason replaces a file that is refused, or that no model can read.
+    """
     kept: list[Block] = []
     for block in blocks:
         try:
             if isinstance(block, File):
                 block.scan()
+                block.examine()
             if not isinstance(block, Text) or block.text.strip():
                 kept.append(block)
         except ContentError as error:
-            kept.append(Text(str(error)))
+            kept.append(Text(f"{error} The file is left out of this result."))
     return kept
 
 
@@ -186,7 +255,7 @@ def packed(blocks: Iterable[Block]) -> Packed:
             continue
         digest, size = hashlib.sha256(block.data).hexdigest(), len(block.data)
         about = {"media_type": block.media_type, "name": block.name, "size": size, "sha256": digest}
-        content.append({"type": block.kind, **about})
+        content.append({"type": block.kind, **about, **block.facts})
         data = base64.b64encode(block.data).decode()
         stored[digest] = {"sha256": digest, "size": size, "form": "bytes", "data": data}
     return {"content": content, "stored": [*stored.values()]}

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import CheckMessage, Error, Info, Warning
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
-from agentruns import services
+from agentruns import files, services
 from agentruns.agents.agent import registered
 from agentruns.checks.base import check
 from agentruns.conf import settings
@@ -57,6 +57,14 @@ def check_deployment() -> Iterator[CheckMessage]:
         text = f"DATABASE_ROUTERS reads the journal's tables from {sent!r}, which may be behind {alias!r}."
         hint = "Put 'agentruns.models.router.JournalRouter' first in DATABASE_ROUTERS."
         yield Warning(text, hint=hint, id="agentruns.W013")
+
+
+@check(deploy=True)
+def check_files() -> Iterator[CheckMessage]:
+    """Check that the libraries which look into pictures and PDFs are installed, if there are agents."""
+    for why in files.missing() if registered() else ():
+        hint = "Install agentruns[files], or silence this if no task, message or tool has files."
+        yield Info(f"{why} before it is stored.", hint=hint, id="agentruns.I001")
 
 
 @check()

@@ -64,7 +64,7 @@ class Conversation:
             content = list(messages[number]["content"])
             block = whole.block
             if block is None:
-                block = whole.read(attached)
+                block = whole.read(attached, limits)
                 if self._kept + whole.size <= KEPT:
                     self._kept += whole.size
                     whole.block = block
@@ -125,7 +125,7 @@ class Conversation:
         stored = payload.get("stored")
         if isinstance(stored, dict):
 
-            def whole_text(attached: Blocks) -> Block:
+            def whole_text(attached: Blocks, limits: Limits) -> Block:
                 text = payloads.said_in(row.run_id, row.seq, row.payload)
                 return dict(canonical.legal({"type": "text", "text": text}))
 
@@ -226,10 +226,10 @@ class _Said(NamedTuple):
 class _Whole:
     """The full content behind a preview in the conversation; `named` are its blocks that name a file."""
 
-    def __init__(self, named: Blocks, size: int, read: Callable[[Blocks], Block]) -> None:
+    def __init__(self, named: Blocks, size: int, read: Callable[[Blocks, Limits], Block]) -> None:
         self.files = [block for block in named if block["type"] != "text"]
         self.size = size
-        self.read = read  # called with the blocks whose files are sent; raises PayloadError
+        self.read = read  # called with the blocks whose files are sent, and the limits; raises PayloadError
         self.block: Block | None = None  # once it is read
 
 
@@ -240,20 +240,24 @@ def _preview(block: Block) -> Block:
     return {"type": "text", "text": placeholder(block, block["sha256"])}
 
 
-def _loaded(row: Row, block: Block, attached: Blocks) -> Block:
+def _loaded(row: Row, block: Block, attached: Blocks, limits: Limits) -> Block:
     """Convert a row's block for the provider: read a text's or `attached` file, describe other files."""
     is_sent = block["type"] == "text" or any(block is each for each in attached)
     if "sha256" not in block or not is_sent:
-        return _preview(block)
+        refusal = None if block["type"] == "text" else attachments.refusal_of(block, limits)
+        preview = _preview(block)
+        return (
+            preview if refusal is None else {**preview, "text": f"{preview['text']} is left out. {refusal}"}
+        )
     stored = payloads.file_of(row.run_id, row.seq, row.payload, block["sha256"])
     if block["type"] == "text":
         return dict(canonical.legal({"type": "text", "text": payloads.content_of(stored)}))
     return attachments.block_of(block, b"".join(payloads.chunks(stored)))
 
 
-def _whole_result(row: Row, provider_id: str, attached: Blocks) -> Block:
+def _whole_result(row: Row, provider_id: str, attached: Blocks, limits: Limits) -> Block:
     if payloads.has_blocks(row.payload):
-        return result_block(provider_id, row.payload, lambda block: _loaded(row, block, attached))
+        return result_block(provider_id, row.payload, lambda block: _loaded(row, block, attached, limits))
     stored = payloads.of(row.run_id, row.seq, row.payload)
     if stored is None:
         raise AssertionError(f"Row {row.seq} of run {row.run_id} has no file.")

@@ -24,7 +24,7 @@ from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
-from agentruns.content import IMAGES, PDF
+from agentruns.content import IMAGES, PDF, download_name
 from agentruns.engine import in_doubt
 from agentruns.exceptions import DurableRunNotFoundError, PayloadError, RunStateError
 from agentruns.journal import events, payloads
@@ -75,8 +75,11 @@ class Content:
         """The headers of the content's download, with the name under which a browser saves it."""
         form, kind = ("txt", "text/plain") if self.stored.is_text else ("json", "application/json")
         name, kind = f"{self.stored.run_id}-{self.stored.seq}", f"{kind}; charset=utf-8"
-        name = f"{name}.{form}" if self.block is None else self.block.get("name") or name
-        if self.block is not None and self.block["type"] != "text":
+        if self.block is None or self.block["type"] == "text":
+            name = f"{name}.{form}"
+        else:
+            # A stranger chose the name; what opens the file on somebody's machine is its extension.
+            name = download_name(self.block.get("name") or name, self.block["media_type"])
             kind = SERVED.get(self.block["media_type"], "application/octet-stream")
         is_picture = kind in IMAGES
         return {

@@ -8,11 +8,12 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from agentruns import Policy, cancel_run, start_run
+from agentruns.content import type_of
 from agentruns.journal.policy import Quota
 from agentruns.models import Run
 from tests.admin.pages import look, read, says, url
 from tests.admin.people import browser, user
-from tests.pictures import png
+from tests.pictures import UNFIT, png
 from tests.redacting import HIDE, KEY
 from tests.shop.agents import shop_agent
 
@@ -84,6 +85,9 @@ def test_files_come_after_the_text_and_refusals_keep_it(settings: Any) -> None:
     assert "lamp.png" in content and "note.txt" in content
     bad = SimpleUploadedFile("<b>.png", b"no picture", "image/png")
     kept(post(key="k2", attached=[bad]), 409, "Choose the files again")
+    for name, data, why in UNFIT.values():
+        kept(post(key="k2", attached=[SimpleUploadedFile(name, data, type_of(data))]), 409, why, name)
+    assert Run.objects.count() == 1
     start_run("helper", "something else", "theirs", actor=user("decider"))
     kept(post("viewer", session="theirs"), 409, "There is no session", "it is not yours to write in")
     own = start_run("helper", "something else", "busy", actor=user("viewer"))

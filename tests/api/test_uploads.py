@@ -18,6 +18,7 @@ from django.core.handlers.asgi import ASGIRequest
 
 from agentruns import run_agent, session_token
 from agentruns.agents.agent import Agent
+from agentruns.content import type_of
 from agentruns.models import Message, Run
 from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
@@ -26,7 +27,7 @@ from agentruns.tools.card import MASK
 from tests.api.http import ROOT, Api, Program, make_user, refused
 from tests.db.helpers import the_run
 from tests.files import MEGABYTE, fetch_secretly, fetched, report_of, row_of, stored_in
-from tests.pictures import BIG, HOSTILE, NOTE, PDF, PNG, files_of, photograph, png, scan_passport
+from tests.pictures import BIG, HOSTILE, JPEG, NOTE, PDF, PNG, UNFIT, files_of, photograph, png, scan_passport
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -132,6 +133,32 @@ def test_what_is_refused(api: Api, path: str) -> None:
     ):
         assert upload(api, path, body_of(path, "see"), file)[0] == status
     assert Message.objects.count() == rows
+
+
+STATUS = {"an animation": 415, "many pixels": 413, "many pages": 413}  # what a provider does not take
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_file_that_no_model_can_read_is_refused_with_the_reason(kind: str, api: Api, path: str) -> None:
+    rows, (name, data, why) = Message.objects.count(), UNFIT[kind]
+    media_type = type_of(data)
+    for status, problem in (
+        upload(api, path, body_of(path, "see"), photo(data, name, media_type)),
+        start(api, path, [SEEN, block(data, media_type, name=name)]),
+    ):
+        assert (status, why in problem["detail"]) == (STATUS.get(kind, 422), True), problem
+        assert repr(name) in problem["detail"]
+    assert Message.objects.count() == rows
+
+
+@pytest.mark.parametrize("media_type", ["image/jpg", "image/pjpeg"])
+def test_a_jpeg_may_have_the_names_that_are_in_use(media_type: str, api: Api, path: str) -> None:
+    status, run = upload(api, path, body_of(path, "see"), photo(JPEG, "mug.exe", media_type))
+    assert status == 201, run
+    (file,) = files_of(Message.objects.filter(run=run["id"], kind="user").latest("seq"))
+    assert file["media_type"] == "image/jpeg"
+    response = api.client.get(f"{ROOT}/runs/{run['id']}/files/{file['sha256']}")
+    assert 'filename="mug.exe.jpg"' in response["Content-Disposition"]
 
 
 def test_what_is_too_large(api: Api, path: str, settings: Any, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -10,7 +11,7 @@ from typing import Any
 
 from agentruns.testing.script import InvalidMessages, check_messages
 from tests.fake_anthropic.faults import Refused
-from tests.fake_anthropic.rules import cache_control, fields, of, tagged
+from tests.fake_anthropic.rules import PAGES, cache_control, fields, of, pages_of, picture, tagged
 
 THINKING = ("thinking", "redacted_thinking")
 _FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -111,6 +112,7 @@ def check_conversation(body: dict[str, Any], replies: Replies) -> None:
     for role, blocks in turns:
         if role == "assistant" and blocks[-1][1]["type"] in THINKING:
             raise Refused(f"{blocks[-1][0]}: The final block in an assistant message cannot be `thinking`.")
+    _files(turns)
     kind = (body.get("thinking") or {}).get("type")
     thoughts = [where for _, turn in _tool_loop(turns) for where, block in turn if block["type"] in THINKING]
     if kind == "disabled" and thoughts:
@@ -136,6 +138,23 @@ def _block(block: Block, where: str, kinds: frozenset[str]) -> None:
         for place, inner in enumerate(block["content"]):
             if inner["type"] in ("text", "image", "document"):
                 _block(inner, f"{where}.content.{place}", _USER)
+
+
+def _files(turns: list[Turn]) -> None:
+    pages = 0
+    for where, block in (each for _, blocks in turns for each in blocks):
+        inner = block.get("content") if block["type"] == "tool_result" else None
+        for each in inner if isinstance(inner, list) else [block]:
+            source = each.get("source", {})
+            if source.get("type") != "base64":
+                continue
+            data = base64.b64decode(source["data"])
+            if each["type"] == "image":
+                picture(data, where)
+            else:
+                pages += pages_of(data, where)
+            if pages > PAGES:
+                raise Refused(f"A maximum of {PAGES} PDF pages may be provided.")
 
 
 def _thinking(turns: list[Turn], replies: Replies, *, enabled: bool) -> None:

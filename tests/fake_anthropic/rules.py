@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from io import BytesIO
 from typing import Any
+
+import pypdf
+from PIL import Image
 
 from tests.fake_anthropic.faults import Refused
 from tests.fake_anthropic.tokens import markers
 
+SIDE, PAGES = 8_000, 100  # the latter in a context of less than a million tokens
 VERSION = "2026-10-21"  # of the API: without sampling parameters
 
 _COUNTED = frozenset({
@@ -143,3 +148,35 @@ def cache_control(value: Any, where: str) -> None:
         tagged(value, where, ["ephemeral"])
         if value.get("ttl", "5m") not in ("5m", "1h"):
             raise Refused(f"{where}.ttl: Input should be '1h' or '5m'")
+
+
+def picture(data: bytes, where: str) -> Image.Image:
+    """Decode a picture; of an animation the first frame is seen."""
+    try:
+        found = Image.open(BytesIO(data), formats=["JPEG", "PNG", "GIF", "WEBP"])
+    except Exception:
+        raise Refused("Could not process image") from None
+    if max(found.size) > SIDE:
+        text = f"At least one of the image dimensions exceed max allowed size: {SIDE} pixels"
+        raise Refused(f"{where}.image.source.base64.data: {text}")
+    try:
+        found.load()
+    except Exception:
+        raise Refused("Could not process image") from None
+    return found
+
+
+def pages_of(data: bytes, where: str) -> int:
+    """Count the pages of a PDF, which may not be encrypted."""
+    where = f"{where}.pdf.source.base64.data"
+    try:
+        # The trailer itself, because a library may open a PDF that is only locked against changes.
+        found = pypdf.PdfReader(BytesIO(data), strict=False)
+        pages = 0 if found.is_encrypted else len(found.pages)
+    except Exception:
+        raise Refused(f"{where}: The PDF specified was not valid.") from None
+    if found.is_encrypted:
+        raise Refused(f"{where}: The PDF specified is password protected.")
+    if not pages or not data.startswith(b"%PDF-") or b"%%EOF" not in data[-1024:]:
+        raise Refused(f"{where}: The PDF specified was not valid.")
+    return pages

@@ -6,8 +6,12 @@ import base64
 import binascii
 import re
 from collections.abc import Collection
+from io import BytesIO
 from typing import Any
 
+from PIL import Image
+
+from tests.fake_anthropic import rules
 from tests.fake_anthropic.faults import Refused
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -116,6 +120,13 @@ def image(url: Any, where: str) -> None:
     require(media_type in BEGIN, f"You uploaded an unsupported image: {media_type}.", "invalid_image_format")
     is_right = data.startswith(BEGIN[media_type])
     require(is_right, "The data does not represent a valid image.", "invalid_image_format")
+    try:
+        found = Image.open(BytesIO(data))
+        found.load()
+    except Exception:
+        raise Refused("The data does not represent a valid image.", code="invalid_image_format") from None
+    is_still = media_type != "image/gif" or getattr(found, "n_frames", 1) == 1
+    require(is_still, "You uploaded an unsupported image: animated.", "invalid_image_format")
 
 
 def file(name: Any, url: Any, where: str) -> None:
@@ -125,6 +136,10 @@ def file(name: Any, url: Any, where: str) -> None:
     media_type, data = _data(url, where)
     is_pdf = media_type == "application/pdf" and data.startswith(b"%PDF-")
     require(is_pdf, f"Invalid file data: '{where}.file_data'.", "invalid_file_data")
+    try:
+        rules.pages_of(data, where)
+    except Refused:
+        raise Refused(f"Invalid file data: '{where}.file_data'.", code="invalid_file_data") from None
 
 
 def _data(url: Any, where: str) -> tuple[str, bytes]:

@@ -7,7 +7,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agentruns.content import IMAGES, PDF, Document, Image, Text
+from agentruns.content import IMAGES, PDF, Document, Image, Text, type_named
 from agentruns.exceptions import ContentError
 from agentruns.tools.card import one_line
 from agentruns.tools.mcp.client import LONGEST_ERROR, McpError
@@ -50,7 +50,7 @@ def _block(item: Any) -> Any:
         return Text(f"[resource {one_line(item.name)}: {one_line(str(item.uri))}]")
     data = item.data if resource is None else resource.blob
     name = "" if resource is None else one_line(str(resource.uri))
-    media_type = ((resource or item).mime_type or "").partition(";")[0].strip().lower()
+    media_type = type_named((resource or item).mime_type or "")
     try:
         kind = Image if media_type in IMAGES else {PDF: Document}[media_type]
         return kind(data=base64.b64decode(data, validate=True), media_type=media_type, name=name)
