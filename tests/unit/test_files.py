@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from mcp.types import CallToolResult, ImageContent, TextContent
 
 from agentruns import Document, Image, content, files
 from agentruns.checks.deployment import check_files
@@ -173,6 +172,8 @@ def test_a_big_picture_is_one_that_is_taken() -> None:
 
 
 def test_a_picture_of_an_mcp_server_may_have_an_odd_type_and_a_broken_one_leaves_the_rest() -> None:
+    from mcp.types import CallToolResult, ImageContent, TextContent
+
     def picture(data: bytes, name: str) -> ImageContent:
         return ImageContent(type="image", data=base64.b64encode(data).decode(), mime_type=name)
 
