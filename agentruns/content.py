@@ -161,7 +161,7 @@ class Document(File):
 
 def of_upload(file: Any) -> File:
     """Build a file from an upload by its declared type; raises ContentError for content of another type."""
-    is_picture = (file.content_type or "").startswith("image/")
+    is_picture = type_named(file.content_type or "").startswith("image/")
     return (Image if is_picture else Document)(data=file)
 
 

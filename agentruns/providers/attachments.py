@@ -125,9 +125,9 @@ def require_taken(metas: list[Meta], limits: Limits = DEFAULT) -> None:
             raise refusal
     if not Room(limits).take(metas):
         most, pages = limits.request // 4 * 3, limits.pages
-        and_pages = f", with {pages} pages of PDFs," if pages < NO_LIMIT else ""
+        and_pages = f", and {pages} pages of PDFs" if pages < NO_LIMIT else ""
         raise ContentTooLargeError(
-            f"The provider takes {limits.files} files of {most} bytes{and_pages} altogether in a request."
+            f"The provider takes {limits.files} files of {most} bytes altogether in a request{and_pages}."
         )
 
 

@@ -71,7 +71,7 @@ def test_a_result_keeps_its_rest_and_the_session_goes_on(kind: str, claude: Any)
     fake = claude({"tools": [call("fetch", kind=kind)]}, {"text": "seen"}, {"text": "still here"})
     run = the_run(run_agent("sees", "look", "s1"))
     assert run_agent("sees", "and now?", "s1").output == "still here"
-    assert [(one.status, one.error) for one in fake.calls] == [(200, None)] * 3
+    assert [(one.status, one.error) for one in fake.calls] == [(200, "")] * 3
     row, (name, _, why) = row_of(run, "tool_result"), UNFIT[kind]
     assert (row.payload["outcome"], row.payload["is_error"]) == ("ok", False)
     stored = [block.get("name") for block in row.payload["content"]]
