@@ -10,8 +10,9 @@ import pytest
 
 from agentruns.agents import prices
 from agentruns.content import IMAGES, PDF, PLAIN
+from agentruns.files import GIF
 from agentruns.providers import failures
-from agentruns.providers.attachments import limits_of
+from agentruns.providers.attachments import NO_LIMIT, limits_of
 from agentruns.providers.chat import QUIRKS, Quirks
 from agentruns.providers.names import PROVIDERS, model_identity, resolve
 
@@ -63,13 +64,19 @@ def test_its_table_of_files_is_that_of_the_code() -> None:
         names, *cells = [cell.strip() for cell in line.strip("|").split("|")]
         told |= dict.fromkeys(re.findall(r"`(\w+)`", names), cells)
     assert told.keys() == PROVIDERS
-    for name, (types, picture, whole, files) in told.items():
+    for name, (types, animated, picture, side, whole, pages, files) in told.items():
         limits = limits_of(f"{name}:any")
         assert set(types.split(", ")) == {kinds[each] for each in limits.types}
         sizes = [int(size // 4 * 3 / 1e5) / 10 for size in (limits.image, limits.request)]
         assert [f"{size} MB" for size in sizes] == [picture, whole]
         assert int(files) == limits.files
-    assert limits_of("elsewhere:any") == limits_of("claude-any")
+        if GIF in limits.types:
+            assert animated == ("yes" if limits.animated else "no")
+        assert side == ("any" if limits.side == NO_LIMIT else f"{limits.side} x {limits.side}")
+        if PDF in limits.types:
+            assert pages == ("any" if limits.pages == NO_LIMIT else str(limits.pages))
+    assert limits_of("elsewhere:any") == limits_of("openrouter:any")
+    assert limits_of("claude-any") == limits_of("anthropic:any")
 
 
 def test_its_table_of_errors_is_that_of_the_code() -> None:

@@ -31,7 +31,7 @@ from tests.db.helpers import forget_backoff, outcomes, payloads, the_run
 from tests.effects import Effects
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
-from tests.pictures import GIF, PDF, png
+from tests.pictures import ANIMATED, GIF, PDF, png
 from tests.providers.asking import has_acted
 from tests.shop.agents import TOOLS, call
 
@@ -70,6 +70,11 @@ def test_a_run_with_calls_its_cost_and_its_journal(api: str, effects: Effects, s
         ("vllm:qwen3", None, Image(data=GIF), ""),
         ("openai:gpt-5.4", None, Image(data=png(note=b"x" * 4_000_000)), ""),
         ("claude-sonnet-5-5", None, Image(data=png(note=b"x" * 4_000_000)), "images up to 3932160 bytes"),
+        ("claude-sonnet-5-5", None, Image(data=ANIMATED), ""),
+        ("openai:gpt-5.4", None, Image(data=ANIMATED), "no animated GIF"),
+        ("claude-sonnet-5-5", "openai:gpt-5.4", Image(data=ANIMATED), "no animated GIF"),
+        ("openai:gpt-5.4", None, Image(data=png(size=(8_001, 1))), ""),
+        ("openai:gpt-5.4", "claude-sonnet-5-5", Image(data=png(size=(8_001, 1))), "8000 x 8000 pixels"),
         ("azure:gpt-5.4", None, [Image(data=png(n)) for n in range(11)], "takes 10 files"),
     ],
 )
@@ -107,6 +112,26 @@ def test_a_file_of_a_result_that_the_provider_does_not_take_is_told_and_not_sent
         another = ScriptedModel([said[0], lambda request: asked.append(request.messages) or said[1]])
         replay_run(Run.objects.get().pk, model=another)
     assert repr(asked).count("'media_type': 'image/") == 1, "a replay asks with what was sent"
+
+
+@tool
+def film() -> list[Any]:
+    """Film a page."""
+    return [Image(data=ANIMATED, name="loop.gif"), Image(data=png())]
+
+
+@APIS
+def test_an_animation_in_a_result_is_told_and_not_sent_to_openai(api: str) -> None:
+    with FakeOpenAI(
+        [{"tools": [{"name": "film", "input": {}}]}, {"text": "Seen."}, {"text": "Yes."}]
+    ) as fake:
+        model = OpenAIModel("gpt-4.1", api=api, client=fake.client())  # type: ignore[arg-type]
+        agent = Agent("films", instructions="Film.", model=model, tools=[film])
+        assert run_agent(agent, "do it", "s1").output == "Seen."
+        assert run_agent(agent, "again?", "s1").output == "Yes."
+        sent = repr(fake.calls[2].body)
+    assert sent.count("data:image/png;base64,") == sent.count("data:") == 1
+    assert "'loop.gif' has 2 frames" in sent
 
 
 @pytest.mark.parametrize(
