@@ -65,7 +65,7 @@ def examine(media_type: str, data: bytes) -> Facts:
     if opened := _opener(media_type):
         try:
             facts |= _lane(partial(opened, data), SECONDS)
-        except TimeoutError:
+        except (TimeoutError, RuntimeError):  # too late, or no thread can be started
             raise ValueError(TOO_SLOW) from None
     return facts
 
