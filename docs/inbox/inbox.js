@@ -9,10 +9,13 @@ async function ask(path, body) {
     method: body ? "POST" : "GET",
     headers: { Authorization: `Bearer ${sessionStorage.token}`, "Content-Type": "application/json" },
     body: body && JSON.stringify(body),
-  });
-  const data = await response.json();
-  if (response.status === 401) signOut();
-  return { ok: response.ok, status: response.status, data };
+  }).catch(() => null);
+  const answer = await response?.json().catch(() => null); // a proxy may answer in HTML
+  const [status, data] = [response?.status ?? 0, answer ?? {}];
+  if (status === 401) signOut();
+  const problem = !response || response.ok ? "There is no connection at the moment." : `The service answered ${status}.`;
+  const why = typeof data.detail === "string" ? data.detail : `${problem} Try again.`;
+  return { ok: Boolean(response?.ok && answer), status, data, why };
 }
 
 // What a model wrote may hold characters that nobody sees, or that turn the line around.
@@ -29,8 +32,9 @@ function age(moment) {
 }
 
 async function requester(approval) {
-  if (!runs.has(approval.run)) runs.set(approval.run, await ask(`/runs/${approval.run}`));
-  const { ok, data } = runs.get(approval.run); // a token may see an approval, but not its run
+  const known = runs.get(approval.run) ?? (await ask(`/runs/${approval.run}`));
+  const { ok, status, data } = known; // a token may see an approval, but not its run
+  if (ok || [403, 404].includes(status)) runs.set(approval.run, known); // else it is asked for again
   return ok ? [data.owner_name || "the program", " (agent ", data.agent, ")"] : ["somebody else"];
 }
 
@@ -60,16 +64,15 @@ async function decide(event, card) {
   event.preventDefault();
   const given = Object.fromEntries(new FormData(event.target));
   const path = `/approvals/${card.approval.id}/${event.target.dataset.verb}`;
-  try {
-    const { ok, status, data } = await ask(path, { digest: card.approval.digest, ...given });
-    if (ok && data.status === "pending") await show(data);
-    else if (ok) close(card, `You decided: ${data.status}. A worker does the rest.`);
-    else if (status === 409 && (data.approval_status ?? "pending") !== "pending")
-      close(card, ...settled(data.approval_status, data));
-    else put(card.element, ".outcome", data.detail);
-  } catch (error) {
-    put(card.element, ".outcome", `Not sent: ${error.message}. Try again.`);
-  }
+  if (card.isSent) return;
+  card.isSent = true;
+  const { ok, status, data, why } = await ask(path, { digest: card.approval.digest, ...given });
+  card.isSent = false;
+  if (ok && data.status === "pending") await show(data);
+  else if (ok) close(card, `You decided: ${data.status}. A worker does the rest.`);
+  else if (status === 409 && (data.approval_status ?? "pending") !== "pending")
+    close(card, ...settled(data.approval_status, data));
+  else put(card.element, ".outcome", why);
 }
 
 const settled = (status, { decided_by_name, decided_at }) => [
@@ -87,8 +90,9 @@ function close(card, ...parts) {
 async function refresh() {
   const waiting = new Set();
   for (let next = ""; next !== null; ) {
-    const { ok, data } = await ask(`/approvals?status=pending${next && `&cursor=${encodeURIComponent(next)}`}`);
-    if (!ok) throw new Error(data.detail);
+    const page = await ask(`/approvals?status=pending${next && `&cursor=${encodeURIComponent(next)}`}`);
+    if (!page.ok) return page.why;
+    const { data } = page;
     for (const approval of data.items) {
       waiting.add(approval.id);
       await show(approval);
@@ -104,7 +108,8 @@ async function refresh() {
 }
 
 async function poll() {
-  if (sessionStorage.token) put(document, "#status", await refresh().catch((error) => error.message));
+  const status = sessionStorage.token ? await refresh() : find("#status").textContent;
+  if (status !== find("#status").textContent) put(document, "#status", status); // read out when it changes
   setTimeout(poll, POLL);
 }
 

@@ -139,3 +139,41 @@ def test_names_written_from_right_to_left_stand_where_the_sentence_has_them(inbo
     inbox.wait_for("It is approved by حسن, ")
     name, date = page.locator(".outcome").first.evaluate(PLACES, ["حسن", r"\d"])
     assert name < date  # else it reads as if the date came first
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "sentence"),
+    [
+        (502, "<html>Bad gateway</html>", "The service answered 502. Try again."),
+        (422, '{"detail": [{"msg": "none"}]}', "The service answered 422. Try again."),
+        (200, "<html>Wi-Fi: sign in</html>", "There is no connection at the moment. Try again."),
+        (0, "", "There is no connection at the moment. Try again."),
+    ],
+)
+def test_a_refusal_of_the_inbox_is_a_sentence(
+    inbox: Visitor, desk: Desk, status: int, body: str, sentence: str
+) -> None:
+    page, superuser = inbox.page, user("superuser")
+    refund = desk.one(REFUND, actor=superuser)
+    _token, text = create_token(superuser, ["runs:read", "approvals:decide"])
+    held = list[Route]()
+    page.get_by_label("API token").fill(text)
+    page.get_by_role("button", name="Open").click()
+    inbox.wait_for("1 waiting")
+
+    def refuse(route: Route) -> None:
+        held.append(route)
+        route.fulfill(status=status, body=body) if status else route.abort()
+
+    inbox.expected.add(status)
+    page.route("**/approve", refuse)
+    page.route(LIST, refuse)
+    approve_it = page.get_by_role("button", name="Approve")
+    page.evaluate("document.querySelectorAll('form[data-verb=approve]')[0].requestSubmit()")
+    expect(page.locator(".outcome")).to_have_text(sentence)
+    expect(page.locator("#status")).to_have_text(sentence)
+    page.unroute_all()
+    approve_it.dblclick()
+    inbox.wait_for("You decided: approved.")
+    assert decided(refund) == ("approved", "superuser")
+    inbox.complaints.clear()

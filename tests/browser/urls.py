@@ -6,21 +6,21 @@ from datetime import timedelta
 
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
+from django.utils.crypto import salted_hmac
 from django.views.decorators.csrf import csrf_exempt
 from django.views.static import serve
 
 from agentruns import session_token, start_run
-from agentruns.models import Run
 from tests.programs import ROOT
 from tests.urls import urlpatterns as of_the_tests
 
 
 @csrf_exempt
 def opened(request: HttpRequest) -> JsonResponse:
-    """The site's own view: a new session, its token, and the first run in it."""
-    session = f"chat-{Run.objects.count() + 1}"
+    """Open a chat: make a session, its token, and the first run; find them if the page asks again."""
+    session = f"chat-{salted_hmac('chat', request.POST['key']).hexdigest()}"
     token = session_token(session, timedelta(hours=1))
-    start_run("chat", request.POST["text"], session)
+    start_run("chat", request.POST["text"], session, idempotency_key=session)
     return JsonResponse({"session": session, "token": token})
 
 
