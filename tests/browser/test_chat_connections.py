@@ -199,7 +199,7 @@ def test_a_large_picture_is_sent_smaller_and_upright(chat: Visitor, kind: str) -
         drawn = drawn[:2] + TURNED + drawn[2:]
     send(chat, "Hi")
     chat.wait_for("Hi")
-    file = {"name": "mug", "mimeType": kind, "buffer": drawn}
+    file: Any = {"name": "mug", "mimeType": kind, "buffer": drawn}
     page.get_by_label("Attach a picture").set_input_files(file)
     page.evaluate(KEPT)
     send(chat, "Look")
@@ -216,7 +216,7 @@ def test_what_cannot_be_scaled_is_sent_as_it_is(chat: Visitor) -> None:
     drawn = page.context.new_page()
     large = bytes(drawn.evaluate(DRAWN, [2000, 10, "image/png"])) if drawn.goto(page.url) else b""
     drawn.close()
-    file = {"name": "mug.png", "mimeType": "image/png", "buffer": large}
+    file: Any = {"name": "mug.png", "mimeType": "image/png", "buffer": large}
     page.get_by_label("Attach a picture").set_input_files(file)
     send(chat, "Look")
     chat.wait_for("mug.png")
@@ -258,7 +258,7 @@ def test_pressed_twice_a_message_is_sent_once(chat: Visitor) -> None:
 
 def test_a_picture_that_fails_behind_the_first_text_is_sent_alone(chat: Visitor) -> None:
     page = chat.page
-    file = {"name": "mug.png", "mimeType": "image/png", "buffer": PNG}
+    file: Any = {"name": "mug.png", "mimeType": "image/png", "buffer": PNG}
     page.get_by_label("Attach a picture").set_input_files(file)
     page.route("**/messages", lambda route: route.abort())
     write(chat, "Look at my mug.")
