@@ -34,12 +34,12 @@ HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # approved calls of such a run 
 
 
 class ApprovalList(base.LeanChangeList):
-    """The list of approvals, without columns that only their cards show."""
+    """The list of approvals, without the columns that only cards show."""
 
     deferred = (*filters.HEAVY, "reason")
 
     def get_results(self, request: HttpRequest) -> None:
-        """Fetch the rows of the page, mask their titles, and count equal pending requests."""
+        """Fetch the approvals of the page, mask them, and count the other pending requests equal to each."""
         super().get_results(request)
         self.result_list = journal.masking.masked_approvals(self.result_list)
         counts = pages.around.alike(journal.policy.visible_approvals(request.user), self.result_list)
@@ -48,7 +48,7 @@ class ApprovalList(base.LeanChangeList):
 
 
 def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
-    """Show the card with its sensitive arguments to a user who may see them, and log it."""
+    """Show the card with its sensitive arguments, and log it; raises PermissionDenied."""
     if not services.permissions.may_reveal(request.user, approval):
         raise PermissionDenied
     return model_admin.page(request, approval, revealed=True)
@@ -97,7 +97,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find approvals by the texts of their cards and by their runs."""
+        """Find approvals by the texts of their cards and by their runs; no approval is found twice."""
         if search_term:
             # Only with arguments short enough for a list.
             given = filters.if_short("arguments", CanonicalField, {})
@@ -110,7 +110,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
 
     @method_decorator(sensitive_post_parameters("password"))
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the queue, or approvals of another status; refuse a selection that is no list of ids."""
+        """Show the approvals, by default the pending ones; refuse a selection with a value that is no id."""
         if not all(map(base.is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was decided: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
@@ -151,7 +151,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("status, risk"), ordering="status")
     def where(self, approval: Approval) -> SafeString:
-        """Show the status; below it the risk, and the run's status if it is paused or in doubt."""
+        """Show the status and the risk; of a pending approval, also that its run is paused or in doubt."""
         is_held = approval.status == Approval.Status.PENDING and approval.run.status in HELD
         badges = (html.risk_badge(approval), *([html.status_badge(approval.run)] if is_held else []))
         return html.two_lines(
@@ -165,7 +165,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("age, expires"), ordering="-requested_at")
     def age(self, approval: Approval) -> SafeString:
-        """Show the time since the request, and the time left to decide."""
+        """Show the time since the request, and for a pending approval the time left to decide."""
         is_pending = approval.status == Approval.Status.PENDING
         left = html.remaining(approval.expires_at) if is_pending else ""
         return html.two_lines(html.age(approval.requested_at), left)
@@ -175,7 +175,10 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     def page(
         self, request: HttpRequest, obj: Approval, *, revealed: bool = False, **context: Any
     ) -> HttpResponse:
-        """Render the card of one approval; `revealed` shows and logs its sensitive arguments."""
+        """Render the card of one approval; `revealed` shows its sensitive arguments and logs this.
+
+        Raises PermissionDeniedError if the user may not see the sensitive arguments.
+        """
         [card] = pages.card.cards_of(request.user, [obj], revealed=revealed)
         before, after, place = base.neighbours(pages.decide.queue(self, request), obj.pk, filters.QUEUED)
         others_wait = any(sibling["pending"] for sibling in card.siblings)
@@ -202,6 +205,6 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
         return self.render(request, obj, title=html.plain(card.face.title), **context)
 
     def log_change(self, request: HttpRequest, obj: Approval, message: Any) -> Any:
-        """Mask an action, and log it in the admin's history for everybody who may see the approval."""
+        """Mask the message, and log it in the history, which everybody who may see the approval can read."""
         mask = base.mask_for(obj.run)
         return super().log_change(request, mask.approval(obj), mask.json(message))

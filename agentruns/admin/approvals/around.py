@@ -34,7 +34,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A warning, with the run or the equal calls it concerns; in red, unless `tone` is "waits"."""
+    """A warning on a card about a run or about equal calls; shown in red, unless `tone` is "waits"."""
 
     text: Any
     run_id: UUID | None = None
@@ -43,7 +43,7 @@ class Flag:
 
 
 def alike(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Mapping[str, int]:
-    """Count, by `same_call`, the pending approvals that ask for the same call as a pending card."""
+    """Count, by `same_call`, the pending approvals of the same call as a pending card, card included."""
     pending = [card for card in cards if card.status == Approval.Status.PENDING]
     same = _same_calls(approvals, pending).pending()
     # In the order of the index of pending approvals: a call with very many requests has no better one.
@@ -59,7 +59,7 @@ def _same_calls(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Any
 
 
 def tools_of(run: Run) -> dict[str, Tool]:
-    """Find the tools of a run's agent; none if this process has another definition of the agent."""
+    """Find the tools of a run's agent by name; {} if this process does not have the run's definition."""
     try:
         agent = get_agent(run.agent, run.version)
     except UnknownAgentError:
@@ -91,7 +91,7 @@ class Surroundings:
 
     @cached_property
     def rows(self) -> Mapping[tuple[UUID, str], list[Row]]:
-        """Read the rows about each card's call, by run and call."""
+        """Read the rows about each card's call, by (run id, call id)."""
         by_call: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
         calls = {card.call_id for card in self.cards}
         about = Message.objects.using(settings.DATABASE).filter(run_id__in=self.runs, call_id__in=calls)
@@ -101,7 +101,10 @@ class Surroundings:
 
     @cached_property
     def previews(self) -> Mapping[UUID, Any]:
-        """Make the current previews of pending cards, by card; a preview that takes too long is missing."""
+        """Call the tools' `preview` for the pending cards, and map each card's id to the preview.
+
+        A preview that takes too long is missing; a preview that fails is None.
+        """
         previews: dict[UUID, Any] = {}
         asking: list[tuple[Approval, Tool]] = []
         for card in self.cards:
@@ -129,7 +132,7 @@ class Surroundings:
         return policy.visible_runs(self.user) if narrowed else Run.objects.using(settings.DATABASE).all()
 
     def flags(self, approval: Approval) -> list[Flag]:
-        """List the warnings of an approval, such as that the same call was made before or is in doubt."""
+        """List the warnings about an approval, such as that an equal call was started in this session."""
         flags: list[Flag] = []
         if self.pauses.get(approval.run_id, {}).get("restored"):
             text = _(
@@ -174,7 +177,7 @@ class Surroundings:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, list[Flag]]:
-        """Map the `same_call` of a card to the warnings that this call also ran in another session."""
+        """Map a card's `same_call` to warnings that an equal call was started in another session."""
         text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
         flags: dict[str, list[Flag]] = defaultdict(list)
         same = _same_calls(self.approvals, self.cards).filter(status="consumed")
@@ -189,7 +192,7 @@ class Surroundings:
 
     @cached_property
     def in_doubt(self) -> Mapping[str, list[Flag]]:
-        """Build the warnings about calls in doubt, by tool, the newest run first."""
+        """Map each tool to the warnings about its calls in doubt, the newest run first."""
         text = _("A call of this tool is in doubt: nobody knows whether it happened.")
         orphaned = self.visible.filter(status=Run.Status.ORPHANED).order_by("-updated_at")
         runs = list(orphaned.defer("input", "output", "error")[:LATEST])

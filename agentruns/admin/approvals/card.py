@@ -1,4 +1,4 @@
-"""The card of an approval: everything a person needs to decide, and the decisions this user may take."""
+"""The card of an approval: the facts that a person needs to decide, and the decisions this user may make."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GONE = gettext_lazy("The preview cannot be refreshed: it shows how things were w
 
 @dataclass
 class ApprovalCard:
-    """One approval, the journal around it, and its user's possibilities; each read at first use."""
+    """One approval, the journal rows around it, and the decisions its user may make; read at first use."""
 
     approval: Approval
     around: Surroundings
@@ -71,7 +71,11 @@ class ApprovalCard:
 
     @cached_property
     def before(self) -> list[Row]:
-        """Read the latest messages, replies and results before the request; the newest first."""
+        """Read the latest messages, replies and results of the run before the request; the newest first.
+
+        Reads BEFORE rows. If they have no task or message of a person, reads the latest SHOWN starts and
+        messages, too.
+        """
         if self.requested is None:
             return []
         rows = Message.objects.using(settings.DATABASE).filter(run_id=self.approval.run_id)
@@ -89,12 +93,12 @@ class ApprovalCard:
 
     @property
     def request(self) -> Quote | None:
-        """Quote the last message of a person before the call; None without a message."""
+        """Quote the last task or message of a person before the call; None without one."""
         row = next(filter(_is_request, self.before), None)
         return None if row is None else self.words_of(row)
 
     def words_of(self, row: Row) -> Quote:
-        """Quote the task or message in a row, with the name of the person who wrote it or passed it on."""
+        """Quote the task or message in a row; the label names the person who gave it to the agent."""
         start = next((row for row in self.before if row.kind == events.RUN_STARTED), None)
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
@@ -160,7 +164,7 @@ class ApprovalCard:
 
     @cached_property
     def mask(self) -> Mask:
-        """Find the mask of the session; NOTHING, which masks nothing, on a page that reveals."""
+        """Choose the mask of the session, or NOTHING, which masks nothing, if the card is revealed."""
         return NOTHING if self.revealed else self.around.masks[self.approval.run.session_id]
 
     @cached_property
@@ -201,7 +205,10 @@ class ApprovalCard:
 
     @cached_property
     def why_not(self) -> str:
-        """Explain why this user cannot decide a pending card; "" if they can, or if it is not pending."""
+        """Explain why this user can neither approve nor deny a pending card; "" if they can.
+
+        Also "" for a card that is not pending.
+        """
         approval = self.approval
         if not self.pending:
             return ""
@@ -213,7 +220,7 @@ class ApprovalCard:
         return html.plain(deciders.why_not_decide(self.around.user, approval, groups=groups, verb="deny"))
 
     def why_not_now(self, verb: str) -> str:
-        """Explain why this user cannot take this decision on a page for several cards; "" if they can."""
+        """Explain why this user cannot approve or deny (`verb`) on a page for several; "" if they can."""
         if not self.pending:
             return outcome(self.approval)
         if verb == "approve" and self.only_answers:
@@ -239,7 +246,10 @@ class ApprovalCard:
         return "" if self.approval.arguments else _("The call takes no arguments.")
 
     def edit_form(self, data: Any = None) -> EditForm | None:
-        """Build the form of an edit; None if the arguments cannot be edited here."""
+        """Build the form of an edit; None if the arguments cannot be edited here.
+
+        Arguments that the page masks or redacts have no field.
+        """
         if self.why_not_edit or self.tool is None:
             return None
         schema, given, hidden = self.tool.input_schema, self.approval.arguments, self.masked_names
@@ -251,7 +261,10 @@ class ApprovalCard:
         return EditForm(schema, self.ordered(given), data, hidden=hidden, **options)
 
     def preview(self, warnings: list[Flag]) -> Any:
-        """Choose a pending card's current preview if it changed, else the stored one; add to `warnings`."""
+        """Choose a pending card's current preview if it has changed, else the stored preview.
+
+        Adds a warning to `warnings` if the preview has changed or could not be made again.
+        """
         asked = self.requested.payload if self.requested else {}
         edits = [row.payload for row in self.rows if row.kind == events.APPROVAL_DECIDED]
         stored = [asked, *(payload for payload in edits if "arguments" in payload)][-1].get("preview")
@@ -268,7 +281,11 @@ class ApprovalCard:
         return stored
 
     def warned_of(self, edited: dict[str, Any]) -> list[SafeString]:
-        """List the warnings of a preview with `edited` arguments that this card does not show already."""
+        """Call the tool's `preview` with `edited` arguments; list its warnings that this card does not show.
+
+        Returns [] without such a preview, because the tool has none, it fails, it takes too long, or an
+        argument is invalid.
+        """
         tool, made = self.tool, [self.preview([])]
         if tool is None or tool.preview is None:
             return []
@@ -290,7 +307,7 @@ def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False
 
 
 def asked(card: ApprovalCard) -> dict[str, Any]:
-    """Build the context of a card's call: arguments, preview and warnings."""
+    """Build the template context of a card's call: arguments, preview and warnings."""
     approval, run, flags = card.approval, card.face.run, list[Flag]()
     if card.pending and (held := _HELD.get(approval.run.status)):  # an approved call does not run yet
         why = f" “{html.plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
@@ -315,7 +332,7 @@ def asked(card: ApprovalCard) -> dict[str, Any]:
 
 
 def context_of(card: ApprovalCard) -> dict[str, Any]:
-    """Build the context of the card, except its URLs."""
+    """Build the template context of a card, except its URLs and forms."""
     approval, question, expires = card.approval, card.only_answers, card.approval.expires_at
     time_to_decide = expires - approval.requested_at if expires else timedelta()
     is_urgent = expires is not None and expires - clock.now(settings.DATABASE) < time_to_decide / 5
@@ -393,7 +410,10 @@ def _state(row: Row) -> str:
 
 
 def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
-    """Summarise decisions about the tool as "12 approved, 1 denied"; list the latest denials' reasons."""
+    """Summarise other decisions about the tool as "12 approved, 1 denied", and describe the latest denials.
+
+    Counts at most the LATEST newest decisions. Leaves out imported sessions.
+    """
     decided = approvals.filter(tool_name=approval.tool_name, status__in=DECIDED).exclude(pk=approval.pk)
     latest = decided.filter(run__session__imported_at__isnull=True).order_by("-requested_at")
     rows = list(latest.values_list("pk", "status")[:LATEST])

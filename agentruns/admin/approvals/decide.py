@@ -1,4 +1,4 @@
-"""The views that decide one approval on its card, or several on one page: selected ones, or all of a run."""
+"""The views that decide one approval on its card, or several approvals on one page."""
 
 from __future__ import annotations
 
@@ -45,9 +45,11 @@ Line = dict[str, Any]  # one approval of a page for several, before or after its
 
 
 def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, verb: str) -> HttpResponse:
-    """Record the decision `verb` on the shown approval: approve, edit, deny, answer or extend.
+    """Record the decision `verb` (approve, deny, edit, answer or extend), and redirect to the next open card.
 
-    If nothing is recorded, show the card again with the reason. A worker runs an approved call later.
+    After "extend" it redirects to the same card. If nothing is recorded, it shows the card with the reason,
+    such as a wrong password, a refusal, or warnings about edited arguments that the user has not seen yet. A
+    decision that is sent twice counts as recorded. A worker runs an approved call later.
     """
     form: Any
     user, revealed = request.user, False
@@ -110,7 +112,10 @@ def _refused(
 
 
 def _why_no_password(request: HttpRequest, approvals: Sequence[Approval]) -> str:
-    """Explain that the password is missing or wrong; "" if it is right, or if no approval needs one."""
+    """Explain that the password is missing or wrong; "" if it is right, or if no approval needs one.
+
+    A right password is remembered, so that the next approvals need none for a while.
+    """
     if not any(permissions.needs_password(request, approval) for approval in approvals):
         return ""
     password = request.POST.get("password", "")
@@ -154,7 +159,7 @@ def _show_outcome(
 def decide_selected(
     admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: list[Approval]
 ) -> HttpResponse:
-    """Ask for confirmation, then decide the approvals. "Select all" covers only those on the page."""
+    """Show the page that asks for confirmation; after it, decide each approval and show each outcome."""
     is_confirmed = "confirmed" in request.POST
     refused = _refusal(request, verb, approvals, (verb,)) if is_confirmed else {}
     if refused or not is_confirmed:
@@ -173,7 +178,10 @@ def decide_selected(
 
 
 def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpResponse:
-    """Show a run's pending approvals on one page; a POST decides each ticked approval by itself."""
+    """Show a run's pending approvals on one page; a POST decides each ticked approval by itself.
+
+    Redirects to the list if none is pending. Raises PermissionDenied, and Http404 for an id that is no UUID.
+    """
     if not admin.has_view_permission(request):
         raise PermissionDenied
     if not is_uuid(run_id):
@@ -275,9 +283,11 @@ def _ask(
 
 
 def total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
-    """Count the calls that can be ticked, and add up their amounts if all call one tool with one number.
+    """Describe how many calls can be ticked, with the sum of their amounts if the amounts can be added.
 
-    For the page's script, also build texts with gaps and the amounts by approval, to describe ticked calls.
+    This takes several calls of one tool, each with one number of the same name, in one currency. The dict
+    also has, for the page's script, a text with placeholders about the ticked calls, and the amount of each
+    approval.
     """
     text = ngettext("%(count)d call can be ticked", "%(count)d calls can be ticked", len(cards))
     of_all = ngettext("{ticked} of %(count)d call ticked", "{ticked} of %(count)d calls ticked", len(cards))

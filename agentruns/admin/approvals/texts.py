@@ -24,7 +24,7 @@ _PARTS = ("before", "after", "links", "warnings")
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A text of a person or a tool, shortened; `whole` is the full text if `short` is not."""
+    """A text of a person or a tool. `short` is its beginning; `whole` is "" if `short` is the full text."""
 
     label: str
     short: SafeString
@@ -33,7 +33,7 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line of the comparison, ready for a page."""
+    """One value of a preview, before and after the call; all texts are ready for a page."""
 
     label: str
     before: SafeString
@@ -43,7 +43,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A preview, ready for a page; `links` are pairs of a text and a URL that is safe to follow."""
+    """A preview, ready for a page; `links` are pairs of a text and a URL that is safe to follow.
+
+    `note` has the parts that are neither changes, links nor warnings. `left_out` counts changes beyond LINES.
+    """
 
     changes: list[Change] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
@@ -59,14 +62,14 @@ class Preview:
 
 
 def quote(label: str, text: object, limit: int = QUOTED) -> Quote:
-    """Build a quote of a text, shortened to one line."""
+    """Redact a text and build its quote, on one line of at most `limit` characters."""
     whole = redact(str(text)).strip()  # before line ends go: redaction may need them
     short = body(label, " ".join(whole.split()), limit)
     return Quote(short.label, short.inline, body("", whole).text if short.left_out else "")
 
 
 def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
-    """Quote the masked arguments, and the arguments that the sentence does not contain, each on one line."""
+    """Quote each argument that is masked or that the sentence does not contain, on one line."""
     quotes = []
     for name, value in given.items():
         label, words = named(name, value)
@@ -87,7 +90,7 @@ def unit_in(sentence: str, amount: str) -> str:
 
 
 def preview(stored: Any) -> Preview | None:
-    """Prepare a journaled preview for the card; None if there is no preview."""
+    """Prepare a stored preview for a page; None if `stored` is empty or no dict."""
     if not isinstance(stored, dict) or not stored:
         return None
     before, after = stored.get("before"), stored.get("after")

@@ -1,4 +1,4 @@
-"""The verbs of a decision: form and service of each, and the texts about its outcome."""
+"""The verbs of decisions: the form and the service of each verb, and the texts about its outcome."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def decide(approval: Approval, user: Any, verb: str, given: dict[str, Any], edit
 
 
 def is_same(approval: Approval, user: Any, verb: str, form: Any) -> bool:
-    """Check whether `user` sends again the decision that was recorded last."""
+    """Check whether the form repeats the decision that `user` made last; always False for "extend"."""
     if approval.decided_by_id != user.pk or approval.status not in STATUSES.get(verb, ()):
         return False
     rows = Message.objects.using(settings.DATABASE).filter(
