@@ -53,7 +53,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """A run's present state, and the buttons that the user may press."""
+    """A run's present state, and the buttons for which the user has the permission."""
 
     run: Run
     waits: list[Wait]
@@ -79,7 +79,7 @@ class Situation:
 
 
 def situation(request: HttpRequest, run: Run) -> Situation:
-    """Find the run's present state and what this user may do about it."""
+    """Find the run's present state, and the buttons for which this user has the permission."""
     alias, user = settings.DATABASE, request.user
     paused, pause_requested = (False, None) if run.is_ended else waiting.pause_of(alias, run)
     mask, approved = mask_for(run), list[str]()
@@ -140,7 +140,7 @@ def headline(situation: Situation) -> str:
 
 
 def notes(situation: Situation) -> list[str]:
-    """Describe the calls in doubt, and warn if no worker was seen that could continue the run."""
+    """Describe the calls in doubt; warn if the run needs a worker and none was seen lately."""
     run, lines = situation.run, []
     text = _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
     for wait in situation.orphans:
@@ -235,8 +235,8 @@ def cancel(situation: Situation) -> Action:
 def action(situation: Situation, button: str, effect: list[str], *reasons: str | bool) -> Action:
     """Describe a button: its effect, and why it is disabled if it is.
 
-    The reason is the first text in `reasons` that is not empty; bools are skipped. Without one, it is the
-    missing permission, if the user lacks it.
+    The reason is the first text in `reasons` that is not empty; bools are skipped. If there is no such text,
+    the reason is the permission that the user lacks, if any.
     """
     why_not = next((each for each in reasons if isinstance(each, str) and each), "")
     forbidden = not why_not and button not in situation.may
@@ -249,7 +249,7 @@ def _request(request: tuple[str, datetime]) -> dict[str, str]:
 
 
 def buttons(situation: Situation) -> dict[str, Any]:
-    """Describe each button of a run and build its form."""
+    """Describe the buttons Resume, Pause and Cancel of a run, and build the form of each."""
     effects: dict[str, Any] = {name: verb.advice(situation) for name, verb in VERBS.items()}
     seen = {} if effects["resume"].why_not else {"seq": str(last_seq(situation.run))}
     forms = {f"{name}_form": verb.form(initial=seen, auto_id=f"{name}_%s") for name, verb in VERBS.items()}
@@ -275,7 +275,7 @@ def last_seq(run: Run) -> int:
 
 
 def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) -> HttpResponse:
-    """Resume, pause or cancel a run; refuse to resume a run that moved on since the page showed it."""
+    """Resume, pause or cancel a run; refuse to resume a run that has changed since the page showed it."""
     button = VERBS[verb]
 
     def do(run: Run) -> str:
@@ -308,7 +308,10 @@ def act(verb: str, run: Run, user: Any, reason: str) -> str:
 def press(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, do: Callable[[Run], str], logged: str
 ) -> HttpResponse:
-    """Lock the session, call `do`, log and show the result. Raises RunStateError for a damaged journal."""
+    """Lock the session and call `do`; log `logged`, show the text that `do` returned, and redirect.
+
+    Raises the errors of `do`, and RunStateError if the journal of the session is damaged.
+    """
 
     def pressed() -> str:
         write.lock_session(settings.DATABASE, run.session_id)
@@ -338,7 +341,7 @@ def require_last_row(run: Run, seen: int | None) -> None:
 
 
 def act_on_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: list[Run]) -> HttpResponse:
-    """Ask for confirmation, then act on the runs. "Select all" means only the runs on the page."""
+    """Show the page that asks for confirmation; after it, act on each run and show each outcome."""
     verb, lines = VERBS[name], list[Line]()
     form = (CancelForm if verb.stops else Form)(request.POST if "confirmed" in request.POST else None)
     is_confirmed = form.is_valid()
@@ -402,7 +405,7 @@ def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reas
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A button for one run or several; a button that `stops` them works whatever happened since."""
+    """A button for one run or several; only a button that `stops` may act on runs that changed since."""
 
     form: type[Form]
     advice: Callable[[Situation], Action]

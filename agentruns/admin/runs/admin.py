@@ -34,7 +34,7 @@ def _link(url: str, text: str, title: str = "") -> SafeString:
 
 
 class RunList(base.LeanChangeList):
-    """The list of runs, each with its waits or its outcome; the number of queries is fixed."""
+    """The list of runs, each with its waits or its outcome, by a fixed number of queries."""
 
     deferred = ("input", "output", "error")
 
@@ -43,7 +43,7 @@ class RunList(base.LeanChangeList):
         return filters.with_texts(super().get_queryset(request, *args, **kwargs))
 
     def get_results(self, request: HttpRequest) -> None:
-        """Fetch the runs of the page, mask them, and add what each row shows of waits, reviews and links."""
+        """Fetch the runs of the page, mask them, and add the waits, the outcome, the review and the links."""
         super().get_results(request)
         masking, listing = journal.masking, cast("RunAdmin", self.model_admin)
         masks = masking.masks_of(self.result_list, size=masking.MOST_READ)
@@ -116,14 +116,14 @@ class RunAdmin(base.ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find runs by task, error, answer, session key, requester, context or id."""
+        """Find runs by task, error, answer, approvals' titles, session key, requester, context or id."""
         if search_term:
             rows = filters.with_texts(queryset.defer(*RunList.deferred), task_text="input")
             queryset = filters.searched(request, rows, search_term, partial(filters.run_texts, request.user))
         return queryset, False
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """Find the list's actions that the user may take; `action_location` is Django 6.1's."""
+        """Find the list's actions that the user may use; `action_location` is an argument of Django 6.1."""
         place = {} if action_location is None else {"action_location": action_location}
         may, actions = services.permissions.may, super().get_actions(request, **place)
         return {name: actions[name] for name in actions if may(request.user, name.removesuffix("_selected"))}
@@ -131,7 +131,7 @@ class RunAdmin(base.ReadOnlyAdmin):
     # The list
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the list of runs; refuse an action on a selection that is no list of ids."""
+        """Show the list of runs; refuse an action on a selection with a value that is no id."""
         if not all(map(base.is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             self.message_user(request, _("Nothing was done: choose from the list."), messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
@@ -147,7 +147,7 @@ class RunAdmin(base.ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("status"), ordering="status")
     def where(self, run: Any) -> SafeString:
-        """Show the status; below it the link to a person's next action."""
+        """Show the status; below it the link to a person's next action, and the review."""
         parts = ((part,) for part in (run.links["act"], run.reviewed) if part)
         return html.two_lines(runs.list.status(run), format_html_join(". ", "{}", parts))
 
@@ -169,7 +169,7 @@ class RunAdmin(base.ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("cost"), ordering=COST.desc())
     def used_cost(self, run: Run) -> SafeString | str:
-        """Show the cost of all replies."""
+        """Show the cost of all replies; "-" if it is unknown."""
         return runs.list.cost(run.usage) or html.EMPTY
 
     def links(self, request: HttpRequest, run: Run) -> dict[str, SafeString]:
@@ -213,5 +213,5 @@ class RunAdmin(base.ReadOnlyAdmin):
         return super().render(request, obj, **context)
 
     def log_change(self, request: HttpRequest, obj: Run, message: Any) -> Any:
-        """Mask the message and log it in the admin's history: everybody who may see the run can read it."""
+        """Mask the message, and log it in the history, which everybody who may see the run can read."""
         return super().log_change(request, obj, base.mask_for(obj).json(message))

@@ -39,7 +39,10 @@ def verify_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
 
 
 def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
-    """Send one journal row in full as plain text; without its payload if that cannot be read."""
+    """Send one journal row, masked, as plain text; without its payload if the payload cannot be read.
+
+    Raises Http404 if the run has no such row.
+    """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq if seq < LARGEST else 0)
     if not rows.exists():
         raise Http404(_("Run %(run)s has no row %(seq)s.") % {"run": run.pk, "seq": seq})
@@ -63,7 +66,7 @@ def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> 
 
 
 def export_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponseBase:
-    """Stream the run's redacted export for an auditor, and log that."""
+    """Stream the run's redacted export for an auditor, and log that; raises PermissionDeniedError."""
     export = transfer.download_export(request, run)
     admin.log_change(request, run, _("Exported for an auditor."))
     return export
@@ -74,7 +77,8 @@ def content_view(
 ) -> HttpResponseBase:
     """Stream the full content of a row, or the picture or document with the SHA-256 `sha256`.
 
-    Guarded content requires a POST and the permission to reveal; a GET shows a page instead.
+    Guarded content requires a POST and the permission to reveal; a GET shows a page instead. Raises
+    PermissionDenied, and Http404 if there is no such content. Status 409 if the content is damaged.
     """
     content, refusal, may_reveal = None, "", permissions.may_reveal(request.user, run)
     try:
@@ -157,7 +161,7 @@ def damaged_page(
 
 
 def finding(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """Check the journal of a run's session, and report the problems and the head."""
+    """Check the journal of a run's session; report the problems, and the last row's number and hash."""
     sessions = Session.objects.using(settings.DATABASE).filter(pk=run.session_id)
     for _try in range(TRIES):
         session, problems = sessions.get(), verify.check(run.session_id, settings.DATABASE)

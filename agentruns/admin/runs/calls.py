@@ -46,7 +46,7 @@ LOOKED_AT = 200  # runs with a call in doubt that are searched for the next one
 
 @dataclass(frozen=True, slots=True)
 class CallHistory:
-    """A call, the rows about it, and the calls after it in the same reply that have no result yet."""
+    """A call, the rows about it, and sentences about the reply's later calls, which wait for its result."""
 
     run: Run
     call: Call
@@ -79,7 +79,7 @@ class CallHistory:
 
     @property
     def in_doubt(self) -> bool:
-        """Check whether a verdict can be given."""
+        """Check whether a verdict can be given: the run waits for one, or the result leaves a doubt."""
         return self.waits or self.is_uncleared
 
     def all(self, kind: str) -> list[Row]:
@@ -98,7 +98,7 @@ class CallHistory:
 
     @property
     def busy_until(self) -> datetime | None:
-        """Compute until when the last attempt may run, by its tool's timeout; None if past or unknown."""
+        """Compute when the tool's timeout ends the last attempt; None if that is past or unknown."""
         if self.call.timeout is None or self.call.started_at is None:
             return None
         until = self.call.started_at + timedelta(seconds=self.call.timeout)
@@ -106,18 +106,21 @@ class CallHistory:
 
 
 def _shown_by(run: Run, call_id: str) -> Approval | Run:
-    """Find the approval that shows a call, else its run."""
+    """Find the approval of a call, by which the call may be revealed; without one, return the run."""
     approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=call_id)
     return approvals.first() or run
 
 
 def call_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Show a call: its arguments, the known facts about it, and the possible decisions."""
+    """Show a call: its arguments, the known facts about it, and the possible decisions. Raises Http404."""
     return call_page(admin, request, history(run, call_id))
 
 
 def reveal_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Show a call's sensitive arguments after a POST by a user who may see them, and log the act."""
+    """Show a call's sensitive arguments, and log it; raises PermissionDenied and Http404.
+
+    Any method but POST redirects to the call's page.
+    """
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))
     about = _shown_by(run, call_id)
@@ -130,7 +133,10 @@ def reveal_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: s
 
 
 def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """List the calls in doubt on which this user may give a verdict, those that wait longest first."""
+    """Show the calls in doubt on which this user may give a verdict: first those that a run waits for.
+
+    Raises PermissionDenied if the user may not view runs.
+    """
     if not admin.has_view_permission(request):
         raise PermissionDenied
     runs, waits = calls_in_doubt(request, ended=True)
@@ -150,7 +156,8 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 def calls_in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], list[waiting.Wait]]:
     """Find the runs and the calls in doubt, not masked, on which this user may give a verdict.
 
-    Calls that runs wait for come first, in order of waiting. With `ended`, calls of ended runs follow.
+    Calls that runs wait for come first, in order of waiting. With `ended`, calls of ended runs follow. Reads
+    at most LOOKED_AT runs that wait, and LOOKED_AT calls of ended runs.
     """
     alias, user = settings.DATABASE, request.user
     if not permissions.may(user, "resolve"):
@@ -347,7 +354,7 @@ def verdict_form(past: CallHistory, verdict: str = "", data: Any = None, *, keep
 
 
 def prefilled(past: CallHistory) -> str:
-    """Build a form's text from the handler's late result; "" without a late result or if it is too long."""
+    """Format the late result as the form's initial text; "" without a late result or if it is too long."""
     late = past.returned
     if late is None:
         return ""
@@ -356,7 +363,7 @@ def prefilled(past: CallHistory) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Name the form in which a result is stored."""
+    """Name the JSON type of a stored result, such as "a number"."""
     return str(_KINDS.get(type(value), _("JSON")))
 
 
@@ -388,7 +395,12 @@ def _moment(row: Row) -> str:
 
 
 def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
-    """Record a verdict on the call as the page showed it; a worker then continues an unfinished run."""
+    """Record a verdict on the call, and redirect to the next call in doubt or else to the run's page.
+
+    Refuses a verdict if the call has changed since the page showed it, and shows the call's page with the
+    reason. A worker then continues the run, unless it has ended or other calls wait. A GET redirects to the
+    call's page.
+    """
     past = history(run, call_id)
     if request.method != "POST":
         return HttpResponseRedirect(admin.url(request, "call", run.pk, call_id))

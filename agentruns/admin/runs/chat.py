@@ -92,7 +92,7 @@ class Line:
 
     @property
     def bodies(self) -> list[tuple[int, Body]]:
-        """List the arguments that do not fit beside the title, and the result, each with its row."""
+        """List the arguments that do not fit beside the title, and the result, each with its row's seq."""
         below = {name: text for name, text in self.texts.items() if _is_long(text) or not self.short}
         bodies = [(self.asked, body(key.replace("_", " "), text, self.limit)) for key, text in below.items()]
         return [*bodies, (self.seq, self.result)] if self.result is not None else bodies
@@ -109,7 +109,7 @@ def _is_long(text: str) -> bool:
 
 @dataclass(slots=True)
 class Turn:
-    """The words of one person or the agent at a time, and the calls in them; a note has no text."""
+    """One entry of the conversation: a text of a person or the agent with its calls, or a note."""
 
     who: SafeString | str
     side: str
@@ -136,7 +136,7 @@ class Talk:
         self.not_run = _("not run") if run.is_ended else _("not run yet")
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows; skip rows that cannot be read, such as rows of newer code: the list of steps has them."""
+        """Add rows; skip rows that cannot be read, such as rows of newer code. The list of steps has them."""
         self.described = described(self.run, rows)
         for row in rows:
             with suppress(*ODD):
@@ -227,7 +227,7 @@ class Talk:
 
 
 def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
-    """Collect the tools' own sentences about calls that run without approval, by call id."""
+    """Collect the tools' sentences, if made in time, about calls that run without approval, by call id."""
     tools = {name: tool for name, tool in tools_of(run).items() if tool.describe is not None}
     sentences: dict[str, str] = {}
 
@@ -256,7 +256,7 @@ def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | N
 
 
 class Starts(NamedTuple):
-    """The calls of a run that ran more than once in its session with equal arguments."""
+    """The calls of a run that ran more than once in its session with equal arguments, and their counts."""
 
     twice: list[dict[str, Any]]
     none_twice: bool  # for sure
@@ -267,7 +267,8 @@ class Starts(NamedTuple):
 def repeated(user: Any, run: Run) -> Starts:
     """Find a run's started calls whose tool and arguments another started call of the session repeats.
 
-    Leave out tools that are safe to repeat, and calls that did nothing. Read the newest LATEST starts.
+    Leaves out tools that are safe to repeat, and calls that did nothing. Reads the newest LATEST starts in
+    runs that the user may see.
     """
     rows = Message.objects.using(settings.DATABASE).own()
     rows = rows.filter(session_id=run.session_id, kind=events.TOOL_STARTED)

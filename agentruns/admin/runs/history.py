@@ -43,7 +43,7 @@ REFUSALS = (AgentRunsError, ValueError)  # ValueError: a key that no page of our
 
 
 class ForkForm(KeyForm):
-    """The form to continue from a row, with another text or agent if given."""
+    """The form of a fork: the row to continue from and, if given, another message and another agent."""
 
     at = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
     text = TypedField(
@@ -136,7 +136,10 @@ class Moment:
         ]
 
     def request(self) -> dict[str, Any]:
-        """Build the request that the model got or would get next: the definition's parts and the messages."""
+        """Build the masked request that the model got or would get next.
+
+        The dict has the parts of the definition, and the newest MESSAGES messages.
+        """
         state, masked = self.before if self.sent else self.state.run, self.masked
         definition = definition_bodies(settings.DATABASE, [state.definition]).get(state.definition, {})
         read = self.row.payload.get("read") if self.sent else None
@@ -246,7 +249,10 @@ def fork_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRespo
 
 
 def repeats_page(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: int = 0) -> HttpResponse | None:
-    """Render the page of effects that would happen twice; None if there are none or all are ticked."""
+    """Render the page on which the user ticks each effect that would happen twice.
+
+    Returns None if there is no such effect, if all are ticked, or if the user may not fork the run.
+    """
     done = forks.effects(settings.DATABASE, run, after) if permissions.may(request.user, "fork", run) else []
     ticked, was_asked = request.POST.getlist("knows"), "asked" in request.POST
     if not any(effect.is_final and effect.call_id not in ticked for effect in done):
@@ -267,7 +273,10 @@ def repeats_page(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: in
 
 
 def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Show the form; a POST replays the run. No tool runs; only a request to a model is logged."""
+    """Show the form of a replay; a POST replays the run and shows the report. No tool runs.
+
+    A replay that requests a model needs the permission "replay", and is logged.
+    """
     form = ReplayForm(request.POST if request.method == "POST" else None)
     status, refusal, report = 200, "", None
     if form.is_valid():
@@ -322,7 +331,8 @@ def at_view(
 ) -> HttpResponse:
     """Show the run's state at the row in the URL, by default at the last row; with `context`, at `seq`.
 
-    Redirect to the nearest row if the run has no such row.
+    Redirects to the nearest row if there is no such row. Shows the run's page with a refusal if the user may
+    not see all runs of the session up to the row.
     """
     if not context:
         seq = seq_of(request.GET.get("seq", ""))

@@ -49,7 +49,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The agent of this process compared with the definition that a run was started with."""
+    """The agent of this process compared with the definition that a run follows."""
 
     agent: Agent | None  # None if this process knows no agent of that name
     is_served: bool  # the run's own definition is registered, so that it can continue
@@ -62,14 +62,14 @@ class Drift:
 
 
 def situation(request: HttpRequest, run: Run) -> Situation:
-    """Find a run's state and definition; unless it has ended, compare the definition with today's agent."""
+    """Find a run's state and definition; if the run goes on, compare the definition with today's agent."""
     definition = read.definition_body(settings.DATABASE, run.definition_id)
     today = None if run.is_ended else drift(run, definition)
     return replace(actions.situation(request, run), definition=definition, drift=today)
 
 
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Build the context of a run's budgets; unless the run has ended, also of Adopt and the definitions."""
+    """Build the context of a run's budgets; if the run goes on, also of Adopt and of a changed definition."""
     run, definition, now = situation.run, situation.definition, situation.drift
     elapsed = None
     if definition.get("deadline"):  # only the whole journal tells the time that counts
@@ -164,9 +164,9 @@ def meters(
 
 
 def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
-    """Say in a sentence which budget ended a run or, if it goes on, which is used up or closest to its limit.
+    """Name the budget that ended a run or, if the run goes on, that is used up or closest to its limit.
 
-    Returns "" if no budget ended the run, or if none is used so far.
+    Returns "" if no budget ended the run, or if a run that goes on has used none so far.
     """
     if ended:
         stopped = [each.label for each in budgets if error.startswith(f"{_STOPPED}{each.name}:")]
@@ -183,10 +183,10 @@ def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
 
 
 def drift(run: Run, definition: dict[str, Any]) -> Drift:
-    """Compare a run's definition with the agent that adopting would take in this process.
+    """Compare a run's definition with the agent that Adopt would take in this process.
 
-    That is the agent of the run's version. It is the newest version if the run's own is not registered, or
-    is registered with the run's definition.
+    This is the agent in the run's version. It is the newest version if the run's version is not registered,
+    or has the run's definition already.
     """
     own: Agent | None = None
     newest: Agent | None = None

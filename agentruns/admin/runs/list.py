@@ -31,7 +31,7 @@ TITLE = 100  # characters
 
 
 def task_title(run: Run) -> str:
-    """Name a run for people by the first line of its task, masked; not escaped.
+    """Name a run by the first line of its task, or else by agent and session; masked, not escaped.
 
     A list should set `run.mask` first: otherwise each run's mask takes queries of its own.
     """
@@ -40,7 +40,7 @@ def task_title(run: Run) -> str:
 
 
 def second(run: Any) -> str:
-    """Describe on one line why a run waits, how far it is, or its outcome."""
+    """Describe on one line why a run waits, how many steps it has made, or its outcome."""
     waits: list[Wait] = run.waits
     if waits:
         others = [wait for wait in waits if wait.kind != waiting.PAUSED] or waits
@@ -60,7 +60,7 @@ def second(run: Any) -> str:
 
 
 def came(run: Any, mask: Mask) -> str:
-    """Format the error of a failed run, or else the answer, masked; "" if it is too long for a list."""
+    """Format the error of a failed run, or else the answer, masked; "" for a text too long for a list."""
     if run.status == Run.Status.FAILED:
         return reason(mask.json(run.error_text) or "")
     return unmarked(bare(mask.json(run.answer) or "")[:READ], hide=mask.json)
@@ -107,7 +107,7 @@ def status(run: Run) -> SafeString:
 
 
 def reviewed(review: Review | None) -> str:
-    """Describe a review's rating and assignee on one line."""
+    """Describe a review's rating and assignee on one line; "" without a review."""
     if review is None:
         return ""
     rating = _("rated %(rating)s") % {"rating": review.get_rating_display()} if review.rating else ""
@@ -116,7 +116,7 @@ def reviewed(review: Review | None) -> str:
 
 
 def tokens(usage: dict[str, Any]) -> SafeString | str:
-    """Format the number of tokens that a budget counts, with each kind as a tooltip."""
+    """Format the number of tokens that a budget counts, each kind in a tooltip; "" if none was used."""
     kinds = {kind: usage[kind] for kind in TOKENS if usage.get(kind)}
     if not kinds:
         return ""
@@ -138,7 +138,7 @@ def short(number: int) -> str:
 
 
 def cost(usage: dict[str, Any]) -> SafeString | str:
-    """Show the cost of the replies, rounded, with the exact amount as a tooltip."""
+    """Format the cost of the replies, rounded, with the exact amount as a tooltip; "" if it is unknown."""
     given = usage.get("cost")
     try:
         exactly = Decimal(str(given))

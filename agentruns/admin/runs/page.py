@@ -39,7 +39,7 @@ FILTERS = "_changelist_filters"  # Django's: those of the list that the user cam
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A page of the journal; `earlier` and `later` are the `after` of the pages beside it, or None."""
+    """A page of the journal; `earlier`, `later` and `latest` are the `after` of other pages, or None."""
 
     rows: list[Row]
     earlier: int | None
@@ -130,9 +130,10 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def live_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Render the run's page without the site around it; status 204 if nothing changed since `seen`.
+    """Render the run's page for an open page, without the site around it.
 
-    If only the reply being written is new, render just its words.
+    Status 204 if nothing changed since `seen`. If only the reply being written is new, renders just its
+    words.
     """
     if request.method not in READING:
         return HttpResponseNotAllowed(READING)
@@ -146,7 +147,7 @@ def live_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRespo
 
 
 def watch_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
-    """Ask the run's worker to store drafts for the next seconds; an open page repeats this."""
+    """Ask the worker of a queued or running run to store drafts for a while; an open page repeats this."""
     if run.status in drafts.AT_WORK:
         drafts.watch([run.pk])
     return HttpResponse(status=204)
@@ -181,7 +182,10 @@ def _tag(about: Any) -> str:
 
 
 def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) -> Rows:
-    """Read the page of rows after the seq `after`; if `after` is None, the latest page."""
+    """Read the page of rows after the seq `after`; if `after` is None, the latest page.
+
+    A page has `size` rows. The latest page may have a tenth more.
+    """
     seqs = Message.objects.using(alias).filter(run_id=run_id)
     most = size + size // 10  # avoids a further page with only a few rows
     latest = _start(seqs, size, most)

@@ -20,7 +20,7 @@ from agentruns.utils.bounds import NAME_LENGTH
 
 
 class ReviewForm(forms.Form):
-    """The form of a whole review; `seen` identifies the review that was shown."""
+    """The form of a whole review; `seen` is the time of the last change to the review that was shown."""
 
     seen = MomentField(required=False, widget=forms.HiddenInput)
     rating = forms.TypedChoiceField(

@@ -35,12 +35,12 @@ class FilesField(forms.FileField):
     widget = FilesInput
 
     def clean(self, data: Any, initial: Any = None) -> list[Any]:
-        """Validate each file."""
+        """Validate each file; raises ValidationError."""
         return [super(FilesField, self).clean(each, initial) for each in data]
 
 
 class StartForm(KeyForm):
-    """The form of a new run's task."""
+    """The form of a new run: its agent, task, files and session."""
 
     agent = forms.ChoiceField(label=gettext_lazy("Agent"))
     text = TypedField(label=gettext_lazy("Task"), max_length=TEXT_LENGTH, widget=area(8))
@@ -60,7 +60,7 @@ class StartForm(KeyForm):
         self.fields["agent"].choices = [(name, plain(name)) for name in names]  # type: ignore[attr-defined]
 
     def input(self) -> Input:
-        """Build the task with its files; raises ContentError and ValueError."""
+        """Build the task with its files; raises ContentError, or ValueError for too many bytes."""
         text, files = str(self.cleaned_data["text"]), self.cleaned_data["attached"]
         if sum(file.size for file in files) > DEFAULT.request:
             raise ValueError(_("The files are larger than %(count)s bytes.") % {"count": DEFAULT.request})
@@ -68,7 +68,10 @@ class StartForm(KeyForm):
 
 
 def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Show the form; a POST queues the run. Raises PermissionDenied if the user may start no agent."""
+    """Show the form of a new run; a POST queues the run.
+
+    Raises PermissionDenied if the user may start no agent, or may not view runs.
+    """
     agents = starting.agents_of(request.user) if admin.has_view_permission(request) else []
     if not agents:
         raise PermissionDenied

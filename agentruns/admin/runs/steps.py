@@ -141,7 +141,7 @@ class RowCard:
 
 
 class Form(NamedTuple):
-    """The card of each row of a kind; without a title, `describe` chooses one by the payload.
+    """The layout of the cards of one kind of row; without a title, `describe` chooses one by the payload.
 
     `facts` and `texts` name members of the payload, in their order on the card.
     """
@@ -198,7 +198,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
 
 
 def file_of(payload: Payload) -> File | None:
-    """Find the file that has a row's full content, or None."""
+    """Find the stored file that has a row's full content; None without such a file."""
     stored = payload.get("stored")
     if not isinstance(stored, dict) or not names_in(payload):
         return None
@@ -221,7 +221,7 @@ def attachments(payload: Payload) -> list[Attachment]:
 
 
 def content_of(payload: Payload) -> Any:
-    """Extract a row's content; of a list of blocks, leave out the files, which the card lists separately."""
+    """Extract a row's content; leave out the files in a list of blocks, which the card lists separately."""
     content = payload.get("content")
     if not has_blocks(payload) or not isinstance(content, list):
         return content
@@ -229,7 +229,7 @@ def content_of(payload: Payload) -> Any:
 
 
 def returned(row: Row) -> str:
-    """Format the result of a call as text."""
+    """Format the result of a call as text; "-" if it is empty."""
     content = row.payload.get("content")
     if has_blocks(row.payload) and isinstance(content, list):
         content = fold.text_of(content)
@@ -326,7 +326,7 @@ def describe(card: RowCard, row: Row) -> None:
 def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[str]:
     """Describe how often tools were started, and with `none_twice` that no call ran twice.
 
-    `times` is the number of starts of each call, if that is known already.
+    Returns [] if no tool was started. `times` is the number of starts of each call, if that is known already.
     """
     if times is None:
         rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind=events.TOOL_STARTED)
@@ -397,7 +397,7 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
 
 
 def evidence(text: str) -> str:
-    """Reword the engine's evidence about a call in doubt for people."""
+    """Format the engine's evidence about a call in doubt for people, with "tool" in place of "handler"."""
     return plain(_HANDLER.sub(r"\1 tool", text, count=1))
 
 
@@ -408,7 +408,7 @@ def verb_words(verb: Any) -> tuple[str, str]:
 
 
 def verdict_words(verdict: Any) -> str:
-    """Describe a verdict on a call in doubt in words."""
+    """Describe a verdict on a call in doubt for a page."""
     return str(_VERDICTS_GIVEN.get(verdict, plain(verdict)))
 
 

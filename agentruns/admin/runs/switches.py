@@ -19,7 +19,7 @@ KINDS = {"agent": gettext_lazy("Agent"), "tool": gettext_lazy("Tool")}
 
 
 def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Show all agents and tools that are known here or switched off; a POST switches one on or off."""
+    """Show the agents and tools known here or switched off; a POST switches one. Raises PermissionDenied."""
     if not permissions.may(request.user, "switch"):
         raise PermissionDenied
     status, refusal = 200, ""
