@@ -1,4 +1,4 @@
-"""The console in the Django admin. A site of your own: `agentruns.admin.register(site)`."""
+"""The console in the Django admin. For a site of your own, call `agentruns.admin.register(site)`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INDEX = "agentruns/admin/index.html"
 
 
 def register(site: admin.AdminSite) -> None:
-    """Register the console on an admin site; show its figures on the index unless the site has its own."""
+    """Register the console on an admin site; show its figures on the index unless the site has a template."""
     site.register(Run, RunAdmin)
     site.register(Approval, ApprovalAdmin)
     site.register(ApiToken, TokenAdmin)

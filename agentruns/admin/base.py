@@ -63,7 +63,7 @@ MOST = 10_000  # rows that a list counts at most
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A number of rows; with `more` there are more than that."""
+    """A number of rows; `more` is True if there are more rows than `number`."""
 
     number: int
     more: bool = False
@@ -77,7 +77,7 @@ class Bounded:
 
 
 def bounded(number: int, most: int) -> Bounded:
-    """Build a number that is displayed as `most` with a plus sign if `number` is larger."""
+    """Limit a number to `most`; a larger number is displayed as `most` with a plus sign."""
     return Bounded(min(number, most), number > most)
 
 
@@ -89,7 +89,7 @@ def counted(rows: QuerySet[Any], most: int = MOST) -> Bounded:
 
 
 class CountOf(Subquery):
-    """The number of rows within another query, at most one more than `most`."""
+    """A subquery that counts the rows of another queryset, up to one more than `most`."""
 
     template = "(SELECT COUNT(*) FROM (%(subquery)s) AS counted)"
 
@@ -98,7 +98,7 @@ class CountOf(Subquery):
 
 
 class BoundedPaginator(AnyPaginator):
-    """A paginator with a limited COUNT; rows beyond the first `MOST` are found by a filter or a search."""
+    """A paginator that counts at most MOST rows. Later rows are on no page; use a filter or a search."""
 
     @cached_property
     def counted(self) -> Bounded:
@@ -113,9 +113,10 @@ class BoundedPaginator(AnyPaginator):
 
 
 def neighbours(keys: Sequence[Any], key: Any, most: int) -> tuple[Any, Any, str]:
-    """Find the keys before and after `key` in a queue, and the place of `key` as text, such as "2 of 5".
+    """Find the keys before and after `key` in `keys`, and the place of `key` as text, such as "2 of 5".
 
-    With `most` keys the queue may be longer. If `key` is not in `keys`: None, the first key and "".
+    A key is None if there is no neighbour. If `keys` has `most` keys or more, a plus sign follows the count.
+    If `key` is not in `keys`, returns None, the first key and "".
     """
     if key not in keys:
         return None, next(iter(keys), None), ""
@@ -131,7 +132,7 @@ def following(keys: Sequence[Any], key: Any) -> list[Any]:
 
 
 def is_uuid(text: str) -> bool:
-    """Check whether a text is a UUID, as all ids are."""
+    """Check whether a text can be parsed as a UUID, which all ids are."""
     try:
         UUID(text)
     except ValueError:
@@ -140,7 +141,7 @@ def is_uuid(text: str) -> bool:
 
 
 def ticked(request: HttpRequest, rows: QuerySet[Any]) -> list[Any]:
-    """Find the rows whose checkboxes were ticked, in the order of the page; at most TICKED rows."""
+    """Find the rows among `rows` that the user ticked, in the order of the page; at most TICKED rows."""
     texts = request.POST.getlist(ACTION_CHECKBOX_NAME)
     keys = list(dict.fromkeys(UUID(text) for text in texts if is_uuid(text)))
     objects = rows.in_bulk(keys[:TICKED]) if keys else {}
@@ -148,12 +149,12 @@ def ticked(request: HttpRequest, rows: QuerySet[Any]) -> list[Any]:
 
 
 def first_id(moment: datetime) -> UUID:
-    """Build the lowest id of a moment. Ids begin with their time, so their index finds rows by time."""
+    """Build the lowest id of a moment. An id begins with its time, so an index of ids finds rows by time."""
     return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
 
 
 class LeanChangeList(ChangeList):
-    """A list that leaves the columns of unlimited size in the database."""
+    """A list that does not load the columns in `deferred`, whose size is unlimited."""
 
     deferred: tuple[str, ...] = ()
 
@@ -171,14 +172,14 @@ class LeanChangeList(ChangeList):
 
     @property
     def numbered(self) -> Any:
-        """Copy the list for its page numbers, with the count "10,000+" if there are more rows."""
+        """Copy the list for its page numbers; the copy counts "10,000+" rows if there are more than MOST."""
         numbered: Any = copy.copy(self)
         if self.paginator.counted.more:
             numbered.result_count = str(self.paginator.counted)
         return numbered
 
     def news_url(self) -> str:
-        """Build the URL that an open list polls for the number of newer rows."""
+        """Build the URL, with the list's filters, that an open list polls for the number of newer rows."""
         since = {SINCE: str(first_id(clock.now(settings.DATABASE)))}
         url = page_url(self.model_admin.admin_site, self.model, "news")
         return url + self.get_query_string(since, [PAGE_VAR])
@@ -186,12 +187,13 @@ class LeanChangeList(ChangeList):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A page or a button's target of one object, at `route` below the object's own URL.
+    """A view of one object at `route` below the object's URL, or of no object, below the URL of the list.
 
-    `function` names a function below agentruns.admin, imported at its first call, that gets the admin, the
-    request, the object, the route's other parts and the `options`. A view that `acts` is called for POST
-    only; other methods and refusals lead to the object's page. `in_transaction` is for ATOMIC_REQUESTS: False
-    for a view that takes minutes.
+    `function` is the path of a function in agentruns.admin, imported when it is called. It gets the admin,
+    the request, the object, the other parts of the route, and `options`. Without a `route`, the route is
+    `name`. A view that `acts` is called for POST only. Any other method redirects to the object's page, and
+    an AgentRunsError shows that page with the error. `in_transaction` is False for a view that takes minutes,
+    so that ATOMIC_REQUESTS opens no transaction for it.
     """
 
     name: str
@@ -203,9 +205,10 @@ class View:
 
 
 def selected(verb: str, title: Any, view: str, only: Any, permissions: Sequence[str] | None = None) -> Any:
-    """Build an action of a list: `view` asks for confirmation, then acts on the ticked rows.
+    """Build the list's action `verb`: `view` asks for confirmation, then acts on the ticked rows.
 
-    The list shows the message `only` if "select all" meant more rows than were on the page.
+    After "select all" it acts only on the rows of the page, and the list shows the message `only`. It refuses
+    more than TICKED rows. A user needs one of `permissions`, if they are given.
     """
 
     def act(model_admin: ReadOnlyAdmin, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -224,7 +227,10 @@ def selected(verb: str, title: Any, view: str, only: Any, permissions: Sequence[
 
 
 def zone_of(request: HttpRequest) -> ZoneInfo | None:
-    """Find the time zone of the user's browser; None if the project sets a zone or the cookie has none."""
+    """Find the time zone of the user's browser, which a cookie names; None if the cookie names no zone.
+
+    Returns None, too, if TIME_ZONE is set to another zone than UTC, or if the project activated a zone.
+    """
     name, project = request.COOKIES.get(ZONE, ""), cast(Any, django_settings)
     is_chosen = timezone.get_current_timezone() != timezone.get_default_timezone()
     if is_chosen or (project.is_overridden("TIME_ZONE") and project.TIME_ZONE != "UTC"):
@@ -258,14 +264,14 @@ def status_of(refusal: Exception) -> int:
 
 
 def may_view(site: admin.AdminSite, request: HttpRequest, model: type[Model]) -> bool:
-    """Check whether the admin site has a model and lets this user view it."""
+    """Check whether the admin site has a model and lets this user view the model's rows."""
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 
 def page_url(
     site: admin.AdminSite, model: type[Model], page: str = "changelist", *args: object, **query: object
 ) -> str:
-    """Build the URL of a model's page on an admin site."""
+    """Build the URL of a model's page on an admin site, with `query` as parameters; raises NoReverseMatch."""
     name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}"
     url = reverse(name, args=args, current_app=site.name)
     return f"{url}?{urlencode(query)}" if query else url
@@ -310,7 +316,7 @@ class ReadOnlyAdmin(AnyAdmin):
         js = SCRIPTS
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse, because only services write, and the journal is kept."""
+        """Refuse to add, change and delete rows, because only services write."""
         return False
 
     has_change_permission = has_delete_permission = has_add_permission
@@ -364,13 +370,16 @@ class ReadOnlyAdmin(AnyAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        """Show the page of one object. Raises PermissionDenied for a POST, because the page saves nothing."""
+        """Show the page of one object; raises the errors of `find`.
+
+        Raises PermissionDenied for other methods than GET and HEAD, because the page saves nothing.
+        """
         if request.method not in READING:
             raise PermissionDenied
         return self.page(request, self.find(request, object_id), **(extra_context or {}))
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Show the actions of people on an object to users who may see it."""
+        """Show Django's history of an object; raises PermissionDenied if the user may not view objects."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return super().history_view(request, object_id, extra_context)
@@ -436,7 +445,7 @@ class ReadOnlyAdmin(AnyAdmin):
     def done(
         self, request: HttpRequest, obj: Model, logged: str, text: str, to: Model | None = None
     ) -> HttpResponseRedirect:
-        """Log an action, show `text`, and redirect to the page of the object or of `to`."""
+        """Log `logged` in the admin's history, show `text`, and redirect to the page of `to` or of `obj`."""
         self.log_change(request, obj, logged)
         self.message_user(request, text, messages.SUCCESS)
         return self.back(request, to or obj)
@@ -447,7 +456,7 @@ class ReadOnlyAdmin(AnyAdmin):
         return self.page(request, self.find(request, obj.pk), status=status_of(error), refusal=text)
 
     def other_page(self, request: HttpRequest, model: type[Model], key: object) -> str:
-        """Build the URL of another model's page; "" if this site or this user has none."""
+        """Build the URL of another model's page; "" if there is no such page or the user may not view it."""
         if not may_view(self.admin_site, request, model):
             return ""
         try:
@@ -457,7 +466,10 @@ class ReadOnlyAdmin(AnyAdmin):
 
 
 def news_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Respond with a sentence that counts the rows newer than `since`; status 204 if there are none."""
+    """Respond with a sentence that counts the list's rows newer than `since`, up to MOST_NEWS.
+
+    The status is 204 if there are none, or if a parameter is invalid. Raises PermissionDenied.
+    """
     query = request.GET.copy()
     since = query.pop(SINCE, [""])[-1]
     if not model_admin.has_view_permission(request):

@@ -45,7 +45,7 @@ FORMULA = re.compile(r"(^|[;|\t\n])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\
 
 
 class CostsForm(forms.Form):
-    """The days, and the grouping of the figures."""
+    """The form that chooses the days and the grouping; by default the last 30 days, by agent."""
 
     by = forms.ChoiceField(
         label=gettext_lazy("by"),
@@ -61,7 +61,7 @@ class CostsForm(forms.Form):
         super().__init__({name: data.get(name) or value for name, value in given.items()})
 
     def clean(self) -> dict[str, Any]:
-        """Refuse days in the wrong order, or too many days."""
+        """Refuse days in the wrong order, more than MOST_DAYS, before EARLIEST or after LATEST."""
         given = self.cleaned_data
         first, last = given.get("first", EARLIEST), given.get("last", LATEST)
         is_long = len({"first", "last"} & given.keys()) == 2 and (last - first).days >= MOST_DAYS
@@ -72,7 +72,10 @@ class CostsForm(forms.Form):
 
 
 def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Show tokens and costs of the runs that the user may see, for the chosen days and grouping."""
+    """Show tokens and costs of the runs that the user may see, for the chosen days and grouping.
+
+    Counts only the newest RUNS of these runs. Raises PermissionDenied.
+    """
     if not admin.has_view_permission(request):
         raise PermissionDenied
     form = CostsForm(request.GET)
@@ -99,7 +102,10 @@ def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Send tokens and costs by day, agent, requester and scope as a CSV file of at most MOST_LINES lines."""
+    """Send tokens and costs by day, agent, requester and scope as CSV: titles and at most MOST_LINES lines.
+
+    Counts only the newest RUNS runs of the days. Status 400 if a day is invalid. Raises PermissionDenied.
+    """
     if not admin.has_view_permission(request):
         raise PermissionDenied
     form = CostsForm(request.GET)
@@ -123,12 +129,12 @@ def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def safe_cell(value: object) -> str:
-    """Insert an apostrophe in a text wherever a spreadsheet would read a formula."""
+    """Format a value as `bare` does, with an apostrophe wherever a spreadsheet would read a formula."""
     return FORMULA.sub(r"\1'", bare(value))
 
 
 def _grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
-    """Sum runs, tokens and cost by `columns`: newest day first if `columns` has days, then highest cost."""
+    """Sum runs, tokens and cost by `columns`, with the newest day first if there are days, then by cost."""
     order: list[Any] = ["-day"] if "day" in columns else []
     order += [F("spent").desc(nulls_last=True), "-used", *columns]
     groups = runs.annotate(day=TruncDate("created_at")).values(*columns)
@@ -141,7 +147,7 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(row: dict[str, Any], days: dict[str, str], listed: str) -> dict[str, str]:
-    """Build the name of a line and the URL of its runs; the URL is "" if no filter can find the runs."""
+    """Build a line's name and the URL of the list of its runs; the URL is "" if no filter selects them."""
     query, names, is_found = {**days}, [], True
     if "day" in row:
         query = dict.fromkeys(days, row["day"].isoformat())

@@ -1,4 +1,4 @@
-"""The figures on the admin's index that an operator needs first, each by one small query."""
+"""The figures on the admin's index that an operator needs first, read by a few small queries."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
 
 
 def _week(site: AdminSite, runs: QuerySet[Run], page: dict[str, Any]) -> None:
-    """Add to the page the newest runs of the last 7 days, by day and by agent, with costs, by one query."""
+    """Add to the page counts and costs of the newest RUNS runs of the last 7 days, by day and by agent."""
     today = timezone.localdate(clock.now(settings.DATABASE))
     first = today - timedelta(days=DAYS - 1)
     page["costs_url"] = page_url(site, Run, "costs", by="agent", first=first, last=today)
@@ -264,7 +264,7 @@ def bar(all_of_it: float, bad: float, most: float) -> SafeString:
 
 
 def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Render the present figures for an open front page."""
+    """Render the present figures for an open front page; raises PermissionDenied."""
     page = dashboard(model_admin.admin_site, request)
     if page is None:
         raise PermissionDenied

@@ -1,4 +1,4 @@
-"""Filters and search of the lists, all on the admin's own queryset, which reads the journal's database."""
+"""The filters and the search of the console's lists, all on the admin's own queryset."""
 
 from __future__ import annotations
 
@@ -64,11 +64,12 @@ SELECT name FROM names WHERE name IS NOT NULL
 
 
 def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts, run: str = "") -> Any:
-    """Find the rows for a search term: the beginning of a name or an id, or part of a displayed text.
+    """Select the rows that a search term finds by the beginning of a name or id, or by a part of a text.
 
-    Texts are compared as displayed, and only in the newest SEARCHED rows. This is done for every term, so
-    that neither the result nor its time reveals anything masked. `request.agentruns_cut` becomes True if
-    there are older rows. `run` is the lookup from the rows to Run, such as "run__".
+    `texts` yields the texts of rows as they are displayed. Only the newest SEARCHED rows are compared by
+    texts; `request.agentruns_cut` becomes True if there are older rows. Every term is compared with the
+    texts, so that neither result nor time reveals a masked value. `run` is the lookup from the rows to Run,
+    "" if they are runs.
     """
     term = term.strip().replace("\x00", "")
     newest = list(rows.order_by("-pk")[: SEARCHED + 1])
@@ -88,7 +89,8 @@ def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts,
 def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUID] = ()) -> Q:
     """Build the condition for runs in `also`, or whose id, session key or requester begins with `term`.
 
-    `run` is the lookup to Run. If `run` is "", also match runs by a value of their context.
+    `run` is the lookup from the rows to Run. If it is "", runs with the context value `term` match, too. With
+    more than one kind of match, only the newest MOST + 1 of `runs` count for each kind.
     """
     parts, keys = [_named(term)], {*also, *([] if run else _in_context(term, runs))}
     digits = term.lower().replace("-", "")
@@ -105,7 +107,10 @@ def matching(term: str, runs: QuerySet[Any], run: str = "", also: Collection[UUI
 
 
 def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str]]]:
-    """Yield each run's id and its texts for a search, as displayed, with the titles of its approvals."""
+    """Yield each run's id and its displayed texts for a search, with titles of approvals the user may see.
+
+    `runs` need the annotations of `with_texts`, and `task_text`.
+    """
     masks = journal.masking.masks_of(runs, size=journal.masking.MOST_READ) if runs else {}
     asked: dict[UUID, list[tuple[str, str]]] = defaultdict(list)
     approvals = journal.policy.visible_approvals(user).order_by("-requested_at", "-id")
@@ -126,7 +131,11 @@ def _texts_of(run: Run) -> Iterator[str]:
 
 
 def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple[UUID, list[str]]]:
-    """Yield each approval's id and texts for a search, with the run's texts if the user may see the run."""
+    """Yield each approval's id and its displayed texts for a search, with the requester and the session key.
+
+    Includes title and context of the run if the user may see the run. Replaces each approval's arguments by
+    its annotation `given`.
+    """
     runs = {approval.run_id: approval.run for approval in approvals}
     masks = journal.masking.masks_of(runs.values(), size=journal.masking.MOST_READ) if runs else {}
     seen = {*journal.policy.visible_runs(user).filter(pk__in=runs).values_list("pk", flat=True)}
@@ -146,7 +155,10 @@ def approval_texts(user: Any, approvals: Collection[Approval]) -> Iterator[tuple
 
 
 def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
-    """Find the newest runs whose displayed context has the value `term`, or name and value (`tenant:7`)."""
+    """Find the ids of runs whose displayed context has the value `term`, or name and value as in `tenant:7`.
+
+    Compares only the newest LOOKED_AT runs with such a context.
+    """
     name, _colon, value = term.partition(":")
     which = Q(context_values__value=term) | Q(context_values__key=name, context_values__value=value)
     some = runs.filter(pk__in=runs.filter(which).order_by("-pk").values("pk")[:LOOKED_AT])
@@ -161,7 +173,7 @@ def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
 
 
 def _named(term: str, run: str = "") -> Q:
-    """Build the condition for runs whose session's key or requester begins with a term, as displayed."""
+    """Build the condition for runs whose session key or requester, as displayed, begins with `term`."""
     key, requester = "key__istartswith", "owner_name__istartswith"
     if not is_on():
         return Q(**{f"{run}session__{key}": term}) | Q(**{f"{run}session__{requester}": term})
@@ -173,7 +185,7 @@ def _named(term: str, run: str = "") -> Q:
 
 
 def names(alias: str, model: type[Model], column: str) -> list[str]:
-    """List the distinct values of a text column, sorted; the column must be the first of an index."""
+    """List the distinct values of a text column, sorted. Fast only if an index begins with the column."""
     connection = connections[alias]
     quote = connection.ops.quote_name
     sql = _NAMES.format(table=quote(model._meta.db_table), column=quote(column))
@@ -183,7 +195,7 @@ def names(alias: str, model: type[Model], column: str) -> list[str]:
 
 
 class KnownValues(admin.SimpleListFilter):
-    """A filter that finds nothing for a value that it did not offer: URLs may hold anything."""
+    """A filter that selects nothing for a value that is not among its choices: URLs may hold anything."""
 
     offered: Sequence[tuple[str, Any]] = ()
 
@@ -192,7 +204,7 @@ class KnownValues(admin.SimpleListFilter):
         return self.offered
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Select the rows of the chosen value; all rows without a value, none for a value not offered."""
+        """Select the rows of the chosen value; all rows if no value is chosen, none if it is no choice."""
         value = self.value()
         if not value:
             return queryset
@@ -206,23 +218,26 @@ class KnownValues(admin.SimpleListFilter):
 
 
 def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
-    """Annotate runs with `error_text`, `answer` and `more` texts; a text too long for a list becomes ""."""
+    """Annotate runs with `error_text` and `answer`; a text of more than SHORT characters becomes "".
+
+    `more` maps the names of further annotations to the columns of their texts.
+    """
     texts = {"error_text": "error", "answer": "output", **more}
     annotated: QuerySet[Any] = runs.annotate(**{name: if_short(column) for name, column in texts.items()})
     return annotated
 
 
 def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherwise: Any = "") -> Case:
-    """Build the expression for a column's value, or for `otherwise` if the value is too long to be masked."""
+    """Build the expression for a column's value, or for `otherwise` if it has more than SHORT characters."""
     is_short = LessThanOrEqual(Length(column), SHORT)
     return Case(When(is_short, then=column), default=Value(otherwise, kind()), output_field=kind())
 
 
 def failures(user: Any) -> dict[str, tuple[str, list[Any]]]:
-    """Group the newest visible runs that failed in the last week by their cause.
+    """Group the newest ERRORS runs that failed in the last week, and that the user may see, by their cause.
 
-    The dict maps a digest of each cause to its words and its runs. Failures whose words differ only in
-    numbers and ids have one cause.
+    A cause is the first line of an error, without numbers and ids. The dict maps a digest of each cause to
+    the cause and its runs.
     """
     since = clock.now(settings.DATABASE) - WEEK
     failed = journal.policy.visible_runs(user).filter(status=Run.Status.FAILED, updated_at__gte=since)
@@ -239,7 +254,7 @@ def failures(user: Any) -> dict[str, tuple[str, list[Any]]]:
 
 
 class FailureFilter(KnownValues):
-    """A filter by the cause of a failure, to which the front page links."""
+    """A filter by the cause of a failure; a link on the front page sets it."""
 
     title = _("cause")
     parameter_name = "cause"
@@ -251,12 +266,12 @@ class FailureFilter(KnownValues):
         return [(value, plain(self.cause[0]) if self.cause else str(_("unknown")))] if value else []
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the runs that failed with this cause."""
+        """Select the runs that `failures` groups under this cause; none if the cause is not known."""
         return queryset.filter(pk__in=[run.pk for run in self.cause[1]] if self.cause else [])
 
 
 class ReviewFilter(KnownValues):
-    """A filter by rating and assignee of a run's review."""
+    """A filter by a run's review: rated good, rated bad, or assigned to the user."""
 
     title = _("review")
     parameter_name = "review"
@@ -271,7 +286,7 @@ class ReviewFilter(KnownValues):
 
 
 class RunStatusFilter(KnownValues):
-    """A filter by status and by urgency: runs that need a person, stalled or failed lately."""
+    """A filter by status, or by a group: needs a person, stalled, failed lately, or ended in doubt."""
 
     title = _("status")
     parameter_name = "status"
@@ -300,7 +315,7 @@ def failed_lately() -> Q:
 
 
 class StartedFilter(admin.ListFilter):
-    """A filter by the days between which a run was started, in the displayed time zone."""
+    """A filter by the first and the last day of a run's start, in the displayed time zone."""
 
     title = _("day of the start")
     template = "agentruns/admin/filter_days.html"
@@ -335,7 +350,7 @@ class StartedFilter(admin.ListFilter):
             }
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Select the runs started from the first to the last chosen day; none if a day is invalid."""
+        """Select the runs started from the first to the last day, where chosen; none if a day is invalid."""
         try:
             if first := self.days[self.first]:
                 start = midnight(date.fromisoformat(first))
@@ -354,7 +369,7 @@ def midnight(day: date) -> datetime:
 
 
 class ApprovalStatusFilter(KnownValues):
-    """A filter by status, by default pending."""
+    """A filter by the status of an approval; without a choice it selects pending approvals."""
 
     title = _("status")
     parameter_name = "status"
@@ -380,27 +395,30 @@ class ApprovalStatusFilter(KnownValues):
             }
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the approvals of the chosen status."""
+        """Select the approvals of the chosen status. "approved" includes approvals whose call has started."""
         done = {Approval.Status.APPROVED.value: Q(status__in=APPROVED), "all": Q()}
         which = {self.default: Q(status=PENDING), **done}
         return queryset.filter(which.get(value, Q(status=value)))
 
 
 class MineFilter(KnownValues):
-    """A filter for approvals that the user can decide: allowed, not decided by the user yet, and in time."""
+    """A filter for unexpired approvals that the user may decide and has not approved yet."""
 
     title = _("whose turn")
     parameter_name = "mine"
     offered = (("yes", _("mine to decide")),)
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the pending approvals that this user can decide now."""
+        """Select the pending approvals that this user can decide now, by `permissions.decidable_by`.
+
+        The result may include approvals that the policy's `can_decide` refuses.
+        """
         pending = queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
         return services.permissions.decidable_by(self.user, pending)
 
 
 class NameFilter(KnownValues):
-    """A filter by a name that occurs in the rows of a model."""
+    """A filter by `lookup`, which offers the values of the column `field` in the rows of `model`."""
 
     model: type[Model] = Run
     field = ""
@@ -427,7 +445,7 @@ class NameFilter(KnownValues):
 
 
 class LinkFilter(KnownValues):
-    """A filter by the object of a row's link; offered only after the link was followed."""
+    """A filter that is offered only after a user follows a link, such as the link to a session's runs."""
 
     lookup = ""
     shown = ""  # the run's attribute that names the value for people
@@ -452,7 +470,7 @@ class LinkFilter(KnownValues):
 
 
 class SameCallFilter(KnownValues):
-    """A filter for equal calls; offered only after a card's link was followed."""
+    """A filter for calls with equal tool and arguments; offered only after a user follows a card's link."""
 
     title = _("equal calls")
     parameter_name = "same"
@@ -468,7 +486,7 @@ class SameCallFilter(KnownValues):
 
 
 def filter_of(kind: type[KnownValues], title: Any, name: str, **attributes: Any) -> type[KnownValues]:
-    """Build a subclass of NameFilter or LinkFilter for the URL parameter `name`."""
+    """Build a subclass of NameFilter or LinkFilter for the URL parameter `name`, with these `attributes`."""
     return type(f"{name.title()}Filter", (kind,), {"title": title, "parameter_name": name, **attributes})
 
 

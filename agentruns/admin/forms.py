@@ -23,14 +23,14 @@ WHY_DENIED = _("A denial needs a reason: the model is told it and does not ask a
 
 
 class MomentField(forms.DateTimeField):
-    """A time that a page showed; in UTC it stays within the years that every database can compare."""
+    """A time that a page showed; refuses a time whose UTC value lies outside the years 1 to 9999."""
 
     default_error_messages = dict.fromkeys(
         ("required", "invalid"), _("The page does not say what it showed. Open it again.")
     )
 
     def to_python(self, value: Any) -> datetime | None:
-        """Parse the time, and convert it to UTC."""
+        """Parse the time, and convert it to UTC; None for an empty value. Raises ValidationError."""
         moment: datetime | None = super().to_python(value)
         try:
             return moment and moment.astimezone(UTC)
@@ -39,10 +39,10 @@ class MomentField(forms.DateTimeField):
 
 
 class TypedField(forms.CharField):
-    """A text as it was typed: browsers send other line ends."""
+    """A text field that undoes the line ends of browsers, which send CR LF instead of LF."""
 
     def to_python(self, value: Any) -> str:
-        """Restore the text's own line ends before its length is checked."""
+        """Replace CR LF by LF before the length is checked."""
         return str(super().to_python(value)).replace("\r\n", "\n")
 
 
@@ -52,7 +52,7 @@ def area(rows: int = 3, **attributes: str) -> forms.Textarea:
 
 
 def reason_field(label: Any, **options: Any) -> TypedField:
-    """Build the field of a reason or a note."""
+    """Build the field of a reason or a note, of at most REASON_LENGTH characters."""
     return TypedField(label=label, max_length=REASON_LENGTH, widget=area(), **options)
 
 
@@ -66,7 +66,7 @@ EraseForm = _asking_why(_("Reason, kept in the journal"))
 
 
 class KeyForm(forms.Form):
-    """A form that starts or sends something new; because of its key a double click does so only once."""
+    """A form that starts or sends something new. Its `key` keeps a double click from doing this twice."""
 
     key = forms.CharField(max_length=64, widget=forms.HiddenInput, initial=uuid7)
 
@@ -119,7 +119,7 @@ class AnswerForm(ShownForm):
         self.choices = {str(place): choice for place, choice in enumerate(choices)}
 
     def clean(self) -> dict[str, Any]:
-        """Use the choice whose button was pressed. The button sends a place, because texts may be masked."""
+        """Use the choice whose button was pressed. A button sends a number, because a text may be masked."""
         chosen = self.data.get("choice", "")
         if chosen in self.choices:
             self.errors.pop("text", None)
@@ -128,7 +128,7 @@ class AnswerForm(ShownForm):
 
 
 class ExtendForm(ShownForm):
-    """The form that gives people more time."""
+    """The form that gives people more time to decide; `seen` is the expiry that the page showed."""
 
     seen = MomentField(widget=forms.HiddenInput)
     hours = forms.TypedChoiceField(
@@ -146,7 +146,7 @@ class ResumeForm(forms.Form):
 
 
 class VerdictForm(forms.Form):
-    """A verdict on a call in doubt; `seq` is the last journal row of the call that the page knew."""
+    """The form of a verdict on a call in doubt; `seq` is the last row of the call that the page knew."""
 
     use_required_attribute = False  # each of the form's three verdicts needs other fields
     seq = forms.IntegerField(widget=forms.HiddenInput)
@@ -183,7 +183,7 @@ class AdoptForm(forms.Form):
 
 
 class EditForm(DecideForm):
-    """The form to approve with other arguments; those in `hidden` are masked on the page and stay."""
+    """The form to approve with other arguments. An argument in `hidden` has no field and keeps its value."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class EditForm(DecideForm):
         }
 
     def clean(self) -> dict[str, Any]:
-        """Refuse an edit of a masked argument, and an edit without changes (Approve serves for that)."""
+        """Refuse an edit of a masked argument, and an edit without changes; raises ValidationError."""
         if any(name.startswith(PREFIX) and name not in self.fields for name in self.data):
             raise forms.ValidationError(
                 _("An argument that you sent is masked now. Have it shown again, or leave it."), code="masked"
@@ -229,12 +229,12 @@ class EditForm(DecideForm):
 
 
 class ValueField(forms.JSONField):
-    """Any JSON value; written in ASCII with \\u escapes if it has characters that are not shown."""
+    """A field for any JSON value; written in ASCII with \\u escapes if a character is not shown."""
 
     default_error_messages = {"invalid": _("This is not JSON.")}
 
     def to_python(self, value: Any) -> Any:
-        """Parse the text as JSON."""
+        """Parse the text as JSON; raises ValidationError."""
         try:
             return super().to_python(value)
         except (ValueError, RecursionError):  # a number too long or brackets too deep: Django lets these out
@@ -248,7 +248,7 @@ class ValueField(forms.JSONField):
             return forms.fields.InvalidJSONInput(data)
 
     def prepare_value(self, value: Any) -> Any:
-        """Format the value as JSON on several lines."""
+        """Format the value as JSON on several lines; a text that is no JSON stays unchanged."""
         if isinstance(value, forms.fields.InvalidJSONInput):
             return value
         text = json.dumps(value, indent=2, ensure_ascii=False)
@@ -256,7 +256,10 @@ class ValueField(forms.JSONField):
 
 
 def _field(name: str, tool: dict[str, Any], value: Any) -> forms.Field:
-    """Build an argument's form field by the tool's schema (a `$ref` is followed once), else a JSON field."""
+    """Build the form field that fits an argument's schema and value, or else a field for JSON.
+
+    Follows a `$ref` in the schema once.
+    """
     given: dict[str, Any] = tool.get("properties", {}).get(name, {})
     schema = {**_followed(tool, given), **{key: given[key] for key in ("description",) if key in given}}
     if "anyOf" in given:

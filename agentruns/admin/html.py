@@ -2,8 +2,8 @@
 
 Every text of a model, a tool or a caller goes through `visible`, which escapes it, or through `plain`, whose
 result the template escapes. Both show each character that hides or reorders others, and isolate the text: a
-name written from right to left moves nothing beside it. Each value of a sentence goes through by itself,
-never the sentence. Both apply AGENTRUNS_REDACT to the whole text; a text is cut afterwards, never before.
+name written from right to left moves nothing beside it. Format each value of a sentence by itself, never the
+whole sentence. Both apply AGENTRUNS_REDACT to the whole text; a text is cut afterwards, never before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARKS = 200  # hidden characters named on a page; a text with more is cut after 
 
 
 def person(name: str) -> SafeString:
-    """Format a person's name as HTML, or "the program" without a name."""
+    """Format a person's name as HTML; "the program" if the name is empty."""
     return visible(name or _("the program"))
 
 
@@ -53,7 +53,10 @@ def visible(text: object, limit: int | None = None) -> SafeString:
 
 
 def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
-    """Split a text at its hidden characters, which become HTML marks; also count the characters left out."""
+    """Split a text at its hidden characters, which become HTML marks; count the characters left out.
+
+    The other parts are not escaped yet. A text is cut at `limit` characters, and after MARKS marks.
+    """
     parts: list[str] = []
     place = 0
     for number, (piece, hidden, count) in enumerate(pieces(text[:limit])):
@@ -70,17 +73,17 @@ def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
 
 
 def plain(text: object) -> str:
-    """Format `text` as `bare` does, with its direction isolated from the text around; not HTML-escaped."""
+    """Format `text` as `bare` does, and isolate its direction from the text beside it; not HTML-escaped."""
     return isolated(bare(text))
 
 
 def plain_line(text: object, limit: int = LINE) -> str:
-    """Format `text` as `plain` does, on one line, cut at `limit` characters."""
+    """Format `text` as `plain` does, on one line of at most `limit` characters."""
     return isolated(one_line(bare(text), limit))
 
 
 def cut(sentence: str, limit: int = LINE) -> str:
-    """Cut a sentence to one line of `limit` characters. Its values must be formatted by `plain`."""
+    """Cut a sentence to one line of at most `limit` characters. Format its values by `plain` first."""
     sentence = " ".join(sentence.split())
     if len(sentence) <= limit:
         return sentence
@@ -98,7 +101,7 @@ def bare(text: object) -> str:
 
 
 def reason(error: str) -> str:
-    """Move an error's type behind its text: "KeyError: no order" becomes "no order (KeyError)"."""
+    """Move an error's type, if any, behind its text: "KeyError: no order" becomes "no order (KeyError)"."""
     kind, _colon, text = error.partition(": ")
     return f"{text} ({kind})" if kind.isidentifier() and text.strip() else error
 
@@ -145,7 +148,7 @@ def short_id(value: object) -> str:
 
 
 def two_lines(first: object, second: object) -> SafeString:
-    """Build a list's cell of a main line and a second line."""
+    """Build a list's cell of a main line and, unless it is empty, a second line below."""
     if not second:
         return format_html("{}", first)
     return format_html('{}<br><span class="ar-second">{}</span>', first, second)
@@ -175,7 +178,10 @@ class Body:
 
 
 def body(label: str, text: object, limit: int | None = None, kind: str = "") -> Body:
-    """Format a text for a page, cut at `limit` and MARKS marks; the caller offers the full text elsewhere."""
+    """Redact and format a text for a page, cut at `limit` characters and after MARKS marks.
+
+    A page that shows a cut text must offer the full text elsewhere.
+    """
     parts, left_out = marked_parts(redact(str(text)).replace("\r\n", "\n"), limit)
     return Body(plain(label), format_html_join("", "{}", ((part,) for part in parts)), left_out, kind)
 
@@ -203,7 +209,7 @@ def _code(character: str) -> str:
 
 
 def exact(moment: datetime | None) -> str:
-    """Format a time to the second, with its time zone, as audits need it."""
+    """Format a time to the second, with its time zone, as audits need it; "-" if there is no time."""
     if moment is None:
         return EMPTY
     with suppress(OverflowError):  # the last hours of the calendar have no other zone
@@ -212,22 +218,22 @@ def exact(moment: datetime | None) -> str:
 
 
 def stamp(moment: datetime | None) -> SafeString | str:
-    """Format a time to the second as HTML."""
+    """Format a time to the second as HTML; "-" if there is no time."""
     return _element(moment, exact(moment)) if moment else EMPTY
 
 
 def age(moment: datetime | None) -> SafeString | str:
-    """Format the time since a moment as HTML with the exact time."""
+    """Format the time between a moment and now as HTML with the exact time; "-" if there is no moment."""
     return _element(moment, words(moment)) if moment else EMPTY
 
 
 def dated(moment: datetime | None) -> SafeString | str:
-    """Format a time to the second, and its distance from now, as HTML."""
+    """Format a time to the second, and its distance from now, as HTML; "-" if there is no time."""
     return _element(moment, f"{exact(moment)} ({ago(moment)})") if moment else EMPTY
 
 
 def ago(moment: datetime) -> str:
-    """Format a time as "3 minutes ago" or "in 3 minutes"."""
+    """Format a time as "3 minutes ago", "in 3 minutes" or "just now"."""
     now = clock.now(settings.DATABASE)
     if abs(now - moment) < timedelta(seconds=1):
         return _("just now")
@@ -253,7 +259,7 @@ def words(moment: datetime) -> str:
 
 
 def duration(length: timedelta) -> str:
-    """Format a length of time in its two largest units, such as "1 h 5 min"."""
+    """Format a length of time in its two largest units, such as "1 h 5 min"; below a minute, as "1.5 s"."""
     if timedelta() < length < timedelta(seconds=1):
         return _("%(count)d ms") % {"count": round(length / timedelta(milliseconds=1))}
     if length < timedelta(minutes=1):

@@ -34,7 +34,7 @@ def markdown(
 ) -> Body:
     """Render a model's markdown as HTML for a page. `label` and `limit` work as in `html.body`.
 
-    Show plain text if rendering would join fragments into a value that `hide` or AGENTRUNS_REDACT hides.
+    Render plain text if rendering would join fragments into a value that `hide` or AGENTRUNS_REDACT hides.
     """
     parts, left_out = marked_parts(redact(str(text)).replace("\r\n", "\n"), limit)
     nonce = token_hex(8)
@@ -58,7 +58,11 @@ def markdown(
 
 
 def unmarked(text: str, *, hide: Callable[[str], str]) -> str:
-    """Remove the markdown of a masked and redacted text; keep it where `markdown` would not render it."""
+    """Remove the markdown from a masked and redacted text.
+
+    Returns the text unchanged if this would join fragments into a value that `hide` or AGENTRUNS_REDACT
+    hides.
+    """
     nonce = token_hex(8)
     read = _read(_MARKDOWN.render(text.replace(MASK, nonce))).replace(nonce, MASK)
     return read if redact(hide(read)) == read else text

@@ -26,12 +26,12 @@ MINE = "_agentruns_has_tokens"
 
 
 class TokenList(LeanChangeList):
-    """The list of tokens with their owners, which take one more query."""
+    """The list of tokens with their owners; one more query fetches the owners."""
 
     deferred = ("digest",)
 
     def get_results(self, request: HttpRequest) -> None:
-        """Fetch the rows of the page and their owners, who may live in another database."""
+        """Fetch the tokens of the page, and set `person` of each to its owner; None without an owner."""
         super().get_results(request)
         self.result_list = list(self.result_list)
         owners = services.api_tokens.owners(self.result_list)
@@ -40,7 +40,7 @@ class TokenList(LeanChangeList):
 
 
 class StateFilter(filters.KnownValues):
-    """A filter by the state of the token itself."""
+    """A filter by state: active, expired or revoked. It does not look at the token's owner."""
 
     title = gettext_lazy("state")
     parameter_name = "state"
@@ -57,7 +57,7 @@ class StateFilter(filters.KnownValues):
 
 
 def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) -> HttpResponse:
-    """Revoke the token; tell the user if it was revoked already."""
+    """Revoke the token, and redirect to its page with a message that it is, or already was, revoked."""
     if services.api_tokens.revoke(token.pk, request.user):
         done = _("Revoked. No request with it is accepted any more.")
         return model_admin.done(request, token, _("Revoked."), done)
@@ -67,7 +67,7 @@ def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) 
 
 
 class TokenAdmin(ReadOnlyAdmin):
-    """The console's pages of API tokens, without the tokens themselves, which are not stored."""
+    """The console's pages of API tokens. They show only the beginning of a token: its text is not stored."""
 
     list_display = ("beginning", "where", "person", "may", "used")
     list_display_links = ("beginning",)
@@ -83,11 +83,11 @@ class TokenAdmin(ReadOnlyAdmin):
     # Who sees which
 
     def sees_all(self, request: HttpRequest) -> bool:
-        """Check whether the user may see the tokens of all users; users who may revoke tokens may."""
+        """Check whether the user has the permission to revoke or to view the tokens of all users."""
         return services.permissions.may(request.user, "revoke") or super().has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Check whether the user may see any tokens; owners of a token may see their own."""
+        """Check whether the user may see any token, because `sees_all` is true or the user owns a token."""
         if self.sees_all(request):
             return True
         if not hasattr(request, MINE):  # the admin asks several times on each page
@@ -96,7 +96,10 @@ class TokenAdmin(ReadOnlyAdmin):
         return bool(getattr(request, MINE))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Select the user's own tokens, or with `sees_all` all except session tokens of hidden runs."""
+        """Select the user's own tokens, or all tokens if `sees_all` is true.
+
+        Leaves out session tokens if the session has runs, but none that the user may see.
+        """
         rows = super().get_queryset(request).select_related("session")
         if not self.sees_all(request):
             return rows.filter(owner_id=request.user.pk)
@@ -112,7 +115,7 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("token, name"), ordering="prefix")
     def beginning(self, token: ApiToken) -> SafeString:
-        """Show the beginning of the token, to compare with a program's settings, and its name."""
+        """Show the token's beginning, by which people recognise it in a program's settings, and its name."""
         beginning = format_html('<span class="ar-id">{}</span>', visible(token))
         return two_lines(beginning, visible(token.name) if token.name else "")
 
@@ -125,7 +128,7 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
-        """Show the token's owner, whose permissions count, or the session of a session token."""
+        """Show the owner's username, "-" if the owner is gone; for a session token, show the session."""
         name = token.person.get_username() if token.person is not None else EMPTY
         return visible(token.session if token.session_id else name)
 
@@ -138,7 +141,7 @@ class TokenAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("last used, created"), ordering="last_used_at")
     def used(self, token: ApiToken) -> SafeString:
-        """Show the times since the token's last use and its creation."""
+        """Show the time since the last use, or "never used"; below it the time since the creation."""
         last = _when(token.last_used_at) if token.last_used_at else _("never used")
         return two_lines(last, format_html("{} {}", _("created"), _when(token.created_at)))
 
@@ -166,7 +169,10 @@ class TokenAdmin(ReadOnlyAdmin):
 
 
 def state(token: ApiToken, owner: Any) -> SafeString:
-    """Build the badge "active", or the badge with the reason why the API does not accept the token."""
+    """Build the badge of a token: revoked, expired, without an active owner, or else active.
+
+    Does not check whether the owner has changed the password since, which also ends the token.
+    """
     if token.revoked_at is not None:
         return badge("bad", _("revoked"))
     if token.expires_at <= clock.now(settings.DATABASE):

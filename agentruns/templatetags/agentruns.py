@@ -1,6 +1,6 @@
-"""The console's figures on your own admin index: `{% load agentruns %}{% agentruns_dashboard %}`.
+"""Template tags and filters. `{% load agentruns %}{% agentruns_dashboard %}` shows figures on your own index.
 
-The filters are for the console's own pages: the functions of the same names in `agentruns.admin.html`.
+The filters are for the console's own pages. Each calls the function of its name in `agentruns.admin.html`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ register = template.Library()
 
 @register.inclusion_tag("agentruns/admin/dashboard.html", takes_context=True)
 def agentruns_dashboard(context: Context) -> dict[str, Any]:
-    """Show figures of the runs and approvals that the user may see, linked to the current admin site."""
+    """Show figures of the runs and approvals that the user may see, with links into the current admin site.
+
+    Outside an admin site the links lead to the default site. Shows nothing if the context has no `request`.
+    """
     # Imported here, because a project without the admin loads this module too.
     from django.contrib.admin import site as default
 
@@ -34,7 +37,7 @@ def agentruns_dashboard(context: Context) -> dict[str, Any]:
 
 @register.simple_tag(takes_context=True)
 def console_url(context: Context, action: str, *args: Any, **query: Any) -> str:
-    """Build the URL of a page or action of the current page's ModelAdmin, by `ReadOnlyAdmin.url`."""
+    """Build the URL of a page or action of the ModelAdmin that renders this page, by `ReadOnlyAdmin.url`."""
     url: str = context["url_of"](action, *args, **query)
     return url
 
