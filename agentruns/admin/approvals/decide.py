@@ -285,9 +285,9 @@ def _ask(
 def total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
     """Describe how many calls can be ticked, with the sum of their amounts if the amounts can be added.
 
-    This takes several calls of one tool, each with one number of the same name, in one currency. The dict
-    also has, for the page's script, a text with placeholders about the ticked calls, and the amount of each
-    approval.
+    They can be added if several calls use one tool, each with one number of the same name, in one currency.
+    For the page's script, the dict also has a text with placeholders about the ticked calls, and the amount
+    of each approval.
     """
     text = ngettext("%(count)d call can be ticked", "%(count)d calls can be ticked", len(cards))
     of_all = ngettext("{ticked} of %(count)d call ticked", "{ticked} of %(count)d calls ticked", len(cards))
