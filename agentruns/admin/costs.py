@@ -104,7 +104,7 @@ def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Send tokens and costs by day, agent, requester and scope as CSV: titles and at most MOST_LINES lines.
 
-    Counts only the newest RUNS runs of the days. Status 400 if a day is invalid. Raises PermissionDenied.
+    Counts only the newest RUNS runs of the days. Status 400 for an invalid form. Raises PermissionDenied.
     """
     if not admin.has_view_permission(request):
         raise PermissionDenied
