@@ -36,7 +36,7 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def argument(*names: str, **options: Any) -> Argument:
-    """Declare an argument or option of a command, as the parameters of `ArgumentParser.add_argument`."""
+    """Declare an argument or option of a command, by the parameters of `ArgumentParser.add_argument`."""
     return names, options
 
 
@@ -50,7 +50,10 @@ SESSIONS_SCOPE = argument("--scope", metavar="S", help="With --session: its scop
 
 
 class AgentRunsCommand(BaseCommand):
-    """A command that calls a service. Exit code 0: done; 1: something is wrong; 2: wrong arguments."""
+    """A command that calls a service. Exit codes: 0 done, 1 something is wrong, 2 wrong arguments.
+
+    An AgentRunsError becomes a CommandError with exit code 1.
+    """
 
     arguments: Sequence[Argument] = ()
     one_of: Sequence[Argument] = ()  # exactly one of these is required
@@ -93,21 +96,24 @@ class AgentRunsCommand(BaseCommand):
             sys.exit(int(code))
 
     def act(self, *args: Any, **options: Any) -> int | None:
-        """Do the command's work; return its exit code, or True if something is wrong."""
+        """Do the command's work. Return the exit code, or True for 1; None and False count as 0."""
         raise NotImplementedError
 
     def say(self, text: str = "") -> None:
-        """Print a line, and flush it at once because a reader may wait for it."""
+        """Redact and escape a text, print it as one line, and flush it because a reader may wait for it."""
         self.stdout.write(escaped(text, self.stdout.encoding))
         self.stdout.flush()
 
     def say_json(self, value: Any) -> None:
-        """Print a value as one line of JSON, and flush it at once."""
+        """Print a value as one line of JSON, without redacting it, and flush it at once."""
         self.stdout.write(as_json(value))
         self.stdout.flush()
 
     def tell(self, record: Any, *lines: str) -> None:
-        """Print `record` with --json, unless `record` is None; without --json print `lines`."""
+        """Print `lines`; with --json print only `record`, or nothing if `record` is None.
+
+        Lines are redacted, `record` is not.
+        """
         if self.json and record is not None:
             self.say_json(record)
         for line in lines if not self.json else ():
@@ -115,7 +121,7 @@ class AgentRunsCommand(BaseCommand):
 
 
 class DecidingCommand(AgentRunsCommand):
-    """A command that decides one approval in the name of a user, by the console's service `decide`."""
+    """A command that decides one approval in the name of a user, by the service in its `decide`."""
 
     decide: Callable[..., Approval]
     reason_required = False
@@ -146,9 +152,10 @@ class DecidingCommand(AgentRunsCommand):
 
 
 class Stop:
-    """A context manager that notes SIGTERM and Ctrl-C in the main thread; call it to check if one came.
+    """A context manager that catches SIGTERM and Ctrl-C. Call it to check whether a signal has come.
 
-    The first signal lets the command finish its current call; the second ends the process at once.
+    The first signal lets the command finish its current call. The second ends the process at once. Catches
+    nothing if it is entered in another thread than the main thread.
     """
 
     def __init__(self) -> None:
@@ -174,7 +181,10 @@ class Stop:
 
 
 def user_named(name: str, *, is_active: bool = True) -> Any:
-    """Find a user by name; end the command if there is none, or if `is_active` and the user is inactive."""
+    """Find a user by username, or end the command with exit code 2.
+
+    Accepts an inactive user only if `is_active` is False.
+    """
     users = get_user_model()
     user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
     if user is None:
@@ -185,12 +195,15 @@ def user_named(name: str, *, is_active: bool = True) -> Any:
 
 
 def usage(text: str) -> NoReturn:
-    """End the command with exit code 2, because its arguments are wrong for the reason in `text`."""
+    """Raise CommandError with exit code 2: `text`, which is redacted, says why the arguments are wrong."""
     raise CommandError(redaction.redact(text), returncode=USAGE)
 
 
 def number(kind: type[Any], is_fit: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
-    """Build the type of an option that is a number; if `is_fit` refuses the number, `wanted` is the error."""
+    """Build the type of an option whose value is a number of type `kind`.
+
+    If `is_fit` returns False for the number, the command ends with the error `wanted`.
+    """
 
     def parse(text: str) -> Any:
         if is_fit(value := kind(text)):
@@ -205,22 +218,25 @@ COUNT = number(int, lambda count: count >= 1, "give a whole number from 1")
 
 
 def escaped(text: object, encoding: str | None = None) -> str:
-    """Redact `text`, and replace line breaks and characters without a glyph of their own by escapes.
+    """Redact `text`, and replace line breaks, tabs and hidden characters by escapes such as `\\u202e`.
 
-    With an `encoding`, replace also the characters that the encoding lacks.
+    With an `encoding`, also replaces the characters that the encoding lacks.
     """
     shown = characters.escaped(redaction.redact(str(text))).replace("\n", "\\n").replace("\t", "\\t")
     return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
 
 
 def shortened(text: object, limit: int = 100) -> str:
-    """Redact `text`, join its lines and cut it at `limit` characters."""
+    """Redact `text`, reduce its white space to single spaces, and cut it at `limit` characters."""
     line = " ".join(redaction.redact(str(text))[: limit * 4].split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """Format a call for people, such as `refund(amount_cents=2490, order_number="1002")`."""
+    """Format a call for people, such as `refund(amount_cents=2490, order_number="1002")`.
+
+    Each value is redacted, and cut at 40 characters.
+    """
     parts = (
         f"{key}={shortened(json.dumps(redaction.redacted(value), ensure_ascii=False), 40)}"
         for key, value in arguments.items()
@@ -229,7 +245,7 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 
 
 def table(rows: Iterable[Iterable[object]]) -> Iterable[str]:
-    """Format rows as lines with aligned columns; the first row is the heading."""
+    """Format rows of equal length, with the heading as the first, as lines with aligned columns."""
     texts = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for cells in texts:
@@ -242,7 +258,10 @@ def moment(value: datetime | None) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Encode `value` as one line of legal JSON in ASCII, with times in ISO 8601 UTC and ids as strings."""
+    """Encode `value` as one line of JSON in ASCII, with times in ISO 8601 UTC, and UUIDs as strings.
+
+    Writes NaN and infinite numbers, which JSON lacks, as strings.
+    """
     try:
         text = json.dumps(value, cls=_Encoder, allow_nan=False)
     except ValueError:  # for NaN, which JSON lacks

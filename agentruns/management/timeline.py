@@ -1,6 +1,6 @@
-"""Runs and journals as text: one line for each row for people, one object for each row for programs.
+"""Runs and journal rows for the terminal: a row becomes a line for people, or a dict for programs.
 
-Other lines say what runs wait for, and name the next step: a page of the admin, or a command.
+Other lines explain why runs wait, and name the next step: a page of the admin, or a command.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ Payload = dict[str, Any]
 
 
 def line(row: Row) -> str:
-    """Format a row as one line: number, time, kind, tool, and a summary of the payload."""
+    """Format a row as one line: `seq`, time, kind, tool, and a summary of the payload.
+
+    Tool and summary are redacted, and cut at 160 characters.
+    """
     if row.kind in _SAYS:
         says = _SAYS[row.kind](row.payload)
     else:
@@ -55,7 +58,7 @@ def line(row: Row) -> str:
 
 
 def as_dict(row: Row) -> dict[str, Any]:
-    """Convert a row to a dict with the names of Message's fields and redacted texts."""
+    """Convert a row to a dict of Message's fields, without salts, and with tool name and payload redacted."""
     values = row.shown()
     texts = {"tool_name": redact(row.tool_name), "payload": redacted(row.payload)}
     return {"run": str(values.pop("run_id")), **values, **texts}
@@ -97,7 +100,7 @@ def _content(payload: Payload) -> str:
 
 
 def _size(payload: Payload) -> str:
-    """Format the size of a content that is stored in a file and only begins in its row; "" for others."""
+    """Format the size of a text whose row holds only the beginning; "" for other contents."""
     is_cut = payload.get("stored") and not has_blocks(payload)
     return f"[{payload['stored'].get('size')} bytes in a file] " if is_cut else ""
 
@@ -169,7 +172,10 @@ def run_record(run: Run) -> dict[str, Any]:
 
 @contextmanager
 def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> Iterator[None]:
-    """Call `show` with every row that is added to a session during the block, once each and in order."""
+    """Call `show` with every row that is added to a session during the block, once each and in order.
+
+    A thread calls `show` during the block. At the end, the caller's thread does so for the last rows.
+    """
     sessions, stop = Session.objects.using(alias).filter(scope=scope, key=key), threading.Event()
     seq = sessions.values_list("next_seq", flat=True).first() or 1
 
@@ -204,7 +210,7 @@ def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> 
 
 
 def idle(stands: dict[str, Any]) -> str:
-    """Explain why no run can continue, from the counts of `waiting.standing`."""
+    """Explain why no run can continue; `stands` are the counts that `waiting.standing` returns."""
     said, until = ["Nothing can go on now."], f"{moment(stands['leased_until'])} UTC"
     if stands["leased"] == 1:
         said.append(
@@ -225,7 +231,10 @@ def idle(stands: dict[str, Any]) -> str:
 
 
 def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
-    """Yield a line with the reason for each run that no worker could drive: ten runs, then "and more"."""
+    """Yield a line with the reason for each run that no worker could drive, or only for `run_id`.
+
+    After ten runs, yields "and more" if there are others.
+    """
     runs = waiting.unserved(Run.objects.using(alias)).select_related("session").order_by("created_at")
     waiting_runs = masked_runs((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
     for run in waiting_runs[:MOST]:
@@ -235,7 +244,10 @@ def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
 
 
 def for_people(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
-    """Yield a line with the next step for each run that waits for a person: ten, then a count of others."""
+    """Yield a line with the next step for each of these runs that waits for a person.
+
+    After ten runs, yields the number of the others.
+    """
     stopped = Run.objects.using(alias).filter(pk__in=list(run_ids), status__in=waiting.FOR_PEOPLE)
     runs = masked_runs(stopped.select_related("session").order_by("created_at"))
     waits = waiting.waits(alias, runs[:MOST])
@@ -256,7 +268,7 @@ def for_people(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
 
 
 def verdict(run_id: UUID | str, call_id: str) -> str:
-    """Name the page on which a person gives the verdict on a call in doubt, or else the Python call."""
+    """Name the admin's page for the verdict on a call in doubt; without the admin, the Python call."""
     in_shell = f'agentruns.resolve_orphan("{run_id}", "{call_id}", ...) in manage.py shell'
     return page("run_call", run_id, call_id) or in_shell
 
@@ -278,7 +290,7 @@ def to_decide(approval: Approval) -> str:
 
 
 def page(name: str, *args: Any) -> str:
-    """Build the path of a page of the admin; "" in a project without the admin."""
+    """Build the path of a page of our admin; "" if the project does not serve it."""
     if not getattr(django_settings, "ROOT_URLCONF", None):
         return ""
     try:

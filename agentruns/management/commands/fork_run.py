@@ -1,4 +1,4 @@
-"""`manage.py fork_run ID --at SEQ`: queue a new run that continues from a row of another run."""
+"""`manage.py fork_run ID --at SEQ`: queue a new run that continues another run after one of its rows."""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ class Command(AgentRunsCommand):
         return bool([name for name in names or known if self.lock(known[name], check)])
 
     def lock(self, server: Server, check: bool) -> bool:
-        """Write or compare one lock file; return True if the server failed, or `check` found a difference."""
+        """Write a server's lock file, or with `check` only compare it with the server's tools.
+
+        Returns True if the server cannot be reached, or if the compared file differs or is missing.
+        """
         record = {"server": server.name, "file": str(server.file)}
         try:
             listed = server.listed(NOBODY)

@@ -144,7 +144,7 @@ class Command(AgentRunsCommand):
 
 
 def _wait(seconds: float, stop: Stop, bell: Listener) -> bool:
-    """Wait for the doorbell, for at most `seconds` and until a stop; return whether the doorbell rang."""
+    """Wait at most `seconds` until the doorbell rings or a signal comes; return True if it rang."""
     until = time.monotonic() + seconds
     while not stop() and (left := until - time.monotonic()) > 0:
         if bell.rang(min(left, MOMENT)):

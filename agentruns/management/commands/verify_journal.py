@@ -126,7 +126,7 @@ class Command(AgentRunsCommand):
         self.tell_of(problem, text, problem=redact(problem.what))
 
     def tell_of(self, problem: Problem, text: str, /, **record: str) -> None:
-        """Print a line about a problem; with --json, print `record` with the place of the problem."""
+        """Print `text`, a line about a problem; with --json, print only `record` and the problem's place."""
         place = {
             "session": redact(problem.session) or None,
             "seq": problem.seq,
