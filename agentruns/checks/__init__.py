@@ -1,4 +1,4 @@
-"""System checks, each with the fix as its hint; an Error only if the package's promise does not hold.
+"""System checks, whose hints say how to fix a problem. An Error means that a promise cannot be kept.
 
 Importing this package registers the checks. Only `check --database ALIAS` and `migrate` query a database.
 """

@@ -48,7 +48,7 @@ def check_agents() -> Iterator[CheckMessage]:
 
 @check()
 def check_mcp_servers() -> Iterator[CheckMessage]:
-    """Check that each MCP server has a valid lock file with the tools that agents use."""
+    """Check that each MCP server has a lock file, which contains the tools in `allow` and `read_only`."""
     for server in servers():
         hint = (
             f"Run `manage.py lock_mcp_tools {server.name}`, review the file and commit it, or correct "
@@ -62,7 +62,11 @@ def check_mcp_servers() -> Iterator[CheckMessage]:
 def check_approvers(
     app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Sequence[CheckMessage]:
-    """Check that some active user may decide each tool's approvals, unless authentication is custom."""
+    """Check that some active user may decide each tool's approvals, and that its `approvers` exist.
+
+    Leaves out calls that the requester confirms. Checks nothing with a user model or backend that stores
+    permissions elsewhere, before the first migrate, or if the users' database is not being checked.
+    """
     users = get_user_model()
     alias = router.db_for_write(users)  # a replica may be behind
     gated: dict[str, set[str]] = {}  # tool names by their `approvers`, "" if any decider will do

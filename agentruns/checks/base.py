@@ -1,4 +1,4 @@
-"""The decorator that registers a check, which is a function that yields messages."""
+"""The decorator that registers a function as a check; the function yields the check's messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ Check = Callable[..., list[CheckMessage]]
 
 
 def check(*, deploy: bool = False, of_database: bool = False) -> Callable[[Find], Check]:
-    """Build a decorator that registers a check. With `of_database`, the check gets a database connection."""
+    """Build a decorator that registers a check. With `deploy`, only `check --deploy` runs the check.
+
+    With `of_database`, the check gets the connection to the journal's database, and runs only if Django
+    checks that database.
+    """
 
     def decorate(find: Find) -> Check:
         def run_check(

@@ -69,7 +69,10 @@ def check_files() -> Iterator[CheckMessage]:
 
 @check()
 def check_dispatcher() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_DISPATCHER loads and runs nothing in web requests; check Celery's settings."""
+    """Check that AGENTRUNS_DISPATCHER can be used, and that its tasks do not run inside web requests.
+
+    For Celery, also checks that the broker does not repeat a message while the message's run is driven.
+    """
     path = settings.DISPATCHER
     try:
         dispatcher = import_string(path)()
@@ -120,7 +123,7 @@ def check_dispatcher() -> Iterator[CheckMessage]:
 
 @check(of_database=True)
 def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check that the database lost no committed rows, and that a worker sweeps while runs can continue."""
+    """Check that no run is held because committed rows were lost, and that workers sweep if runs wait."""
     if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
         return  # before the first migrate
     alias, late = connection.alias, services.sweep.LATE
@@ -140,7 +143,7 @@ def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 @check(of_database=True)
 def check_database(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check that the journal's database keeps acknowledged commits, queues writers and has our triggers."""
+    """Check the journal's database: its vendor, autocommit, durability of commits, locking, and triggers."""
     if connection.vendor not in ("sqlite", "postgresql"):
         text = f"The journal cannot be stored in {connection.vendor}: use SQLite or PostgreSQL."
         hint = "Point AGENTRUNS_DATABASE at a PostgreSQL or SQLite database."

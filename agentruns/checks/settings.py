@@ -1,4 +1,4 @@
-"""Checks of AGENTRUNS_* and of the Django settings that durability depends on."""
+"""Checks of the AGENTRUNS_* settings and of the Django settings on which durability depends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentruns.utils.calls import arity_mistake
 
 @check()
 def check_settings() -> Iterator[CheckMessage]:
-    """Check the names of AGENTRUNS_* settings, the prices, the heartbeat, USE_TZ and AGENTRUNS_DATABASE."""
+    """Check the names of AGENTRUNS_* settings, and the prices, heartbeat, database and USE_TZ."""
     for name in unknown_names():
         hint = "A mistyped safety setting has no effect; see docs/reference/settings for the names."
         yield Warning(f"There is no setting {name}.", hint=hint, id="agentruns.W001")
@@ -39,7 +39,7 @@ def check_settings() -> Iterator[CheckMessage]:
 
 
 def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iterator[CheckMessage]:
-    """Yield an Error for the setting `name` if `wrong()` raises an exception or returns a reason."""
+    """Yield an Error for the setting `name` if `wrong()` raises an exception or returns a reason, a text."""
     try:
         why = reason if isinstance(reason := wrong(), str) else ""
     except Exception as error:  # a module may raise anything while it is imported
@@ -51,7 +51,7 @@ def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iter
 
 @check()
 def check_models() -> Iterator[CheckMessage]:
-    """Check that each entry of AGENTRUNS_MODELS makes a model; messages omit the options, which hold keys."""
+    """Check that each entry of AGENTRUNS_MODELS makes a model, without printing its options or their keys."""
     hint = "AGENTRUNS_MODELS = {'local': {'provider': 'ollama', 'model': 'llama3.3'}}"
     for name in settings.MODELS:
         try:
@@ -62,7 +62,7 @@ def check_models() -> Iterator[CheckMessage]:
 
 @check()
 def check_notifiers() -> Iterator[CheckMessage]:
-    """Check that the notifiers of AGENTRUNS_NOTIFIERS can be loaded, and run their own checks."""
+    """Check that the notifiers in AGENTRUNS_NOTIFIERS can be loaded, and run the `check` of each."""
     paths = settings.NOTIFIERS
     hint = "AGENTRUNS_NOTIFIERS = ['agentruns.contrib.mail.MailNotifier'], a list of dotted paths."
     if not isinstance(paths, list | tuple):
@@ -80,7 +80,7 @@ def check_notifiers() -> Iterator[CheckMessage]:
 
 @check()
 def check_policy() -> Iterator[CheckMessage]:
-    """Check that AGENTRUNS_POLICY names a subclass of Policy without public methods that Policy lacks."""
+    """Check that AGENTRUNS_POLICY names a subclass of Policy, and that it adds no public methods."""
     if DEFAULTS["POLICY"] == settings.POLICY:
         return  # without an import of the default
 
@@ -103,7 +103,7 @@ def check_policy() -> Iterator[CheckMessage]:
 
 @check()
 def check_values() -> Iterator[CheckMessage]:
-    """Check ANCHOR, API_THROTTLE, REFUSALS, TELEMETRY, SCANNER, FILE_MAX and PAYLOAD_INLINE_MAX."""
+    """Check the values of ANCHOR, API_THROTTLE, REFUSALS, TELEMETRY, SCANNER and of two limits in bytes."""
 
     def uncalled(name: str, *parameters: str) -> str:
         named = getattr(settings, name.lower())
@@ -136,7 +136,7 @@ def check_values() -> Iterator[CheckMessage]:
 
 
 def no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessage]:
-    """Yield an Error unless the setting `name` is a number of at least `least` bytes."""
+    """Yield an Error unless the setting `name` is an int of at least `least`; the hint suggests `usual`."""
     value = getattr(settings, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
@@ -145,7 +145,7 @@ def no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessag
 
 @check(deploy=True)
 def check_payload_storage() -> Iterator[CheckMessage]:
-    """Check before a deployment that a storage outside the database is configured for large results."""
+    """Check, with --deploy only, that STORAGES has the storage that AGENTRUNS_PAYLOAD_STORAGE names."""
     name = settings.PAYLOAD_STORAGE
     if name and not journal.payloads.is_configured():
         yield Warning(

@@ -1,6 +1,6 @@
-"""Tasks that wake workers, on any backend of Django's tasks; before Django 6.0 of the package `django-tasks`.
+"""Tasks of Django that wake workers, on any backend. Before Django 6.0, the package `django-tasks` has them.
 
-A task may be lost, doubled or late; the database has the truth.
+A lost, doubled or late task does no harm, because only the database says which runs can continue.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ immediate: Any = import_module(f"{_PACKAGE}.backends.immediate")
 
 
 class TasksDispatcher:
-    """The dispatcher that enqueues tasks: on the default backend and queue, or by a subclass's `task`."""
+    """The dispatcher that enqueues a task for each notified run, on the default backend and queue.
+
+    To use another backend or queue, override `task` in a subclass.
+    """
 
     @property
     def task(self) -> Any:
-        """Choose the task to enqueue; a subclass may return `advance_run.using(queue_name="agents")`."""
+        """The task to enqueue. A subclass may return `advance_run.using(queue_name="agents")`."""
         return advance_run
 
     def is_immediate(self) -> bool:
@@ -30,12 +33,12 @@ class TasksDispatcher:
         return isinstance(self.task.get_backend(), immediate.ImmediateBackend)
 
     def notify(self, run_id: UUID) -> None:
-        """Enqueue a task for the run, unless the backend would run the task at once, in a web request."""
+        """Enqueue a task for the run, unless the backend would run the task at once in this process."""
         if not self.is_immediate():
             self.task.enqueue(str(run_id))
 
 
 @tasks.task  # type: ignore[untyped-decorator]
 def advance_run(run_id: str) -> None:
-    """Drive a run until it ends or waits; do nothing if the run cannot be claimed now."""
+    """Drive a run until it ends, waits or is stopped; do nothing if the run cannot be claimed now."""
     worker.answer(run_id)

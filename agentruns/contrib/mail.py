@@ -1,4 +1,4 @@
-"""Notifications by e-mail to staff, by AGENTRUNS_NOTIFIERS = ["agentruns.contrib.mail.MailNotifier"]."""
+"""E-mails to staff: set AGENTRUNS_NOTIFIERS = ["agentruns.contrib.mail.MailNotifier"]."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ _lane = lanes.Lane("agentruns-mail", THREADS)
 
 
 class MailNotifier:
-    """The notifier that mails AGENTRUNS_NOTIFY_EMAILS if a person is needed; a subclass may set `events`."""
+    """The notifier that mails AGENTRUNS_NOTIFY_EMAILS if a run needs a person.
+
+    A subclass may set other `events`.
+    """
 
     events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused")
 
     def __call__(self, notice: Notice) -> None:
         """Mail the notice to the addresses of AGENTRUNS_NOTIFY_EMAILS that may read it.
 
-        An address may read the notice if no user has it, or if a user with it may see the approval or run.
-        Send nothing for a request for approval that is already decided. Raises ImproperlyConfigured if there
-        is no address, TimeoutError, and the errors of the mail backend.
+        An address may read the notice if no user has this address, or if a user who has it may see the
+        approval or run. Sends nothing for an approval that is no longer pending. Raises ImproperlyConfigured
+        if the setting has no address, TimeoutError after TIMEOUT, and the errors of the mail backend.
         """
         people = settings.NOTIFY_EMAILS
         if not people:
@@ -63,7 +66,7 @@ class MailNotifier:
             _lane(lambda: send_mail(subject, body, None, readers), TIMEOUT)
 
     def check(self) -> Iterator[CheckMessage]:
-        """Yield an Error if there is no address, a Warning if SMTP has no time-out and may block workers."""
+        """Yield an Error if the setting has no list of addresses, and a Warning if SMTP has no time-out."""
         people = settings.NOTIFY_EMAILS
         if not people or not isinstance(people, list | tuple):
             hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."

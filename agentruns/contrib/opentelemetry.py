@@ -1,7 +1,8 @@
-"""OpenTelemetry, by AGENTRUNS_TELEMETRY = "agentruns.contrib.opentelemetry.OpenTelemetry".
+"""OpenTelemetry: set AGENTRUNS_TELEMETRY = "agentruns.contrib.opentelemetry.OpenTelemetry".
 
-Spans and metrics have names from the semantic conventions for generative AI, as strings, because the
-conventions' package still changes its constants. Spans hold no prompt, reply, argument or result.
+Spans and metrics have names from the semantic conventions for generative AI. These names are written here
+as strings, because the package of the conventions still changes its constants. Spans contain no prompt,
+reply, argument or result.
 """
 
 from __future__ import annotations
@@ -88,14 +89,14 @@ DRIVE = contexts.create_key("agentruns-drive")
 
 @dataclass(slots=True)
 class _Drive:
-    """The drive that the current span belongs to, and the start of its current step."""
+    """The current span's drive: the name of its agent, and the time at which the current step began."""
 
     agent: str
     step_began: float | None = None
 
 
 class OpenTelemetry:
-    """The spans and metrics of runs, made with the process's own providers or with the given ones.
+    """The spans and metrics of runs, made with the given providers or else with those of the process.
 
     A subclass with `session_key = True` adds the session's key, which may be personal data, to spans.
     """
@@ -131,7 +132,10 @@ class OpenTelemetry:
 
     @contextmanager
     def span(self, name: str, facts: Facts) -> Iterator[None]:
-        """Make a span around a drive, a request to the model or a tool's handler, and record its duration."""
+        """Make a span around a drive, a request to the model or a tool's handler; record its duration.
+
+        `name` is "drive", "model" or "tool". For a request, also records the tokens.
+        """
         attributes = {"gen_ai.operation.name": OPERATIONS[name], **_named(BEGINS[name], facts)}
         if name == "tool":
             attributes["gen_ai.tool.type"] = "function"
@@ -176,7 +180,7 @@ class OpenTelemetry:
                 self._end(span, name, facts, error, time.perf_counter() - began)
 
     def event(self, name: str, facts: Facts) -> None:
-        """Count an event, and add the event to the current span; ignore an event without a counter."""
+        """Count an event, and add it to the current span; ignore an event that COUNTED does not name."""
         if name not in COUNTED:
             return
         attributes = _named(COUNTED[name][2], facts)
@@ -184,7 +188,7 @@ class OpenTelemetry:
         trace.get_current_span().add_event(f"agentruns.{name}", {**_named(RUN, facts), **attributes})
 
     def carried(self) -> AbstractContextManager[None]:
-        """Build a context manager that makes the span current here the current span of another thread."""
+        """Build a context manager with which another thread continues the span that is current now."""
         return _within(contexts.get_current())
 
     def _next_step(self, now: float | None) -> None:
@@ -241,7 +245,10 @@ def run_trace(run_id: str | UUID) -> tuple[int, int]:
 
 
 def queue_age(options: CallbackOptions) -> Iterable[Observation]:
-    """Measure the seconds that the oldest claimable run has waited; [] in a transaction or after an error."""
+    """Measure for how many seconds the oldest claimable run has waited; 0 if there is none.
+
+    Leaves out runs that no worker could drive. Returns [] in a transaction or after an error.
+    """
     alias = settings.DATABASE
     connection = connections[alias]
     if connection.in_atomic_block:  # an error here would break the caller's transaction

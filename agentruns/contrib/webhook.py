@@ -1,6 +1,7 @@
-"""Notifications as webhooks, by AGENTRUNS_NOTIFIERS = ["agentruns.contrib.webhook.WebhookNotifier"].
+"""Webhooks: set AGENTRUNS_NOTIFIERS = ["agentruns.contrib.webhook.WebhookNotifier"].
 
-Signed by Standard Webhooks 1.0.0 (https://www.standardwebhooks.com), whose libraries verify the signature.
+They are signed as in Standard Webhooks 1.0.0 (https://www.standardwebhooks.com). The libraries of that
+standard verify the signature.
 """
 
 from __future__ import annotations
@@ -38,12 +39,16 @@ _lane = lanes.Lane("agentruns-webhook", THREADS)
 
 
 class WebhookNotifier:
-    """The notifier that posts all events, or in a subclass its `events`, to AGENTRUNS_WEBHOOK_URL."""
+    """The notifier that posts all events to AGENTRUNS_WEBHOOK_URL. A subclass may select `events`."""
 
     events: tuple[str, ...] | None = None
 
     def __call__(self, notice: Notice) -> None:
-        """Post the notice once. Raises UndeliverableError for status 410, OSError if it fails otherwise."""
+        """Post the notice once.
+
+        Raises UndeliverableError for status 410, ImproperlyConfigured for an unusable URL or secret, and
+        OSError if the delivery fails otherwise.
+        """
         url, secret = _address(settings.WEBHOOK_URL), settings.WEBHOOK_SECRET
         body = json.dumps(notice.payload(), separators=(",", ":")).encode()
         moment = int(clock.now(settings.DATABASE).timestamp())
@@ -94,14 +99,20 @@ class WebhookNotifier:
 
 
 def sign(secret: str, message_id: str, moment: int, body: bytes) -> str:
-    """Sign a webhook with each key in `secret`; the signatures are separated by spaces."""
+    """Sign a webhook with each key in `secret`; return the signatures, separated by spaces.
+
+    `moment` is the time in seconds. Raises ImproperlyConfigured for an unusable secret.
+    """
     signed = f"{message_id}.{moment}.".encode() + body
     digests = (hmac.digest(key, signed, hashlib.sha256) for key in _keys(secret))
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 def _keys(secret: Any) -> list[bytes]:
-    """Decode a secret's keys (several during a rotation). Raises ImproperlyConfigured, quoting no key."""
+    """Decode the keys of a secret, which has several keys during a rotation.
+
+    Raises ImproperlyConfigured if there is no key or an unusable key; the error quotes no key.
+    """
     keys = []
     for part in str(secret or "").split():
         try:
@@ -119,7 +130,7 @@ def _keys(secret: Any) -> list[bytes]:
 
 
 def _address(url: Any) -> str:
-    """Check that a URL is https://, or http:// on localhost; return the URL. Raises ImproperlyConfigured."""
+    """Return `url` if it is https://, or http:// on localhost; else raise ImproperlyConfigured."""
     try:
         parts = urlsplit(str(url or ""))
         if not parts.hostname:
@@ -139,7 +150,7 @@ class _NoRedirects(urls.HTTPRedirectHandler):
 
 
 class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
-    """A handler that opens connections, and can end them while another thread waits for the receiver."""
+    """A handler whose `end` ends the connections it opened, even while another thread reads from them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -110,10 +110,7 @@ class AgentRunsCommand(BaseCommand):
         self.stdout.flush()
 
     def tell(self, record: Any, *lines: str) -> None:
-        """Print `lines`; with --json print only `record`, or nothing if `record` is None.
-
-        Lines are redacted, `record` is not.
-        """
+        """Print `lines`, redacted. With --json, print only `record`, unredacted, unless it is None."""
         if self.json and record is not None:
             self.say_json(record)
         for line in lines if not self.json else ():

@@ -1,4 +1,4 @@
-"""Crashes for tests: a SIGKILL of this process or a child at a named boundary, or a simulated one."""
+"""Crashes for tests, at named boundaries: a SIGKILL of this process or of a child, or a simulated one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable that tells a child process its
 
 
 def crash_at(point: str) -> None:
-    """Kill this process by SIGKILL at the boundary `<point>[:<nth>]`; ValueError for an unknown point."""
+    """Arrange that SIGKILL kills this process the nth time that it reaches a point, by default the first.
+
+    `point` is `<point>[:<nth>]`, such as "before_tool:2". Raises ValueError for an unknown point.
+    """
     arm(point)
 
 
@@ -36,10 +39,11 @@ class Crash(BaseException):
 
 @contextmanager
 def crashing_at(point: str) -> Iterator[None]:
-    """Simulate a SIGKILL at a boundary: end the block there, but spare the process.
+    """Simulate a SIGKILL at a boundary: end the block there without an error, but spare the process.
 
-    Open transactions roll back, and the run stays leased to its dead driver (see `expire_leases`). `point` is
-    `<point>[:<nth>]`, as for `crash_at`. Raises AssertionError if the boundary is not reached.
+    Transactions opened in the block roll back, and the run stays leased to its dead driver (see
+    `expire_leases`). `point` is `<point>[:<nth>]`, as for `crash_at`. Raises AssertionError if the block does
+    not reach the boundary, ValueError for an unknown point.
     """
     from agentruns.engine.leases import Lease
 
@@ -69,7 +73,7 @@ def crashing_at(point: str) -> Iterator[None]:
 
 
 class CrashingStore:
-    """A store that passes appends on to `store`, and raises Crash at the nth and all later appends."""
+    """A store that wraps another `store`: it raises Crash at the nth append and at all later appends."""
 
     durable: ClassVar[bool] = True
 
@@ -81,21 +85,22 @@ class CrashingStore:
         return getattr(self.store, name)
 
     def append(self, batch: Batch, *, durable: bool = False) -> None:
-        """Append a batch to the inner store; raises Crash from the nth append on."""
+        """Append a batch to the wrapped store; raises Crash instead from the nth append on."""
         self.left -= 1
         if self.left <= 0:
             raise Crash(f"The store stopped before {[row.kind for row in batch.rows]} were stored.")
         self.store.append(batch, durable=durable)
 
     def load(self, session_id: UUID, run_id: UUID) -> SessionState:
-        """Rebuild the state from the stored rows."""
+        """Load the state of a session from the wrapped store."""
         return self.store.load(session_id, run_id)
 
 
 def crash_after_tool_results(store: Store, nth: int = 2) -> CrashingStore:
-    """Build a store that raises Crash at the nth append of a drive; appends of `start()` do not count.
+    """Build a store, to pass as `store=`, that raises Crash at the nth append and at all later appends.
 
-    In a run with one call that needs no approval, the second append would store the call's result.
+    Rows that start a run do not count, because they are written without this store. In a run with one call
+    that needs no approval, the second append would store the call's result.
     """
     return CrashingStore(store, nth)
 
@@ -104,8 +109,9 @@ def manage_py(*arguments: str, crash_at: str = "", timeout: float = 120) -> subp
     """Run a management command in another process, and wait until it ends.
 
     The process uses the test's databases, effects ledger and active `scripted_model`s, whose turns must be
-    plain data. With `crash_at`, SIGKILL kills the process at this point; AssertionError if the process lives
-    on. Raises RuntimeError if another process cannot see the test's data.
+    plain data. With `crash_at`, SIGKILL kills the process at this point; raises AssertionError if the process
+    ends otherwise. Without `crash_at`, the exit code is not checked. Raises RuntimeError if another process
+    cannot see the test's data, and TimeoutExpired after `timeout` seconds.
     """
     env = {name: value for name, value in os.environ.items() if name != "AGENTRUNS_CRASH_AT"}
     if crash_at:
@@ -149,7 +155,7 @@ def _orders() -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the command of this child process with the databases and scripts of the test that started it."""
+    """Run a management command in this child process, with the databases and scripts of the parent's test."""
     orders = json.loads(os.environ[CHILD])
     sys.path += [folder for folder in orders["path"] if folder not in sys.path]
     import django

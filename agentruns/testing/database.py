@@ -18,30 +18,30 @@ _current: list[DatabaseClock] = []
 
 
 class DatabaseClock:
-    """The frozen time of leases, back-offs, approvals and deadlines in this process."""
+    """The frozen time, in this process, of leases, back-offs, approvals and deadlines."""
 
     def __init__(self) -> None:
         self.now = datetime.now(UTC)
 
     def forward(self, time: timedelta = timedelta(), **parts: float) -> None:
-        """Move the clock forward by a timedelta, or by its parts as in `forward(minutes=5)`; never back."""
+        """Move the clock forward by a timedelta, or as `forward(minutes=5)`; ValueError for a move back."""
         time += timedelta(**parts)
         if time < timedelta():
             raise ValueError("The clock of a database never goes back.")
         self.now += time
 
     def move_to(self, moment: datetime) -> None:
-        """Move the clock to a millisecond after a moment, or by a millisecond if the moment has passed."""
+        """Move the clock to a millisecond after `moment`, or one millisecond on if `moment` has passed."""
         # Not to the moment itself: SQLite compares texts, where 12:00:00 is less than 12:00:00.000000.
         self.now = max(self.now, moment) + timedelta(milliseconds=1)
 
 
 @contextmanager
 def frozen_clock() -> Iterator[DatabaseClock]:
-    """Freeze the time of `Now()`, `timezone.now()`, the engine and new ids; the yielded clock moves it.
+    """Freeze the time of `Now()`, `timezone.now()`, the engine and new ids during the block.
 
-    Direct calls of `datetime.now()` and other processes are not affected. A nested `frozen_clock` yields the
-    clock of the outer block.
+    Only the yielded clock moves this time. Direct calls of `datetime.now()` and other processes are not
+    affected. A nested `frozen_clock` yields the clock of the outer block.
     """
     if _current:
         yield _current[-1]
@@ -81,7 +81,7 @@ def frozen_clock() -> Iterator[DatabaseClock]:
 
 
 class JournalFlushMixin:
-    """A mixin, to put before TransactionTestCase, that lets the flush after a test empty the journal."""
+    """A mixin that lets the flush after a test empty the journal; put it before TransactionTestCase."""
 
     def _fixture_teardown(self) -> None:
         with ExitStack() as stack:

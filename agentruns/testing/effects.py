@@ -19,9 +19,9 @@ class EffectsLedger:
 
     @classmethod
     def from_environment(cls) -> EffectsLedger:
-        """Open the ledger of the current test, in the test's own process or a child process.
+        """Open the ledger of a test with the fixture `effects`, in the test's process or a child process.
 
-        Raises LookupError outside a test, so that nobody uses a stand-in in production without notice.
+        Raises LookupError if AGENTRUNS_EFFECTS is not set, so that no tool uses a ledger in production.
         """
         path = os.environ.get(VARIABLE)
         if not path:
@@ -29,7 +29,7 @@ class EffectsLedger:
         return cls(path)
 
     def record(self, key: str, **facts: Any) -> None:
-        """Record that the effect `key` happened once more."""
+        """Append a line that says that the effect `key` happened, with `facts`, and sync the file."""
         line = json.dumps({"key": key, **facts}, default=str) + "\n"
         ledger = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -39,7 +39,7 @@ class EffectsLedger:
             os.close(ledger)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Read the effects in the order in which they happened."""
+        """Read the effects in the order in which they were recorded, each as a dict of its key and facts."""
         if not self.path.exists():
             return []
         return [json.loads(line) for line in self.path.read_text().splitlines()]

@@ -32,7 +32,10 @@ def _agentruns_flush() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _agentruns_memory() -> Iterator[None]:
-    """Forget which rows a test committed, because the next test may load an older copy of the database."""
+    """Forget, after each test, the last rows and log positions that this process saw committed.
+
+    Without this, an older copy of the database, which the next test may load, would look like lost rows.
+    """
     yield
     if batch := sys.modules.get("agentruns.journal.batch"):
         batch.seen_committed.clear()

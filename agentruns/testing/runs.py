@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # agents.py may import this package before the models can be
 
 
 class StillRunning(AssertionError):
-    """Raised if a run could still continue; the text says which run, and why it did not."""
+    """Raised by `run_until_blocked` if a run is leased, or can still continue after the last sweep."""
 
 
 def run_until_blocked(
@@ -26,10 +26,10 @@ def run_until_blocked(
 ) -> list[RunResult]:
     """Sweep until every run has ended or waits for a person, a back-off, or code that can drive it.
 
-    Returns the results of the driven runs, in the order of their start; with `run`, drives only this run and
-    returns its result. `fast_forward` moves `frozen_clock` to the end of each back-off; deadlines and
-    expiries follow the same clock. Raises StillRunning for a run leased by a worker, dead or alive, or after
-    `sweeps` sweeps.
+    Returns the results of the driven runs, in the order of their start. With `run`, drives only this run, and
+    returns its result in any case. Approvals that are due expire. With `fast_forward`, the clock is frozen
+    (see `frozen_clock`) and moves to the end of each back-off. Raises StillRunning if a run is leased by a
+    worker, dead or alive, or if runs can still continue after `sweeps` sweeps.
     """
     from agentruns.services.approvals.decisions import expire_due
     from agentruns.services.runs.lifecycle import result_of
@@ -63,7 +63,7 @@ def run_until_blocked(
 
 
 def expire_leases(run: Run | RunResult | UUID | str | None = None) -> int:
-    """Make the leases of all unfinished runs, or of `run`, expire now; return the number of these runs.
+    """Make the leases of all unfinished runs, or of `run`, expire now; return the number of these leases.
 
     A dead worker's run can then be claimed. A living worker loses its run, as if it had slept too long.
     """

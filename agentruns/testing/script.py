@@ -1,4 +1,4 @@
-"""A script in place of an agent's model, and a check of messages against the provider's rules."""
+"""A script in place of an agent's model, and a check of messages against the rules of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ playing: list[tuple[Agent, Script]] = []
 
 
 class Script(ScriptedModel):
-    """A ScriptedModel that keeps its `requests`, and refuses messages that a provider would refuse."""
+    """A ScriptedModel that keeps its `requests`, and refuses messages that `check_messages` refuses."""
 
     def __init__(self, turns: Iterable[Turn], identity: str) -> None:
         super().__init__(turns)
@@ -36,7 +36,10 @@ class Script(ScriptedModel):
         self.requests: list[ModelRequest] = []
 
     def propose(self, request: ModelRequest) -> ModelReply:
-        """Check and keep the request, and reply with the next turn; raises InvalidMessages."""
+        """Check and keep the request, and reply with the turn of its step.
+
+        Raises InvalidMessages, and ProviderError after the last turn.
+        """
         check_messages(request.messages)
         self.requests.append(request)
         return super().propose(request)
@@ -44,10 +47,10 @@ class Script(ScriptedModel):
 
 @contextmanager
 def scripted_model(agent: Agent | str, turns: Iterable[Turn]) -> Iterator[Script]:
-    """Replace an agent's model within a block by a script of `turns`, as for `ScriptedModel`.
+    """Replace an agent's model, but not its fallback, during the block by a script of `turns`.
 
-    The agent's definition stays the same, so a run started with the real model continues with the script,
-    and the other way round.
+    Turns are as for `ScriptedModel`. The agent's definition stays the same: a run that was started with the
+    real model can continue with the script, and a run of the script with the real model.
     """
     from agentruns.agents.agent import get_agent
 
@@ -67,10 +70,10 @@ class InvalidMessages(ValueError):
 
 
 def check_messages(messages: Any) -> None:
-    """Raise InvalidMessages if the provider would refuse these messages.
+    """Raise InvalidMessages if Anthropic's API would refuse these messages.
 
     `messages` has the form `[{"role", "content": str or [blocks]}]`. Consecutive messages of one role count
-    as one message, as for the provider.
+    as one message, as they do for the API.
     """
     _require(
         isinstance(messages, list) and messages, "messages", "a list of at least one message is required"
@@ -195,7 +198,10 @@ def _tool_result(block: dict[str, Any], where: str) -> None:
 
 
 def _user(blocks: list[tuple[str, dict[str, Any]]], waiting: list[str]) -> None:
-    """Check that a user turn begins with one result for each call in `waiting`, the calls before the turn."""
+    """Require that a user turn begins with one result for each call in `waiting`, and has no other result.
+
+    `waiting` are the ids of the calls in the turn before. Raises InvalidMessages.
+    """
     missing = dict.fromkeys(waiting)
     others = False
     for where, block in blocks:
