@@ -29,7 +29,7 @@ router._freeze()  # so that a project adds its operations to its own router
 
 @cache
 def build_api() -> NinjaAPI:
-    """Build the API that `agentruns.urls` serves: one per process, in the URL namespace "agentruns"."""
+    """Build the API that `agentruns.urls` serves in the URL namespace "agentruns", once per process."""
     api = RunsAPI(
         title="agentruns",
         version=agentruns.__version__,

@@ -40,9 +40,10 @@ logger = get_logger("agentruns.api.auth")
 
 @dataclass(slots=True)
 class Entry:
-    """The router's notes on a request: the scopes of which a token needs one, and response headers by status.
+    """The router's notes on one request, such as the scopes, of which a token needs at least one.
 
-    A stream that authenticates again shares the notes, so that the throttle counts the stream once.
+    `headers` are response headers by status. A stream that authenticates its request again uses the same
+    notes, so that the throttle counts the stream once.
     """
 
     scopes: Sequence[str] = ()
@@ -54,7 +55,7 @@ class Entry:
 
 
 class BearerAuth(security.HttpBearer):
-    """Authentication by a token. With an Authorization header, Django's session is ignored."""
+    """Authentication by the token in the Authorization header. With this header, no Django session counts."""
 
     openapi_description = "A token printed by `manage.py create_api_token`: ar_…"
 
@@ -63,7 +64,11 @@ class BearerAuth(security.HttpBearer):
         return self.authenticate(request, "") if HEADER in request.headers else None
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
-        """Find the header's token and make its owner or visitor `request.user`; Problem if not valid here."""
+        """Find the token in the header, and make its owner, or its session's visitor, `request.user`.
+
+        Raises Problem: 401 without a valid token, 403 if the token lacks the scopes or the operation refuses
+        visitors, 429 above the limit of requests. Ignores `token`.
+        """
         bearer = token_of(request)
         if bearer is None:
             _throttle(request)
@@ -98,7 +103,7 @@ class BearerAuth(security.HttpBearer):
 
 
 class SessionAuth(security.SessionAuth):
-    """Authentication by Django's session: 401 if nobody is signed in, else 403 without the CSRF token."""
+    """Authentication by Django's session: 401 if nobody is signed in, 403 for a POST without CSRF token."""
 
     def __call__(self, request: HttpRequest) -> Any | None:
         user = self.authenticate(request, None)
@@ -114,7 +119,7 @@ class SessionAuth(security.SessionAuth):
 
 
 class Throttle(SimpleRateThrottle):
-    """The limit of requests for one user, or for one network address if there is no user."""
+    """The limit of requests for one user or visitor, or for one network address if `user` is None."""
 
     def __init__(self, rate: str, user: Any) -> None:
         super().__init__(rate)
@@ -133,8 +138,8 @@ class Throttle(SimpleRateThrottle):
 def user_of(request: HttpRequest) -> Any:
     """Get the user who acts; raises AuthenticationError if there is no signed-in, active user.
 
-    A host that mounts the router with another `auth` has to set `request.user`. The actor None would be the
-    program itself, and an anonymous user would own the program's runs.
+    A host that mounts the router with another `auth` has to set `request.user`. An anonymous user is refused,
+    because such a user has no id, and would own the program's runs, which have no owner.
     """
     user = request.user
     if not user.is_authenticated or not user.is_active:
@@ -143,7 +148,7 @@ def user_of(request: HttpRequest) -> Any:
 
 
 def token_of(request: HttpRequest) -> ApiToken | None:
-    """Find the valid token in a request's header, even for an open operation; None if there is none."""
+    """Find the valid token in a request's header, also for an operation without authentication; or None."""
     scheme, _, text = request.headers.get(HEADER, "").partition(" ")
     return api_tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
 
@@ -155,7 +160,7 @@ def channel_of(request: HttpRequest) -> str:
 
 
 def entry_for(operation: Operation) -> Entry:
-    """Build the notes on a request to an operation, with the scopes of which a token needs one."""
+    """Build the notes on a request to `operation`, with the scopes, of which a token needs at least one."""
     scope, reads = ApiToken.Scope, operation.methods == ["GET"]
     scopes = [scope.RUNS_READ if reads else scope.RUNS_WRITE]
     if operation.auth_param is None:  # open to everybody
@@ -169,7 +174,7 @@ def entry_for(operation: Operation) -> Entry:
 
 
 def entry_of(request: HttpRequest) -> Entry:
-    """Get the router's notes on a request; empty notes on a host's own route."""
+    """Get the router's notes on a request; new, empty notes if a host's own route uses these classes."""
     return getattr(request, MARK, None) or Entry()  # a host may use these classes on its own routes
 
 
@@ -195,7 +200,7 @@ def _lacking(token: ApiToken, scopes: Sequence[str]) -> Problem:
 
 
 def _throttle(request: HttpRequest, user: Any = None) -> None:
-    """Count a request once for AGENTRUNS_API_THROTTLE; Problem (429) over the limit, if the cache works."""
+    """Count a request once against AGENTRUNS_API_THROTTLE; Problem (429) above it, if the cache works."""
     entry = entry_of(request)
     rate = settings.api_throttle.get("user" if user is not None else "anonymous")
     if rate is None or entry.is_counted:
@@ -225,7 +230,7 @@ def visible_runs(user: Any) -> QuerySet[Run]:
 
 
 def find_run(user: Any, run_id: str) -> Run:
-    """Find a run that the user may see, with its session; raises DurableRunNotFoundError."""
+    """Find a run that the user may see, without context for a visitor; raises DurableRunNotFoundError."""
     try:
         return readable(user, visible_runs(user).get(pk=UUID(run_id)))
     except (Run.DoesNotExist, ValueError):
@@ -233,10 +238,10 @@ def find_run(user: Any, run_id: str) -> Run:
 
 
 def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
-    """Prepare a run for the answer to the request that started it or wrote to it.
+    """Prepare a run, as `readable` does, for the answer to the request that started it or wrote to it.
 
-    If the run is not new and the user may not see it, raises DurableRunNotFoundError; but a user who acts for
-    another `owner` gets the run without its output and errors.
+    Raises DurableRunNotFoundError if the run existed before and the user may not see it. If the user acts for
+    another `owner`, such a run is returned instead, without its output, error and `blocked_reason`.
     """
     if not is_new and not visible_runs(user).filter(pk=run.pk).exists():
         if owner in (None, str(user.pk)):
@@ -246,7 +251,7 @@ def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
 
 
 def readable(user: Any, run: Run) -> Run:
-    """Remove the project's context from a run if the user is a visitor; return the run."""
+    """Empty the run's context if the user is a visitor, and return the run."""
     if isinstance(user, SessionBearer):
         run.context = {}
     return run
@@ -271,7 +276,7 @@ def find_session(user: Any, key: str, scope: str | None = None) -> Session:
 
 
 def row_for(user: Any, row: Row) -> Row:
-    """For a visitor, copy a row and leave out its instructions and context; others get the row itself."""
+    """Copy a row without its instructions and context if the user is a visitor; else return the row."""
     if not isinstance(user, SessionBearer):
         return row
     hidden = {"instructions", "stored"} if "instructions" in row.payload else set()

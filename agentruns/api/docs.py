@@ -25,13 +25,13 @@ _root: ContextVar[str] = ContextVar("agentruns_api_root", default="")
 
 
 class RunsAPI(NinjaAPI):
-    """A NinjaAPI that works under any URL namespace, while ninja itself reverses only its own namespace."""
+    """A NinjaAPI whose documentation works in any URL namespace, with a root path by `at_its_address`."""
 
     def get_root_path(self, path_params: dict[str, Any]) -> str:
         return _root.get() or super().get_root_path(path_params)
 
     def get_openapi_schema(self, **options: Any) -> OpenAPISchema:
-        """Build the OpenAPI document; all problems refer to one shared schema."""
+        """Build the OpenAPI document, in which all problems refer to one schema; schemas are sorted."""
         document = super().get_openapi_schema(**options)
         schemas = document["components"]["schemas"]
         for operations in document["paths"].values():
@@ -54,7 +54,7 @@ class Docs(Swagger):
     """The Swagger UI, which reads the OpenAPI file beside it and loads nothing from other hosts."""
 
     def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
-        """Render the page; only a link to the OpenAPI file if the app "ninja" is not installed."""
+        """Render the page; if the app "ninja" is not installed, only a link to the OpenAPI file."""
         if apps.is_installed("ninja"):
             return super().render_page(request, api, **kwargs)
         page = format_html(
@@ -73,7 +73,7 @@ class Docs(Swagger):
 
 
 def at_its_address(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a view of the documentation so that the API's root is the folder of the requested path."""
+    """Decorate a view of the documentation: use the folder of the requested path as the API's root path."""
 
     @wraps(view)
     def located(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -104,9 +104,10 @@ WRITES = {400: ["malformed"], 403: ["scope", "csrf", "permission-denied"]}
 
 
 def _made(recipe: Any) -> dict[str, Any]:
-    """Build an example answer from a recipe: a list of examples' names and dicts of members, merged in order.
+    """Build an example answer from a recipe: merge the parts of a list in order.
 
-    A recipe that is a dict makes a page with one item, which is made from its recipe under "page".
+    Each part is a dict of members, or the name of an example. The recipe `{"page": recipe}` builds a page
+    with one item.
     """
     if isinstance(recipe, dict):
         return {"items": [_made(recipe["page"])], "next": None}
@@ -117,7 +118,10 @@ def _made(recipe: Any) -> dict[str, Any]:
 
 
 def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
-    """Build the OpenAPI extras of the operation `name`: its examples, problems and headers."""
+    """Build the OpenAPI extras of the operation `name`: its examples, problems and headers.
+
+    An operation that `is_open` gets only the problems in its own entry of EXAMPLES.
+    """
     known = EXAMPLES
     answers = {int(status): answer for status, answer in known["responses"].get(name, {}).items()}
     for status, recipe in known["answers"].get(name, {}).items():

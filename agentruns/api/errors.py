@@ -85,7 +85,7 @@ FACTS = ("run_id", "lease_expires_at", "parts", "scopes", "retry_after")
 
 
 class Problem(HttpError):
-    """An error with a status and a stable type; `extras` become members of the body."""
+    """An error with a status and a stable type; `extras` become members of the body, `detail` is redacted."""
 
     def __init__(self, status: int, type: str, title: str, detail: str, **extras: Any) -> None:
         super().__init__(status, redact(detail))
@@ -103,7 +103,7 @@ class Problem(HttpError):
     def of(cls, error: Exception, **extras: Any) -> Problem:
         """Build the problem of an exception of agentruns.
 
-        The attributes that FACTS names become members unless they are empty, and so do `extras`. An
+        `extras` become members of the body, and so do the attributes in FACTS that are not empty. An
         ApprovalStateError that InvalidArguments caused becomes the problem of InvalidArguments.
         """
         cause = error.__cause__ if isinstance(error, core.ApprovalStateError) else None
@@ -114,7 +114,7 @@ class Problem(HttpError):
         return cls.named(name, str(error), **{**facts, **extras})
 
     def response(self) -> HttpResponse:
-        """Build the response, with the header Retry-After if `retry_after` is known."""
+        """Build the response; an extra `retry_after` also becomes the header Retry-After."""
         body = {"type": self.type, "title": self.title, "status": self.status_code, "detail": self.message}
         extras = {
             name: utc(value) if isinstance(value, datetime) else value for name, value in self.extras.items()
@@ -129,11 +129,11 @@ class Problem(HttpError):
 
 
 def register_errors(api: NinjaAPI) -> None:
-    """Register handlers with which `api` answers our router's errors as problem+json.
+    """Register exception handlers, so that `api` answers the errors of our router's routes as problem+json.
 
-    Call this once, after the API's own exception handlers are registered, which stay in force for the API's
-    other routes. Exceptions of agentruns become problems on every route of the API. Without this call the
-    statuses are the same, and the bodies have the API's own form.
+    Call this once, after the API's own handlers are registered: on the API's other routes these still answer
+    all errors but those of agentruns, which are answered as problem+json on every route. Without this call
+    our errors have the same statuses, but bodies in the API's own form.
     """
     api.add_exception_handler(core.AgentRunsError, lambda request, error: Problem.of(_made(error)).response())
     kinds: dict[type[Exception], Callable[[Any], Problem]] = {
@@ -193,9 +193,9 @@ def _of_validation_error(error: ValidationError) -> Problem:
 
 
 def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
-    """Describe a run for a 409: its id, status, and who ended it and when; for a paused run, who paused it.
+    """Describe a run for a 409: its id and status, and who ended it or, if it is paused, who paused it.
 
-    With `call_id`, also says who resolved that call, and when.
+    With `call_id`, adds that id, and who resolved the call. Each person is named with the time.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).own().order_by("-seq")
     facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
@@ -209,7 +209,10 @@ def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
 
 
 def approval_facts(approval: Approval) -> dict[str, Any]:
-    """Describe an approval for a 409: status, digest, and who decided or cancelled it last, and when."""
+    """Describe an approval for a 409: ids, status, digest, and who decided it last, and when.
+
+    For a cancelled approval, names who ended the run instead.
+    """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id).order_by("-seq")
     if approval.status == Approval.Status.CANCELLED:
         last = rows.filter(kind__in=events.CLOSING).first()

@@ -1,4 +1,4 @@
-"""The poll of the database that serves all listeners of this process.
+"""The poll of the database that serves all listeners (open event streams) of this process.
 
 When a poll is due, one listener polls for all, and each listener sends the news to its own client. No
 extra thread has to run, and without listeners there are no queries.
@@ -41,7 +41,7 @@ class Head(NamedTuple):
 
 
 class Poller:
-    """The heads of all runs with listeners, and the rows that the last poll found."""
+    """The `Head` of each run with listeners, and the new rows that the last poll read."""
 
     FIRST_PAUSE = 0.5
     LONGEST_PAUSE = 2.0
@@ -58,11 +58,14 @@ class Poller:
         self._pause = self.FIRST_PAUSE
 
     def pause(self) -> float:
-        """Compute the seconds until the next poll."""
+        """Compute the seconds until the next poll, at least 0.1."""
         return max(0.1, self._due - time.monotonic())  # another listener may be polling just now
 
     def claim(self) -> bool:
-        """Claim the next poll for the caller if it is due; return whether the caller must poll for all."""
+        """Claim the next poll, and return True: the caller must then poll for all listeners.
+
+        Returns False if no poll is due, or if another caller claimed it less than CLAIM seconds ago.
+        """
         now = time.monotonic()
         if now < max(self._due, self._claimed):
             return False
@@ -70,23 +73,23 @@ class Poller:
         return True
 
     def head(self, run_id: UUID) -> Head | None:
-        """Get the run's head as of the last poll, and keep the run polled; None if unknown or gone."""
+        """Get the run's Head as of the last poll, None if unknown or gone, and keep the run being polled."""
         self._asked[run_id] = time.monotonic()
         return self._heads.get(run_id)
 
     def rows_between(self, run_id: UUID, after: int, last: int) -> list[Row] | None:
-        """Get the run's rows after `after`, at least up to `last`; None if the last poll read less."""
+        """Get the run's rows after `after`, at least up to `last`; None if the last poll lacks some."""
         since, until, rows = self._news.get(run_id, (0, 0, []))
         return [row for row in rows if row.seq > after] if since <= after and last <= until else None
 
     def join(self, run_id: UUID) -> Head | None:
-        """Poll one run for a new listener; return the run's head, None if the run is gone."""
+        """Poll one run for a new listener; return the run's Head, or None if the run is gone."""
         with self._lock:
             self._see([run_id])
             return self.head(run_id)
 
     def look(self, run_id: UUID) -> None:
-        """Poll all runs with listeners and `run_id`, if a poll is due."""
+        """If a poll is due, poll `run_id` and the other runs with listeners, and set the time of the next."""
         with self._lock:
             self.head(run_id)
             now = time.monotonic()
@@ -120,7 +123,10 @@ class Poller:
             self._due, self._claimed = time.monotonic() + self._pause, 0.0
 
     def _see(self, run_ids: list[UUID]) -> None:
-        """Read the heads of runs. Their rows are read later, so that an ended run's last row is included."""
+        """Read the Head of each run, and let workers know that somebody listens to the runs at work.
+
+        Callers read rows only after this, so that they get the last row of a run that has ended.
+        """
         runs = Run.objects.using(settings.DATABASE).filter(pk__in=run_ids)
         draft = ("draft__epoch", "draft__step", "draft__text")
         heads: dict[UUID, Head | None] = dict.fromkeys(run_ids)

@@ -46,17 +46,17 @@ M = TypeVar("M", bound=Model)
 
 
 class RunsRouter(Router):
-    """A router that adds documentation, a size check and response headers to its operations."""
+    """A router that adds documentation to its operations, and wraps each operation by `watched`."""
 
     def add_api_operation(self, path: str, methods: list[str], view_func: Any, **options: Any) -> None:
-        """Add an operation with the function's name as its id."""
+        """Add an operation; the function's name becomes its id and finds its examples."""
         name, is_open = view_func.__name__, options["auth"] is None
         options |= {"operation_id": name, "openapi_extra": illustrated(name, methods[0], is_open=is_open)}
         super().add_api_operation(path, methods, decorate_view(watched)(view_func), **options)
 
 
 def watched(run: Any) -> Callable[..., Any]:
-    """Wrap an operation: check the body's size before authentication, and add headers to the response."""
+    """Wrap an operation's `run`: check the body's size before authentication, and add response headers."""
     operation = run.__self__
 
     @wraps(run)
@@ -112,7 +112,7 @@ def is_upload(request: HttpRequest) -> bool:
 
 
 def require_small(request: HttpRequest) -> None:
-    """Raise Problem if an upload is larger than the requests that a model's provider accepts."""
+    """Raise Problem (413) if an upload's Content-Length exceeds MOST, the limit of a model's provider."""
     length = request.META.get("CONTENT_LENGTH") or "0"
     if length.isascii() and length.isdecimal() and (len(length) > len(str(MOST)) or int(length) > MOST):
         detail = f"The request has more than {MOST} bytes."
@@ -124,7 +124,10 @@ class UploadModel(parameters.BodyModel):
 
     @classmethod
     def get_request_data(cls, request: HttpRequest, api: NinjaAPI, path_params: Any) -> Any:
-        """Parse the JSON after the authentication; Problem if the JSON's part is missing or too large."""
+        """Parse the JSON of the body, or of the upload's part PART. Ninja calls this after authentication.
+
+        Raises Problem: 400 if this part is missing, 413 if the fields that are no files are too large.
+        """
         if is_upload(request):
             try:
                 text = request.POST.get(PART)
@@ -152,7 +155,10 @@ UPLOAD: Any = Upload(...)
 
 
 def blocks_of(request: HttpRequest, given: Any) -> content.Input:
-    """Build the input of a run from the JSON's text or blocks and the uploaded files; raises ContentError."""
+    """Build a run's input from `given`, a text or the blocks of the JSON, and from the uploaded files.
+
+    A text without files stays a text. Raises ContentError for a file that cannot be used.
+    """
     uploads: Any = request.FILES.lists() if is_upload(request) else []
     files = [file for _, each in uploads for file in each]
     if isinstance(given, str) and not files:
@@ -195,9 +201,10 @@ def once(
 ) -> Any:
     """Execute a request by `act`; answer a repeated request with the same key by `again`.
 
-    No answer is stored: `again` checks anew what the caller may do and see. `act` and the record of the key
-    are one transaction, so the record exists exactly if the request was executed, and concurrent requests
-    wait for it. An error leaves no record. Raises Problem (409) for a key of another request.
+    Without a key, only calls `act`. No answer is stored: `again` checks anew what the caller may do and see.
+    `act` and the record of the key are one transaction, so the record exists exactly if the request was
+    executed, and concurrent requests with the key wait. An error leaves no record. Raises Problem: 409 for a
+    key of another request, 422 for a visitor's key or if header and body have different keys.
     """
     if (key := key_of(header, body)) is None:
         return act()
@@ -236,7 +243,10 @@ def once(
 
 
 def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], str | None]:
-    """Read a page after `cursor`, newest first by field `moment`; return it and the next cursor or None."""
+    """Read the page of `rows` after `cursor`, newest first by the field `moment`.
+
+    Returns the page and the next page's cursor, None after the last page. Problem (400) for a bad cursor.
+    """
     # Compare the stored text on SQLite, which compares times as texts: '12:00:00.5' is not '12:00:00.500000'.
     as_text = connections[rows.db].vendor == "sqlite"
     if cursor is not None:

@@ -111,7 +111,7 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None
 
 
 def _behalf_of(request: HttpRequest, body: Behalf) -> starting.Behalf:
-    """Read a request's owner, scope and context; Problem (403) if its token may not name owner or scope."""
+    """Read owner, scope and context from the body; Problem (403) if the token may not give owner or scope."""
     if body.owner is not None or body.scope is not None:
         require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
     return starting.Behalf(body.owner, body.scope, body.context)
@@ -124,7 +124,11 @@ def started(
     owner: str | None = None,
     origin: Run | None = None,
 ) -> Status[RunOut]:
-    """Start or find a run by `start`, and build the answer: 201 if new, 200 for an earlier request's run."""
+    """Start or find a run by calling `start`, and build the answer: 201 for a new run, else 200.
+
+    A RunStateError becomes a Problem with the facts of the run in the way, or if the user may not see that
+    run, of `origin`. `owner` is for whom the user acts, as in `shown`.
+    """
     user = user_of(request)
     try:
         run, is_new = start()
@@ -305,7 +309,7 @@ def _change(
 
 
 def tag_of(run: Run) -> str:
-    """Compute the weak ETag of a run and its session, from the columns that change with the body."""
+    """Compute the weak ETag of a run's answer, from the columns whose change changes the answer."""
     # `seq` is not enough, because lease, back-off and `blocked_reason` change without a row of the journal.
     moments = (run.lease_expires_at, run.not_before, run.updated_at)
     about = [

@@ -315,7 +315,7 @@ class RunOut(Out):
 
     @classmethod
     def of(cls, run: Run) -> RunOut:
-        """Build the answer for a run, which was read with its session, with sensitive values masked."""
+        """Build the answer for a run that was read with its session; sensitive values are masked."""
         return cls._of(mask_of(run).run(run))
 
     @classmethod
@@ -370,7 +370,7 @@ class ListedSession(_OfSession):
 
     @classmethod
     def all(cls, runs: list[Run], titled: Collection[UUID]) -> list[ListedSession]:
-        """Build the answers for sessions from their last runs; only sessions in `titled` show a title."""
+        """Build masked answers for sessions from their last runs; only sessions in `titled` show a title."""
         for run in runs:
             run.session.title = run.session.title if run.session_id in titled else ""
         masks = masks_of(runs, size=MOST_READ)
@@ -398,7 +398,7 @@ class SaidOut(Out):
 
     @classmethod
     def of(cls, row: Row, mask: Mask) -> SaidOut | None:
-        """Build the conversation entry of a row, masked; None for a row without a text for people."""
+        """Build the masked entry of a conversation for a row; None if the row has no text for people."""
         row = mask.row(row)
         text = said_in(row)
         if not text:
@@ -489,7 +489,7 @@ class ApprovalOut(Out):
 
     @classmethod
     def of(cls, approval: Approval, *, reveals: bool = False) -> ApprovalOut:
-        """Build the answer for an approval, which was read with its run; `reveals` leaves it unmasked."""
+        """Build the answer for an approval that was read with its run; masked unless `reveals` is True."""
         return cls.all([approval], reveals=reveals)[0]
 
     @classmethod

@@ -1,8 +1,8 @@
 """The rows of a run as Server-Sent Events, while the journal grows.
 
 All streams of a process share one poll, which works with any database and any server. Between two polls a
-stream holds no connection and, under ASGI, no thread. Rows of a session become visible in the order of their
-`seq`, so a query for the rows after the last sent row misses none.
+stream holds no database connection and, under ASGI, no thread. Rows of a session become visible in the order
+of their `seq`, so a query for the rows after the last sent row misses no row.
 """
 
 from __future__ import annotations
@@ -56,14 +56,17 @@ logger = get_logger("agentruns.api.stream")
 
 
 class Entrance:
-    """A copy of a stream's request as it was before authentication, to authenticate the request again."""
+    """A stream's request as it was before authentication, kept to authenticate the request again."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._kind = type(request)
         self._entry = entry_of(request)
 
     def recheck_auth(self) -> Any:
-        """Authenticate the request again, and return the user, read anew; raises AuthenticationError."""
+        """Authenticate the request again; return the user, read anew from the database.
+
+        Raises AuthenticationError, also for any error of an authenticator but a database's.
+        """
         request = self._kind.__new__(self._kind)
         request.__dict__.update(self._entry.before, **{MARK: self._entry})
         user, session = getattr(request, "user", None), getattr(request, "session", None)
@@ -117,7 +120,7 @@ def stream_events(
 
 
 class EventStream(StreamingHttpResponse):
-    """The response of a stream, which the server closes however the stream ends."""
+    """The response of a stream. The server calls `close` however the stream ends."""
 
     def __init__(self, body: Any, place: Place) -> None:
         super().__init__(body, headers=HEADERS)
@@ -142,7 +145,7 @@ def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
 
 
 class Places:
-    """The open event streams of this process by user, with a limit: each keeps a thread of a WSGI server."""
+    """The open event streams of this process by user; limited, as each occupies a WSGI server's thread."""
 
     def __init__(self) -> None:
         self._open: dict[Any, dict[int, tuple[UUID, Event]]] = {}  # oldest first
@@ -150,10 +153,11 @@ class Places:
         self._lock = RLock()  # garbage collection in `take` may call `give_back`
 
     def take(self, key: Any, run_id: UUID, most: int | None) -> Place:
-        """Take a place for one more stream; Problem (429) if `most` streams are open, all of other runs.
+        """Register one more stream of the user `key`; return its place. None for `most` is no limit.
 
-        If `most` are open and some are of this run, ends the oldest of these: a disconnected client returns
-        before the server notices the disconnection, and browsers never try again after a 429.
+        If the user has `most` open streams, ends the oldest of this run, because a disconnected client
+        returns before the server notices, and browsers never try again after a 429. Raises Problem (429) if
+        all these streams are of other runs.
         """
         number, over = next(self._numbers), Event()
         with self._lock:
@@ -170,7 +174,7 @@ class Places:
         return Place(self, key, number, over)
 
     def give_back(self, key: Any, number: int) -> None:
-        """Remove a stream from the open streams of a user; nothing happens if a newer stream replaced it."""
+        """Remove a stream from a user's open streams; do nothing if a newer stream has replaced it."""
         with self._lock:
             mine = self._open.get(key, {})
             mine.pop(number, None)
@@ -179,7 +183,7 @@ class Places:
 
 
 class Place:
-    """A place among a user's streams, freed once: when its response is closed or garbage-collected."""
+    """A stream's place among a user's open streams, freed once: by `close` or by garbage collection."""
 
     def __init__(self, places: Places, key: Any, number: int, over: Event) -> None:
         self.over = over  # set when a newer stream of the same run has taken the place
@@ -210,14 +214,21 @@ class Feed:
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
 
     def asks(self) -> bool:
-        """Check whether the next poll needs the database, for this listener or for all listeners."""
+        """Check whether `poll` must be called now: for news, for a ping, or to poll for all listeners.
+
+        Claims the poll for all listeners if it is due.
+        """
         head = poller.head(self._run_id) if self._seen >= 0 else None
         self._claims = head is not None and poller.claim()
         is_news = head is None or head.seq != self._seen
         return self._claims or is_news or time.monotonic() >= self._ping_at
 
     def poll(self) -> str:
-        """Poll the database, and format the new events, "" if none; close the connections of this thread."""
+        """Poll the database, and format the new events as text, "" if there are none.
+
+        Sets `over` if the run has ended, the user may no longer see it, or the database fails. Closes the
+        connections of this thread.
+        """
         try:
             # Before any other query: a thread must hold no connection while it waits for the poller's lock.
             if self._claims:
@@ -250,18 +261,21 @@ class Feed:
         return ""
 
     def pass_on(self) -> str:
-        """Format the events that other listeners' polls found, "" if none, without a query."""
+        """Format a changed draft or wait that another listener's poll read; "" if none. Makes no query."""
         head = poller.head(self._run_id)
         return self._live(head) if head is not None else ""
 
     def pause(self) -> float:
-        """Compute the seconds until the next poll."""
+        """Compute the seconds until the next poll; 0 if more rows may be ready."""
         if self._is_behind:
             return 0.0
         return min(poller.pause(), max(poller.FIRST_PAUSE, self._ping_at - time.monotonic()))
 
     def _rows(self, head: Head) -> str:
-        """Format the new rows up to `head`, at most a page; DurableRunNotFoundError if access is lost."""
+        """Format the new rows: those that the last poll read, or else a page from the database.
+
+        Raises DurableRunNotFoundError if the user may no longer see the run.
+        """
         run = find_run(self._user, str(self._run_id))
         rows = poller.rows_between(self._run_id, max(self._after, self._seen), head.seq)
         if rows is None:

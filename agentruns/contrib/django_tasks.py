@@ -18,10 +18,7 @@ immediate: Any = import_module(f"{_PACKAGE}.backends.immediate")
 
 
 class TasksDispatcher:
-    """The dispatcher that enqueues a task for each notified run, on the default backend and queue.
-
-    To use another backend or queue, override `task` in a subclass.
-    """
+    """The dispatcher that enqueues a task for each run; a subclass's `task` chooses the backend and queue."""
 
     @property
     def task(self) -> Any:

@@ -32,10 +32,7 @@ _lane = lanes.Lane("agentruns-mail", THREADS)
 
 
 class MailNotifier:
-    """The notifier that mails AGENTRUNS_NOTIFY_EMAILS if a run needs a person.
-
-    A subclass may set other `events`.
-    """
+    """The notifier that mails staff if a run needs a person. A subclass may set other `events`."""
 
     events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused")
 

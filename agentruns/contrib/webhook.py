@@ -99,20 +99,14 @@ class WebhookNotifier:
 
 
 def sign(secret: str, message_id: str, moment: int, body: bytes) -> str:
-    """Sign a webhook with each key in `secret`; return the signatures, separated by spaces.
-
-    `moment` is the time in seconds. Raises ImproperlyConfigured for an unusable secret.
-    """
+    """Build a webhook's signatures by the keys in `secret`, joined by spaces. Raises ImproperlyConfigured."""
     signed = f"{message_id}.{moment}.".encode() + body
     digests = (hmac.digest(key, signed, hashlib.sha256) for key in _keys(secret))
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 def _keys(secret: Any) -> list[bytes]:
-    """Decode the keys of a secret, which has several keys during a rotation.
-
-    Raises ImproperlyConfigured if there is no key or an unusable key; the error quotes no key.
-    """
+    """Decode a secret's one or more keys. Raises ImproperlyConfigured, with a text that quotes no key."""
     keys = []
     for part in str(secret or "").split():
         try:
