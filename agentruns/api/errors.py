@@ -95,7 +95,7 @@ class Problem(HttpError):
 
     @classmethod
     def named(cls, name: str, detail: str, **extras: Any) -> Problem:
-        """Build the problem of a type in TITLES; `extras` become members of the body."""
+        """Build a problem of the type `name` in TITLES; `extras` become members of the body."""
         status, title = TITLES[name]
         return cls(status, URN + name, title, detail, **extras)
 
@@ -160,7 +160,7 @@ def register_errors(api: NinjaAPI) -> None:
 
 
 def _made(error: Any) -> Any:
-    """Create the exception if `error` is an exception class, because ninja lets a host raise either."""
+    """Create the exception if `error` is an exception class, because a host's view may raise a class."""
     return error() if isinstance(error, type) else error
 
 

@@ -89,7 +89,7 @@ def watched(run: Any) -> Callable[..., Any]:
 
 
 def as_problem(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a view to raise errors of agentruns as Problem, an HttpError that any NinjaAPI can answer."""
+    """Decorate a view: turn errors of agentruns into Problem, an HttpError that any NinjaAPI can answer."""
 
     @wraps(view)
     def translated(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ class UploadModel(parameters.BodyModel):
 
 
 class Upload(parameters.Body):  # type: ignore[misc]
-    """The parameter with which an operation gets the body that `UploadModel` reads."""
+    """The parameter of an operation whose body is read by `UploadModel`."""
 
     _model = UploadModel
 

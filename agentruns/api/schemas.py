@@ -494,7 +494,7 @@ class ApprovalOut(Out):
 
     @classmethod
     def all(cls, approvals: Iterable[Approval], *, reveals: bool = False) -> list[ApprovalOut]:
-        """Build the answers for several approvals, as `of` does for one approval."""
+        """Build the answers for several approvals; sensitive values are masked unless `reveals` is True."""
         approvals = [*approvals] if reveals else masked_approvals(approvals)
         pending = {
             approval.pk: approval.run_id

@@ -293,7 +293,7 @@ class Feed:
         return text
 
     def _live(self, head: Head) -> str:
-        """Format a changed `waits_for` and a changed draft as events; "" if newer rows were sent already."""
+        """Format a changed `waits_for` and a changed draft as events; "" if rows after `head` were sent."""
         if self._after > head.seq:  # the rows sent are newer than the head
             return ""
         text = ""

@@ -269,7 +269,7 @@ def queue_age(options: CallbackOptions) -> Iterable[Observation]:
 
 
 def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:
-    """Build the attributes in `names` from their facts; leave out each whose fact is missing or empty."""
+    """Build the attributes that `names` maps to facts, without those whose fact is missing or empty."""
     values = {name: facts[fact] for name, fact in names.items() if facts.get(fact) not in (None, "")}
     return {
         name: value if isinstance(value, int | float) else str(value)[:LONGEST]

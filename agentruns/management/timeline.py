@@ -156,7 +156,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
 
 
 def run_record(run: Run) -> dict[str, Any]:
-    """Convert a run to a dict with redacted texts; `owner` is the user's name."""
+    """Convert a run to a dict with redacted texts; `owner` is the user's name, or None."""
     return {
         "id": str(run.pk),
         "session": redact(run.session.key),

@@ -66,7 +66,7 @@ def scripted_model(agent: Agent | str, turns: Iterable[Turn]) -> Iterator[Script
 
 
 class InvalidMessages(ValueError):
-    """Raised for messages that the provider would answer with 400; the text says where and why."""
+    """Raised for messages that Anthropic's API would answer with 400; the text says where and why."""
 
 
 def check_messages(messages: Any) -> None:
