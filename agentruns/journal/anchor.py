@@ -1,6 +1,6 @@
 """Anchors: hashes of the last rows of ended runs, given to AGENTRUNS_ANCHOR and compared with the journal.
 
-Anchors kept where the database's owner cannot write show whether a whole chain was computed anew.
+Anchors that are kept where the owner of the database cannot write show if somebody recomputed a whole chain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _lane = Lane("agentruns-anchor", THREADS)
 
 
 class Anchor(NamedTuple):
-    """A session, the number of one of its rows, and that row's hash when the row was the last."""
+    """The row that ended a run: its session, its number `seq` in the session, and its hash `head`."""
 
     session: UUID
     seq: int
@@ -35,19 +35,23 @@ class Anchor(NamedTuple):
 
 
 class AnchorNotifier:
-    """A notifier of the outbox that gives the last row's hash of each ended run to the project's function."""
+    """A notifier of the outbox that gives the hash of the row that ended a run to the project's function."""
 
     events = tuple(EVENTS[kind][0] for kind in CLOSING)
 
     def __call__(self, notice: Notice) -> None:
-        """Call AGENTRUNS_ANCHOR once. Raises TimeoutError, or the function's own exception."""
+        """Call AGENTRUNS_ANCHOR once.
+
+        Raises TimeoutError after TIMEOUT seconds, the function's own exception, or IndexError if the row that
+        ended the run is gone.
+        """
         ends = Message.objects.using(settings.DATABASE).filter(run_id=notice.run_id, kind__in=CLOSING)
         anchor = Anchor(*ends.order_by("seq").values_list("session_id", "seq", "hash")[0])
         _lane(lambda: settings.anchor(*anchor), TIMEOUT)
 
 
 class Compared:
-    """The comparison of anchors with the journal; read all of `problems` before the counts."""
+    """The comparison of anchors with the journal; the counts are complete once all of `problems` is read."""
 
     def __init__(self, alias: str, lines: Iterable[str], session_id: UUID | None = None) -> None:
         self.anchors, self.pruned = 0, 0

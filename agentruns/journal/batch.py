@@ -36,9 +36,10 @@ Offload = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class LastRow(NamedTuple):
-    """The number and the time of a session's last row. Even a row that was altered keeps its time.
+    """The number and the time of a session's last row.
 
-    `restored_at` is when a run of the session was last held for lost rows.
+    The time identifies the row, because even a row that was altered keeps its time. `restored_at` is when a
+    run of the session was last held for lost rows, or None.
     """
 
     seq: int
@@ -54,7 +55,7 @@ MOST_SEEN = 10_000  # sessions; beyond this the session driven longest ago is fo
 
 
 class SessionState:
-    """The state of a session for a writer: its last hash, its calls in doubt, and one of its runs."""
+    """The state of a session for a writer: its last hash, its calls in doubt, and the state of one run."""
 
     def __init__(self, session_id: UUID, run_id: UUID, secret: str = "") -> None:
         self.session_id = session_id
@@ -80,7 +81,7 @@ class SessionState:
         self._unread: list[Row] = []  # rows that the conversation has not applied yet
 
     def apply(self, row: Row) -> None:
-        """Fold one more row of the session's journal."""
+        """Fold one more row of the session's journal; rows must come in order."""
         self.next_seq, self.head, self.at = row.seq + 1, row.hash, row.created_at
         self.has_erased = self.has_erased or (row.kind in KINDS and row.is_erased)
         if row.run_id == self.run.run_id:
@@ -112,7 +113,7 @@ class SessionState:
 
     @property
     def doubts(self) -> dict[str, dict[str, UUID]]:
-        """The calls in doubt with their runs, by tool."""
+        """The calls in doubt by tool, each with its run."""
         doubts: dict[str, dict[str, UUID]] = defaultdict(dict)
         for call_id, result in self.in_doubt.open.items():
             doubts[result.tool_name][call_id] = result.run_id
@@ -129,7 +130,7 @@ class SessionState:
         return self._conversation
 
     def was_sent_for(self, reply: Row) -> bool | None:
-        """Check whether a reply answers this conversation; None if the reply or conversation was erased."""
+        """Check whether a reply's request sent this conversation; None if unknown, as after an erasure."""
         sent = reply.payload.get("sent")
         if sent is None or reply.content_salt is None or self.has_erased:
             return None
@@ -138,7 +139,11 @@ class SessionState:
 
 
 def load(alias: str, session_id: UUID, run_id: UUID) -> SessionState:
-    """Rebuild a session's state from its rows; raises JournalUnreadableError if rows are damaged or gone."""
+    """Rebuild a session's state from its rows; raises JournalUnreadableError if it cannot be read or is gone.
+
+    Sets `is_rewound` if a row that this process has seen committed is gone, even if the session is gone with
+    it. Does not set `is_rewound` if a run has been held for lost rows since.
+    """
     known = seen_committed.get(session_id)
     with reading_journal(session_id):
         try:
@@ -175,9 +180,9 @@ def reading_journal(session_id: UUID) -> Iterator[None]:
 class Batch:
     """The rows of one append, folded into `state` as they are added.
 
-    `epoch` and `owner` come from the writer's lease; they are 0 and "" for service rows. A `local` batch
-    belongs to a stateless run and uses this machine's clock. If a batch cannot be stored, discard `state` and
-    load it again.
+    `epoch` and `owner` come from the writer's lease; they are 0 and "" for a writer without a lease. A
+    `local` batch belongs to a stateless run and uses this machine's clock. If a batch cannot be stored,
+    discard `state` and load it again.
     """
 
     def __init__(self, state: SessionState, epoch: int = 0, *, owner: str = "", local: bool = False) -> None:
@@ -222,7 +227,7 @@ class Batch:
         consumes: UUID | None = None,
         offload: Offload | None = None,
     ) -> Row:
-        """Add one row: link it to the hash chain and fold it; `offload` may store its content in a file."""
+        """Add one row, link it to the hash chain, and fold it; `offload` may store its content in a file."""
         if call is not None:
             call_id, tool_name = call.id, call.tool
             self.before.setdefault(call.id, call.approval.status if call.approval else "")
@@ -241,7 +246,7 @@ class Batch:
         return self._chain(name, facts, text, content_hash=commitment(content_salt, text), **about)
 
     def copy(self, row: Row, source: events.Copied) -> Row:
-        """Add a copy of another session's row; it keeps the salt, and so the hash, of the row's content."""
+        """Add a copy of another session's row, marked with `source`; its content keeps its salt and hash."""
         if row.is_erased:
             source = {**source, "erased": True}
         facts, content = split(row.kind, {**row.payload, events.COPIED: source})
@@ -284,7 +289,11 @@ class Batch:
         offload: Offload | None = None,
         **facts: Unpack[events.ResultFacts],
     ) -> Row:
-        """Add the `tool_result` that ends a call, with the call's arguments if a person edited them."""
+        """Add the `tool_result` row that ends a call.
+
+        Records the call's arguments if a person edited them and the call was started. If `content` is the
+        preview of a late result, names the files with the full result.
+        """
         late = self.state.returned_late  # contents stored in files; here they are previews
         if late and (key := (call.id, canonical.dumps(content))) in late:
             facts["stored"] = late[key]

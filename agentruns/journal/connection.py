@@ -40,8 +40,8 @@ def own_connection(alias: str) -> Iterator[None]:
     """Open the journal's own connection of this thread until the end of the outermost block.
 
     CONN_MAX_AGE keeps the connection for the next block, until Django's connection of the thread is closed.
-    Inside a transaction, such as a TestCase's, and on SQLite in memory or without WAL mode, the block uses
-    Django's connection: a second connection would see nothing there, or wait for the first.
+    The block uses Django's connection inside a transaction, such as a TestCase's, and on SQLite in memory or
+    without WAL mode, because there a second connection would see nothing or wait for the first.
     """
     names = _opened.__dict__
     if alias in names or connections[alias].in_atomic_block:
@@ -116,7 +116,7 @@ def journal_alias(alias: str) -> str:
 
 
 def require_no_transaction(alias: str) -> None:
-    """Raise NotDurableError if an open transaction could roll back a journal row or block its commit."""
+    """Raise NotDurableError if autocommit is off, or a transaction other than a TestCase's is open."""
     connection = connections[alias]
     if has_foreign_blocks(connection):
         raise NotDurableError(
@@ -137,7 +137,7 @@ def require_no_transaction(alias: str) -> None:
 
 
 def mend_connection(alias: str) -> None:
-    """Close the thread's connection, to roll back a transaction that user code left open on it."""
+    """Close the thread's connection if user code left a transaction open, to roll that transaction back."""
     # Under an open transaction the journal's own connection could wait for locks of this very thread.
     connection = connections[alias]
     left = [block for block in connection.atomic_blocks if not is_of_test_case(block)]
@@ -154,8 +154,9 @@ def mend_connection(alias: str) -> None:
 def replace_broken(alias: str) -> None:
     """Close the thread's connection if the server has dropped it, as it may while a model answers.
 
-    The check costs a round trip, so it is made in two cases only. The server has sent something, perhaps its
-    farewell; or its last answer is `TRUSTED` seconds old, and a firewall may have dropped the connection.
+    Does nothing in a transaction or on SQLite. The check costs a round trip, so it is made in two cases only.
+    The server has sent something, perhaps its farewell; or the last successful check is `TRUSTED` seconds
+    old, and a firewall may have dropped the connection.
     """
     connection = connections[alias]
     raw = connection.connection

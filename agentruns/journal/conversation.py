@@ -48,9 +48,9 @@ class Conversation:
     def messages(self, read: int | None = None, limits: Limits = DEFAULT) -> list[dict[str, Any]]:
         """Build the messages of the next request, or of an old request that had read the rows up to `read`.
 
-        Every call of the last reply must have a result. Reads contents from their files; raises PayloadError
-        for a missing or altered file. The oldest files beyond `limits` stay previews, and so does a file that
-        the provider does not accept.
+        Raises AssertionError if a call of the last reply has no result. Reads contents from their files, and
+        raises PayloadError if a file is missing, altered or out of reach. If the files exceed `limits`, the
+        oldest stay previews. A file that the provider does not accept stays a preview, too.
         """
         if len(self._results) < len(self._open):
             missing = sorted(self._open.keys() - self._results.keys())
@@ -93,8 +93,8 @@ class Conversation:
         """Find the seq of the first row that the next request must not send yet; None if it sends all rows.
 
         If the provider cut a reply off (`pause_turn`), the next request sends that reply back unchanged.
-        Messages wait until the rest of the reply has come. After a new task nothing waits, because nobody
-        needs the rest.
+        Messages wait until the provider has sent the other part of the reply. After a new task nothing waits,
+        because nobody needs that part any more.
         """
         holds = self._is_cut and all(unread.is_message for unread in self._unread)
         return self._unread[0].seq if holds and self._unread else None
@@ -184,7 +184,7 @@ class Conversation:
             self._stored[row.call_id] = _Whole(named, size, partial(_whole_result, row, provider_id))
 
     def _flush(self) -> None:
-        """Append the results of the last reply, in the order of its calls, as the next user message."""
+        """Append the last reply's results, in call order, as a user message once every call has a result."""
         if self._open and len(self._results) == len(self._open):
             for place, call_id in enumerate(self._open):
                 if call_id in self._stored:
@@ -206,7 +206,7 @@ KINDS = frozenset(_APPLY)  # kinds of the rows that the model sees
 
 
 def unread_after(unread: list[int], row: Row) -> list[int]:
-    """Update the seqs of unread messages for one more row: add a message, or remove read messages."""
+    """Compute the seqs of unread messages after one more row: add a message, or remove read messages."""
     if (said := events.USER.of(row)) and said.get("reason") == events.MESSAGE:
         return [*unread, row.seq]
     reply = events.ASSISTANT.of(row)
@@ -241,7 +241,7 @@ def _preview(block: Block) -> Block:
 
 
 def _loaded(row: Row, block: Block, attached: Blocks, limits: Limits) -> Block:
-    """Convert a row's block for the provider: read a text's or `attached` file, describe other files."""
+    """Convert a row's block for the provider, with the file of a text or of an `attached` block."""
     is_sent = block["type"] == "text" or any(block is each for each in attached)
     if "sha256" not in block or not is_sent:
         refusal = None if block["type"] == "text" else attachments.refusal_of(block, limits)

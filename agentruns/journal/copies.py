@@ -1,4 +1,4 @@
-"""Rows that a fork copied from its origin: their comparison with the origin, and other sessions with them."""
+"""Rows that a fork copied from its origin: comparison with the origin, and other sessions that have them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLE_LENGTH = 200
 
 
 class Copy(NamedTuple):
-    """A copied row, and the run, number and hash of the row it claims to copy."""
+    """A copied row, and the run, number and hash of the row that it claims to copy."""
 
     seq: int
     kind: str
@@ -33,7 +33,7 @@ class Copy(NamedTuple):
     row: Row
 
     def is_of(self, source: Row) -> bool:
-        """Compare the copy with the source row, ignoring erased content."""
+        """Check whether the copy equals the source row; erased content is compared by its hash."""
         is_whole = not (self.row.is_erased or source.is_erased)
         return _says(self.row, is_whole=is_whole) == _says(source, is_whole=is_whole)
 
@@ -44,7 +44,7 @@ def original(row: Row) -> Row:
 
 
 def _says(row: Row, *, is_whole: bool) -> list[Any]:
-    """List the values of a row for a comparison; unless `is_whole`, list the content's hash only."""
+    """List the values of a row for a comparison; unless `is_whole`, list the hash instead of the content."""
     payload = original(row).payload
     parts = [payload] if is_whole else [split(row.kind, payload)[0], row.content_hash]
     return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(parts)]
@@ -59,7 +59,7 @@ def task_of(rows: Iterable[Row]) -> str:
 
 
 def title_of(text: str) -> str:
-    """Make a title of a task: its first line that is not blank, cut to `TITLE_LENGTH`."""
+    """Make a task's title: its first line that is not blank, cut to `TITLE_LENGTH`; "" if there is none."""
     lines = (line.strip() for line in text[: 10 * TITLE_LENGTH].splitlines())
     return next((line for line in lines if line), "")[:TITLE_LENGTH]
 
@@ -83,7 +83,11 @@ SAID = (events.USER, events.ASSISTANT, events.RUN_FAILED, events.RUN_CANCELLED)
 
 
 def said_in(row: Row) -> str:
-    """Read the text for people from a row of a kind in `SAID`: the task, the reply, or why the run ended."""
+    """Read the text for people from a row of a kind in `SAID`.
+
+    This is a task or a message, a reply, or the reason why the run failed or was cancelled. Returns "" for a
+    request to correct an answer. Reads no file: a content stored in a file appears as its preview.
+    """
     payload = row.payload
     if row.kind == events.USER:
         return "" if payload.get("reason") == events.OUTPUT_INVALID else described(payload["content"])
@@ -125,8 +129,9 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
 def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
     """Find sessions whose first row equals the first row of one of `session_ids`, as its copy or original.
 
-    Rows are equal if their content hashes are, so this works across a pruned fork. Of the equal sessions,
-    returns forks whose origin run is gone, and sessions that a copied first row of `session_ids` names.
+    Compares the hashes of the contents, because a fork between two sessions may be pruned. Returns only forks
+    whose origin run is gone, and the sessions that a copied first row of `session_ids` names. The result may
+    include sessions of `session_ids`.
     """
     firsts = Message.objects.using(alias).filter(seq=1)
     mine = list(firsts.filter(session_id__in=session_ids).values_list("content_hash", "facts"))

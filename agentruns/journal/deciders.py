@@ -28,10 +28,11 @@ GIVING = (events.RUN_STARTED, events.RUN_ADOPTED, events.USER)  # rows that name
 
 
 def restore(run: Run, state: RunState | None = None) -> Run:
-    """Set a run's version, definition, requesters, owner, agent and context from its journal rows.
+    """Set the columns of a run that its rows determine, such as requesters and owner, and return the run.
 
-    So nobody gains rights by altering a column. Reads the rows unless `state` is given. Raises
-    JournalUnreadableError if they are damaged or missing. Leaves a run that was pruned just now unchanged.
+    Does not save the run. Nobody gains rights by altering a column, because the rows decide. Reads the rows
+    unless `state` is given. Raises JournalUnreadableError if they are damaged or missing. Leaves a run that
+    was pruned just now unchanged.
     """
     with reading_journal(run.session_id):
         if state is None:
@@ -48,14 +49,14 @@ def restore(run: Run, state: RunState | None = None) -> Run:
 
 
 def owner_by_rows(run: Run) -> str | None:
-    """Read the id of a run's owner from its `run_started` row; None for a run without an owner."""
+    """Read the id of a run's owner, or None, from its `run_started` row; raises IndexError without it."""
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind=events.RUN_STARTED)
     owner = rows.order_by("-seq")[0].payload.get("owner")  # the last such row, after those that a fork copied
     return owner["id"] if owner else None
 
 
 def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
-    """Set folded columns on a model instance, each converted to the type of its field.
+    """Set folded columns on a model instance without saving it, each converted to the type of its field.
 
     A value that cannot be converted is set unchanged, such as a user id of another user model.
     """
@@ -66,7 +67,7 @@ def assign(row: Run | Approval, columns: Mapping[str, Any]) -> None:
 
 
 def requester_ids(*ids: Any, origin: Run | None = None) -> list[str]:
-    """List the ids of a run's requesters: `ids` without None, then the requesters of the run's origin."""
+    """List the ids of a run's requesters, each once: `ids` without None, then those of the run's origin."""
     asked = [str(each) for each in ids if each is not None]
     return list(dict.fromkeys(asked + (list(map(unquote, origin.requesters.split())) if origin else [])))
 
@@ -86,7 +87,8 @@ def why_not_decide(
     """Explain why a user may not decide about an approval's call with `arguments`; "" if the user may.
 
     `arguments` default to those of the approval, `groups` to the names of the user's groups. `verb` matters
-    for calls that the requester confirms. The program may decide everything.
+    for calls that the requester confirms. The program may decide everything. Raises the PermissionDeniedError
+    of the project's policy, if the policy raises it.
     """
     if events.is_program(actor):
         return ""
@@ -122,7 +124,7 @@ def why_own(actor: Any, run: Run) -> str:
 
 
 def is_requester(actor: Any, run: Run) -> bool:
-    """Check whether an actor may confirm a run's calls: as its owner, or as a visitor of its session."""
+    """Check whether an actor may confirm a run's calls, as its owner or as a visitor of its session."""
     if isinstance(actor, SessionBearer):
         return actor.session_id == run.session_id
     return is_somebody(actor) and run.owner_id is not None and run.owner_id == actor.pk
@@ -131,8 +133,8 @@ def is_requester(actor: Any, run: Run) -> bool:
 def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) -> dict[str, str]:
     """Map each user who approved a call and may not approve it any more to the reason.
 
-    `given` are user ids from the journal; the program's id "" is never in the result. Calls the project's
-    policy, so it must run outside of every transaction.
+    `given` are user ids from the journal. The ids of the program and of the session's visitors are never in
+    the result. Calls the project's policy, so it must run outside of every transaction.
     """
     model, reasons = get_user_model(), {}
     users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
@@ -151,7 +153,10 @@ def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) 
 
 
 def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
-    """Add a row that voids the approvals given by the users in `lost`, so that the call is pending again."""
+    """Add a row that voids the approvals given by the users in `lost`, so that the call is pending again.
+
+    Does nothing if none of these users approved, or if the approval was already denied or used.
+    """
     approval = call.approval
     if approval is None or approval.status not in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED):
         return

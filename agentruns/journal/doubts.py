@@ -1,4 +1,4 @@
-"""Calls in doubt, which may have happened although nobody knows, and the rows that end a doubt. Pure."""
+"""Calls in doubt, of which nobody knows whether they happened, and the rows that end a doubt. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = tuple(kind for kind in events.KINDS.values() if kind.moves_doubts)
 
 
 class Doubts:
-    """The calls of a session whose result leaves open whether they happened, until a row clears the doubt."""
+    """The calls of a session that may have happened, until a verdict or an approval ends the doubt."""
 
     def __init__(self) -> None:
         self.open: dict[str, Row] = {}  # call -> its result

@@ -1,4 +1,4 @@
-"""A row of the journal as read, its hash and its actors; also the names of `models.kinds`."""
+"""Rows of the journal as they are read, with their hashes and actors; also the names of `models.kinds`."""
 
 from __future__ import annotations
 
@@ -61,13 +61,16 @@ def leaves_doubt(payload: kinds.ToolResult) -> bool:
 
 
 class Program(NamedTuple):
-    """A part of the program that acts by itself, such as `resume_runs`, as an actor."""
+    """An actor that is a part of the program and acts by itself, such as `resume_runs`."""
 
     name: str
 
 
 def is_program(actor: Any) -> bool:
-    """Check whether an actor is the program: False for a user or visitor, TypeError for anything else."""
+    """Check whether an actor is the program: True for None or a Program, False for a user or visitor.
+
+    Raises TypeError for anything else, and for a user with an empty id.
+    """
     if actor is None or isinstance(actor, Program):
         return True
     if isinstance(actor, Model):  # the key of another model's row may be that of a user
@@ -86,7 +89,7 @@ def is_program(actor: Any) -> bool:
 
 
 def actor_ref(actor: Any) -> kinds.Actor | None:
-    """Build the journal's record of an actor, with id and name; None for the program itself."""
+    """Build the record of an actor, with name and id ("" for a Program); None for the program itself."""
     if is_program(actor):
         return None if actor is None else {"id": "", "name": actor.name}
     if isinstance(actor, SessionBearer):

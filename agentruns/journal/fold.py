@@ -53,7 +53,7 @@ class CallApproval:
 
 @dataclass(slots=True)
 class Call:
-    """A call of the last reply, with its approval and its result so far."""
+    """A call of the last reply, with its approval, its attempts and its outcome so far."""
 
     id: str
     provider_id: str
@@ -174,7 +174,7 @@ class RunState:
     waiting_since: datetime | None = None
 
     def apply(self, row: Row) -> None:
-        """Fold one more row; skip unknown kinds, which newer code wrote, and rows that a fork copied."""
+        """Fold one more row of the run; skip kinds that are unknown here, and rows that a fork copied."""
         self.seq = row.seq
         if row.kind not in _APPLY or events.COPIED in row.payload:
             return
@@ -213,10 +213,10 @@ class RunState:
         return ready
 
     def is_after_unknown(self, call: Call) -> bool:
-        """Check whether a call comes after a call with the outcome `unknown` and must be cancelled for this.
+        """Check whether a call must be cancelled because an earlier call has the outcome `unknown`.
 
-        All later calls have been cancelled except calls whose start may be lost. Such a call is cancelled
-        once it is known that the call has not run. False for a parallel call.
+        All later calls of the reply have been cancelled except calls whose start may be lost. Such a call is
+        cancelled once it is known that the call has not run. False for a parallel call.
         """
         is_known = call.orphan == Orphan.NOT_OCCURRED or (not call.orphan and call.asked_since > 0)
         if call.attempt or not call.may_be_lost or not is_known or call.parallel:
@@ -225,7 +225,7 @@ class RunState:
         return any(each.outcome == Outcome.UNKNOWN for each in earlier)
 
     def elapsed(self, now: datetime) -> timedelta:
-        """Compute the time since the run's start, without the time it waited for people."""
+        """Compute the time since the run's start, without the time it waited for people or was paused."""
         if self.started_at is None:
             return timedelta()
         waiting = now - self.waiting_since if self.waiting_since else timedelta()

@@ -1,7 +1,7 @@
 """Masks that hide sensitive values in rows, runs, approvals and results from people who may not reveal them.
 
 A tool names sensitive arguments (`sensitive`) and parts of its result (`sensitive_results`). A mask hides
-these, and their exact values in all other texts and numbers of the session: in a preview, in an answer of
+these, and their exact values in all other texts and numbers of the session, such as previews and answers of
 the model. EXITS in tests/masks/exits.py lists all places that show data.
 """
 
@@ -115,12 +115,12 @@ class Mask:
         )
 
     def run(self, run: Run) -> Run:
-        """Mask a run's texts in a copy, which must never be saved."""
+        """Mask a run's texts in a copy that must never be saved; the run itself if nothing is sensitive."""
         columns = ("input", "title", "context", "blocked_reason", "output", "error")
         return self._copy(run, dict.fromkeys(columns, self.json)) if self else run
 
     def approval(self, approval: Approval) -> Approval:
-        """Mask an approval, and its run if the run is loaded, in a copy, which must never be saved."""
+        """Mask an approval, and its run if that is loaded, in a copy like that of `run`."""
         if not self:
             return approval
         tool = approval.tool_name
@@ -158,7 +158,7 @@ class Mask:
     # What is known
 
     def learn(self, row: Row) -> None:
-        """Add the sensitive values of a row to the known values."""
+        """Add the sensitive values in a row to the values that the mask hides."""
         payload = row.payload
         for call in _dicts(payload.get("calls") if row.kind == events.ASSISTANT else None):
             tool = str(call.get("tool"))
@@ -177,7 +177,7 @@ class Mask:
             self.secrets.add(_error_parts(text)[1])
 
     def know(self, tool: str, arguments: Any) -> None:
-        """Add the values of a call's sensitive arguments to the known values."""
+        """Add the values of a call's sensitive arguments to the values that the mask hides."""
         if not self.names(tool):
             return
         if isinstance(arguments, dict):
@@ -185,7 +185,7 @@ class Mask:
         self.secrets.add(arguments)
 
     def know_result(self, tool: str, content: Any, payload: Mapping[str, Any] = {}) -> None:
-        """Add the sensitive values of a result to the known values."""
+        """Add a result's sensitive values to the values that the mask hides; `payload` is its row's."""
         self.secrets.add(sensitive_parts(content, payload, self.results_of.get(tool, ())))
 
     # Its parts
@@ -266,7 +266,7 @@ class Blind(Mask):
         return True
 
     def json(self, value: Any, tool: str = "") -> Any:
-        """Replace any value by the mask, except None and ""; a dict becomes a dict with one masked member."""
+        """Replace any value by the mask, except None and ""; a dict becomes {MASK: MASK}, or stays {}."""
         if isinstance(value, dict):
             return {MASK: MASK} if value else {}
         return MASK if value not in (None, "") else value
@@ -283,10 +283,11 @@ def mask_of(run: Run) -> Mask:
 def masks_of(runs: Iterable[Run], most: int | None = None, size: int | None = None) -> Mapping[UUID, Mask]:
     """Build the masks of the sessions of several runs, by session id.
 
-    Takes two queries, or one if nothing is sensitive, and another for definitions without an agent in this
+    Makes two queries, or one if nothing is sensitive, and another for definitions without an agent in this
     process. A fork's mask knows the values in the rows that the fork has copied. A `Blind` mask, which hides
-    every text, is built for a session whose rows cannot be read; for all sessions if they have `most` rows or
-    more; and for the largest sessions if the rows exceed `size` characters, which takes one more query.
+    every text, is built for a session with sensitive names whose rows cannot be read; for all sessions if
+    `most` or more rows had to be read; and for the largest sessions if the rows exceed `size` characters. The
+    check of `size` makes one more query.
     """
     runs = list(runs)
     try:
@@ -400,7 +401,10 @@ def _without(value: Any, names: set[str]) -> Any:
 
 
 def sensitive_parts(content: Any, payload: Mapping[str, Any], names: Collection[str]) -> Any:
-    """Select the sensitive parts of a result: the members in `names`, or all texts if there are blocks."""
+    """Select the sensitive parts of a result: the members in `names`.
+
+    In a result of content blocks, selects the text and the name of every block, unless `names` is empty.
+    """
     if names and payloads.has_blocks(payload) and isinstance(content, list):
         return [[block.get("text"), block.get("name")] for block in _dicts(content)]
     return members(content, names)
@@ -422,8 +426,9 @@ def members(content: Any, names: Collection[str]) -> Any:
 def carries_mask(edited: Any, name: str, original: dict[str, Any]) -> bool:
     """Check whether an edited argument contains a redaction mask from the texts that the editor was shown.
 
-    Refuses a redacted text as a whole, and each word of a mask that no true text contains. The words of a
-    mask are those that a redacted text has and its true text lacks.
+    Finds a redacted text as a whole, and each word of a mask that no true text contains. The words of a mask
+    are those that a redacted text has and its true text lacks. More than MOST_WORDS of them count as a mask.
+    False if nothing is redacted.
     """
     if not is_on():
         return False

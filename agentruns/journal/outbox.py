@@ -1,4 +1,4 @@
-"""Signals after a commit, and the outbox of notifications, which are retried until delivered."""
+"""Signals after a commit, and the outbox of notifications, which are tried at most MAX_ATTEMPTS times."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ resting: dict[str, float] = {}  # failed notifier -> time until which this proce
 
 
 class UndeliverableError(AgentRunsError):
-    """Raised by a notifier if a notification can never be delivered: it is not retried."""
+    """Raised by a notifier if a notification can never be delivered, so that it is not retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def is_announced(batch: Batch) -> bool:
 
 
 def announce(alias: str, batch: Batch) -> None:
-    """Store notifications of a batch in the open transaction; send signals and deliver after the commit."""
+    """Store notifications in the open transaction; after the commit send signals and try to deliver."""
     notifications = []
     for (name, approval_id), row in (_events(batch) if is_announced(batch) else {}).items():
         about: dict[str, Any] = {"run_id": row.run_id, "event": name}
@@ -159,7 +159,7 @@ def _events(batch: Batch) -> dict[tuple[str, UUID | None], Row]:
 
 
 def _wants(path: str, event: str) -> bool:
-    """Check whether a notifier's `events` has the event; True if the notifier has no `events`."""
+    """Check whether a notifier wants an event; True if it has no `events` or cannot be imported."""
     try:
         wanted = getattr(import_string(path), "events", None)
     except Exception:
@@ -183,7 +183,7 @@ def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> 
 
 
 def _deliver(alias: str, notification: Notification) -> bool | None:
-    """Deliver a notification once; return True, False if it failed, None if another process has it."""
+    """Try once to deliver a notification; return True, False after an error, None if it was not due."""
     unsent = Notification.objects.using(alias).filter(pk=notification.pk, sent_at=None)
     claimed = in_transaction(
         alias,
@@ -226,7 +226,7 @@ def load_notifier(path: str) -> Callable[[Notice], object]:
 
 
 def notice_of(alias: str, notification: Notification) -> Notice:
-    """Build the notice of a notification from its run and its approval, redacted and masked."""
+    """Build the notice of a notification, redacted and masked; raises DoesNotExist if its run is gone."""
     url, model, pk = settings.BASE_URL.rstrip("/"), "run", notification.run_id
     if notification.approval_id:
         model, pk = "approval", notification.approval_id

@@ -1,7 +1,8 @@
 """Large contents of journal rows, stored in a Django storage before their row and verified when read.
 
-Such a row has a preview as `content` and a StoredFile as `stored` (docs/payloads.md). In a row of blocks this
-is a list of StoredFiles, which the blocks name by SHA-256; a small file's data is in it, in base64.
+Such a row has a preview as `content` and a StoredFile as `stored` (docs/payloads.md). In a row of blocks,
+`stored` is a list of StoredFiles, which the blocks name by SHA-256. The StoredFile of a small file has the
+file's data in base64.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ MARK = "\n[only the beginning of {size} bytes, which are stored as {name}]"
 
 
 class Stored(NamedTuple):
-    """The file of a row's content, as the row describes it."""
+    """A file with the content of a row, or with a part of the content, as the row describes the file."""
 
     run_id: UUID
     seq: int
@@ -100,7 +101,8 @@ def put(name: str, content: Any) -> dict[str, Any]:
 
     The preview is the member `content`, the file is `stored`. Returns an empty dict if the content stays in
     its row: it is not over AGENTRUNS_PAYLOAD_INLINE_MAX, no storage for payloads is configured, or the
-    storage fails, does not answer in time or stored something else. So a known result is never lost.
+    storage fails, does not answer in time or stored something else. A failing storage therefore never loses a
+    known result.
     """
     form, data = _encoded(content)
     file = _put(name, form, data) if len(data) > settings.PAYLOAD_INLINE_MAX else None
@@ -110,7 +112,8 @@ def put(name: str, content: Any) -> dict[str, Any]:
 def put_blocks(name: str, payload: dict[str, Any]) -> dict[str, Any]:
     """Store the large files and texts of a payload's blocks in files; return its new `content` and `stored`.
 
-    A file or text stays in the payload if it is small, or if it cannot be stored (see `put`).
+    A file or text stays in the payload if it is small, or if it cannot be stored (see `put`). The small ones
+    of a row share AGENTRUNS_PAYLOAD_INLINE_MAX bytes.
     """
     content, stored, room = [], [], settings.PAYLOAD_INLINE_MAX  # for small ones, which stay in the row
     for file in payload["stored"]:
@@ -154,7 +157,7 @@ def is_configured() -> bool:
 
 
 def of(run_id: UUID, seq: int, payload: Any) -> Stored | None:
-    """Describe the file of a row's content; None if the row has content or blocks. Raises PayloadError."""
+    """Describe the file of a row's content; None without a file, or for blocks. Raises PayloadError."""
     return None if has_blocks(payload) else next(iter(files(run_id, seq, payload)), None)
 
 
@@ -178,7 +181,7 @@ def files(run_id: UUID, seq: int, payload: Any) -> list[Stored]:
 
 
 def file_of(run_id: UUID, seq: int, payload: Any, sha256: str) -> Stored:
-    """Find the file of a row that has this SHA-256. Raises PayloadError if the row has no such file."""
+    """Find the file of a row that has this SHA-256; raises PayloadError if the row has no such file."""
     for stored in files(run_id, seq, payload):
         if stored.sha256 == sha256:
             return stored
@@ -197,7 +200,7 @@ def _about(payload: Any) -> list[Any]:
 
 
 def content_of(stored: Stored) -> Any:
-    """Read the content of a file; raises PayloadError."""
+    """Read the text or the JSON value in a file; raises PayloadError as `chunks` does."""
     text = b"".join(chunks(stored)).decode()
     return text if stored.is_text else canonical.loads(text)
 
@@ -217,7 +220,7 @@ def said_in(run_id: UUID, seq: int, payload: Any) -> str:
 
 
 def instructions_of(run: RunState) -> str:
-    """Read the full instructions that were made for a run; raises PayloadError."""
+    """Read the instructions that were made for a run; raises PayloadError if none were, or as `chunks`."""
     if run.instructions is None:
         raise PayloadError(f"Run {run.run_id} has no instructions of its own; its agent's are a function.")
     if run.stored is None:
@@ -228,7 +231,10 @@ def instructions_of(run: RunState) -> str:
 
 
 def chunks(stored: Stored) -> Iterator[bytes]:
-    """Yield the bytes of a file; raise PayloadError before the last chunk if size or hash differ."""
+    """Yield the bytes of a file; raise PayloadError before the last chunk if size or hash differ.
+
+    Also raises PayloadError if the file is missing or cannot be read.
+    """
     digest, size, held = hashlib.sha256(), 0, b""
     for chunk in _read(stored):
         digest.update(chunk)
@@ -244,13 +250,17 @@ def chunks(stored: Stored) -> Iterator[bytes]:
 
 
 def check(stored: Stored) -> None:
-    """Read a whole file to check its size and hash; raises PayloadError if the file is missing or differs."""
+    """Read a whole file to check its size and hash; raises PayloadError as `chunks` does."""
     for _ in chunks(stored):
         pass
 
 
 def check_name(stored: Stored, session_id: UUID | None) -> None:
-    """Raise PayloadError if an imported row's file is not in the session's folder or is badly described."""
+    """Raise PayloadError if an imported row's file is not in the session's folder or is badly described.
+
+    Without `session_id`, the folder of any session will do. Data that is in the row itself is checked
+    instead.
+    """
     if stored.data is not None:
         check(stored)
         return
@@ -266,8 +276,8 @@ def check_name(stored: Stored, session_id: UUID | None) -> None:
 def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
     """Verify the content of a file that is to be restored; raises PayloadError.
 
-    Checks the file in the storage if it exists there, else the hash of `parts`. Skips a `stored` that has
-    its data with it.
+    Checks the file in the storage if it exists there, else the hash of `parts`. Skips a `stored` that has its
+    data with it.
     """
     if stored.data is not None:
         return
@@ -284,7 +294,7 @@ def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
 
 
 def restore(stored: Stored, parts: Iterable[bytes]) -> None:
-    """Store the file of an imported row from its parts, unless the file exists; raises PayloadError."""
+    """Store an imported row's file from its parts unless it exists, and check it; raises PayloadError."""
     if stored.data is None and not _exists(stored):
         with TemporaryFile() as whole:
             for part in parts:

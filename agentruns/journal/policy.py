@@ -1,7 +1,8 @@
-"""The policy: who may see, decide, start and reveal. All other code asks this module.
+"""The policy: who may see, decide, start and reveal. All other code calls this module to find out.
 
-`None` is the program itself and a `Program` a part of it, such as a command: both may do everything, and
-never stand for a person. A project changes the answers with a subclass named by AGENTRUNS_POLICY.
+As a user, None is the program itself, and a `Program` is a part of it, such as a command. Both may do
+everything, and neither is ever taken for a person. A project changes the rules with a subclass of Policy,
+which AGENTRUNS_POLICY names.
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ class Policy:
         return runs.none() if user.pk is None else runs.filter(owner_id=user.pk)  # None: not the program's
 
     def visible_approvals(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
-        """Narrow the approvals to the approvals a user may see: all for deciders, else those of visible runs.
+        """Narrow the approvals to those a user may see: all with permission to view or to decide approvals.
 
-        If a subclass overrides `visible`, even deciders see only the approvals of visible runs.
+        Other users see the approvals of the runs that they may see. If a subclass overrides `visible`, this
+        holds for all users.
         """
         decides = any(user.has_perm(f"agentruns.{name}") for name in ("view_approval", "decide_approval"))
         if decides and type(self).visible is Policy.visible:
@@ -102,14 +104,16 @@ class Policy:
     def decidable(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
         """Narrow the approvals in queues and counts, but keep every approval that `can_decide` allows.
 
-        `approvals` are already limited by permission, `approvers` and AGENTRUNS_REQUESTER_MAY_APPROVE.
+        `approvals` are already limited by permission, `approvers` and AGENTRUNS_REQUESTER_MAY_APPROVE. By
+        default keeps all of them.
         """
         return approvals
 
     def can_decide(self, user: Any, approval: Approval, arguments: dict[str, Any]) -> bool:
         """Check whether a user with the permission to decide may let this call run with `arguments`.
 
-        Called when a person decides, with the edited arguments, and again before the call runs.
+        By default True. Called when a person decides, with the edited arguments, and again before the call
+        runs.
         """
         return True
 
@@ -168,7 +172,7 @@ class Policy:
 
 
 def is_among(user: Any, named: str, groups: Collection[str] | None = None) -> bool:
-    """Check whether a user has the permission `named` (with or without its app) or is in a group `named`."""
+    """Check if a user is a superuser, has the permission `named` (app optional), or is in a group `named`."""
     if getattr(user, "is_superuser", False):
         return True
     if "." in named and user.has_perm(named):
@@ -192,7 +196,7 @@ def current() -> Policy:
 
 
 def ask(question: str, refusal: Answer, *about: Any) -> Answer:
-    """Call a method of the policy; if it raises an error, log the error and return `refusal`.
+    """Call the method `question` of the policy; if it raises an error, log the error and return `refusal`.
 
     Raises the policy's own PermissionDeniedError, and errors of the database that a retry may clear.
     """
@@ -218,7 +222,7 @@ def limits_of(user: Any, agent: Agent | None) -> Quota:
 
 
 def is_somebody(user: Any) -> bool:
-    """Check whether an actor is a user who is signed in and active; the policy is asked about nobody else."""
+    """Check whether an actor is a user who is signed in and active; only such users reach the policy."""
     is_user = not is_program(user) and not isinstance(user, SessionBearer)
     return bool(is_user and user.is_authenticated and user.is_active)
 
@@ -233,7 +237,7 @@ def user_of_key(key: Any, users: QuerySet[Any] | None = None) -> Any:
 
 
 def visible_runs(user: Any) -> QuerySet[Run]:
-    """Select the runs that a user may see; every query for a user starts from these runs."""
+    """Select the runs that a user may see, none for the program; queries for a user start from these runs."""
     runs = Run.objects.using(settings.DATABASE)
     if isinstance(user, SessionBearer):
         return runs.filter(session_id=user.session_id)
@@ -241,7 +245,7 @@ def visible_runs(user: Any) -> QuerySet[Run]:
 
 
 def visible_approvals(user: Any) -> QuerySet[Approval]:
-    """Select the approvals that a user may see."""
+    """Select the approvals that a user may see, none for the program; a visitor sees those to confirm."""
     approvals = Approval.objects.using(settings.DATABASE)
     if isinstance(user, SessionBearer):
         return approvals.filter(run__session_id=user.session_id, approvers=REQUESTER)

@@ -57,7 +57,7 @@ def session_rows(alias: str, session_id: UUID, after: int = 0) -> list[Row]:
 
 
 def rows_with_secret(alias: str, session_id: UUID) -> tuple[list[Row], str]:
-    """Read a session's rows in order, and its secret, mostly in one query. Raises Session.DoesNotExist."""
+    """Read a session's rows and its secret, by one query if it has rows. Raises Session.DoesNotExist."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         cursor.execute(_WITH_SECRET, [as_id(connection, session_id)] * 2)
@@ -110,7 +110,7 @@ def rows_until(alias: str, run: Run, seq: int) -> list[Row]:
 
 
 def stored_rows(messages: QuerySet[Message]) -> Iterator[tuple[Row, Parts]]:
-    """Yield rows in order with an empty payload, and their parts unparsed: altered text may not parse."""
+    """Yield rows in order, with an empty payload and unparsed parts, because altered text may not parse."""
     for values in _as_stored(messages.order_by("seq")).iterator(chunk_size=500):
         yield _row(values, {}), Parts(values[_FACTS], values[_CONTENT])
 
@@ -135,7 +135,7 @@ def definitions_of(alias: str, session_id: UUID) -> set[str]:
 
 
 def definition_bodies(alias: str, digests: Collection[str]) -> dict[str, Any]:
-    """Find the bodies of definitions by hash; agents of this process need no query."""
+    """Find the bodies of the known definitions by hash; agents of this process need no query."""
     agents = (agent for agent in registered() if agent.definition_hash in digests)
     bodies = {agent.definition_hash: agent.definition() for agent in agents}
     if missing := {*digests} - bodies.keys():
@@ -155,7 +155,7 @@ def read_rows(messages: QuerySet[Message]) -> list[Row]:
 
 
 def readable_rows(messages: QuerySet[Message], *, contents: bool = True) -> list[Row]:
-    """Read rows and skip the damaged ones, so that a list of many runs opens all the same.
+    """Read rows and skip damaged rows, so that a list of many runs opens although one row is damaged.
 
     Without `contents` the rows are read as if their contents were erased.
     """

@@ -1,8 +1,8 @@
 """Stores of a run's rows, in the database or in memory; and the SQL that begins, appends to and claims a run.
 
-An append is guarded updates of Session and Run, one multi-row INSERT and the approvals it changes, all or
-nothing. Its SQL builds no model instances, because they cost more than the database does
-(docs/explanation/performance).
+An append consists of guarded updates of Session and Run, one multi-row INSERT, and the approvals that the
+rows change. All of it is stored, or nothing. Its SQL builds no model instances, because they cost more than
+the database does (docs/explanation/performance).
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class DatabaseStore:
         """Store rows, folded columns and approvals in one transaction, or in a savepoint inside another.
 
         `durable` requires that no transaction is open, so that the commit is real, and uses the journal's own
-        connection if this thread has one. Raises JournalConflictError if the writer did not know the whole
-        journal.
+        connection if this thread has one. Raises JournalConflictError as `write_rows` and `project` do,
+        NotDurableError with `durable`, and OperationalError if a commit may be on no synchronous replica.
         """
         alias = self.alias
         if durable:
@@ -133,7 +133,7 @@ Store = DatabaseStore | MemoryStore
 
 
 def project(alias: str, batch: Batch) -> None:
-    """Write the approvals of a batch; raises JournalConflictError if an approval was changed meanwhile."""
+    """Write a batch's approvals; raises JournalConflictError if one was changed or misses `batch.guard`."""
     requested = {row.call_id for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, approval, before in batch.changed_approvals():
         if call.id in requested:
@@ -178,12 +178,13 @@ def same_call(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def write_rows(connection: BaseDatabaseWrapper, batch: Batch, *, durable: bool = False) -> None:
-    """Store a batch in the open transaction, on PostgreSQL by one statement.
+    """Store a batch's rows, and its columns of Session and Run; on PostgreSQL by one statement.
 
-    Raises JournalConflictError in three cases: the writer did not know the whole journal; the run has ended
-    and the batch is not `closed`; the batch has an epoch, but the run has another epoch or owner. The owner
-    is compared because a rewound database can give an epoch twice. The caller rolls back after the error. On
-    PostgreSQL, `durable` limits waits for locks, and turns `synchronous_commit` on if it is off.
+    Needs an open transaction, except on PostgreSQL. Raises JournalConflictError in three cases: the writer
+    did not know the whole journal; the run has ended and the batch is not `closed`; the batch has an epoch,
+    but the run has another epoch or owner. The owner is compared because a rewound database can give an epoch
+    twice. The caller rolls back after the error. On PostgreSQL, `durable` limits waits for locks, and turns
+    `synchronous_commit` on if it is off.
     """
     state = batch.state
     session_id, run_id = as_id(connection, state.session_id), as_id(connection, state.run.run_id)
@@ -239,6 +240,7 @@ def commit_again(connection: BaseDatabaseWrapper, session_id: UUID) -> None:
     """Wait until a synchronous replica has all rows read before, by a commit that only locks the session.
 
     A row that was just read may be on no replica yet. Raises OperationalError if the server stopped waiting.
+    Does nothing except on PostgreSQL.
     """
     if connection.vendor == "postgresql":
         sql = f'WITH c AS MATERIALIZED (SELECT {SETTINGS}) SELECT 1 FROM c, "{SESSION}" AS session'
@@ -257,10 +259,11 @@ def clock(connection: BaseDatabaseWrapper, seconds: float = 0) -> tuple[str, lis
 def _run_columns(
     connection: BaseDatabaseWrapper, batch: Batch, at: Any
 ) -> tuple[str, list[Any], datetime | None]:
-    """Build the SET clause of Run with its values; return both, and the run's new `updated_at`.
+    """Build the SET clause of Run with its values; return both, and the `updated_at` that the run then has.
 
-    A worker that continues leaves out columns that its rows cannot change, and `updated_at` if that is recent
-    enough: SQLite updates the index of each column in the clause, and PostgreSQL then updates all indexes.
+    A worker that keeps its lease writes only the columns that its rows can change. It leaves out `updated_at`
+    if that is recent enough. This saves work on indexes: SQLite updates the index of each column in the
+    clause, and PostgreSQL updates all indexes as soon as an indexed column changes.
     """
     folded = batch.state.run.columns()
     status = folded.pop("status")
@@ -370,8 +373,9 @@ def begin(
     """Store a run with its first rows, and its session if that is new; return False if nothing was stored.
 
     Nothing is stored if the key of a new session is taken, if the writer did not know the whole journal of a
-    stored session, or if a query of `unless` finds a row. Raises IntegrityError if another run has this key
-    or is unfinished. `lease`: seconds that the creator leases the run for; `doorbell`: the channel to notify.
+    stored session, or if a query of `unless` finds a row. Raises IntegrityError if another run has the same
+    key, or if another run of the session is unfinished. `lease` is the number of seconds for which the
+    creator leases the run. `doorbell` is the channel of PostgreSQL to notify.
     """
     session, is_one = run.session, connection.vendor == "postgresql"
     looks = [query.values("pk").query.get_compiler(connection=connection).as_sql() for query in unless]
@@ -425,7 +429,7 @@ def begin(
 
 
 def _insert(connection: BaseDatabaseWrapper, row: models.Model, **sql: SQL | None) -> SQL:
-    """Build INSERT ... SELECT for a row, with its parameters; `sql` gives columns the database computes."""
+    """Build INSERT ... SELECT for a row, with its parameters; `sql` has columns the database computes."""
     into, fields = _columns(type(row))
     given: list[str] = []
     values: list[Any] = []

@@ -83,14 +83,14 @@ def carried() -> AbstractContextManager[None]:
 
 
 def event(name: str, facts: Facts) -> None:
-    """Report an event that is no journal row."""
+    """Report an event that has no row in the journal; do nothing without a listener."""
     active = listener()
     if active is not None:
         _guarded(active.event, name, facts)
 
 
 def stored(batch: Batch, alias: str | None) -> None:
-    """Report the events of a stored batch once it is committed; `alias` is None for a stateless run."""
+    """Report the events of a stored batch once, after its commit; `alias` is None for a stateless run."""
     active = listener()
     if active is None or batch.quiet:
         return

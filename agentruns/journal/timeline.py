@@ -37,7 +37,7 @@ class Server(NamedTuple):
 
 
 def moved(alias: str) -> QuerySet[Control]:
-    """Select the Control row that notes PostgreSQL's timeline, if the server has another timeline now."""
+    """Select the Control row with PostgreSQL's timeline if the server has another timeline now."""
     noted = Control.objects.using(alias).filter(name=Control.SERVER)
     if connections[alias].vendor != "postgresql":
         return noted.none()
@@ -45,7 +45,10 @@ def moved(alias: str) -> QuerySet[Control]:
 
 
 def server(alias: str) -> Server | None:
-    """Query the server's timeline, replication and log position; None without PostgreSQL or if this fails."""
+    """Query the server's timeline, replication and log position; None without PostgreSQL or if this fails.
+
+    Deletes the Control row of the timeline if the database user has no right to call these functions.
+    """
     if connections[alias].vendor != "postgresql":
         return None
     noted = f"FROM \"{Control._meta.db_table}\" WHERE name = '{Control.SERVER}'"

@@ -73,10 +73,11 @@ def problems(session_id: UUID, alias: str | None = None) -> list[str]:
 
 
 def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> list[Problem]:
-    """List the problems of a session: its first bad row alone, or else every folded column that differs.
+    """List the problems of a session: its first bad row alone, or else everything that differs from its rows.
 
-    With `files`, also reads the stored files. This may take long, so call it outside of transactions. Takes
-    no lock; checks a session again if it was written to meanwhile. Raises Session.DoesNotExist.
+    Compares the folded columns, definitions, and rows that a fork copied. With `files`, also reads the stored
+    files. This may take long, so call it outside of transactions. Takes no lock; checks a session with
+    problems again if it was written to meanwhile, TRIES times at most. Raises Session.DoesNotExist.
     """
     alias = alias or settings.DATABASE
     problems: list[Problem] = []
@@ -92,7 +93,7 @@ def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> 
 
 
 def strays(alias: str) -> Iterator[Problem]:
-    """Yield problems: rows without a session, altered tombstones, pruned keys that are no longer refused."""
+    """Yield problems: rows without a session, altered tombstones, and pruned keys that can be used again."""
     session = Session.objects.using(alias).filter(pk=OuterRef("session_id"))
     rows = Message.objects.using(alias).filter(~Exists(session)).order_by("session_id")
     for session_id in rows.values_list("session_id", flat=True).distinct():
@@ -154,7 +155,7 @@ class History:
         self.definitions: set[str] = set()
 
     def read(self, alias: str) -> Problem | None:
-        """Read all rows; return the problem of the first wrong or missing row, or None."""
+        """Read all rows; return the problem of the first wrong row or of the journal's end, or None."""
         rows = Message.objects.using(alias).filter(session_id=self.session.pk)
         try:
             for row, parts in stored_rows(rows):  # a parsed payload would hide changes of its text
@@ -211,7 +212,7 @@ class History:
 
     @property
     def first(self) -> RunState:
-        """The state of the first run that began in this session, which names the session's owner."""
+        """The state of the session's first run, which names the session's owner; empty without a run."""
         return next((state for state in self.states.values() if state.started_at), RunState(self.session.pk))
 
     def problem(self, seq: int, kind: str, what: str, file: str = "") -> Problem:
@@ -383,7 +384,11 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
 
 
 def _asked(task: Row | None, stored: str | None) -> dict[str, Any]:
-    """Build `input` and `title` of a run; {} for a task with files, whose text depends on SECRET_KEY."""
+    """Build `input` and `title` of a run from its task.
+
+    Returns {} if there is no task, if its file cannot be read, or if it has files: the text then depends on
+    SECRET_KEY.
+    """
     if task is None or payloads.has_blocks(task.payload):
         return {}
     text = canonical.unescape_text(stored or "")
@@ -430,7 +435,7 @@ def _stored(rows: QuerySet[Any]) -> Iterator[tuple[UUID, dict[str, str | None]]]
 
 
 def _text(model: type[Model], name: str, text: str | None) -> str | None:
-    """Bring a stored text into one form for all databases; keep a text that does not parse as it is."""
+    """Bring a stored text into one form for all databases; leave a text that does not parse unchanged."""
     field = model._meta.get_field(name)
     with suppress(ValueError, ValidationError, ArithmeticError):
         if text and isinstance(field, DateTimeField):  # each database writes times in its own form
