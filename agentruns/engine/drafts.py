@@ -123,7 +123,10 @@ class Writer:
 
 
 def _serve(alias: str, replies: list[Reply], looks: bool, own: ExitStack) -> None:
-    """Call `_look` if `looks`; store drafts and clear old drafts. An error ends the drafts of a reply."""
+    """Store the drafts of watched replies and clear the drafts of finished replies.
+
+    Calls `_look` first if `looks`. After an error a reply gets no more drafts.
+    """
     if looks:
         try:
             own.enter_context(own_connection(alias))
@@ -186,7 +189,10 @@ def _store(alias: str, reply: Reply) -> None:
 
 
 def shown(text: str, mask: Mask) -> str:
-    """Mask and redact an unfinished text, and cut an end that may be the beginning of a hidden value."""
+    """Mask and redact an unfinished text, and cut an end that may be the beginning of a hidden value.
+
+    Uses only the first LONGEST characters.
+    """
     text = text[:LONGEST]
     text = redact(mask.json(text[: mask.secrets.settled(text)]))
     if not is_on():

@@ -1,4 +1,4 @@
-"""The driver of one run: its lease, its folded state, and the commit that keeps both right."""
+"""The driver of one run: its lease, its folded state, and the commit that stores rows under this lease."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Driver:
 
     @property
     def run(self) -> RunState:
-        """The run's state as of the last commit."""
+        """The run's state with the rows of the last batch, even while that batch is not stored yet."""
         return self.state.run
 
     @cached_property
@@ -120,13 +120,13 @@ class Driver:
         return expired or lease.lost.is_set() or lease.cancelled.is_set()
 
     def heartbeat(self, call_id: str, attempt: int) -> None:
-        """Let the lease be extended for another TOOL_TIMEOUT seconds, unless the attempt is abandoned."""
+        """Let the lease be extended for another TOOL_TIMEOUT seconds, unless the attempt was given up."""
         if self.lease is not None and (call_id, attempt) not in self.abandoned:
             self.lease.allow(settings.TOOL_TIMEOUT)
             self.lease.wake.set()
 
     def context(self, call_id: str, tool_name: str, call: Call | None = None) -> ToolContext:
-        """Build the context for a tool's function. `requires_approval` runs before there is a `call`."""
+        """Build the context for a tool's function; there is no `call` yet when `requires_approval` runs."""
         attempt = call.attempt if call else 0
         return ToolContext(
             run_id=str(self.run.run_id),
@@ -191,9 +191,11 @@ class Driver:
     def commit(self, build: Build, *, joined: bool = False) -> Batch:
         """Fill a batch with `build` and store it; repeat until it is stored or the lease is lost.
 
-        `build` may run several times, each time on the newest state, and must only add rows. `joined` appends
-        inside the transaction of a transactional tool; the caller rolls back after an error. Raises
-        LeaseLostError, and errors of the database that no repetition can clear.
+        `build` may run several times, each time on the newest state, and must only add rows. If it adds none,
+        nothing is stored. `joined` appends inside the transaction of a transactional tool; the caller rolls
+        back after an error. After an error that may pass, a batch with a reply or a result is tried without
+        limit, and others for the length of a lease. Raises LeaseLostError, and errors of the database that no
+        repetition can clear.
         """
         tried: list[Batch] = []
         tries, began = 0, uptime()
@@ -238,8 +240,9 @@ class Driver:
     def reread(self, tried: list[Batch], *, patient: bool, give_up: float) -> Batch | None:
         """Rebuild the state from the database; return the batch in `tried` that was stored in fact, or None.
 
-        With `patient`, waits for the database as long as this process has the lease, so that an outage loses
-        no known result and no paid reply. Raises LeaseLostError, JournalRewoundError.
+        With `patient`, waits for an unreachable database without limit, so that an outage loses no known
+        result and no paid reply; otherwise until `give_up`. Inside a transaction an error is raised at once.
+        Raises LeaseLostError, JournalRewoundError, and LookupError for a stateless run.
         """
         lease, pause = self.lease, 0.05
         if lease is None:
@@ -296,7 +299,7 @@ class Driver:
         return False
 
     def _acknowledge(self) -> None:
-        """Remember the last row as committed, to notice later if the journal was rewound."""
+        """Remember the last row as committed, except inside a transaction, to notice later if it is gone."""
         self.before = self.state.run
         # A TestCase rolls back what its block holds.
         if self.lease is not None and self.state.at and not connections[self.alias].in_atomic_block:

@@ -138,7 +138,7 @@ def _storable(value: Any) -> Any:
 
 
 def write(batch: Batch, intents: list[Intent]) -> None:
-    """Add the approvals and the refusals of a reply's calls to the batch with the `assistant` row."""
+    """Add a reply's requests for approval and its refusals to the batch with the `assistant` row."""
     for intent in intents:
         call = batch.state.run.calls[intent.id]
         if intent.approval is not None:
@@ -221,7 +221,10 @@ def is_off(driver: Driver, tool: str) -> bool:
 
 
 def run_since(driver: Driver, tool: Tool) -> str:
-    """Describe the calls of a tool that a fork left out and that its origin has started since; "" if none."""
+    """Describe the calls of a tool that a fork left out and that its origin has started since.
+
+    Returns "" if there are none, or if the tool is safe to retry.
+    """
     left_out = driver.state.open_elsewhere.get(tool.name)
     if not left_out or tool.recovery == "safe_to_retry":
         return ""

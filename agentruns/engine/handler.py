@@ -1,4 +1,4 @@
-"""Handlers: entered in a thread or a transaction, within a time limit; their return or exception observed."""
+"""Calls of handlers, in a thread or a transaction and within a time limit, and how the handlers end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Record = Callable[["Observation"], None]
 
 
 class Interrupted(Exception):
-    """Raised if a handler's outcome is unknown: it timed out, was stopped, or raised ToolDurabilityError."""
+    """Raised if a handler's outcome is unknown, for example because it timed out or was stopped."""
 
 
 @dataclass(slots=True)
@@ -71,12 +71,15 @@ class Observation:
     seconds: float = 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Build the payload of a `late_result` row from the observation."""
+        """Build the members of a `late_result` row that the observation gives."""
         return {"content": self.content, "is_error": self.is_error, **self.flags}
 
 
 def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observation:
-    """Call a handler in this thread; return its result or error. Raises Interrupted if neither is known."""
+    """Call a handler in this thread and observe its return value or error.
+
+    Raises Interrupted if its outcome is unknown, and NotEntered if the lease was over before it began.
+    """
 
     def facts() -> dict[str, Any]:
         run_id, epoch = driven()
@@ -135,7 +138,7 @@ def words(error: BaseException) -> str:
 
 
 def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a new thread, and then close its connections; inside a TestCase run it in this thread."""
+    """Run `work` in a new thread that then closes its connections; in a TestCase run it in this thread."""
     future: Future[T] = Future()
     carried = telemetry.carried()
 
@@ -161,7 +164,10 @@ def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
 def reconcile(
     alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]
 ) -> Occurred | NotOccurred | Unknown:
-    """Call a tool's `reconcile` within the tool's timeout; return Unknown if it does not return in time."""
+    """Call a tool's `reconcile` within the tool's timeout; return Unknown if it does not return in time.
+
+    Inside a TestCase there is no timeout. Raises NotEntered if the lease is over.
+    """
     ask = partial(tool.run_reconcile, context, arguments)
     if tool.timeout is None or connections[alias].in_atomic_block:  # as in `in_thread`
         try:
@@ -181,7 +187,12 @@ class _RollBack(Exception):
 def run_transactional(
     driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Record
 ) -> Observation | None:
-    """Run a handler and `record` its result in one transaction; return the error if this is rolled back."""
+    """Run a handler and `record` its result in one transaction; return None if this is committed.
+
+    Returns the error as an Observation if the transaction is rolled back. Raises LeaseLostError, NotEntered,
+    Interrupted if the handler ended its transaction by itself, and errors that may pass, such as a lost
+    connection.
+    """
     done, alias = set[str](), driver.alias
 
     def attempt() -> None:
@@ -242,7 +253,10 @@ def run_transactional(
 
 @contextmanager
 def fenced(alias: str) -> Iterator[None]:
-    """Make the database refuse to commit the open transaction before the end of the block."""
+    """Make the database refuse to commit the open transaction before the end of the block.
+
+    Sets the savepoint MARK. Raises RuntimeError at the end of the block if another transaction is open then.
+    """
     fence = CommitFence.objects.using(alias).create(nothing_id=NOWHERE)
     with connections[alias].cursor() as cursor:
         cursor.execute(f"SAVEPOINT {MARK}")
@@ -252,7 +266,11 @@ def fenced(alias: str) -> Iterator[None]:
 
 
 def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
-    """Raise Interrupted if a handler ended its transaction; other errors if the transaction is unusable."""
+    """Raise an error if the transaction in which the handler began cannot be committed.
+
+    Raises Interrupted if the handler ended the transaction by itself, OperationalError if the connection was
+    lost, and RuntimeError if the handler closed the connection or broke the transaction.
+    """
     # Use the driver's own cursor, because Django refuses every query in a broken block.
     raw = connection.connection
     try:
@@ -279,7 +297,7 @@ def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
 
 @contextmanager
 def contained(alias: str) -> Iterator[None]:
-    """Refuse SQL of a transactional handler that would end its transaction or survive a rollback."""
+    """Raise RuntimeError for SQL of a handler that would end its transaction or survive a rollback."""
 
     def check_own(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if not _ENDS_TRANSACTION.match(sql):

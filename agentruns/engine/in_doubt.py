@@ -1,4 +1,4 @@
-"""Unfinished calls: their classification after a crash, and their results if the run ends."""
+"""Unfinished calls: how they are classified after a crash, and which results they get if the run ends."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def unknown(batch: Batch, call: Call, actor: Any) -> None:
 
 
 def unknown_text(call: Call) -> str:
-    """Build the error text that the model gets for a call whose outcome is unknown."""
+    """Build the error text, as JSON, that the model gets for a call whose outcome is unknown."""
     text = UNKNOWN.format(tool=call.tool)
     about = {"toolName": call.tool, "toolCallId": call.provider_id}
     return json.dumps({"kind": ToolDurabilityError.kind, "error": text, **about})
 
 
 def surface(batch: Batch, call: Call, actor: Any) -> None:
-    """Add the result `unknown` of a call, and cancel the later calls of its reply that are not parallel."""
+    """Add the result `unknown` of a call, and `stop` the later calls of its reply that are not parallel."""
     unknown(batch, call, actor)
     later = [each for each in batch.state.run.calls.values() if each.ordinal > call.ordinal]
     stop(batch, [each for each in later if not each.parallel])
 
 
 def raised(batch: Batch, call: Call, error: str) -> None:
-    """Record the error of a handler whose tool has `reconcile`; `reconcile` is called next."""
+    """Put a call in doubt because its handler raised `error`; the tool's `reconcile` is called next."""
     evidence = RAISED.format(attempt=call.attempt, error=error[:SHOWN])
     _found(batch, call, Orphan.RECONCILE, evidence, raised=error[:LONGEST_ERROR])
 
@@ -74,7 +74,11 @@ def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "
 
 
 def stop(batch: Batch, calls: list[Call]) -> None:
-    """Add the results of open calls that a doubt stops: cancelled, or that of a decision."""
+    """Add results to the open calls in `calls`, because of a doubt about another call.
+
+    A call with a decision gets the result of the decision; any other call is cancelled. A call that may have
+    happened stays open.
+    """
     for call in calls:
         if not call.is_open:
             continue
@@ -85,7 +89,7 @@ def stop(batch: Batch, calls: list[Call]) -> None:
 
 
 def cancel(batch: Batch, call: Call) -> None:
-    """Add the result `cancelled` of a call, because an earlier call of the reply has an unknown outcome."""
+    """Add the result `cancelled` of a call, because an earlier call has an unknown outcome."""
     batch.result(call, AFTER_UNKNOWN, Outcome.CANCELLED, is_error=True)
 
 

@@ -63,7 +63,7 @@ class Lease:
         return rows.filter(lease_epoch=self.epoch, **owner)
 
     def extend(self) -> None:
-        """Extend the lease by LEASE_SECONDS; raises LeaseLostError if another process took it."""
+        """Extend the lease to LEASE_SECONDS from now; raises LeaseLostError if another process took it."""
         before, alias = uptime(), own_alias(self.alias)
         rows = self.held(alias)
         extended = in_transaction(alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS)))
@@ -75,8 +75,9 @@ class Lease:
     def release(self, *, failed: bool = False, delay: float | None = None, pauses: str = "") -> None:
         """Give the lease back between two steps; a drive that `failed` counts as an attempt.
 
-        Nobody claims the run again for `delay` seconds. `pauses` is a reason to pause the run without a row,
-        because nobody can read its journal or add to it.
+        Nobody claims the run again for `delay` seconds, unless a request to cancel is in the journal.
+        `pauses` is a reason to pause the run without a row, because nobody can read its journal or add to it.
+        Does nothing if the lease is lost.
         """
         self.ending = True
         columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
@@ -99,13 +100,13 @@ class Lease:
             in_transaction(alias, lambda: released.update(not_before=None))
 
     def is_cancel_requested(self) -> bool:
-        """Check whether the journal has a request to cancel the run."""
+        """Check whether the journal has a request to cancel the run; rows that a fork copied do not count."""
         rows = Message.objects.using(own_alias(self.alias))
         return rows.own().filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
 
 
 def claim(alias: str, run_id: UUID) -> Lease | None:
-    """Lease a runnable run; None if it is driven elsewhere, waits or has ended, or if this process drains."""
+    """Lease a run; None if it is not `claimable` now, for example because another process drives it."""
     owner, before, own = uuid7().hex, uptime(), own_alias(alias)
     seconds = settings.LEASE_SECONDS
 
@@ -129,7 +130,7 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
 
 
 def claimable(alias: str) -> RunQuerySet:
-    """Select the runs this process may claim: none while it drains, or while the server's timeline is new."""
+    """Select the runs this process may claim: none while it drains, or while the timeline is not as noted."""
     free = ~Exists(drain_requests(alias)), ~Exists(timeline.moved(alias))
     return Run.objects.using(alias).runnable().filter(*free)
 
@@ -151,7 +152,11 @@ def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
 
 
 class Heartbeat:
-    """A thread that extends a lease on its own connection, while a model call or a tool takes long."""
+    """A context manager whose thread extends a lease on its own connection until the block ends.
+
+    The thread does not extend the lease after `lease.due`, and sets `lease.cancelled` if a cancel was
+    requested. Inside a TestCase there is no thread.
+    """
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
@@ -217,9 +222,10 @@ def last_request(alias: str) -> datetime:
 
 
 def request_at_start(alias: str) -> datetime:
-    """Find the time of the last request to drain, as this process read it at its first query.
+    """Find the time of the last request to drain that this process does not obey.
 
-    Later calls return the same time, because the process obeys only later requests.
+    This is the last request at the process's first query. `is_draining` changes the time if the stored
+    request was lost, or if a newer request came.
     """
     name = alias.removesuffix(OWN)
     return _at_start[name] if name in _at_start else _at_start.setdefault(name, last_request(alias))
@@ -243,7 +249,7 @@ def driven_runs(alias: str) -> dict[UUID, int]:
 
 
 def drain_requests(alias: str) -> QuerySet[Control]:
-    """Select the request to drain that this process has to obey."""
+    """Select the request to drain if this process has to obey it."""
     return Control.objects.using(alias).filter(name=Control.DRAINING, seen_at__gt=request_at_start(alias))
 
 
@@ -286,6 +292,7 @@ class DrainCheck:
     """A function that checks whether a drive must stop after the current step.
 
     The drive must stop if `should_stop` returns True, if this process drains, or while the agent is off.
+    Queries the request to drain every `DRAIN_CHECK_SECONDS`.
     """
 
     def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False, agent: str = "") -> None:

@@ -70,7 +70,8 @@ def drive_run(
     """Drive a run whose lease this process holds; return the state of its session at the end.
 
     `state` is the session's state if the caller has just written it. Returns None, with a log record, if the
-    lease was lost or the run must wait for another worker or for staff. See `drive` for the other arguments.
+    lease was lost or the run must wait for another worker or for staff. If the state cannot be loaded, gives
+    the lease back and raises the error. See `drive` for the other arguments.
     """
     store = store or DatabaseStore(lease.alias)
     with bound(lease.run_id, lease.epoch), own_connection(lease.alias):
@@ -109,7 +110,8 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
 
     With `asked`, the user `caller` (None: the program itself) requested this drive. Then calls in doubt of
     tools without a declaration are surfaced to the model, not held for staff. After an exception, counts an
-    attempt, releases the lease or pauses the run, and raises; LeaseLostError is only raised.
+    attempt, releases the lease or pauses the run, and raises the exception. A LeaseLostError is only raised.
+    If the journal was rewound, the run is held for staff.
     """
     lease = driver.lease
     with (
@@ -161,7 +163,7 @@ def _pause_after(driver: Driver, error: BaseException) -> None:
 
 
 def _recover(driver: Driver, caller: Any, asked: bool) -> None:
-    """Classify the calls that an earlier drive left open, in one transaction."""
+    """Classify the calls that an earlier drive left open, or end the run if a cancel was requested."""
 
     def build(batch: Batch) -> None:
         run, lease = batch.state.run, driver.lease
@@ -217,7 +219,10 @@ def _step(driver: Driver) -> None:
 
 
 def _ask(driver: Driver, draft: Reply | None) -> None:
-    """Request the next reply and store it with the gate's verdicts; a reply without calls may end the run."""
+    """Request the next reply and store it with the gate's verdicts; a reply without calls may end the run.
+
+    Pauses the run instead if a stored file of the conversation cannot be read.
+    """
     agent = driver.agent
     try:
         request = ModelRequest(
@@ -331,7 +336,7 @@ class Used(TypedDict):
 
 
 def used(usage: dict[str, Any], *models: str) -> Used:
-    """Build the row members `usage` and, if the model has a price, `cost`. A later price may differ."""
+    """Build the members `usage` and, if the model has a price, `cost`, because later prices may differ."""
     if not settings.PRICES:
         return {"usage": usage}
     cost = prices.cost_of(usage, *models)
@@ -429,7 +434,7 @@ def _model_raised(driver: Driver, error: Exception, batch: Batch) -> None:
 
 
 def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
-    """Compute the back-off in seconds, up to the run's deadline; 0 if the run is to pause or be cancelled."""
+    """Compute the back-off in seconds, up to the run's deadline; 0 if a pause or a cancel was requested."""
     if batch.state.run.cancel_requested or batch.state.run.pause_requested:
         return 0.0
     delay = backoff(batch.state.run.failures, retry_after)
@@ -451,8 +456,9 @@ def backoff(failures: int, retry_after: float | None) -> float:
 def hold_rewound(lease: Lease, before: RunState | None = None) -> None:
     """Pause a run for staff because its journal lost rows, even if another process has the lease by now.
 
-    If the run itself is lost, pauses the unfinished run of its session. `before` is the state that this
-    process knew; the reason of the pause names the calls in `before` whose start is lost.
+    If the run itself is lost, pauses the unfinished run of its session. Without such a run, only logs.
+    `before` is the state that this process knew; the reason of the pause names the calls in `before` whose
+    start is lost.
     """
     alias, known = own_alias(lease.alias), seen_committed.get(lease.session_id)
     started = [call for call in before.calls.values() if call.attempt] if before else []

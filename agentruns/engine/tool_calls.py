@@ -38,7 +38,10 @@ Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time 
 
 
 def execute(driver: Driver, ready: list[Call]) -> None:
-    """Run the first `ready` call with its parallel group; or settle it, reconcile it or put it in doubt."""
+    """Run the first `ready` call with its parallel group, or refuse, settle, reconcile or doubt the call.
+
+    Releases the lease for a while if an earlier attempt of the call may still run.
+    """
     call = ready[0]
     if call.decision:
         driver.commit(lambda batch: in_doubt.decided(batch, batch.state.run.calls[call.id]))
@@ -75,7 +78,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
 
 
 def _seconds_left(driver: Driver, call: Call) -> float:
-    """Compute how many seconds a call's previous attempt may still run; inf if it runs in this process."""
+    """Compute the seconds that a call's previous attempt may still run; inf if it runs in this process."""
     abandoned = driver.abandoned.get((call.id, call.attempt))
     if abandoned is not None and not abandoned.done():
         return math.inf
@@ -306,10 +309,11 @@ def _refuse_off(driver: Driver, call: Call) -> None:
 def _record(
     driver: Driver, call: Call, observation: Observation, *, joined: bool = False, asks: bool = False
 ) -> None:
-    """Store the result of a call, or a `late_result` if the run was taken over.
+    """Store the result of a call; if this fails, store a `late_result` and raise the error.
 
     With `asks`, stores the handler's error as a doubt, because the handler may have acted; `reconcile` is
-    called next. With `joined`, stores the result in the open transaction of the handler.
+    called next. With `joined`, stores the result in the open transaction of the handler, and never a
+    `late_result`.
     """
     offload = driver.offload(call)
     if not driver.store.durable:  # a stateless run has no doubts: it only tells the model of the error
@@ -348,7 +352,7 @@ def _record(
 
 
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
-    """Stop waiting for a handler; store its later return as a `late_result`."""
+    """Stop waiting for a handler; store a `late_result` if it returns, fails or is not entered later."""
     driver.abandoned[call.id, call.attempt] = future
 
     def late(done: Future[Observation]) -> None:
@@ -407,7 +411,7 @@ def _doubt(
 ) -> None:
     """Journal during a drive that a call is in doubt, as `_recover` does after a crash.
 
-    `declared` is the present declaration of its tool, for a call whose start is not in the journal.
+    `declared` is the present declaration of the call's tool, for a call whose start is not in the journal.
     """
     asked = (call.id, call.attempt) in driver.asked_about
     tell_model = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
@@ -431,7 +435,10 @@ def _doubt(
 
 
 def _reconcile(driver: Driver, call: Call) -> None:
-    """Call the tool's `reconcile` to learn whether the call happened, and store the verdict or the doubt."""
+    """Call the tool's `reconcile` to learn whether the call happened, and store the verdict or the doubt.
+
+    An open call that did not happen runs again, unless its handler had raised an error.
+    """
     tool = driver.agent.tools[call.tool]
     driver.abandoned.pop((call.id, call.attempt), None)  # else `covers` would refuse
     while True:

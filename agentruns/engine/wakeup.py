@@ -22,7 +22,7 @@ class Dispatcher(Protocol):
     """The class that AGENTRUNS_DISPATCHER names; called after the commit, when nothing can be rolled back."""
 
     def notify(self, run_id: UUID) -> None:
-        """Tell a worker that a run can go on. May fail or be lost."""
+        """Wake a worker for a run that can go on; an error is logged, and a sweep finds the run later."""
 
 
 class SweepDispatcher:

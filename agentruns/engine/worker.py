@@ -25,9 +25,10 @@ logger = get_logger("agentruns.worker")
 
 
 def agent_for(run: Run, alias: str) -> Agent:
-    """Find the agent that a run was started with.
+    """Find the agent that a run was started with; raises SwitchedOffError if the agent is off.
 
-    Raises SwitchedOffError, or DurableConfigMismatchError if the agent is missing or has another definition.
+    Raises DurableConfigMismatchError if the agent is missing or has another definition, and LookupError if
+    the run's definition is not stored.
     """
     if off := why_off(alias, "agent", run.agent):
         raise SwitchedOffError(f"Run {run.pk} waits. {off}")
@@ -55,7 +56,10 @@ def advance(
     asked: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Claim a run and drive it until it ends, waits or is stopped; return whether the claim succeeded."""
+    """Claim a run and drive it until it ends, waits or is stopped; return whether the claim succeeded.
+
+    Raises NotDurableError inside a transaction, and the errors of `agent_for` and `drive_run`.
+    """
     require_no_transaction(alias)
     agent = agent_for(run, alias)
     with own_connection(alias):
@@ -67,7 +71,10 @@ def advance(
 
 
 def answer(run_id: str, should_stop: Callable[[], bool] = lambda: False) -> None:
-    """Drive the run that a queue's message names; do nothing if the run cannot be claimed now."""
+    """Drive the run that a queue's message names; do nothing if the run cannot be claimed now.
+
+    Errors of the drive are not raised: they are logged, or recorded by `block`.
+    """
     alias = settings.DATABASE
     close_stale(alias)
     run = Run.objects.using(alias).runnable().select_related("session").filter(pk=run_id).first()

@@ -120,7 +120,7 @@ class Mask:
         return self._copy(run, dict.fromkeys(columns, self.json)) if self else run
 
     def approval(self, approval: Approval) -> Approval:
-        """Mask an approval, and its run if that is loaded, in a copy like that of `run`."""
+        """Mask an approval, and its run if loaded, in a copy that must never be saved; see also `run`."""
         if not self:
             return approval
         tool = approval.tool_name

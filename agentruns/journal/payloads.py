@@ -220,7 +220,7 @@ def said_in(run_id: UUID, seq: int, payload: Any) -> str:
 
 
 def instructions_of(run: RunState) -> str:
-    """Read the instructions that were made for a run; raises PayloadError if none were, or as `chunks`."""
+    """Read the instructions made for a run; raises PayloadError if there are none or their file is bad."""
     if run.instructions is None:
         raise PayloadError(f"Run {run.run_id} has no instructions of its own; its agent's are a function.")
     if run.stored is None:
@@ -231,10 +231,7 @@ def instructions_of(run: RunState) -> str:
 
 
 def chunks(stored: Stored) -> Iterator[bytes]:
-    """Yield the bytes of a file; raise PayloadError before the last chunk if size or hash differ.
-
-    Also raises PayloadError if the file is missing or cannot be read.
-    """
+    """Yield a file's bytes; raise PayloadError if it is missing, or before the last chunk if it differs."""
     digest, size, held = hashlib.sha256(), 0, b""
     for chunk in _read(stored):
         digest.update(chunk)

@@ -245,7 +245,7 @@ def visible_runs(user: Any) -> QuerySet[Run]:
 
 
 def visible_approvals(user: Any) -> QuerySet[Approval]:
-    """Select the approvals that a user may see, none for the program; a visitor sees those to confirm."""
+    """Select the approvals a user may see, none for the program; visitors see those that they may confirm."""
     approvals = Approval.objects.using(settings.DATABASE)
     if isinstance(user, SessionBearer):
         return approvals.filter(run__session_id=user.session_id, approvers=REQUESTER)
