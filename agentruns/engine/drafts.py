@@ -41,7 +41,7 @@ STOPPED = "It was stopped while it was written: the run is to pause, or to end. 
 
 
 class Reply:
-    """The text so far of a reply. A call adds a piece, or raises ProviderError if the reply must stop."""
+    """The text so far of a reply; calling it adds a piece, or raises ProviderError to stop the reply."""
 
     def __init__(self, alias: str, run_id: UUID, epoch: int, step: int, seq: int) -> None:
         self.alias, self.run_id, self.epoch, self.step = alias, run_id, epoch, step
@@ -208,7 +208,7 @@ in_child(writer.__init__)  # type: ignore[misc]
 
 
 def watch(run_ids: Iterable[UUID]) -> None:
-    """Record that somebody watches these runs, so that workers store drafts; log a failure to record it."""
+    """Record that somebody watches these runs, so that workers store drafts; only log database errors."""
     alias = settings.DATABASE
     found = [Draft(run_id=run_id, watched_until=later(WATCHED)) for run_id in run_ids]
     try:
@@ -221,7 +221,7 @@ def watch(run_ids: Iterable[UUID]) -> None:
 
 
 def draft_of(run: Run) -> str:
-    """Find the draft of a run's next reply; "" if there is none."""
+    """Find the draft of the reply that a model is writing for a run; "" if there is none."""
     if run.status not in AT_WORK:
         return ""
     its = Draft.objects.using(settings.DATABASE).filter(pk=run.pk, epoch=run.lease_epoch, step=run.step)

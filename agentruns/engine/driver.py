@@ -96,7 +96,7 @@ class Driver:
 
     @cached_property
     def instructions(self) -> str:
-        """The agent's instructions, or those made for the run; raises PayloadError."""
+        """The agent's instructions, or those made for the run; raises PayloadError if they are unreadable."""
         declared = self.agent.instructions
         return declared if isinstance(declared, str) else instructions_of(self.run)
 
@@ -183,7 +183,7 @@ class Driver:
             self.lease.extend()
 
     def allow(self, tool: Tool) -> None:
-        """Let the heartbeat extend the lease for as long as the tool's handler may take."""
+        """Let the heartbeat extend the lease for the tool's timeout, or without limit if transactional."""
         if self.lease is not None:
             # A transaction that outlives its lease is rolled back, so taking the run over would gain nothing.
             self.lease.allow(math.inf if tool.transactional else tool.timeout or settings.TOOL_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Leases: claim, extend, release, heartbeat; and draining, after which a process claims no more runs."""
+"""Leases of runs, from claim to release, and draining, after which a process claims no more runs."""
 
 from __future__ import annotations
 

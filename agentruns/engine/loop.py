@@ -90,7 +90,7 @@ def drive_run(
         if state.is_rewound:
             hold_rewound(lease)
             return None
-        if state.run.definition != agent.definition_hash:  # it adopted another one just before the claim
+        if state.run.definition != agent.definition_hash:  # adopted just before the claim
             logger.info("Released run=%s: it goes on under definition %s", run.pk, state.run.definition)
             lease.release()
             return None
@@ -278,7 +278,7 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
 def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[ModelReply | None, str]:
     """Request a reply, from the fallback if the first model is overloaded; return (reply, model's identity).
 
-    The reply is None if all requests failed. Journals each failure; raises other exceptions of a model.
+    The reply is None if no request succeeded. Journals each failure; raises other exceptions of a model.
     """
     overload: ProviderError | None = None
     for model in driver.agent.models:
@@ -401,7 +401,7 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
 def _provider_failed(
     driver: Driver, error: ProviderError, identity: str, fallback: Model | str | None, batch: Batch
 ) -> None:
-    """Add the rows for a failed request to the model: back off, pause or fail as the error demands.
+    """Add the rows for a failed request to the model, and back off, pause or fail as the error demands.
 
     If there is a `fallback`, which is requested at once, only journal the failure.
     """
@@ -467,7 +467,7 @@ def hold_rewound(lease: Lease, before: RunState | None = None) -> None:
         its = Session.objects.using(alias).filter(pk=lease.session_id)
         if not its.update(next_seq=F("next_seq")):  # locks it
             return False
-        # The run itself may be gone, and an earlier one of its session unfinished again.
+        # The run itself may be gone, and an earlier run of its session may be unfinished again.
         its_run = Run.objects.using(alias).unfinished().filter(session_id=lease.session_id).first()
         if its_run is None or not (epoch := take(alias, its_run.pk, by_force=True)):
             return False

@@ -1,4 +1,4 @@
-"""Tool calls, run only in this module: check, start, enter the handler, record the result."""
+"""Tool calls, which only this module runs: checks, starts, calls of handlers, and results."""
 
 from __future__ import annotations
 

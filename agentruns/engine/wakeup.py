@@ -49,8 +49,8 @@ def notify_on_commit(alias: str, run_id: UUID) -> None:
 class Listener:
     """A worker's listener for the doorbell, on a connection of its own that is in no transaction.
 
-    PostgreSQL announces runs that can go on, SQLite only any commit. If neither can be heard (`why_deaf`),
-    every wait lasts its full time, and the sweeps find the runs.
+    PostgreSQL announces runs that can go on, while SQLite only shows that something was committed. If neither
+    can be heard (`why_deaf`), every wait lasts its full time, and the sweeps find the runs.
     """
 
     def __init__(self, alias: str) -> None:

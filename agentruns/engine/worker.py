@@ -1,4 +1,4 @@
-"""Claiming a run and driving it: for the sweep, for a queue's task and for a caller who waits."""
+"""Claiming and driving a run, for the sweep, for a queue's task and for a caller who waits."""
 
 from __future__ import annotations
 

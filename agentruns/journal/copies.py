@@ -146,7 +146,7 @@ def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
 
 
 def happened_at(payload: dict[str, Any], written: datetime) -> datetime:
-    """Find the time of a row's event: when a copy's original was written, else `written`."""
+    """Find when a row's event happened: for a copied row when the original was written, else `written`."""
     source = payload.get(events.COPIED)
     at = source.get("at") if isinstance(source, dict) else None
     return events.moment(at) or written

@@ -1,4 +1,4 @@
-"""People who may decide approvals: checked when they decide, and again before the approved call runs."""
+"""People who may decide approvals. They are checked at the decision, and again before the call runs."""
 
 from __future__ import annotations
 

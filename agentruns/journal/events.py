@@ -98,12 +98,12 @@ def actor_ref(actor: Any) -> kinds.Actor | None:
 
 
 def timestamp(moment: datetime) -> str:
-    """Format a time as the chain hashes it: in UTC, with six digits of a second."""
+    """Format a time in UTC, with six digits of a second, as the hash chain requires."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def moment(text: str | None) -> datetime | None:
-    """Parse a time that `timestamp` formatted; None for None or ""."""
+    """Parse a time that `timestamp` formatted; return None for None or ""."""
     return datetime.fromisoformat(text) if text else None
 
 

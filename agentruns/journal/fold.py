@@ -1,4 +1,4 @@
-"""The state of a run, folded from its journal rows. Pure: values in, values out."""
+"""The state of a run, folded from its journal rows without any query."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Call:
 
     @property
     def may_have_happened(self) -> bool:
-        """Check whether the open call was started, or its start may be in rows that are lost."""
+        """Check whether the open call was started, or may have been started in rows that are lost."""
         is_asked = self.verdict != GateVerdict.REFUSE and not self.decision
         return self.is_started or (self.is_open and self.may_be_lost and is_asked)
 

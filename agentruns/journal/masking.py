@@ -48,7 +48,7 @@ _MASKED = re.compile(rf"\[[\w .:-]+\]|<[\w .:-]+>|{_WORD.pattern}")  # `[card]` 
 
 
 class Mask:
-    """The sensitive names of one session by tool, and the values that the session's rows gave them.
+    """The sensitive names of one session by tool, and their values in the session's rows.
 
     A mask learns the values of each row that it masks; `mask_of` builds a mask that knows the whole session.
     """
@@ -86,20 +86,20 @@ class Mask:
         return tool in self.arguments_of or tool in self.results_of
 
     def guards_file(self, tool: str) -> bool:
-        """Check whether a tool's stored file may hold a text to redact or a sensitive value."""
+        """Check whether a tool's stored file may hold a sensitive value, or a text that redaction hides."""
         return is_on() or self.guards(tool) or bool(self.secrets)
 
     def guards_block(self, tool: str, block: dict[str, Any]) -> bool:
         """Check whether a block's file may hold a text to hide; for an image only `guards` decides."""
         return self.guards(tool) if block.get("type") == "image" else self.guards_file(tool)
 
-    # What is shown
+    # Masks of whole objects
 
     def row(self, row: Row) -> Row:
         """Mask a journal row, and remove the hashes and data that would reveal its stored files."""
         stored = row.payload.get("stored")
         if stored is not None:
-            # With the hash of a file whose beginning is shown, the rest could be guessed.
+            # The hash of a file whose beginning is shown would let people guess the rest.
             hidden = {"data", "sha256"} if self.guards_file(row.tool_name) else {"data"}
             row = row._replace(payload={**row.payload, "stored": _without(stored, hidden)})
             if payloads.has_blocks(row.payload):
@@ -115,7 +115,7 @@ class Mask:
         )
 
     def run(self, run: Run) -> Run:
-        """Mask a run's texts in a copy that must never be saved; the run itself if nothing is sensitive."""
+        """Mask a run's texts in a copy that must never be saved; return the run if nothing is sensitive."""
         columns = ("input", "title", "context", "blocked_reason", "output", "error")
         return self._copy(run, dict.fromkeys(columns, self.json)) if self else run
 
@@ -148,14 +148,14 @@ class Mask:
         }
 
     def tool_text(self, tool: str, value: Any) -> Any:
-        """Mask a title, preview or evidence of a tool: members with sensitive names, and sensitive values."""
+        """Mask members with sensitive names, and sensitive values, in a tool's title, preview or evidence."""
         return self.json(self._named(value, self.names(tool)), tool)
 
     def json(self, value: Any, tool: str = "") -> Any:
         """Mask sensitive values in a JSON value; short values only if `tool` has sensitive arguments."""
         return self.secrets.walk(value, short=bool(self.names(tool))) if self else value
 
-    # What is known
+    # Values that the mask hides
 
     def learn(self, row: Row) -> None:
         """Add the sensitive values in a row to the values that the mask hides."""
@@ -188,7 +188,7 @@ class Mask:
         """Add a result's sensitive values to the values that the mask hides; `payload` is its row's."""
         self.secrets.add(sensitive_parts(content, payload, self.results_of.get(tool, ())))
 
-    # Its parts
+    # Parts of a row
 
     def _member(self, row: Row, name: str, value: Any) -> Any:
         if name == "calls" and isinstance(value, list):
@@ -260,7 +260,7 @@ class Mask:
 
 
 class Blind(Mask):
-    """The mask of a session whose sensitive values are unknown: it hides every text."""
+    """The mask of a session whose sensitive values are unknown, so that it hides every text."""
 
     def __bool__(self) -> bool:
         return True
@@ -294,7 +294,7 @@ def masks_of(runs: Iterable[Run], most: int | None = None, size: int | None = No
         return _masks_of(runs, most, size)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         sessions = {run.session_id for run in runs}
-        if len(sessions) > 1:  # the others are read as ever
+        if len(sessions) > 1:  # one unreadable session must not hide the other sessions
             return {key: masks_of(run for run in runs if run.session_id == key)[key] for key in sessions}
         bodies = definition_bodies(settings.DATABASE, {run.definition_id for run in runs}).values()
         return {key: Blind(bodies) if Mask(bodies) else Mask() for key in sessions}

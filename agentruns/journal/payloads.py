@@ -45,7 +45,7 @@ _lane = Lane("agentruns-payload", THREADS)
 FOLDER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # a session's id
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
-# Follows a preview, so that nobody takes it for the whole content.
+# Follows a preview, so that nobody takes the preview for the whole content.
 MARK = "\n[only the beginning of {size} bytes, which are stored as {name}]"
 
 

@@ -69,7 +69,9 @@ class Policy:
     """The rules of a project about permissions; a subclass may override every method.
 
     The methods are called only for users who are active and signed in; other users see nothing and may do
-    nothing. If a method raises an error, the error is logged and the user is refused.
+    nothing. If a method raises an error, the error is logged and the user is refused. A
+    PermissionDeniedError, an error of the database that a retry may clear, and an error of `scope` may reach
+    the caller instead.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -39,7 +39,7 @@ AS_FOLDED = (
     "status", "title", "why", "risk", "approvers", "required", "requested_at", "digest", "expires_at",
 )  # fmt: skip
 
-# The columns of a batch's rows: the shared ones, and the others with their types. psycopg prepares no
+# SHARED columns are equal in all rows of a batch; COLUMNS differ and have a type. psycopg prepares no
 # statement of over fifty parameters.
 SHARED = ("session_id", "run_id", "epoch", "created_at")
 COLUMNS = {

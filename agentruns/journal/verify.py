@@ -473,5 +473,5 @@ def stored_form(model: type[Model], name: str, value: Any) -> str | None:
 
 
 def shown(text: str | None) -> str:
-    """Quote a stored text, cut if it is long."""
+    """Quote a stored text, cut to its first characters if it is long."""
     return repr(text) if text is None or len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
