@@ -47,10 +47,12 @@ VALID = Q(revoked_at__isnull=True, expires_at__gt=Now())
 def create_token(
     owner: Any, scopes: Iterable[str], *, name: str = "", expires_in: timedelta | None = None
 ) -> tuple[ApiToken, str]:
-    """Create a token that acts as `owner` within `scopes`; return it and its text, which is not stored.
+    """Create a token that acts as the user `owner` within `scopes`; return the token and its text.
 
-    It ends after `expires_in` (None: AGENTRUNS_TOKEN_DAYS), or when the owner's password changes. Raises
-    ValueError for an unknown scope or none, a bad name, or a lifetime over AGENTRUNS_TOKEN_MAX_DAYS.
+    The text is not stored. The token ends after `expires_in` (None: AGENTRUNS_TOKEN_DAYS), or when the
+    owner's password changes. Raises ValueError for an unknown scope or none, a bad name, or a lifetime that
+    is not positive or over AGENTRUNS_TOKEN_MAX_DAYS; TypeError or PermissionDeniedError if `owner` is no
+    user.
     """
     known, whose = ApiToken.Scope.values, Owner.of_user(owner)
     asked = set(scopes)
@@ -68,7 +70,11 @@ def create_token(
 
 
 def _make(lifetime: timedelta, owner: Any = None, **columns: Any) -> tuple[ApiToken, str]:
-    """Store a new token; return the token and its text: `ar_`, a prefix, a secret and their checksum."""
+    """Store a new token that ends after `lifetime`; return the token and its text.
+
+    The text is `ar_`, a prefix, a secret and their checksum. An `owner` binds the token to the owner's
+    password.
+    """
     prefix = f"ar_{get_random_string(_PREFIX).lower()}"
     begun = f"{prefix}_{get_random_string(_SECRET)}"
     text = begun + _checksum(begun)
@@ -81,10 +87,11 @@ def _make(lifetime: timedelta, owner: Any = None, **columns: Any) -> tuple[ApiTo
 
 
 def authenticate(text: str) -> ApiToken | None:
-    """Find the token with a text, with its owner if it has one; None if the token gives no access.
+    """Find the token with this text and set its owner, if it has one; None if the text gives no access.
 
     An unknown, mistyped, expired or revoked token gives no access. A user's token also gives no access if the
-    user was deleted, is inactive, has changed the password, or is another person under the same id.
+    user was deleted, is inactive, has changed the password, or is another person under the same id. Stores
+    the time of use after the commit, at most every USED_EVERY seconds.
     """
     shape = _TOKEN.fullmatch(text)
     if shape is None or text[-_CHECKSUM:] != _checksum(text[:-_CHECKSUM]):
@@ -117,7 +124,7 @@ def authenticate(text: str) -> ApiToken | None:
 
 
 def _credentials(text: str, owner: Any) -> list[str]:
-    """Compute digests of the owner's password: by the current key and by each of SECRET_KEY_FALLBACKS."""
+    """Compute digests of the owner's password, one by SECRET_KEY and one by each of SECRET_KEY_FALLBACKS."""
     # Empty passwords are equal, so a fingerprint also has the time when the user joined, or the name.
     joined = getattr(owner, "date_joined", None)
     who = str(joined.timestamp()) if joined else owner.get_username()
@@ -138,9 +145,11 @@ def _checksum(text: str) -> str:
 def session_token(session: Session | str, ttl: timedelta, *, scope: str | None = None) -> str:
     """Create a token with which a browser without a user reads, writes and confirms calls in one session.
 
-    Creates the session of a key if there is none. The token ends after `ttl`, or when it is revoked or the
-    session erased. Raises ValueError for a bad key or a `ttl` over AGENTRUNS_SESSION_TOKEN_SECONDS,
-    SessionAccessDeniedError for the key of a session that a user owns, RunStateError for an imported session.
+    If `session` is a key, finds the session in `scope` (None: the policy's scope for the program) or creates
+    it. The token ends after `ttl`, when it is revoked, or when the session is deleted. Raises ValueError for
+    a bad key, or a `ttl` that is not positive or over AGENTRUNS_SESSION_TOKEN_SECONDS;
+    SessionAccessDeniedError if the session of a key belongs to a user, or a run in it was started for a user;
+    RunStateError for an imported session.
     """
     longest = timedelta(seconds=settings.SESSION_TOKEN_SECONDS)
     if not timedelta() < ttl <= longest:
@@ -170,7 +179,7 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
 def revoke(token_id: UUID | str, actor: Any) -> bool:
     """Revoke a token at once and for good; return False if it was revoked before.
 
-    Raises NotFoundError, and PermissionDeniedError for another user's token without the permission.
+    Raises NotFoundError, and PermissionDeniedError unless `may_revoke` lets the actor revoke the token.
     """
     token = find_token(token_id)
     if not may_revoke(actor, token):
@@ -188,7 +197,7 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
 
 
 def may_revoke(actor: Any, token: ApiToken) -> bool:
-    """Check whether a user is active and owns the token, or has the permission to revoke any token."""
+    """Check whether an actor may revoke a token: as the program, as its active owner, or by permission."""
     if permissions.may(actor, "revoke", token):
         return True
     return bool(actor.is_active and actor.pk is not None and actor.pk == token.owner_id)
@@ -203,5 +212,5 @@ def find_token(token_id: UUID | str) -> ApiToken:
 
 
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:
-    """Map the ids of the tokens' owners to the users, from the users' own database, without deleted users."""
+    """Map the owner id of each token to the user, read from the users' own database; omit deleted users."""
     return get_user_model()._default_manager.in_bulk({token.owner_id for token in tokens} - {None})

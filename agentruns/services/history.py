@@ -39,7 +39,8 @@ OWN = "own"  # the model of the agent as it is registered now
 def state_at(run_id: UUID | str, seq: int) -> RunState:
     """Compute the state of a run right after row `seq` of its session's journal.
 
-    Raises DurableRunNotFoundError, and RunStateError for a row before its first or after its last row.
+    Raises DurableRunNotFoundError, and RunStateError if `seq` is before the run's first or after its last
+    row.
     """
     return session_at(run_id, seq).run
 
@@ -54,7 +55,7 @@ def session_at(run_id: UUID | str, seq: int) -> SessionState:
 
 
 def record(state: RunState, mask: Mask) -> dict[str, Any]:
-    """Build a JSON object of a state, with sensitive values masked; the caller redacts it."""
+    """Build a JSON object of a run's state, with sensitive values masked. The caller redacts the object."""
     columns = state.columns()
     return {
         "run": str(state.run_id),
@@ -88,7 +89,7 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """A recorded reply (`then`), and a model's new reply in its place (`now`); None if no model was asked."""
+    """A recorded reply (`then`), and the reply that a model gives now (`now`; None without a model)."""
 
     seq: int
     step: int
@@ -98,7 +99,7 @@ class ReplayStep:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """The steps of a replay up to the first difference, which is at row `seq`."""
+    """The steps of a replay up to the first difference, which is at row `seq` (None: no difference)."""
 
     run_id: UUID
     model: str | None = None
@@ -114,7 +115,7 @@ class ReplayReport:
         return self.difference is None
 
     def record(self) -> dict[str, Any]:
-        """Build a JSON object of the report, with sensitive arguments masked; the caller redacts it."""
+        """Build a JSON object of the report, with sensitive values masked. The caller redacts the object."""
         difference = self.difference
         return {
             "run": str(self.run_id),
@@ -140,7 +141,7 @@ class ReplayReport:
         }
 
     def masked(self, value: Any) -> Any:
-        """Mask each sensitive argument in a JSON value."""
+        """Mask the sensitive arguments in a JSON value, and sensitive values elsewhere in it."""
         if isinstance(value, dict):
             return {name: self._member(name, each) for name, each in value.items()}
         return [self.masked(each) for each in value] if isinstance(value, list) else self.mask.json(value)
@@ -168,14 +169,15 @@ def replay_run(
     observations: Mapping[int, Any] | None = None,
     limit: int | None = None,
 ) -> ReplayReport:
-    """Replay the replies of a run, at most `limit`; report the first difference. Executes and stores nothing.
+    """Replay at most `limit` replies of a run and report the first difference. Execute and store nothing.
 
     Without a model, compares the requests and calls that today's agent and code would make with the recorded
     ones. With a model (an object, a name, or "own" for the agent's present model), sends it the recorded
     conversations and compares its replies; this is possible only outside of a transaction. `observations`
-    replaces contents of results, by the seq of their rows. Raises RunStateError if such a row is no result of
-    the session, or if rows were erased; DurableRunNotFoundError, UnknownAgentError, NotDurableError,
-    ProviderError, PayloadError.
+    maps the row number of a result to the content that replaces the recorded content. Raises RunStateError if
+    such a row is no result of the session, or if rows of the conversation were erased; UnknownAgentError for
+    "own" if the agent is not registered; DurableRunNotFoundError, NotDurableError, ProviderError,
+    PayloadError.
     """
     alias, run = settings.DATABASE, find_run(run_id)
     if model is not None:
@@ -216,7 +218,7 @@ def replay_run(
 
 @dataclass(slots=True)
 class _Recorded:
-    """A recorded reply, with its request, and with its agent's definition at that time."""
+    """A recorded reply, its request, and the definition of its agent at that time."""
 
     row: Row
     step: int
@@ -303,7 +305,10 @@ def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
 def _differences(
     one: _Recorded, agent: Agent | None, reply: ModelReply | None
 ) -> Iterator[tuple[int, Difference | None]]:
-    """Compare a recorded reply with `reply`, or with today's agent if None; yield (seq, difference)."""
+    """Compare a recorded reply with the new `reply`, or with today's agent if `reply` is None.
+
+    Yields (seq, difference) for each comparison; the difference is None if the compared values are equal.
+    """
     seq = one.row.seq
     if reply is not None:
         yield seq, first_difference(_decision(one.given), _plain(_decision(reply)))
@@ -343,7 +348,7 @@ def _differences(
 
 
 def _head(body: dict[str, Any]) -> dict[str, Any]:
-    """Select the parts of a definition that each request repeats; the tools are a dict, without order."""
+    """Select the parts of a definition that each request repeats. The tools are a dict, without order."""
     tools = body.get("tools", {})
     return {
         "model": body["model"],
@@ -358,7 +363,7 @@ def _head(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _filled(given: Any, recorded: Any) -> Any:
-    """Add the recorded arguments that `given` lacks, at any depth."""
+    """Add to `given` the recorded arguments that it lacks, at any depth of dicts."""
     if not isinstance(given, dict) or not isinstance(recorded, dict):
         return given
     kept = {name: value for name, value in recorded.items() if name not in given}
@@ -386,7 +391,7 @@ def _ask(one: _Recorded, model: Model | str, run: Run, agent: Agent | None) -> M
 
 
 def _decision(reply: ModelReply) -> dict[str, Any]:
-    """Extract a reply's calls and stop reason, without its text, which may always differ."""
+    """Extract a reply's calls and stop reason. Leave out its text, which may differ at any time."""
     calls = [
         {"name": block.get("name"), "input": block.get("input")}
         for block in reply.content
@@ -396,5 +401,5 @@ def _decision(reply: ModelReply) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value as the journal does, so that tuples become lists and keys texts."""
+    """Convert a value as the journal does, so that tuples become lists and keys become texts."""
     return canonical.loads(canonical.dumps(value))

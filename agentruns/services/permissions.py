@@ -1,7 +1,8 @@
 """Permissions: every service asks this module, which asks the policy; so admin, API and commands agree.
 
-`None` is the program itself, a `Program` a part of it. Both may do everything; admin and API pass neither.
-The rule "may decide" has two forms: `why_not_decide` for one approval, `decidable_by` as a query for many.
+`None` is the program itself, and a `Program` is a part of it. Both may do everything; admin and API pass
+neither. The rule "may decide" has two forms: `why_not_decide` for one approval, `decidable_by` as a query for
+many.
 """
 
 from __future__ import annotations
@@ -59,12 +60,15 @@ MOST = 1000  # partly approved approvals that `decidable_by` reads
 
 
 def may(actor: Any, action: str, obj: Any = None) -> bool:
-    """Check whether an actor may do `action`, one of ACTIONS, to `obj`; to any object if `obj` is None."""
+    """Check whether an actor may do `action`, one of ACTIONS, to `obj` (None: to any object).
+
+    The program may do everything, a session's visitor nothing.
+    """
     return is_program(actor) or (is_somebody(actor) and bool(ask("can", False, actor, action, obj)))
 
 
 def why_not(actor: Any, action: str) -> str:
-    """Explain why an actor may not do one of ACTIONS: a missing permission, or the project's policy."""
+    """Explain why a user was refused one of ACTIONS: a missing permission, or the project's policy."""
     permission = ACTIONS[action][0]
     if actor.has_perm(permission):
         return _("The project's policy does not allow it.")
@@ -72,9 +76,10 @@ def why_not(actor: Any, action: str) -> str:
 
 
 def require(actor: Any, action: str, run: Run) -> None:
-    """Correct a run by its rows (`restore`); PermissionDeniedError unless the actor may do `action` to it.
+    """Raise PermissionDeniedError unless the actor may do `action`, one of ACTIONS, to a run.
 
-    Raises DurableRunNotFoundError for a run that the project's own `visible` hides from the actor.
+    First sets the run's columns from its rows (`restore`). Raises DurableRunNotFoundError for a run that the
+    project's own `visible` hides from the actor, JournalUnreadableError for damaged rows.
     """
     restore(run)
     if narrows("visible"):
@@ -93,7 +98,10 @@ def require_visible(actor: Any, run: Run) -> None:
 
 @contextmanager
 def discreet(actor: Any) -> Iterator[None]:
-    """Replace errors about a run that the actor may not see by errors that do not name it."""
+    """Replace a RunStateError or SessionBusyError about a run that the actor may not see.
+
+    The new error has the same type and does not name the run.
+    """
     try:
         yield
     except (RunStateError, SessionBusyError) as error:
@@ -104,7 +112,10 @@ def discreet(actor: Any) -> Iterator[None]:
 
 
 def require_whole(actor: Any, run: Run, until: int | None = None) -> None:
-    """Raise PermissionDeniedError unless a user may see all runs of the session, up to row `until`."""
+    """Raise PermissionDeniedError unless a user may see all runs of the session, up to row `until` if given.
+
+    Checks only if the project's own `visible` decides which runs the user sees.
+    """
     # Forks, exports and looks at the past read the whole conversation.
     if not hides(actor):  # by default all runs of a session are visible to its owner
         return
@@ -129,7 +140,7 @@ def hides(actor: Any) -> bool:
 
 
 def narrows(method: str) -> bool:
-    """Check whether the project's policy overrides this method."""
+    """Check whether the project's policy overrides the method with this name."""
     return getattr(type(current()), method) is not getattr(Policy, method)
 
 
@@ -149,7 +160,10 @@ def active_user(user_id: Any) -> Any:
 
 
 def context_of(user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, Any]:
-    """Build the context of a run that a user starts, by the policy; raises PermissionDeniedError."""
+    """Build the context of a run that a user starts, by the policy.
+
+    Raises PermissionDeniedError if the policy refuses the requested context or fails.
+    """
     context: dict[str, Any] | None = ask("context", None, user, agent, requested)
     if context is None:
         raise PermissionDeniedError(str(FAILED))
@@ -159,8 +173,9 @@ def context_of(user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, 
 def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str, Any] | None:
     """Build the context of a run that continues from `last`; None if it keeps the context of `last`.
 
-    The policy is asked for that context, then for {} if it refuses. Without a `context` rule of the project,
-    the context stays if `last` has no owner, or has this owner and was not imported.
+    Returns None if the project has no `context` rule of its own, and `last` has no owner, or has the owner
+    `owner_id` and was not imported. Otherwise requests the context of `last` from the policy, and then {} if
+    the policy refuses. Raises PermissionDeniedError if the policy refuses both.
     """
     named = owner_by_rows(last)
     is_theirs = named == str(owner_id) and last.session.imported_at is None
@@ -177,8 +192,8 @@ def require_decide(
 ) -> None:
     """Raise PermissionDeniedError unless the actor may decide an approval, with edited `arguments` if given.
 
-    `verb` is the intended decision: for a call that the requester confirms, all other users may only deny.
-    Raises NotFoundError for an approval that the project's policy hides from the actor.
+    `verb` is the intended decision. It matters for a call that the requester confirms, which other users may
+    only deny. Raises NotFoundError for an approval that the project's policy hides from the actor.
     """
     hides = not is_program(actor) and (narrows("visible") or narrows("visible_approvals"))
     if hides and not visible_approvals(actor).filter(pk=approval.pk).exists():
@@ -190,7 +205,7 @@ def require_decide(
 
 
 def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
-    """Yield the approvals that a user can decide now."""
+    """Yield those pending `approvals` that a user can decide now: unexpired, and not approved by the user."""
     approvals = list(approvals)
     now, given, groups = clock.now(settings.DATABASE), already_given(actor, approvals), groups_of(actor)
     for approval in approvals:
@@ -200,9 +215,10 @@ def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
 
 
 def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Select the pending approvals that a user can decide now, like `decidable`, by a query.
+    """Select those `pending` approvals that a user can decide now, like `decidable`, but by a query.
 
-    Asks only the policy's `decidable`, so the result may have approvals that `can_decide` refuses.
+    Calls only the policy's `decidable`, so the result may have approvals that `can_decide` refuses. Leaves
+    out approvals that the user gave already, but checks only MOST partly approved ones.
     """
     approvals = open_to(user, pending)
     partly: Any = approvals.filter(approved_count__gt=0).values_list(*GIVEN, named=True)
@@ -210,7 +226,7 @@ def decidable_by(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
-    """Select the unexpired pending approvals that a user may decide.
+    """Select those `pending` approvals that have not expired and that a user may decide.
 
     Does not leave out approvals that the user has approved already.
     """
@@ -233,7 +249,7 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
-    """Find the ids of `approvals` that the user approved, without voided ones; none if `actor` is None."""
+    """Find the ids of `approvals` that the actor approved, except voided ones; none if `actor` is None."""
     if actor is None:
         return set()
     who = (events.actor_ref(actor) or events.PROGRAM)["id"]
@@ -282,7 +298,10 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
 
 
 def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> None:
-    """Log that a user sees sensitive values through channel `door`; PermissionDeniedError if not allowed."""
+    """Log that a user sees the sensitive values of an approval or a run through the channel `door`.
+
+    Raises PermissionDeniedError if the user may not see the values. `what` is added to the log record.
+    """
     name, pk = shown._meta.model_name, shown.pk
     if not may_reveal(user, shown):
         text = _(
@@ -298,7 +317,9 @@ def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> No
 def needs_password(request: Any, approval: Approval, *, has_session: bool = True) -> bool:
     """Check whether a person must give their password again before approving a high-risk call.
 
-    `has_session` is False for a request with a token: its cookie may name another user's session.
+    Not needed if AGENTRUNS_REAUTH_SECONDS is None, if the password was given in that time, or if the policy's
+    `has_second_factor` is true. `has_session` is False for a request with a token, because its cookie may
+    name another user's session.
     """
     seconds = settings.REAUTH_SECONDS
     if seconds is None or approval.risk != Approval.Risk.HIGH or ask("has_second_factor", False, request):
@@ -308,7 +329,7 @@ def needs_password(request: Any, approval: Approval, *, has_session: bool = True
 
 
 def confirm_password(request: Any, password: str) -> bool:
-    """Store that the user just gave their password; return False if the password is wrong."""
+    """Check the password of the request's user; return False if it is wrong, else store the time."""
     name = {get_user_model().USERNAME_FIELD: request.user.get_username()}
     user = authenticate(request, password=password, **name)
     if user is None or user.pk != request.user.pk:

@@ -1,4 +1,4 @@
-"""Reviews: a person's rating of a run, a note, and who takes care of it; no part of the journal."""
+"""Reviews of runs: a rating, a note and an assignee. They are no part of the journal."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ def review_run(
     assignee: str = "",
     seen: datetime | None = None,
 ) -> Review:
-    """Replace a run's review, last changed at `seen` (None: none yet); `assignee` is a username.
+    """Replace a run's review, or create it if `seen` is None; return the review.
 
-    Raises RunStateError if it has changed since, ValueError, PermissionDeniedError, DurableRunNotFoundError.
+    `seen` is the time of the last change that the actor saw. `assignee` is a username; "" stands for nobody.
+    Raises RunStateError if somebody else changed or created the review meanwhile; ValueError for an unknown
+    rating, a long note, or an assignee who may not see the run; PermissionDeniedError,
+    DurableRunNotFoundError.
     """
     run = find_run(run_id)
     permissions.require_visible(actor, run)
@@ -72,7 +75,11 @@ def review_run(
 
 
 def assignable(actor: Any, run: Run) -> list[str]:
-    """List usernames of people who may see a run, the actor's first; at most `OFFERED` others."""
+    """List usernames of possible assignees of a run: the actor first, then at most `OFFERED` others.
+
+    The others have the permission to view runs. If the project's policy overrides `visible`, everyone who may
+    not see this run is left out.
+    """
     users: Any = get_user_model()
     people = [actor]
     if issubclass(users, PermissionsMixin) and hasattr(users._default_manager, "with_perm"):

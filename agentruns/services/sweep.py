@@ -49,10 +49,12 @@ FAILED_OVER = (
 
 @dataclass(slots=True)
 class Swept:
-    """Counts of one sweep; the last four are of the runs it drove, by their present status.
+    """The counts of one sweep.
 
-    `notified` counts runs handed to workers instead of driven here, `surfaced` runs whose model was told that
-    calls in doubt are unknown. `left` has the ids of the runs that `waiting` counts or an error paused.
+    `completed`, `waiting`, `failed` (or cancelled) and `queued` count the driven runs by their present
+    status. `notified` counts the runs announced to workers instead of driven here, `surfaced` the runs whose
+    model was told that calls in doubt are unknown. `left` has the ids of the runs that wait or that an error
+    paused.
     """
 
     found: int = 0
@@ -69,21 +71,22 @@ class Swept:
     left: list[UUID] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, int]:
-        """Build a dict of the counts by name."""
+        """Build a dict of the counts by name, without `left`."""
         return {name: value for name, value in asdict(self).items() if name != "left"}
 
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
-    """List the runs that this process can claim and serve now, oldest first, at most `limit` or BATCH."""
+    """List the runs that this process can claim and serve now, oldest first; at most `limit` or BATCH."""
     runs, served = _runnable(run_id)
     return list(runs.filter(served)[: limit or BATCH])
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
-    """List at most BATCH runs whose agent or definition this process does not serve, to record why.
+    """List at most BATCH claimable runs that this process does not serve, so that the reason is recorded.
 
-    Runs without a recorded reason come first, then runs with an old reason: another process may have found
-    it, and it may no longer be true.
+    A run is not served if its agent is switched off, or if the agent or its definition is not registered
+    here. Runs without a recorded reason come first. Runs with a reason that is RENEWED seconds old follow,
+    because it may no longer be true.
     """
     runs, served = _runnable(run_id)
     blocked = runs.exclude(served)
@@ -93,7 +96,7 @@ def unserved(run_id: UUID | str | None = None) -> list[Run]:
 
 
 def _runnable(run_id: UUID | str | None) -> tuple[RunQuerySet, Q]:
-    """Select the runs that some process can claim, and those of them that this process serves."""
+    """Select the runs that some process can claim, and build the condition "this process serves the run"."""
     runs = Run.objects.using(settings.DATABASE).runnable().select_related("session").order_by("created_at")
     runs = runs.defer("usage", "pending_calls")  # one that was altered must not keep the others from going on
     # In the query and not after it: runs of a retired definition must never fill the whole batch.
@@ -115,11 +118,13 @@ def sweep(
     seconds: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
-    """Do one sweep. An error of one run is logged and counted, and the other runs continue.
+    """Do one sweep: expire approvals, deliver notifications, and drive the runs that this process serves.
 
-    If `drives` is False, notifies workers instead. `tell_model` also takes runs that wait for a verdict, and
-    tells the model that their calls in doubt are unknown; `name` is the actor. A draining process drives no
-    runs. After `seconds` no further run begins, so that other due work does not wait for it.
+    An error of one run is logged and counted, and the other runs continue. `run_id` and `limit` restrict the
+    runs. If `drives` is False, notifies workers instead of driving. `tell_model` also takes runs that wait
+    for a verdict, and tells the model that their calls in doubt are unknown. `name` is the actor, and names
+    the row with the time of the sweep. A draining process drives no runs. After `seconds` no further run
+    begins, so that other due work does not wait for it. Raises NotDurableError inside a transaction.
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
@@ -187,9 +192,10 @@ def _put_off(what: str) -> Iterator[None]:
 
 
 def _compare_server(alias: str) -> None:
-    """Compare the server with the noted one: hold every run if rows may be lost, else note the server.
+    """Hold every unfinished run if rows may be lost on the server; else note the server if it has changed.
 
-    Until a new server is noted no process can claim a run: see journal.timeline.
+    Rows may be lost if PostgreSQL's timeline changed or its log became shorter. Until a new server is noted,
+    no process can claim a run (see journal.timeline).
     """
     before = timeline.positions.get(alias, 0)  # read first, as another thread may raise it after the query
     if (server := timeline.server(alias)) is None:
@@ -209,7 +215,11 @@ def _compare_server(alias: str) -> None:
 
 
 def hold_all(reason: str = HELD) -> int:
-    """Hold every unfinished run for staff; return how many. Raises an error of a run after trying all."""
+    """Hold every unfinished run for staff, then note the server's timeline; return how many were held.
+
+    If a run cannot be held, tries the others and then raises the error. The server is noted unless the error
+    may pass, such as a lock.
+    """
     alias = settings.DATABASE
     server, held, failed = timeline.server(alias), 0, list[Exception]()
     unfinished = Run.objects.using(alias).unfinished().order_by("created_at")
@@ -266,7 +276,10 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
 
 
 def sweeper(alias: str) -> Literal["ok", "never", "late"]:
-    """Check whether sweeps happen, by the database's clock. An old sweep is "ok" while any run is driven."""
+    """Check by the database's clock whether sweeps happen; an old sweep is "late" after LATE seconds.
+
+    Any old sweep is "ok" while a run is driven.
+    """
     recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
     seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
     if seen["lately"] or (seen["ever"] and leases.driven_runs(alias)):

@@ -30,9 +30,9 @@ def switched_off() -> dict[tuple[str, str], Control]:
 def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str = "") -> bool:
     """Switch an "agent" or a "tool" (`kind`) "off" or "on"; return False if it was in that state already.
 
-    Every process obeys within seconds. Runs of the agent wait after their current step; calls of the tool
-    that have not started are refused with a text. Raises ValueError, also for "off" without a reason, and
-    PermissionDeniedError.
+    Every process obeys within seconds. Runs of the agent wait after their current step. Calls of the tool
+    that have not started are refused with a text. Raises PermissionDeniedError, and ValueError for a bad
+    kind, state or name, or for "off" without a reason or with a reason over REASON_LENGTH.
     """
     if not permissions.may(actor, "switch"):
         raise PermissionDeniedError(permissions.why_not(actor, "switch"))

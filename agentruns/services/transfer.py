@@ -107,7 +107,8 @@ def find_content(run: Run, seq: int) -> Content:
 def find_file(run: Run, sha256: str) -> Content:
     """Find the file with this SHA-256 that a block in the run's rows names, without reading the file.
 
-    Prefers an unguarded file. Raises DurableRunNotFoundError if no block names it, else as `find_content`.
+    If several blocks name the file, prefers one that is not guarded. Raises DurableRunNotFoundError if no
+    block names the file, PayloadError if a row's `stored` is malformed or lacks the file.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, kind__in=payloads.OF_BLOCKS)
     rows = rows.annotate(text=Cast("content", TextField())).filter(text__contains=sha256).order_by("seq")
@@ -123,7 +124,10 @@ def find_file(run: Run, sha256: str) -> Content:
 
 
 def read_content(content: Content, actor: Any, door: str = "service") -> Iterator[bytes]:
-    """Verify a stored content and return its bytes in chunks. Raises PermissionDeniedError, PayloadError."""
+    """Verify a stored content and return its bytes in chunks; log the access to a guarded content.
+
+    Raises PermissionDeniedError if the content is guarded and the actor may not see it, PayloadError.
+    """
     if content.guarded:
         permissions.reveal(actor, content.run, door=door, what=f"row={content.stored.seq}")
     payloads.check(content.stored)
@@ -131,7 +135,10 @@ def read_content(content: Content, actor: Any, door: str = "service") -> Iterato
 
 
 def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
-    """Build a response that streams a run's redacted export as an attachment; PermissionDeniedError."""
+    """Build a response that streams a run's redacted export as an attachment.
+
+    Raises PermissionDeniedError, and DurableRunNotFoundError for a run that the policy hides from the user.
+    """
     permissions.require(request.user, "export", run)
     permissions.require_whole(request.user, run)
     headers = {
@@ -144,7 +151,7 @@ def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
 
 
 def download(request: HttpRequest, chunks: Iterator[bytes], headers: dict[str, str]) -> StreamingHttpResponse:
-    """Build a response that streams an attachment, under WSGI and ASGI."""
+    """Build a response with these headers that streams the chunks, under WSGI and ASGI."""
 
     async def asynchronous() -> AsyncIterator[bytes]:
         following = sync_to_async(lambda: next(chunks, b""))
@@ -159,11 +166,13 @@ def download(request: HttpRequest, chunks: Iterator[bytes], headers: dict[str, s
 def export_run(run_id: UUID | str, *, true_values: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the lines of an export: the run, the definitions of its session's runs, each row of its journal.
 
-    The chain begins with the session, so the export has all rows of the session, each with its run. Sensitive
-    and redacted values are left out, with the salt of the part of the row that has them, and with each file
-    that may have any. The chain stays whole, because it is made of the parts' hashes. `true_values` exports
-    everything as stored, with the key of the session's digests. A file follows its row in parts. The last
-    line has the hash of all others. Raises DurableRunNotFoundError.
+    The chain begins with the session, so the export has all rows of the session, each with its run. A file
+    follows its row in parts. The last line has the hash of all other lines.
+
+    Sensitive and redacted values are left out, with the salt of the part of the row that has such a value. A
+    file that may have such a value is left out, and so is a file that cannot be read. The chain can still be
+    verified, because it is made of the parts' hashes. `true_values` exports everything as stored, with the
+    key of the session's digests. Raises DurableRunNotFoundError.
     """
     whole = hashlib.sha256()
     for line in _lines(run_id, true_values):
@@ -246,10 +255,11 @@ def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
 def import_run(lines: Iterable[dict[str, Any]], *, scope: str | None = None) -> Run:
     """Store a session and its runs from the lines of an export with true values; return the exported run.
 
-    The session gets `scope`, or the export's scope if None. Nothing is stored unless the whole chain is
-    intact. The session is a record: nothing is ever added to it, and no imported decision allows a call. The
-    runs get no owner. An unfinished run is cancelled here, because it may continue where it came from. Raises
-    RunStateError and PayloadError, which say what is wrong and where.
+    The session gets `scope`, or the export's scope if `scope` is None. Nothing is stored unless the whole
+    chain is intact. The session is a record: nothing is ever added to it, and no imported decision allows a
+    call. The runs get no owner. An unfinished run is cancelled here, because it may continue in the database
+    it came from. Raises RunStateError and PayloadError, which name the error and its place; TypeError or
+    ValueError for a bad scope.
     """
     check_name("scope", scope or "")
     alias, tried = settings.DATABASE, list[datetime]()
@@ -446,7 +456,10 @@ def _message(session_id: UUID, row: Row, parts: Parts) -> Message:
 
 
 def _close(run: Run, batch: Batch) -> None:
-    """Cancel an imported, unfinished run. Its open calls become unknown: they may continue at the origin."""
+    """Cancel an imported, unfinished run.
+
+    Its open calls become unknown, because they may continue in the database they came from.
+    """
     batch.quiet = True
     for call in batch.state.run.open_calls():
         in_doubt.unknown(batch, call, ACTOR)

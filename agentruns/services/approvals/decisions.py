@@ -1,4 +1,4 @@
-"""Decisions of people on calls that need approval. They are only recorded here; the engine executes them."""
+"""Decisions of people on calls that need approval. They are only recorded here; the engine runs the calls."""
 
 from __future__ import annotations
 
@@ -50,11 +50,14 @@ def approve(
     reason: str = "",
     channel: str = "service",
 ) -> Approval:
-    """Approve a call; if other `arguments` are given, these are shown, hashed and run instead.
+    """Approve a call. If edited `arguments` are given, these are shown, hashed and run instead.
 
-    If several people must approve, the last approval lets the call run. `channel` names the place of a
-    decision in the journal. Raises ApprovalStateError if the approval is no longer pending, if `digest` is
-    not its digest, or if the arguments do not validate; PermissionDeniedError if the actor may not decide.
+    If several people must approve, the last approval lets the call run. An edit voids earlier approvals.
+    `digest` is the digest that the actor saw; `channel` tells the journal where the actor decided. Raises
+    ApprovalStateError if the approval is not pending, has expired or is a question; if the actor approved it
+    already; if the arguments are invalid or contain a mask; if `digest` is not the present digest, or is
+    missing after an edit; or if the run has ended or is being cancelled. Raises NotFoundError,
+    PermissionDeniedError.
     """
     approval = find_approval(approval_id)
     edit = _edited(actor, approval, arguments) if arguments is not None else None
@@ -111,7 +114,10 @@ def approve(
 def deny(
     approval_id: UUID | str, actor: Any, reason: str, *, digest: str | None = None, channel: str = "service"
 ) -> Approval:
-    """Deny a call that needs approval; the model gets the reason as the result. Raises as `approve`."""
+    """Deny a call that needs approval. The model gets the reason as the call's result.
+
+    Raises ApprovalStateError without a reason, else as `approve`.
+    """
     if not reason.strip():
         text = _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         raise ApprovalStateError(text)
@@ -128,7 +134,12 @@ def deny(
 def answer(
     approval_id: UUID | str, actor: Any, text: str, *, digest: str | None = None, channel: str = "service"
 ) -> Approval:
-    """Answer a call: `text` becomes its result, and the call is not executed. Raises as `approve`."""
+    """Answer a call: `text` becomes its result, and the call is not executed.
+
+    Raises ApprovalStateError for an empty text, and for a text that is none of the choices if a question
+    accepts only its choices; PermissionDeniedError if a user answers a call that the requester confirms and
+    that is no question; else as `approve`.
+    """
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
     approval = find_approval(approval_id)
@@ -167,8 +178,9 @@ def extend(
 ) -> Approval:
     """Extend a pending approval: it expires `by` later than before.
 
-    Anyone who may decide may extend; `seen` is the expiry that the actor saw. Raises ApprovalStateError if
-    the approval never expires or expires at another time than `seen`; else as `approve`.
+    A user who may decide may extend, except a call that the requester confirms. `seen` is the expiry that the
+    actor saw. Raises ApprovalStateError if `by` is not positive or over LONGEST_EXTENSION, or if the approval
+    never expires or expires at another time than `seen`; else as `approve`.
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
         raise ApprovalStateError(_("The extension must be positive and at most 366 days."))
@@ -194,7 +206,10 @@ def extend(
 
 
 def expire_due() -> int:
-    """Expire up to DUE_AT_ONCE pending approvals that are due by the database's clock; return how many."""
+    """Expire up to DUE_AT_ONCE pending approvals that are due by the database's clock; return how many.
+
+    Logs an approval that cannot be expired, such as one of a locked run, and goes on with the others.
+    """
     alias = settings.DATABASE
     ended: set[UUID] = set()
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
@@ -248,9 +263,11 @@ def _decide(
     digest: str | None,
     payload_of: Callable[[Run, Batch, Call, CallApproval], P],
 ) -> Approval:
-    """Add the row of a decision, with the payload that `payload_of` builds in the transaction.
+    """Add the row of a decision to the journal, and return the approval as it is then.
 
-    Raises ApprovalStateError, which says why there is nothing to decide.
+    `payload_of` builds the row's payload inside the transaction. Raises ApprovalStateError if there is
+    nothing to decide or `digest` is not the present digest, PermissionDeniedError if the actor is a requester
+    by now.
     """
 
     def change(run: Run, batch: Batch) -> None:
@@ -301,10 +318,11 @@ def _decide(
 
 
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Build the payload of an edit: new arguments, and the title and preview made of them.
+    """Build the members of an edit's payload: the new arguments, and the title and preview made of them.
 
-    `describe` and `preview` are the project's own code, and waited for only a short time. Raises
-    PermissionDeniedError if the actor may not decide about the new arguments.
+    `describe` and `preview` are the project's own code, and are waited for only a short time. Raises
+    PermissionDeniedError if the actor may not decide about the new arguments, ApprovalStateError if the tool
+    is not registered here or refuses them.
     """
     tool = get_agent(approval.run.agent, approval.run.version).tools.get(approval.tool_name)
     if tool is None:

@@ -1,7 +1,7 @@
 """Erasure: the content of rows is destroyed wherever the journal and its projections repeat it.
 
-The chain stays valid, because it is made of commitments; a `payload_erased` row says who erased a row and
-why. Every run with the value must have ended: the model of an unfinished run could repeat the value.
+The chain stays valid, because it is made of commitments. A `payload_erased` row records who erased a row and
+why. Every run with the value must have ended, because the model of an unfinished run could repeat the value.
 """
 
 from __future__ import annotations
@@ -72,13 +72,16 @@ class Erased:
     COUNTS = ("sessions", "approvals", "answers", "files")
 
     def add(self, other: Erased) -> None:
-        """Add the rows and counts of another erasure."""
+        """Add the rows and counts of another report, but not its `refused`."""
         self.rows += other.rows
         for name in self.COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def record(self) -> dict[str, Any]:
-        """Build a JSON object of the report, with a list of unreachable places; the caller redacts it."""
+        """Build a JSON object of the report, with the places that erasure does not reach.
+
+        The caller redacts the object.
+        """
         return {
             "rows": [{"run": str(run), "seq": seq, "kind": kind} for run, seq, kind in self.rows],
             **{name: getattr(self, name) for name in self.COUNTS},
@@ -88,12 +91,12 @@ class Erased:
 
 
 def erase_payload(run_id: UUID | str, seq: int, actor: Any, reason: str) -> Run:
-    """Destroy the content of a run's row for good, with every row, copy and projection that repeats it.
+    """Destroy the content of row `seq` of a run for good, with every row, copy and column that repeats it.
 
     This includes copies in forks, arguments of a reply's calls, late results of a call, and the input of the
-    run if the row is its task. A second call deletes files that a crash left. Raises RunStateError if there
-    is no such row, if it has no content, or if a run with a copy of it has not ended; ValueError without a
-    reason; DurableRunNotFoundError, PermissionDeniedError, JournalUnreadableError.
+    run if the row is its task. A second call deletes files that a crash left behind. Raises RunStateError if
+    there is no such row, if it has no content, or if a run with a copy of it has not ended; ValueError
+    without a reason; DurableRunNotFoundError, PermissionDeniedError, JournalUnreadableError.
     """
     erase_rows(run_id, actor, reason, seq=seq)
     return find_run(run_id)
@@ -102,7 +105,8 @@ def erase_payload(run_id: UUID | str, seq: int, actor: Any, reason: str) -> Run:
 def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run:
     """Destroy the content of all rows of a call, and of the reply that requests it, as `erase_payload`.
 
-    This includes the text of the reply and the arguments of its other calls, because they are one content.
+    This includes the text of the reply and the arguments of its other calls, because a reply's content is
+    erased as a whole.
     """
     run = find_run(run_id)
 
@@ -115,7 +119,7 @@ def erase_call(run_id: UUID | str, call_id: str, actor: Any, reason: str) -> Run
 
 
 def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run: bool = False) -> Erased:
-    """Erase a row as `erase_payload`, or with `dry_run` only find the rows to erase; return the report."""
+    """Erase row `seq` as `erase_payload`, or with `dry_run` only list the due rows; return the report."""
     run = find_run(run_id)
     return _log(_erase(run.session_id, lambda row: row.seq == seq, actor, reason, run, dry_run=dry_run))
 
@@ -123,7 +127,9 @@ def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run
 def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> Erased:
     """Destroy the content of all rows of the sessions that a user owns, and of their copies in forks.
 
-    Each session is one transaction. A session with an unfinished run is only reported, in `refused`.
+    Rows that record earlier erasures stay. Each session is one transaction. A session that cannot be erased,
+    such as one with an unfinished run, is only reported in `refused`. Raises ValueError without a reason if
+    the user has a session, TypeError if `user` is the program.
     """
     report, whose = Erased(), Owner.of_user(user)
     events.is_program(actor)  # raises for what is no actor: there may be no session to erase
@@ -137,7 +143,10 @@ def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> 
 
 
 def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = False) -> Erased:
-    """Delete a session as `erase_session` with `forget_key`; with `dry_run` only count. Return the report."""
+    """Delete a session as `erase_session` with `forget_key`, or with `dry_run` only count; return the report.
+
+    After the deletion, the report's `refused` names the sessions that have copies of its rows.
+    """
     alias = settings.DATABASE
     sessions = Session.objects.using(alias).filter(key=key, **({} if scope is None else {"scope": scope}))
     runs = [*Run.objects.using(alias).filter(session__in=sessions).values_list("pk", flat=True)]
@@ -168,7 +177,11 @@ def _may_go(row: Row) -> bool:
 def _erase(
     session_id: UUID, chosen: Chosen, actor: Any, reason: str, run: Run | None, *, dry_run: bool = False
 ) -> Erased:
-    """Erase the rows of a session that `chosen` selects; if `run` is given, only rows of that run."""
+    """Erase the rows of a session that `chosen` selects, and all rows that repeat them; return the report.
+
+    If `run` is given, `chosen` selects only rows of that run; raises RunStateError if no row is selected or
+    the rows have no content. Raises ValueError without a reason.
+    """
     events.is_program(actor)  # raises for what is no actor, before the journal is read
     if not reason.strip():
         raise ValueError(_("Say why: whoever audits this reads it."))
@@ -190,7 +203,10 @@ def _erase(
 
 
 class _Erasure:
-    """One erasure. Except in a dry run, the open transaction has locked all sessions of the `family`."""
+    """One erasure: the chosen rows of a session, and the rows in its `family` that repeat their values.
+
+    Except in a dry run, the open transaction has locked all sessions of the `family`.
+    """
 
     def __init__(
         self, alias: str, family: set[UUID], session_id: UUID, chosen: Chosen, run: Run | None, actor: Any
@@ -231,7 +247,7 @@ class _Erasure:
             self.files |= {*payloads.names_in(row.payload), *before.get((pk, row.seq), ())}
 
     def look(self) -> Erased:
-        """List the rows to erase; raises PermissionDeniedError, or RunStateError if a run is unfinished."""
+        """Report the rows to erase; raises PermissionDeniedError, or RunStateError if a run is unfinished."""
         run_ids = {row.run_id for rows in self.rows.values() for row in rows}
         for run in Run.objects.using(self.alias).filter(pk__in=run_ids).order_by("pk"):
             permissions.require(self.actor, "erase", run)
@@ -247,7 +263,10 @@ class _Erasure:
         return erased
 
     def carry_out(self, reason: str) -> Erased:
-        """Destroy the content and rewrite its projections; the files are deleted after the commit."""
+        """Destroy the content of the rows, rewrite the columns that repeat it, and return the report.
+
+        The files are deleted after the commit. Raises as `look`, and JournalConflictError.
+        """
         erased = self.look()
         store, who = DatabaseStore(self.alias), events.actor_ref(self.actor)
         for session_id, rows in self.gone.items():
@@ -279,8 +298,9 @@ class _Erasure:
     def _project(self, session_id: UUID, erased: Erased) -> None:
         """Bring other columns and tables in line with a session's rows after an erasure.
 
-        Rewrites titles, inputs, contexts, approvals and notes. Deletes the API's idempotency records and
-        texts in Django's admin log. Replaces the session's secret: old digests would help to guess arguments.
+        Rewrites titles, inputs, contexts, approvals, notes and texts in Django's admin log. Deletes the API's
+        idempotency records. Replaces the session's secret, because old digests would help to guess arguments.
+        Counts in `erased`.
         """
         sessions = Session.objects.using(self.alias).filter(pk=session_id)
         session = sessions.get()
@@ -355,7 +375,7 @@ def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
 
 
 def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
-    """Yield each row of a session with names of the values in it; rows that repeat a value share its name."""
+    """Yield each row of a session with names of the values in it. Rows that repeat a value share its name."""
     # A copy in a fork has the commitment of its original, and its call ids.
     again: dict[UUID, UUID] = {}  # run -> the first run of its task
     tasks = {row.seq: run_id for run_id, row in tasks_of(rows).items()}

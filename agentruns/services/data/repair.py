@@ -27,10 +27,11 @@ class Repaired(NamedTuple):
 
 
 def repair_session(alias: str, session_id: UUID) -> Repaired:
-    """Correct the columns of a session, its runs and approvals that differ from its journal, all or none.
+    """Rewrite the columns of a session, its runs and its approvals that differ from its journal: all or none.
 
-    Never touches the journal, a lease or an epoch. If the journal itself is wrong, changes nothing, because
-    columns cannot be folded from it. Raises Session.DoesNotExist.
+    Never changes the journal, a lease or an epoch. Changes nothing if the journal itself is wrong, because
+    columns cannot be folded from it, or if another row has a unique value that is to be restored. Raises
+    Session.DoesNotExist, and JournalConflictError if a run changed meanwhile.
     """
 
     def action() -> Repaired:

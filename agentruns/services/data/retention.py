@@ -55,7 +55,10 @@ Stop = Callable[[], bool]
 
 @dataclass(slots=True)
 class Pruned:
-    """Counts of deleted objects, the reasons for refused sessions, and keys of sessions with copied rows."""
+    """The counts of deleted objects.
+
+    `refused` has the reasons why sessions were not deleted, `copies` the keys of sessions with copied rows.
+    """
 
     sessions: int = 0
     runs: int = 0
@@ -72,9 +75,10 @@ class Pruned:
 def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lambda: False) -> Pruned:
     """Delete the sessions whose runs all ended, the last more than `days` days ago, oldest first.
 
-    Uses the database's clock, and one transaction for each of at most `limit` sessions. Then deletes the
-    API's idempotency records of that age, and definitions and files that nothing needs any more. The next
-    call continues a pruning that was stopped. Raises NotDurableError inside a transaction.
+    Uses the database's clock. Deletes at most `limit` sessions, each in one transaction. Then deletes the
+    API's idempotency records of that age, and definitions and files that nothing needs any more. Stops early
+    if `should_stop` returns True; the next call continues. Raises ValueError if `days` is below 1,
+    NotDurableError inside a transaction.
     """
     if days < 1:
         raise ValueError(f"Sessions are kept for at least 1 day, not {days}.")
@@ -115,7 +119,7 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
 
 
 def count_ended(days: int) -> Pruned:
-    """Count the sessions and runs that `prune_ended` would delete now."""
+    """Count the sessions and runs that are due for `prune_ended` now."""
     alias = settings.DATABASE
     cutoff = database_now(alias) - timedelta(days=days)
     sessions = _ended(alias, cutoff).values("session_id").distinct()
@@ -126,9 +130,10 @@ def count_ended(days: int) -> Pruned:
 def erase_session(key: str, *, scope: str | None = None, forget_key: bool = False) -> Pruned:
     """Delete the session with a key now, and the files of pruned sessions that had the key earlier.
 
-    `forget_key` replaces the key in their tombstones by its hash. Raises RunStateError if there was no such
-    session, if a run of it has not ended, or if the project's own rows refer to it; AmbiguousSessionError if
-    no `scope` is given and several have, or had, the key; NotDurableError inside a transaction.
+    `forget_key` replaces the key in their tombstones by its hash. Raises RunStateError if no session has or
+    had the key, if a run of the session has not ended, or if the project's own rows refer to it;
+    AmbiguousSessionError if `scope` is None and several scopes have, or had, the key; NotDurableError inside
+    a transaction.
     """
     alias, files, definitions = settings.DATABASE, set[str](), set[str]()
     _require_no_transaction(alias)
@@ -195,10 +200,12 @@ def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
 def _prune(
     alias: str, session_id: UUID, cutoff: datetime | None, files: set[str], definitions: set[str]
 ) -> Pruned:
-    """Delete a session in the open transaction, unless it is gone or a run of it changed since `cutoff`.
+    """Delete a session in the open transaction and leave a tombstone; return the counts.
 
-    An unfinished run counts as changed; without a `cutoff` it raises RunStateError. Adds the files and
-    definitions that the session's rows name to `files` and `definitions`.
+    Deletes nothing if the session is gone, or if a run is unfinished or has changed since `cutoff`. Without a
+    `cutoff`, raises RunStateError for an unfinished run, deletes idempotency records and lists `copies`.
+    Raises RunStateError if rows of the project refer to the session. Adds the files and definitions that the
+    session's rows name to `files` and `definitions`.
     """
     sessions = Session.objects.using(alias).filter(pk=session_id)
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
@@ -258,7 +265,10 @@ def _prune(
 
 
 def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UUID]) -> None:
-    """Erase titles and reasons from the admin's history. Who acted on which object and when stays."""
+    """Replace titles and reasons of these runs and approvals in the admin's history by ERASED.
+
+    The user, the object and the time stay. A history in another database changes after the commit.
+    """
     if not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import LogEntry
@@ -287,10 +297,11 @@ def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
 
 
 def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
-    """Delete the definitions that no run uses, no row names and no agent of this process has.
+    """Delete each definition of `hashes` that no run uses, no row names and no agent of this process has.
 
-    Rows also name earlier definitions of a run and of a fork's origin, which tell what is sensitive. If
-    another process starts a run with such a definition now, the database refuses, and the start is retried.
+    Rows also name earlier definitions of a run and of a fork's origin, which tell which values are sensitive.
+    If another process starts a run with such a definition now, the database refuses that start, and the
+    process tries it again. Adds the number of deleted definitions to `pruned`.
     """
     hashes -= {agent.definition_hash for agent in registered()}
     runs = Run.objects.using(alias).filter(definition_id=OuterRef("pk"))
@@ -303,9 +314,9 @@ def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
 
 
 def delete_files(names: Collection[str]) -> int:
-    """Delete the files that no journal of this project names any more; return how many existed.
+    """Delete each file of `names` that no journal of this project names any more; return how many existed.
 
-    If a database or the storage fails, `delete_old_files` deletes the rest later.
+    Logs an error of a database or the storage. `delete_old_files` then deletes the remaining files later.
     """
     if not names or not payloads.is_configured():
         return 0
@@ -334,7 +345,8 @@ def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
     """Delete the files older than a day that no journal of this project names; return how many.
 
     A crash between writing a file and its row leaves such a file. The files of a session with an unfinished
-    run are kept, because its worker may still store the row.
+    run are kept, because its worker may still store the row. Ends early if `should_stop` returns True or a
+    database fails.
     """
     if not payloads.is_configured():
         return 0
@@ -365,7 +377,7 @@ def delete_old_files(should_stop: Callable[[], bool] = lambda: False) -> int:
 
 
 def _listed(storage: Storage, folder: str, what: int) -> list[str]:
-    """List the folders (`what` 0) or the files (1) in a folder."""
+    """List the folders (`what` 0) or the files (1) in a folder; [] if the folder is missing."""
     try:
         return list(storage.listdir(folder)[what])
     except FileNotFoundError:
@@ -377,7 +389,10 @@ def _folder(name: str) -> str:
 
 
 def _unnamed(names: Collection[str]) -> set[str]:
-    """Find the `names` that no row in any database has: imported runs share files with their source."""
+    """Find the `names` that no row in any database has, because imported runs share files with their source.
+
+    Leaves out names that are not in a session's folder.
+    """
     left = {name for name in names if payloads.FOLDER.fullmatch(_folder(name))}
     for alias in _journals():
         rows = Message.objects.using(alias)
@@ -397,7 +412,7 @@ def _named_in(rows: QuerySet[Message]) -> Iterator[str]:
 
 
 def _journals() -> Iterator[str]:
-    """Yield the aliases of databases with a journal, without replicas, which may be behind."""
+    """Yield the aliases of databases with a journal, except PostgreSQL's replicas, which may be behind."""
     for alias in connections:
         connection = connections[alias]
         if Message._meta.db_table not in connection.introspection.table_names():
