@@ -16,7 +16,7 @@ from agentruns.utils.bounds import NAME_LENGTH
 
 class ApprovalQuerySet(models.QuerySet["Approval"]):
     def pending(self) -> Self:
-        """Select the approvals that wait for a person."""
+        """Select the approvals that wait for a person; an overdue one waits until a sweep expires it."""
         return self.filter(status=PENDING)
 
     def expired(self) -> Self:

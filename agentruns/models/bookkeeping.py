@@ -35,7 +35,7 @@ class ControlQuerySet(models.QuerySet["Control"]):
         return self.exclude(name__in=named).exclude(name__startswith="off:")
 
     def identity(self) -> str:
-        """Find the database's random name, or create it; a process keeps the name once it is committed."""
+        """Find the database's random name, or create it; remember it if no transaction can roll it back."""
         connection = connections[self.db]
         place = self.db, getattr(connection, "schema_name", "")  # of django-tenants
         if place not in _identities:
@@ -52,12 +52,12 @@ class ControlQuerySet(models.QuerySet["Control"]):
 
 
 class Control(models.Model):
-    """A time by the database's clock: of a sweeper's last sweep, the last request to drain, or a switch.
+    """A named row with a time by the database's clock: a sweeper, the last request to drain, or a switch.
 
-    One row notes the server: its timeline is the `reason`, its kind of replication the `actor`. Another row
-    has the database's random name as its `reason`, which a copy of the database keeps.
-
-    A switch exists while an agent or a tool is off, with the reason and the name of the person.
+    The row of a sweeper has the time of its last sweep. A switch exists while an agent or a tool is off, with
+    the reason and the name of the person. The row SERVER notes the server's timeline as `reason` and its kind
+    of replication as `actor`. The row DATABASE has the database's random name as `reason`, which a copy of
+    the database keeps.
     """
 
     DRAINING = "draining"
@@ -82,7 +82,7 @@ class Control(models.Model):
 
 
 class StartCount(models.Model):
-    """The number of runs that a user or visitor with a quota started in the hour from `since`."""
+    """The starts of a user or visitor with a quota in the hour from `since`; a message counts as one."""
 
     # As text and no foreign key: users may live in another database.
     user_id = models.CharField(primary_key=True, max_length=NAME_LENGTH)

@@ -55,7 +55,7 @@ class EscapedTextField(AnyTextField):
 
 
 def now() -> datetime:
-    """Read the time from the journal's clock, unlike Django's `auto_now`, which uses this machine's."""
+    """Read the time from the journal's clock; Django's `auto_now` would use this machine's clock."""
     return clock.now(settings.DATABASE)
 
 

@@ -26,7 +26,7 @@ CLEARING = ("occurred", "not_occurred")  # verdicts that lift a doubt; newer cod
 
 
 class Actor(TypedDict):
-    """A user, or a named part of the program with id ""; None in a payload stands for the program itself."""
+    """A user, a visitor, or a part of the program with id ""; None in a payload is the program itself."""
 
     id: str
     name: str
@@ -476,7 +476,7 @@ _UNKNOWN = Form(Payload)
 
 
 def form_of(kind: str) -> Form:
-    """Find the form of a kind's payload; members of a kind of newer code are content."""
+    """Find the form of a kind's payload; in a kind of newer code, all but `v` and `copied` is content."""
     return KINDS[kind].form if kind in KINDS else _UNKNOWN
 
 
@@ -486,7 +486,7 @@ def split(kind: str, payload: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def merged(kind: str, facts: dict[str, Any], content: dict[str, Any] | None) -> dict[str, Any]:
-    """Join facts and content to a payload; neutral values replace content that was erased."""
+    """Join facts and content to a payload; neutral values replace erased content (None)."""
     if content is None:
         content = form_of(kind).neutral(facts)
         if kind == ASSISTANT:  # a provider requires the call of every result

@@ -20,7 +20,7 @@ class MessageQuerySet(models.QuerySet["Message"]):
 
 
 class Message(models.Model):
-    """One row of the journal, immutable: database triggers refuse changes and deletions."""
+    """One row of the journal. Triggers refuse changes except erasure, and deletions except pruning."""
 
     session = models.ForeignKey(Session, on_delete=models.PROTECT, related_name="messages", db_index=False)
     seq = models.BigIntegerField(_("seq"))

@@ -1,7 +1,7 @@
 """The two parts of a row: facts, which the fold needs and nobody erases, and content, which can be erased.
 
-Each part has a hash with a random salt of its own, its commitment. Without the salt nobody can guess the
-text, so whoever hides a part hides its salt. The chain is made of the commitments and still verifies.
+Each part has a commitment: a hash with a random salt of its own. Without the salt nobody can guess the text,
+so whoever hides a part hides its salt. The chain is made of the commitments and still verifies.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Blocks = Annotated[list[dict[str, Any]], [{"type": "text", "text": ERASED}]]  # 
 class Form:
     """The facts of a payload and the neutral values of its erased content, as its TypedDict is annotated.
 
-    `content` and `optional` map members to their neutral values: those that every payload of the type has,
-    and the others. `gone` are members that an erased row lacks. `inside` maps members that are objects, or
+    `content` maps the members that every payload of the type has to their neutral values, `optional` the
+    other members. `gone` are members that an erased row lacks. `inside` maps members that are objects, or
     lists of objects, to the forms by which they are split.
     """
 
@@ -74,7 +74,7 @@ class Form:
         return facts, content
 
     def neutral(self, facts: Payload) -> Payload:
-        """Build the neutral content that replaces an erased content, with the members that `facts` names."""
+        """Build the neutral content for an erased row, with those optional members that `facts` names."""
         content: Payload = deepcopy(self.content)
         has = self.optional.keys() & {*facts.get(HAS, ())}
         content |= {name: deepcopy(self.optional[name]) for name in sorted(has)}
@@ -113,5 +113,5 @@ def commitment(salt: str, text: str) -> str:
 
 
 def keyed(key: str, text: str) -> str:
-    """Compute the HMAC-SHA256 of a text, in hex; `key` in hex."""
+    """Compute the HMAC-SHA256 of a text, in hex. The key is in hex, too."""
     return hmac.digest(bytes.fromhex(key), text.encode(), "sha256").hex()

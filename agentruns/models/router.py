@@ -26,7 +26,7 @@ class JournalRouter:
         return router.db_for_read(model) if _is_ours(hints.get("instance")) else None
 
     def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
-        """Choose the journal's database for our models."""
+        """Choose the journal's database for our models. Users whom our rows refer to stay in their own."""
         if _is_ours(model):
             return settings.DATABASE
         return router.db_for_write(model) if _is_ours(hints.get("instance")) else None

@@ -183,7 +183,7 @@ class Run(models.Model):
 
     @property
     def is_ended(self) -> bool:
-        """Check whether the run has reached a terminal status."""
+        """Check whether the run has completed, failed or been cancelled."""
         return self.status in self.ENDED
 
 

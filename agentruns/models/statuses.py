@@ -13,7 +13,7 @@ class Word(StrEnum):
 
 
 class RunStatus(Word):
-    """The status of a run; `ACTIVE` is that of a folded run, which is stored as queued or running."""
+    """The status of a run. A folded run is ACTIVE if its stored status is queued or running."""
 
     ACTIVE = "active"
     QUEUED = "queued"

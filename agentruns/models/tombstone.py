@@ -13,7 +13,7 @@ NAMED = "session"  # member of the immutable `idempotency_keys` with the hash of
 
 
 class Tombstone(models.Model):
-    """The remains of a pruned session; the triggers allow its rows to be deleted because it exists."""
+    """The remains of a pruned session. While it exists, the triggers allow that its rows are deleted."""
 
     session_id = models.UUIDField(primary_key=True)
     scope = models.CharField(_("scope"), max_length=NAME_LENGTH, default="")
@@ -33,7 +33,7 @@ class Tombstone(models.Model):
 
 
 class PrunedKey(models.Model):
-    """An idempotency key of a pruned run; using it again is refused, in any session of that scope."""
+    """An idempotency key of a pruned run. The run's owner cannot use the key again in the run's scope."""
 
     tombstone = models.ForeignKey(
         Tombstone, on_delete=models.PROTECT, related_name="pruned_keys", db_index=False
@@ -54,5 +54,5 @@ class PrunedKey(models.Model):
 
 
 def forgotten(key: str) -> str:
-    """Hash a session's key or an idempotency key to be forgotten, so that it can still be recognised."""
+    """Hash a session's or idempotency key, so that only a known key is recognised; keep a hash as it is."""
     return key if key.startswith(FORGOTTEN) else FORGOTTEN + canonical.sha256(key)

@@ -129,7 +129,7 @@ def install(connection: BaseDatabaseWrapper) -> None:
 
 
 def remove(connection: BaseDatabaseWrapper) -> None:
-    """Drop the triggers, for a reversed migration and for `lifted`."""
+    """Drop the triggers and their functions, for a reversed migration and for `lifted`."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
         drop(connection, cursor)
         for name in BODIES if connection.vendor == "postgresql" else ():

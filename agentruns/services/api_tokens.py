@@ -70,11 +70,7 @@ def create_token(
 
 
 def _make(lifetime: timedelta, owner: Any = None, **columns: Any) -> tuple[ApiToken, str]:
-    """Store a new token that ends after `lifetime`; return the token and its text.
-
-    The text is `ar_`, a prefix, a secret and their checksum. An `owner` binds the token to the owner's
-    password.
-    """
+    """Store a new token; return it and its text, which is `ar_`, a prefix, a secret and their checksum."""
     prefix = f"ar_{get_random_string(_PREFIX).lower()}"
     begun = f"{prefix}_{get_random_string(_SECRET)}"
     text = begun + _checksum(begun)

@@ -60,10 +60,7 @@ MOST = 1000  # partly approved approvals that `decidable_by` reads
 
 
 def may(actor: Any, action: str, obj: Any = None) -> bool:
-    """Check whether an actor may do `action`, one of ACTIONS, to `obj` (None: to any object).
-
-    The program may do everything, a session's visitor nothing.
-    """
+    """Check whether an actor may do `action`, one of ACTIONS, to `obj`; None is any object."""
     return is_program(actor) or (is_somebody(actor) and bool(ask("can", False, actor, action, obj)))
 
 
@@ -98,10 +95,7 @@ def require_visible(actor: Any, run: Run) -> None:
 
 @contextmanager
 def discreet(actor: Any) -> Iterator[None]:
-    """Replace a RunStateError or SessionBusyError about a run that the actor may not see.
-
-    The new error has the same type and does not name the run.
-    """
+    """Replace RunStateError and SessionBusyError by errors that do not name a run the actor may not see."""
     try:
         yield
     except (RunStateError, SessionBusyError) as error:
@@ -112,10 +106,7 @@ def discreet(actor: Any) -> Iterator[None]:
 
 
 def require_whole(actor: Any, run: Run, until: int | None = None) -> None:
-    """Raise PermissionDeniedError unless a user may see all runs of the session, up to row `until` if given.
-
-    Checks only if the project's own `visible` decides which runs the user sees.
-    """
+    """Raise PermissionDeniedError unless a user may see all runs of the session, up to row `until`."""
     # Forks, exports and looks at the past read the whole conversation.
     if not hides(actor):  # by default all runs of a session are visible to its owner
         return
@@ -160,10 +151,7 @@ def active_user(user_id: Any) -> Any:
 
 
 def context_of(user: Any, agent: Agent, requested: dict[str, Any]) -> dict[str, Any]:
-    """Build the context of a run that a user starts, by the policy.
-
-    Raises PermissionDeniedError if the policy refuses the requested context or fails.
-    """
+    """Build the context of a run that a user starts, by the policy; raises PermissionDeniedError."""
     context: dict[str, Any] | None = ask("context", None, user, agent, requested)
     if context is None:
         raise PermissionDeniedError(str(FAILED))
@@ -205,7 +193,7 @@ def require_decide(
 
 
 def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
-    """Yield those pending `approvals` that a user can decide now: unexpired, and not approved by the user."""
+    """Yield the unexpired `approvals` that a user may decide and has not approved; all must be pending."""
     approvals = list(approvals)
     now, given, groups = clock.now(settings.DATABASE), already_given(actor, approvals), groups_of(actor)
     for approval in approvals:
@@ -298,10 +286,7 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
 
 
 def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> None:
-    """Log that a user sees the sensitive values of an approval or a run through the channel `door`.
-
-    Raises PermissionDeniedError if the user may not see the values. `what` is added to the log record.
-    """
+    """Log that a user sees sensitive values through the channel `door`; PermissionDeniedError if refused."""
     name, pk = shown._meta.model_name, shown.pk
     if not may_reveal(user, shown):
         text = _(
@@ -329,7 +314,7 @@ def needs_password(request: Any, approval: Approval, *, has_session: bool = True
 
 
 def confirm_password(request: Any, password: str) -> bool:
-    """Check the password of the request's user; return False if it is wrong, else store the time."""
+    """Check the password of the request's user; store the time in the session, or return False if wrong."""
     name = {get_user_model().USERNAME_FIELD: request.user.get_username()}
     user = authenticate(request, password=password, **name)
     if user is None or user.pk != request.user.pk:

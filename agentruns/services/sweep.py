@@ -194,8 +194,8 @@ def _put_off(what: str) -> Iterator[None]:
 def _compare_server(alias: str) -> None:
     """Hold every unfinished run if rows may be lost on the server; else note the server if it has changed.
 
-    Rows may be lost if PostgreSQL's timeline changed or its log became shorter. Until a new server is noted,
-    no process can claim a run (see journal.timeline).
+    Rows may be lost if PostgreSQL's timeline changed without synchronous replication, or if its log became
+    shorter. Until a new server is noted, no process can claim a run (see journal.timeline).
     """
     before = timeline.positions.get(alias, 0)  # read first, as another thread may raise it after the query
     if (server := timeline.server(alias)) is None:
@@ -217,8 +217,8 @@ def _compare_server(alias: str) -> None:
 def hold_all(reason: str = HELD) -> int:
     """Hold every unfinished run for staff, then note the server's timeline; return how many were held.
 
-    If a run cannot be held, tries the others and then raises the error. The server is noted unless the error
-    may pass, such as a lock.
+    Raises the error of a run after trying all. Does not note the server if the error may pass, such as a
+    lock.
     """
     alias = settings.DATABASE
     server, held, failed = timeline.server(alias), 0, list[Exception]()
@@ -276,10 +276,7 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
 
 
 def sweeper(alias: str) -> Literal["ok", "never", "late"]:
-    """Check by the database's clock whether sweeps happen; an old sweep is "late" after LATE seconds.
-
-    Any old sweep is "ok" while a run is driven.
-    """
+    """Check whether sweeps happen, by the database's clock. An old sweep is "ok" while any run is driven."""
     recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
     seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
     if seen["lately"] or (seen["ever"] and leases.driven_runs(alias)):

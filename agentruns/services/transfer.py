@@ -124,10 +124,7 @@ def find_file(run: Run, sha256: str) -> Content:
 
 
 def read_content(content: Content, actor: Any, door: str = "service") -> Iterator[bytes]:
-    """Verify a stored content and return its bytes in chunks; log the access to a guarded content.
-
-    Raises PermissionDeniedError if the content is guarded and the actor may not see it, PayloadError.
-    """
+    """Verify a stored content and return its bytes in chunks. Raises PermissionDeniedError, PayloadError."""
     if content.guarded:
         permissions.reveal(actor, content.run, door=door, what=f"row={content.stored.seq}")
     payloads.check(content.stored)
@@ -135,10 +132,7 @@ def read_content(content: Content, actor: Any, door: str = "service") -> Iterato
 
 
 def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
-    """Build a response that streams a run's redacted export as an attachment.
-
-    Raises PermissionDeniedError, and DurableRunNotFoundError for a run that the policy hides from the user.
-    """
+    """Build a response that downloads a run's redacted export. Raises PermissionDeniedError."""
     permissions.require(request.user, "export", run)
     permissions.require_whole(request.user, run)
     headers = {
@@ -456,10 +450,7 @@ def _message(session_id: UUID, row: Row, parts: Parts) -> Message:
 
 
 def _close(run: Run, batch: Batch) -> None:
-    """Cancel an imported, unfinished run.
-
-    Its open calls become unknown, because they may continue in the database they came from.
-    """
+    """Cancel an imported, unfinished run; its open calls become unknown, as the origin may continue them."""
     batch.quiet = True
     for call in batch.state.run.open_calls():
         in_doubt.unknown(batch, call, ACTOR)

@@ -206,10 +206,7 @@ def extend(
 
 
 def expire_due() -> int:
-    """Expire up to DUE_AT_ONCE pending approvals that are due by the database's clock; return how many.
-
-    Logs an approval that cannot be expired, such as one of a locked run, and goes on with the others.
-    """
+    """Expire up to DUE_AT_ONCE pending approvals that are due by the database's clock; return how many."""
     alias = settings.DATABASE
     ended: set[UUID] = set()
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)

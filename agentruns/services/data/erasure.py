@@ -78,10 +78,7 @@ class Erased:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def record(self) -> dict[str, Any]:
-        """Build a JSON object of the report, with the places that erasure does not reach.
-
-        The caller redacts the object.
-        """
+        """Build a JSON object of the report, with a list of unreachable places; the caller redacts it."""
         return {
             "rows": [{"run": str(run), "seq": seq, "kind": kind} for run, seq, kind in self.rows],
             **{name: getattr(self, name) for name in self.COUNTS},
@@ -203,10 +200,7 @@ def _erase(
 
 
 class _Erasure:
-    """One erasure: the chosen rows of a session, and the rows in its `family` that repeat their values.
-
-    Except in a dry run, the open transaction has locked all sessions of the `family`.
-    """
+    """One erasure. Except in a dry run, the open transaction has locked all sessions of the `family`."""
 
     def __init__(
         self, alias: str, family: set[UUID], session_id: UUID, chosen: Chosen, run: Run | None, actor: Any

@@ -55,10 +55,7 @@ Stop = Callable[[], bool]
 
 @dataclass(slots=True)
 class Pruned:
-    """The counts of deleted objects.
-
-    `refused` has the reasons why sessions were not deleted, `copies` the keys of sessions with copied rows.
-    """
+    """Counts of deleted objects, the reasons for refused sessions, and keys of sessions with copied rows."""
 
     sessions: int = 0
     runs: int = 0
@@ -265,10 +262,7 @@ def _prune(
 
 
 def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UUID]) -> None:
-    """Replace titles and reasons of these runs and approvals in the admin's history by ERASED.
-
-    The user, the object and the time stay. A history in another database changes after the commit.
-    """
+    """Replace titles and reasons in the admin's history by ERASED; the user, the object and the time stay."""
     if not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import LogEntry
@@ -389,10 +383,7 @@ def _folder(name: str) -> str:
 
 
 def _unnamed(names: Collection[str]) -> set[str]:
-    """Find the `names` that no row in any database has, because imported runs share files with their source.
-
-    Leaves out names that are not in a session's folder.
-    """
+    """Find the `names` that no row in any database has; imported runs share files with their source."""
     left = {name for name in names if payloads.FOLDER.fullmatch(_folder(name))}
     for alias in _journals():
         rows = Message.objects.using(alias)

@@ -55,7 +55,8 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
 def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Pause a run: at once if no worker drives it, else at the worker's next step.
 
-    Stops a reply in progress; `resume_run` requests it again. Raises as `cancel_run`, also for a paused run.
+    Stops a reply in progress; `resume_run` requests it again. Raises PermissionDeniedError, and RunStateError
+    if the run has ended, is paused already or is being cancelled.
     """
     run = find_run(run_id)
     permissions.require(actor, "pause", run)
@@ -96,12 +97,13 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
 
 
 def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
-    """Let a run continue under its agent's present definition; the journal keeps both hashes.
+    """Let a run continue under its agent's present definition. The journal records both hashes.
 
     Takes the run's version of the agent, or the highest version if that is gone. The run keeps the
-    instructions and tools that functions of the agent made for it; new functions are called. A started call
-    is still judged by its tool's declaration at that time. Raises RunStateError if the run has ended, is
-    live, or has that definition already; UnknownAgentError; PermissionDeniedError.
+    instructions and tools that functions of the agent made for it; functions that its old definition lacked
+    are called. A started call is still judged by its tool's declaration at that time. Raises RunStateError if
+    the run has ended, is live, or has that definition already; UnknownAgentError; RenderingError;
+    PermissionDeniedError.
     """
     run = find_run(run_id)
     permissions.require(actor, "adopt", run)
@@ -158,8 +160,10 @@ def resolve_orphan(
     """Record the verdict on a call in doubt.
 
     "occurred" stores `result` as the call's result, "not_occurred" lets the call run again with the same key,
-    "unknown" gives the model this outcome. If the model was told already, the verdict only ends the doubt.
-    Raises RunStateError if the call is not in doubt or a late result contradicts; PermissionDeniedError.
+    "unknown" gives the model this outcome. If the model has this outcome already, "occurred" and
+    "not_occurred" only end the doubt, and "unknown" leaves it. Raises RunStateError if the call is not in
+    doubt, if the run is live, or if a late result contradicts "not_occurred"; ValueError for another verdict;
+    PermissionDeniedError.
     """
     if verdict not in ORPHAN_VERDICTS:
         raise ValueError(f"A verdict is one of {', '.join(ORPHAN_VERDICTS)}, not {verdict!r}.")

@@ -68,9 +68,10 @@ def fork_run(
     Copies the rows up to `at`. A call that is open at `at` gets its result if there is one by now; otherwise
     it ends as unknown if it may have happened, or as cancelled. The fork belongs to `owner`, or to the actor
     if `owner` is None, or to the origin's owner if the actor is the program. The fork has the origin's scope
-    and context unless others are given. Raises RunStateError if there is no such row, if nothing is left to
-    do and no `text` is given, or if the key belongs to another run; SessionBusyError if `session` exists;
-    DurableRunNotFoundError, UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
+    and context unless others are given. A repeated call with the same key returns the same fork. Raises
+    RunStateError if there is no such row, if no `text` is given and the task was erased or nothing is left to
+    do, or if the key belongs to another run; SessionBusyError if `session` exists; DurableRunNotFoundError,
+    UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
     """
     whose: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
     whose["idempotency_key"] = idempotency_key
@@ -139,8 +140,8 @@ def run_again(
     """Queue a new run of an ended run's task, in its session and for its owner, and return it.
 
     The model sees the earlier run. The new run has that run's context unless another is given. Raises
-    RunStateError if the run has not ended, SessionBusyError, DurableRunNotFoundError, UnknownAgentError,
-    PermissionDeniedError.
+    RunStateError if the run has not ended or its task was erased, SessionBusyError, DurableRunNotFoundError,
+    UnknownAgentError, PermissionDeniedError.
     """
     run = find_run(run_id)
     permissions.require(actor, "fork", run)
@@ -155,7 +156,7 @@ def run_again(
 
 
 class Effect(NamedTuple):
-    """A call that happened or may have happened. `is_final`: a second call would have a second effect."""
+    """A call that happened or may have happened; `is_final` is True unless its tool is transactional."""
 
     call_id: str
     tool: str
@@ -165,7 +166,7 @@ class Effect(NamedTuple):
 
 
 def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
-    """List the effects of a run after row `after`, which a fork from that row may repeat."""
+    """List a run's effects after row `after` that a fork there may repeat, except of tools safe to retry."""
     rows = Message.objects.using(alias).filter(run_id=run.pk, seq__gt=after)
     rows = rows.filter(kind__in=(events.ASSISTANT, events.TOOL_STARTED, events.TOOL_RESULT))
     asked: dict[str, dict[str, Any]] = {}
@@ -186,7 +187,7 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
 
 
 class Fate(NamedTuple):
-    """The end in a fork of a call that is open at the cut: a copied `result`, or only an `outcome`."""
+    """The end that a fork gives to a call open at the cut: a copied `result`, or only an `outcome`."""
 
     call: Call
     outcome: str
@@ -195,7 +196,7 @@ class Fate(NamedTuple):
 
 
 def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
-    """Decide the end in a fork of each call open at row `at`: its result by now, unknown, or cancelled."""
+    """Decide how each call open at row `at` ends in a fork: with its result so far, unknown or cancelled."""
     calls, home = state.open_calls(), run
     if not calls:
         return []
@@ -244,7 +245,8 @@ def make_fork(
 
     `rows` were read before the transaction. If `has_text` is False, the task is the last task in `rows`; if
     `has_context` is False, the context is the origin's. Raises RunStateError if the task was erased or
-    nothing is left to do; SessionBusyError.
+    nothing is left to do; SessionBusyError if the session exists or rows were erased just now;
+    QuotaExceededError.
     """
     at = rows[-1].seq
     if (run := made_before(alias, request, origin, at)) is not None:
@@ -350,7 +352,7 @@ def write_end(
 
 
 def copy(batch: Batch, row: Row) -> None:
-    """Add a copy of a row, with its origin and the time of its event."""
+    """Add a copy of a row to the batch, with the run, number, hash and time of the original."""
     before = row.payload.get(events.COPIED) or {}
     source: events.Copied = {
         "run": str(row.run_id),

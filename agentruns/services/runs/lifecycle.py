@@ -43,8 +43,8 @@ from agentruns.utils.ids import secret
 class RunResult:
     """The result of a run, or its present state.
 
-    `messages` is in the provider's form; `pending` are the Approvals that wait for people, `orphans` the ids
-    of calls in doubt; `error` says why the run failed, or why it does not continue.
+    `messages` is in the provider's form. `pending` has the Approvals that wait for people, `orphans` the ids
+    of calls in doubt. `error` is the reason why the run failed, or why it does not continue.
     """
 
     status: str
@@ -75,8 +75,9 @@ def start_run(
 
     A new session and its runs belong to `owner`, or to `actor` if `owner` is None. They are in `scope`, or in
     the policy's scope if `scope` is None. A repeated call for the same task returns the same run (docs:
-    idempotency keys). Raises SessionBusyError, SessionAccessDeniedError, QuotaExceededError, NotDurableError,
-    and RunStateError if the key belongs to another task or session.
+    idempotency keys). `store` is only checked: NotDurableError or MemoryStoreNotDurableError unless it is a
+    durable store of AGENTRUNS_DATABASE. Raises SessionBusyError, SessionAccessDeniedError,
+    QuotaExceededError, and RunStateError if the key belongs to another task or session.
     """
     _require_durable(store)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
@@ -98,9 +99,10 @@ def run_agent(
 ) -> RunResult:
     """Run an agent in this process until the run ends or waits, and return its result.
 
-    Without a session nothing is stored and no database is used. With a session, a call repeated after a crash
-    continues the same run. The rest as `start_run`. Raises NotDurableError inside a transaction, or without a
-    session if a tool always needs approval; MemoryStoreNotDurableError, DurableConfigMismatchError.
+    Without a session nothing is stored, and `idempotency_key` and `store` are ignored. With a session, a call
+    repeated after a crash continues the same run. Everything else is as in `start_run`. Raises
+    NotDurableError inside a transaction if there is a session, or without a session if a tool always needs
+    approval; MemoryStoreNotDurableError, DurableConfigMismatchError.
     """
     agent = get_agent(agent)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
@@ -143,8 +145,9 @@ def run_agent(
 def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> RunResult:
     """Resume a run: unpause it, and tell the model that the outcome of its calls in doubt is unknown.
 
-    Ends a back-off too. `drive=False` only records this and queues the run. A run that waits for approval
-    does not change. Raises SessionBusyError if another process drives the run, RunStateError if it has ended,
+    Then drives the run in this process until it ends or waits, or with `drive=False` only queues it. Ends a
+    back-off too. A run that waits for approval does not change. Raises SessionBusyError if another process
+    drives the run, RunStateError if it has ended, NotDurableError if it would be driven inside a transaction,
     DurableConfigMismatchError, PermissionDeniedError.
     """
     run = find_run(run_id)
@@ -165,7 +168,7 @@ def get_run(run_id: UUID | str) -> Run:
 
 
 def list_runs(status: str | None = None, agent: str | None = None, owner: Any = None) -> RunQuerySet:
-    """Select runs, the last updated first."""
+    """Select runs, the last updated first; None as status, agent or owner selects all."""
     runs = Run.objects.using(settings.DATABASE).order_by("-updated_at", "-id")
     if status is not None:
         runs = runs.filter(status=status)

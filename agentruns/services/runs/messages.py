@@ -50,8 +50,8 @@ def send_message(
     An open run reads the message before it ends, whatever it waits for now. Without an open run the message
     is the task of a new run, as by `start_run`, with the agent and context of the session's last run unless
     others are given. Equal texts are two messages, unless they have the same key. Raises SessionBusyError if
-    another agent's run is open; RunStateError if the run is being cancelled or has 32 unread messages, for a
-    pruned session, and for the key of another message; PermissionDeniedError; else as `start_run`.
+    another agent's run is open; RunStateError if the run is being cancelled or has 32 unread messages, if the
+    session was pruned, or if the key belongs to another message; PermissionDeniedError; else as `start_run`.
     """
     whose = actor if owner is None else owner
     key, scope = place(session, scope, whose)
@@ -76,9 +76,10 @@ def send(
     key: str | None = None,
     refusal: str = "",
 ) -> tuple[Run, bool]:
-    """Send a message; return the run that reads it, and if this call sent it. Raises as `send_message`.
+    """Send a message; return the run that reads it, and whether this call sent it. Raises as `send_message`.
 
-    `refusal` is the reason if no new run may start. The caller has checked that the session is the owner's.
+    `refusal` is the reason why no new run may start, or "". The caller has checked that `owner` owns the
+    session.
     """
     last = last_run(session, key, actor)
     if agent is None and last is None:
@@ -134,9 +135,10 @@ class _Sending:
     def join(self, session: Session, request: RunRequest) -> Run | None:
         """Append the message to the locked session's open run; return the run, or None if a run must start.
 
-        Finds the run of a message that is stored already. Raises RunStateError for another message's key or a
+        If the message is stored already, finds its run. Raises RunStateError for another message's key or a
         pruned session, for a run that is being cancelled or has 32 unread messages; PermissionDeniedError if
-        no run may start; SessionBusyError, QuotaExceededError.
+        no run may start; SessionBusyError if the open run has another agent, or the sender may not see it;
+        QuotaExceededError, SessionAccessDeniedError.
         """
         runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
         if runs.exists():  # the commit went through, only its acknowledgement was lost
@@ -202,7 +204,7 @@ class _Sending:
 
 
 def _refuse_pruned(session: Session) -> None:
-    """Raise RunStateError for a session that was pruned."""
+    """Raise RunStateError if a session with this key and scope was pruned."""
     keys = [session.key, forgotten(session.key)]
     pruned = Tombstone.objects.using(settings.DATABASE).filter(scope=session.scope, key__in=keys)
     if pruned.exists():

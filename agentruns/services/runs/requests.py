@@ -1,4 +1,4 @@
-"""A caller's request for a task: its instructions and tools, and the rows, run and session made of it.
+"""A caller's request for a task, and the instructions, tools, rows, run and session that it leads to.
 
 Functions of an agent may make a run's instructions and choice of tools (`rendered`) before the run starts.
 """
@@ -82,7 +82,7 @@ class RunRequest:
         return same and canonical.dumps(run.context) == canonical.dumps(self.context)
 
     def require_home(self, state: SessionState) -> None:
-        """Raise SessionAccessDeniedError unless the session's first row has this key, scope and owner.
+        """Raise SessionAccessDeniedError if the session's first row has another key, scope or owner.
 
         The session was found by its columns, but the journal decides whose conversation it is.
         """
@@ -137,7 +137,7 @@ def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] 
 
 
 def checked_time(moment: datetime | None) -> datetime | None:
-    """Convert the time at which a run may start to UTC. Raises TypeError, ValueError for a naive time."""
+    """Convert a start time to UTC; None stays None. Raises TypeError, ValueError for a naive time."""
     if moment is None:
         return None
     if not isinstance(moment, datetime):
@@ -204,14 +204,14 @@ def taken(request: RunRequest) -> SessionBusyError:
 
 
 def derived(request: RunRequest, what: str) -> str:
-    """Derive 32 bytes, in hex, from a caller's idempotency key and the project's SECRET_KEY."""
+    """Derive 32 bytes, in hex, for a purpose `what` from a caller's idempotency key and the SECRET_KEY."""
     session = request.session if what == "secret" else ""
     text = canonical.dumps([request.scope, str(request.owner.id), session, request.key])
     return salted_hmac(f"agentruns.{what}", text, algorithm="sha256").hexdigest()
 
 
 def new_session(request: RunRequest) -> Session:
-    """Build the new session of a request."""
+    """Build the session of a request, unsaved."""
     # If a restore loses the task and the caller repeats it, its calls have the same digests and keys.
     made = {"secret": derived(request, "secret")} if request.key else {}
     return Session(
@@ -230,10 +230,11 @@ def renders(agent: Agent) -> bool:
 
 
 def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | None = None) -> RunRequest:
-    """Add the instructions and tools that the agent's functions make, unless the request or `has` has them.
+    """Add the instructions and tools that the agent's functions make to a copy of the request.
 
-    Raises RenderingError if a function raises or returns something unusable. Nothing is stored; a transaction
-    that a function leaves open is rolled back. `origin` is the run that is being forked.
+    Keeps members that the request or `has` has already. Raises RenderingError if a function raises or returns
+    something unusable. Nothing is stored; a transaction that a function leaves open is rolled back. `origin`
+    is the run that is being forked.
     """
     agent, made = request.agent, dict(request.rendered)
     about = RunContext(
@@ -259,7 +260,7 @@ class _UnusableError(Exception):
 
 
 def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any:
-    """Call an agent's function and check its value. Errors do not quote its exception; the log masks it."""
+    """Call the agent's function `name` and check its value; RenderingError does not quote its exception."""
     what = f"Agent {agent.name!r}: its function {name}"
     is_callers = connections[settings.DATABASE].in_atomic_block
     try:
@@ -301,7 +302,7 @@ def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any
 
 
 def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
-    """Collect a run's instructions and tools whose functions have not changed since its definition `then`."""
+    """Collect the instructions and tools made for a run, if its definition `then` has the same functions."""
     members, now = dict[str, Any](), agent.definition()
     if state.instructions is not None and now["instructions"] == then["instructions"]:
         members["instructions"] = payloads.instructions_of(state)
@@ -313,8 +314,8 @@ def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
 def put_away(request: RunRequest, session_id: UUID, *, has_text: bool = True) -> RunRequest:
     """Store the files and long texts of a request in the session's folder; return the changed request.
 
-    Inside a caller's transaction texts stay in their rows. `has_text` is False if the request's text is no
-    part of its rows, or stored already.
+    Inside a caller's transaction, instructions and a task without files stay in their rows. `has_text` is
+    False if the request's text is no part of its rows, or stored already.
     """
     made, stored, name = request.rendered, request.stored, f"{session_id}/input"
     may_move = not connections[settings.DATABASE].in_atomic_block

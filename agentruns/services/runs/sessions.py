@@ -64,7 +64,8 @@ NOBODY = Owner()
 def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, str]:
     """Find the key and the scope of a session; a session with this key need not exist.
 
-    Without `scope`, the policy selects it for `user` (None: the program). Raises TypeError, ValueError.
+    For a key without `scope`, the policy selects the scope for `user` (None: the program). Raises TypeError
+    or ValueError for a bad key or scope, ValueError if `scope` is not the scope of a given Session.
     """
     if isinstance(session, Session):
         if scope not in (None, session.scope):
@@ -80,7 +81,8 @@ def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, st
 def find_session(key: str, scope: str | None = None, among: QuerySet[Session] | None = None) -> Session:
     """Find the session with a key in `scope`, or in the only scope with that key if `scope` is None.
 
-    `among` are the sessions that the caller may see. Raises SessionAccessDeniedError, AmbiguousSessionError.
+    `among` are the sessions that the caller may see (None: all). Raises SessionAccessDeniedError if there is
+    no such session, AmbiguousSessionError if several scopes have the key.
     """
     sessions_of_key: list[Session] = []
     # Databases disagree about texts that are no names, so do not query for them.
@@ -131,7 +133,7 @@ def no_session(key: str) -> str:
 
 
 def checked_context(context: dict[str, Any] | None) -> dict[str, Any]:
-    """Check and copy a run's context; TypeError if it is no dict of JSON values, ValueError if too large."""
+    """Check and copy a run's context; TypeError if no dict of finite JSON values, ValueError if too large."""
     if context is None:
         return {}
     if not isinstance(context, dict):

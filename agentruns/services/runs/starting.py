@@ -1,7 +1,7 @@
 """Starts by people: the API and the console start runs for users and visitors only through this module.
 
-The services `runs` and `forks` let a program start anything for anybody. This module asks the policy first,
-so `admin` and `api` import no others (tests/packaging/test_architecture.py).
+The services `lifecycle` and `forks` let a program start anything for anybody. This module asks the policy
+first, so `admin` and `api` start runs through no other module (tests/packaging/test_architecture.py).
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ def start_run(
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
 ) -> tuple[Run, bool]:
-    """Start a user's task or find its run; return it and whether it is new. Raises as `runs.start_run`.
+    """Start a user's task or find its run; return the run and whether it is new.
 
-    A visitor's run is in the visitor's session, has the agent of its last run, and no context of theirs.
+    `behalf` requests another owner, a scope or a context. A visitor requests none of them: the run is in the
+    visitor's session, and has the agent of the last run there. Raises PermissionDeniedError,
+    UnknownAgentError, and as `lifecycle.start_run`.
     """
     if isinstance(user, SessionBearer):
         if behalf != NOTHING or not_before:
@@ -79,11 +81,12 @@ def send_message(
     *,
     acts_for: bool = True,
 ) -> tuple[Run, bool]:
-    """Send a user's message; return its run and if this call sent it. Raises as `messages.send_message`.
+    """Send a user's message; return its run and whether this call sent it.
 
     The caller has checked that the user may see `session`. The user must be allowed to start the agent.
     Writing into somebody else's open run requires the permission for messages. Starting the next run there
-    requires an active owner and the permission to act for others, which a token may lack (`acts_for`).
+    requires an active owner and the permission to act for others. `acts_for` is False for a token without
+    that scope. Raises UnknownAgentError, and as `messages.send_message`.
     """
     last: Run | None
     if isinstance(user, SessionBearer):
@@ -121,8 +124,8 @@ def fork_run(
 ) -> tuple[Run, bool]:
     """Make a user's fork or find the existing one; return the run and whether it is new.
 
-    Takes scope and context from `behalf`. Without a scope there, takes the origin's. Without a context there,
-    takes the origin's if the policy grants it to the user. Raises as `forks.fork_run`.
+    Takes owner, scope and context from `behalf`. If `behalf` has no scope, takes the origin's. If it has no
+    context, takes the origin's if the policy grants that, else the policy's own. Raises as `forks.fork_run`.
     """
     origin = restore(find_run(run_id))
     chosen = startable(user, agent_again(origin) if agent is None else agent)
@@ -137,7 +140,7 @@ def fork_run(
 
 
 def run_again(user: Any, run_id: UUID | str, *, idempotency_key: str | None = None) -> Run:
-    """Queue an ended run's task again for a user. Raises PermissionDeniedError, and as `forks.run_again`."""
+    """Queue an ended run's task again for its owner, at a user's request. Raises as `forks.run_again`."""
     run = restore(find_run(run_id))
     chosen = startable(user, agent_again(run))
     if run.owner_id not in (None, user.pk) and permissions.active_user(run.owner_id) is None:
@@ -180,7 +183,7 @@ def startable(user: Any, agent: Agent | str) -> Agent:
 def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, str]:
     """Find the owner (None: the user) and the scope of a run; PermissionDeniedError if not allowed.
 
-    `home` is the scope of a run for which no scope is requested; if it is None, the policy's scope.
+    `home` is the scope if `behalf` has none; without `home`, that is the policy's scope for the owner.
     """
     whose = user if behalf.owner in (None, str(user.pk)) else permissions.active_user(behalf.owner)
     if home is None and whose is not None:
@@ -201,7 +204,13 @@ def _not_for_others(user: Any) -> str:
 
 
 def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
-    """Find the context for a visitor's run: the session owner's, or else the context of an earlier run."""
+    """Find the context for a visitor's run in the session `own`, whose last run is `last`.
+
+    If the session has an owner, the owner's right to the context of `last` decides (`context_again`); raises
+    PermissionDeniedError if the owner is not active. Without an owner, it is the context of `last`. But if
+    the policy has its own `context`, it is that of the newest run that the program or a visitor started, or
+    {}.
+    """
     owner = None if own.owner_id is None else permissions.active_user(own.owner_id)
     if owner is None and own.owner_id is not None:
         raise PermissionDeniedError(_("The user of this session is not active."))

@@ -101,7 +101,11 @@ def get_or_start(
 
 
 def submit(request: RunRequest, *, leased: bool = False) -> Submission:
-    """Create or find the run of a request; new rows are part of the caller's transaction if there is one."""
+    """Create or find the run of a request; if `leased`, a new run comes with the lease to drive it.
+
+    New rows are part of the caller's transaction if there is one. Raises as `start_run`, and SessionBusyError
+    if another request was faster.
+    """
     if not request.session:
         raise NotDurableError(
             "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
@@ -161,7 +165,11 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
 def find_or_begin(
     alias: str, request: RunRequest, owner: str, limit: int | None, *, locks: bool = True
 ) -> Submission:
-    """Find the run of a request, or begin it in the request's session, which is locked first if `locks`."""
+    """Find the run of a request, or begin it in the request's session, which is locked first if `locks`.
+
+    `owner` is the owner of a new run's lease ("": no lease). Raises RunStateError if the key belongs to
+    another task or session, SessionBusyError if another run is in the way, else as `begin_run`.
+    """
     run, session = run_of_key(alias, request), None
     if run is not None:
         require_no_record(run.session)
@@ -226,7 +234,8 @@ def begin_run(
     """Store a run and its first rows, which `write` adds, in a locked session or with a new one.
 
     `columns` are further columns of the run. Raises JournalConflictError or IntegrityError if another run was
-    faster, or if this process drains.
+    faster, or if a lease is requested (`owner`) and this process drains; RunStateError as
+    `require_requester`; QuotaExceededError.
     """
     agent, connection = request.agent, connections[alias]
     require_requester(agent, session)
@@ -281,7 +290,7 @@ def begin_run(
 
 
 def require_requester(agent: Agent, session: Session) -> None:
-    """Raise RunStateError if the requester must confirm calls and the session has no owner or valid token."""
+    """Raise RunStateError if calls need the requester, and the session has no owner and no valid token."""
     asking = sorted(tool.name for tool in agent.tools.values() if tool.approvers == REQUESTER)
     tokens = ApiToken.objects.using(settings.DATABASE).filter(VALID, session_id=session.pk)
     if asking and session.owner_id is None and not tokens.exists():
@@ -300,7 +309,7 @@ def first_lease(alias: str, run: Run) -> Lease:
 
 
 def run_of_key(alias: str, request: RunRequest) -> Run | None:
-    """Find the run with the request's idempotency key; RunStateError if a pruned run had the key."""
+    """Find the run with the request's idempotency key, or None; RunStateError if a pruned run had the key."""
     if not request.key:
         return None
     runs, pruned = uses_of_key(alias, request)
@@ -320,7 +329,7 @@ def uses_of_key(alias: str, request: RunRequest) -> tuple[QuerySet[Run], QuerySe
 
 
 def pruned_keys(alias: str, key: str, owner_id: Any, scope: str, session: str = "") -> QuerySet[PrunedKey]:
-    """Select the pruned runs of this owner, or of this session, that had the idempotency key."""
+    """Select the pruned runs in `scope`, of this owner or of this session, that had the idempotency key."""
     same = Q(owner_id=owner_id)
     if session:
         same |= Q(tombstone__key__in=[session, forgotten(session)])
@@ -344,7 +353,7 @@ def pruned_folder(alias: str, request: RunRequest) -> QuerySet[Tombstone]:
 
 
 def unfinished_run(alias: str, session: Session, request: RunRequest) -> Run | None:
-    """Find the session's unfinished run, or call `join`; SessionBusyError if it has another task or key."""
+    """Find the session's unfinished run, or call `join`; SessionBusyError for another task or key."""
     if request.join is not None:
         return request.join(session, request)
     run = Run.objects.using(alias).unfinished().select_related("session").filter(session=session).first()
@@ -378,7 +387,7 @@ def start_limit(actor: Any, agent: Agent) -> int | None:
 
 
 def count_start(alias: str, actor: Any, limit: int | None) -> None:
-    """Count a run or message toward the hourly `limit` of a user or visitor (None: no limit).
+    """Count a run or message toward the hourly `limit` of a user or visitor; count nothing if it is None.
 
     The starts of all agents count; an hour begins with its first start. Raises QuotaExceededError.
     """

@@ -39,8 +39,8 @@ LATELY, MOST = timedelta(days=7), 1000  # age and number of the ended runs that 
 class Wait:
     """One reason why a run waits; `approval_id` or `call_id` names what a person can act on.
 
-    `text` is masked but not escaped: the evidence of a call in doubt, the error that it ended with, the title
-    of an approval, or why a run is paused or blocked.
+    `text` is not escaped, and is masked except by `orphans`. It is the evidence of a call in doubt, the error
+    of a call that ended in doubt, the title of an approval, or why a run is paused or blocked.
     """
 
     kind: str
@@ -54,16 +54,17 @@ class Wait:
     gates_tool: bool = False  # further calls of the tool need approval until this call is cleared
 
     def masked(self, mask: Mask) -> Wait:
-        """Hide the sensitive values in the text."""
+        """Copy the Wait, with the sensitive values in its text hidden."""
         return replace(self, text=mask.tool_text(self.tool, self.text))
 
 
 def waits(
     alias: str, runs: Iterable[Run], masks: Mapping[UUID, Mask] | None = None
 ) -> dict[UUID, list[Wait]]:
-    """List the reasons why each run waits, calls in doubt first, with masked texts.
+    """Map each waiting run to the reasons why it waits, calls in doubt first, with masked texts.
 
-    Leaves out runs that have ended, that a worker drives, or that are queued and can continue now.
+    Leaves out runs that have ended, that a worker drives, or that are queued and can continue now. `masks`
+    has the masks by session; None builds them.
     """
     runs = list(runs)
     stopped = [run for run in runs if run.status in FOR_PEOPLE]
@@ -104,7 +105,8 @@ def uncleared(
 ) -> list[Wait]:
     """List the calls of the run's session whose result leaves a doubt that no later row has cleared.
 
-    Empty for an imported run, which accepts no verdict. `among` are the runs that the reader may see.
+    Empty for an imported run, which accepts no verdict. `among` are the runs that the reader may see (None:
+    all).
     """
     rows = Message.objects.using(alias).filter(session_id=run.session_id, session__imported_at=None)
     rows = rows.filter(kind__in=doubts.KINDS)
@@ -148,7 +150,7 @@ def _uncleared(row: events.Row) -> Wait:
 
 
 def uncleared_in(rows: Iterable[events.Row]) -> list[events.Row]:
-    """Find the results that leave a doubt which no later row clears; rows are in order."""
+    """Find the results in `rows` that leave a doubt which no later row clears; skip damaged rows."""
     left = doubts.Doubts()
     for row in rows:
         with suppress(*UNREADABLE):
@@ -168,13 +170,13 @@ def is_stalled(run: Run) -> bool:
 
 
 def waits_for_time(run: Run) -> bool:
-    """Check whether the run waits for its start time, or to request the model again."""
+    """Check whether a queued run waits for its start time, or for the end of a back-off."""
     until = run.not_before
     return run.status == Run.Status.QUEUED and until is not None and until > clock.now(settings.DATABASE)
 
 
 def cancel_requests(alias: str, runs: Collection[Run]) -> dict[UUID, tuple[str, datetime]]:
-    """Find the first cancel request of each run: name of the requester ("" for the program) and time."""
+    """Map each run to its first request to cancel: name of the requester ("": the program) and time."""
     rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_CANCEL_REQUESTED)
     requests = rows.order_by("-seq").values_list("run_id", "facts", "created_at")
     return {run_id: (_actor(facts), when) for run_id, facts, when in requests}
@@ -194,7 +196,7 @@ def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
 
 
 def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tuple[int, datetime]]]:
-    """Find the messages that no reply of these runs has read, by run: row numbers and times. One query."""
+    """Map each run to the messages that no reply of the run has read, as (row number, time). One query."""
     unread_of: dict[UUID, list[tuple[int, datetime]]] = defaultdict(list)
     rows = Message.objects.using(alias).filter(run_id__in=run_ids, kind__in=(events.USER, events.ASSISTANT))
     fields = ("run_id", "seq", "facts", "created_at")
@@ -209,13 +211,13 @@ def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tupl
 
 
 def sweeper_seen(alias: str) -> datetime | None:
-    """Find the time of the last sweep by a worker; None if there was none."""
+    """Find the time of the last sweep, except sweeps of draining processes; None if there was none."""
     seen = Control.objects.using(alias).sweepers().order_by("-seen_at").values_list("seen_at", flat=True)
     return seen.first()
 
 
 def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
-    """Count the runs that are leased, wait for people, or are unserved; find the end of the first lease."""
+    """Count the runs that are leased, wait for people, or are unserved; find when the first lease ends."""
     runs = Run.objects.using(alias)
     if run_id is not None:
         runs = runs.filter(pk=run_id)
@@ -233,7 +235,7 @@ def unserved(runs: RunQuerySet) -> RunQuerySet:
 
 
 def orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
-    """Yield the calls in doubt that wait for a person; their texts are not masked."""
+    """Yield the calls in doubt of `runs` that wait for a person; their texts are not masked."""
     open_calls = {(run.pk, call_id) for run in runs for call_id in run.pending_calls}
     kinds = (events.ORPHAN_FOUND, events.ORPHAN_RESOLVED)
     rows = Message.objects.using(alias).filter(run_id__in=[run.pk for run in runs], kind__in=kinds)
