@@ -47,7 +47,7 @@ class ControlQuerySet(models.QuerySet["Control"]):
         return _identities[place]
 
     def switches(self) -> Self:
-        """Select the agents and tools that are switched off, by name."""
+        """Select the switches of the agents and tools that are off, in order of name."""
         return self.filter(name__startswith="off:").order_by("name")
 
 

@@ -273,7 +273,7 @@ APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended)
 
 
 class ApprovalVoided(Payload):
-    """The end of approvals whose givers may not give them any more; the call is pending again."""
+    """The withdrawal of approvals by people who may not approve any more; the call is pending again."""
 
     approval: Fact[str]
     voided: Fact[list[str]]  # ids of users
@@ -332,7 +332,7 @@ TOOL_RESULT = Kind("tool_result", ToolResult, is_progress=True, moves_doubts=Tru
 
 
 class LateResult(_Returned):
-    """A handler's return value, or news that it was never entered, after its worker had lost the run."""
+    """A handler's return value, or the fact that it was never entered, after its worker had lost the run."""
 
     worker_epoch: Fact[int]
     content: NotRequired[Any]

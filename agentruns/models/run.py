@@ -22,7 +22,7 @@ SENSITIVE = ("sensitive", "sensitive_results")  # of a tool in a definition
 
 
 class Definition(models.Model):
-    """An agent as a run was started with it: model, parameters, instructions, tool schemas and policies."""
+    """The agent that a run was started with: model, parameters, instructions, tool schemas and policies."""
 
     hash = models.CharField(_("hash"), max_length=64, primary_key=True)
     body = CanonicalField(_("body"))
@@ -188,7 +188,7 @@ class Run(models.Model):
 
 
 class ContextValue(models.Model):
-    """A searchable top-level value of a run's context: created with the run, deleted at its erasure."""
+    """A searchable top-level value of a run's context, created with the run, deleted when it is erased."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="context_values")
     key = models.CharField(max_length=NAME_LENGTH)

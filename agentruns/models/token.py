@@ -80,7 +80,7 @@ class SessionBearer:
         return "the session's visitor"
 
     def key(self, key: str) -> str:
-        """Hash a visitor's idempotency key with the session, so that keys of two visitors never meet."""
+        """Hash a visitor's idempotency key with the session, so that keys of two sessions never meet."""
         return sha256(f"{self.session_id}:{key}".encode()).hexdigest()
 
     def has_perm(self, permission: str, obj: object = None) -> bool:

@@ -136,7 +136,7 @@ def narrows(method: str) -> bool:
 
 
 def require_somebody(actor: Any) -> None:
-    """Raise PermissionDeniedError for AnonymousUser or an inactive user."""
+    """Raise PermissionDeniedError for AnonymousUser or an inactive user; accept the program and visitors."""
     # AnonymousUser has no id, and would pass for the owner of the program's runs.
     if is_program(actor) or isinstance(actor, SessionBearer):
         return

@@ -276,7 +276,7 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
 
 
 def sweeper(alias: str) -> Literal["ok", "never", "late"]:
-    """Check whether sweeps happen, by the database's clock. An old sweep is "ok" while any run is driven."""
+    """Check whether sweeps happen: "ok", "never" or "late". An old sweep is "ok" while any run is driven."""
     recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
     seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
     if seen["lately"] or (seen["ever"] and leases.driven_runs(alias)):

@@ -78,7 +78,7 @@ class Erased:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def record(self) -> dict[str, Any]:
-        """Build a JSON object of the report, with a list of unreachable places; the caller redacts it."""
+        """Build a JSON object of the report and of places not reached; the caller redacts it."""
         return {
             "rows": [{"run": str(run), "seq": seq, "kind": kind} for run, seq, kind in self.rows],
             **{name: getattr(self, name) for name in self.COUNTS},
@@ -257,10 +257,7 @@ class _Erasure:
         return erased
 
     def carry_out(self, reason: str) -> Erased:
-        """Destroy the content of the rows, rewrite the columns that repeat it, and return the report.
-
-        The files are deleted after the commit. Raises as `look`, and JournalConflictError.
-        """
+        """Destroy the content of the rows, and columns that repeat it; files are deleted after the commit."""
         erased = self.look()
         store, who = DatabaseStore(self.alias), events.actor_ref(self.actor)
         for session_id, rows in self.gone.items():
@@ -341,7 +338,7 @@ def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
 
 
 def _family(alias: str, session_id: UUID) -> set[UUID]:
-    """Find the ids of a session and of all sessions that share rows with it: its forks and their origins."""
+    """Find the ids of a session and of all sessions that share its rows as forks or origins, transitively."""
     family: set[UUID] = set()
     new = {session_id}
     while new:

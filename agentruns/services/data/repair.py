@@ -1,4 +1,4 @@
-"""Repair: rewriting folded columns from the journal after something other than an append changed them."""
+"""Repair of folded columns from the journal, after something other than an append changed them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def repair_session(alias: str, session_id: UUID) -> Repaired:
 
 
 def value_of(problem: Problem) -> Any:
-    """Find the correct value of a problem's column; the correct status of an active run is queued."""
+    """Find the correct value of a problem's column. For the status of an active run, this is queued."""
     if problem.column == "status" and problem.folded == RunStatus.ACTIVE:
         return Run.Status.QUEUED.value
     return problem.folded

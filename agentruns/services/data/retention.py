@@ -55,7 +55,7 @@ Stop = Callable[[], bool]
 
 @dataclass(slots=True)
 class Pruned:
-    """Counts of deleted objects, the reasons for refused sessions, and keys of sessions with copied rows."""
+    """Counts of deleted objects, reasons for refused sessions, keys of sessions that share deleted rows."""
 
     sessions: int = 0
     runs: int = 0

@@ -74,10 +74,11 @@ def start_run(
     """Queue a run and return it; a worker drives it after the caller's transaction commits, or later.
 
     A new session and its runs belong to `owner`, or to `actor` if `owner` is None. They are in `scope`, or in
-    the policy's scope if `scope` is None. A repeated call for the same task returns the same run (docs:
-    idempotency keys). `store` is only checked: NotDurableError or MemoryStoreNotDurableError unless it is a
-    durable store of AGENTRUNS_DATABASE. Raises SessionBusyError, SessionAccessDeniedError,
-    QuotaExceededError, and RunStateError if the key belongs to another task or session.
+    the policy's scope if `scope` is None. A repeated call for the same task returns the same run while it is
+    unfinished, and also later if it has the same `idempotency_key`. `store` is only checked: NotDurableError
+    or MemoryStoreNotDurableError unless it is a durable store of AGENTRUNS_DATABASE. Raises SessionBusyError,
+    SessionAccessDeniedError, QuotaExceededError, UnknownAgentError, and RunStateError if the key belongs to
+    another task or session.
     """
     _require_durable(store)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}

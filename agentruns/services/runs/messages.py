@@ -1,4 +1,4 @@
-"""Messages to a session, which its open run reads before it ends, or which become the task of a new run."""
+"""Messages to a session: its open run reads them before it ends, or they become the task of a new run."""
 
 from __future__ import annotations
 

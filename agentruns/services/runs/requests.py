@@ -260,7 +260,7 @@ class _UnusableError(Exception):
 
 
 def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any:
-    """Call the agent's function `name` and check its value; RenderingError does not quote its exception."""
+    """Call an agent's function and check its value; RenderingError does not quote the function's error."""
     what = f"Agent {agent.name!r}: its function {name}"
     is_callers = connections[settings.DATABASE].in_atomic_block
     try:
@@ -302,7 +302,7 @@ def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any
 
 
 def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
-    """Collect the instructions and tools made for a run, if its definition `then` has the same functions."""
+    """Collect a run's instructions and tools, except of functions that differ from its definition `then`."""
     members, now = dict[str, Any](), agent.definition()
     if state.instructions is not None and now["instructions"] == then["instructions"]:
         members["instructions"] = payloads.instructions_of(state)

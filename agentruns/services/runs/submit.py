@@ -381,7 +381,7 @@ def store_definition(alias: str, agent: Agent) -> None:
 
 
 def start_limit(actor: Any, agent: Agent) -> int | None:
-    """Find how many runs a user or visitor may start in an hour; None for no limit and for the program."""
+    """Find how many runs a user or visitor may start in an hour; None if unlimited, as for the program."""
     is_counted = isinstance(actor, SessionBearer) or getattr(actor, "pk", None) is not None
     return limits_of(actor, agent).runs if is_counted else None
 

@@ -183,7 +183,7 @@ def cancel_requests(alias: str, runs: Collection[Run]) -> dict[UUID, tuple[str, 
 
 
 def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
-    """Check whether the run is paused; if not, find its open pause request: the requester and the time."""
+    """Check whether a run is paused, and find its open request to pause: (requester, time), or None."""
     kinds = (events.RUN_PAUSE_REQUESTED, events.RUN_PAUSED, events.RUN_RESUMED)
     rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind__in=kinds).order_by("-seq")
     for kind, facts, at in rows.values_list("kind", "facts", "created_at"):
@@ -230,7 +230,7 @@ def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
 
 
 def unserved(runs: RunQuerySet) -> RunQuerySet:
-    """Select the queued runs that workers found and could not drive."""
+    """Select those queued `runs` that workers could not drive, by their recorded reason."""
     return runs.filter(status=Run.Status.QUEUED).exclude(blocked_reason="")
 
 
