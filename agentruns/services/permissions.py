@@ -180,8 +180,9 @@ def require_decide(
 ) -> None:
     """Raise PermissionDeniedError unless the actor may decide an approval, with edited `arguments` if given.
 
-    `verb` is the intended decision. It matters for a call that the requester confirms, which other users may
-    only deny. Raises NotFoundError for an approval that the project's policy hides from the actor.
+    `verb` is the intended decision. It matters for a call that the requester confirms: other users may only
+    deny it, and no user may edit or extend it. Raises NotFoundError for an approval that the project's policy
+    hides from the actor.
     """
     hides = not is_program(actor) and (narrows("visible") or narrows("visible_approvals"))
     if hides and not visible_approvals(actor).filter(pk=approval.pk).exists():

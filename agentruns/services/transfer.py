@@ -459,7 +459,10 @@ def _close(run: Run, batch: Batch) -> None:
 
 
 def _refuse_known(alias: str, export: _Export) -> None:
-    """Raise RunStateError if this database knows the session, a run, an approval or an idempotency key."""
+    """Raise RunStateError if this database has the session, a run, an approval or an idempotency key.
+
+    Also raises it for a session or a key that was pruned here. Keys are compared with runs without an owner.
+    """
     session = export.session
     if Tombstone.objects.using(alias).filter(pk=session.pk).exists():
         raise RunStateError(f"Session {session.pk} was pruned here; nothing was imported.")

@@ -176,6 +176,7 @@ def _erase(
 ) -> Erased:
     """Erase the rows of a session that `chosen` selects, and all rows that repeat them; return the report.
 
+    Locks the session and its whole family of forks first. With `dry_run`, takes no lock and erases nothing.
     If `run` is given, `chosen` selects only rows of that run; raises RunStateError if no row is selected or
     the rows have no content. Raises ValueError without a reason.
     """
@@ -366,7 +367,10 @@ def _verified_rows(alias: str, session_id: UUID) -> list[Row]:
 
 
 def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
-    """Yield each row of a session with names of the values in it. Rows that repeat a value share its name."""
+    """Yield each row of a session with a key for each value in it, such as a task, a reply or a result.
+
+    Rows that repeat a value share its key, so that an erasure finds them.
+    """
     # A copy in a fork has the commitment of its original, and its call ids.
     again: dict[UUID, UUID] = {}  # run -> the first run of its task
     tasks = {row.seq: run_id for run_id, row in tasks_of(rows).items()}

@@ -79,9 +79,10 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
 def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Pause a run for staff even if a worker has its lease, because leases are stale after a restore.
 
-    From then on every call counts as one that may have happened already. Tools with `reconcile` are
-    reconciled before a first attempt, and calls of tools without a declaration need approval. Raises
-    RunStateError if the run has ended or is held already, PermissionDeniedError.
+    Rows may be lost, so from then on every call counts as one that may have happened already. A tool with
+    `reconcile` is reconciled even before a first attempt, and a call of a tool that declares nothing about
+    its effects needs approval. Raises RunStateError if the run has ended or is held already,
+    PermissionDeniedError.
     """
     run = find_run(run_id)
     permissions.require(actor, "unpause", run)

@@ -64,8 +64,8 @@ def write(
     """Lock a run, let `change` add rows to its journal, store them and return the run.
 
     `change` gets the run with owner, requesters, scope, context and definition from its rows. `takes_lease`
-    takes the lease if it is free, so that `change` may add engine rows, and must add a row; `batch.epoch` is
-    0 if the lease is not free or the run has ended. A live worker keeps its lease, unless `by_force` returns
+    takes the lease if it is free; `change` may then add engine rows, and must add a row. `batch.epoch` is 0
+    if the lease is not free or the run has ended. A live worker keeps its lease, unless `by_force` returns
     True for the state. `guard` and `closed` are set on the batch. If `change` raises, nothing is stored.
     Raises RunStateError for an imported run, DurableRunNotFoundError, JournalLockedError. May run inside the
     caller's transaction; outside of one, serialization failures and deadlocks are retried.
