@@ -1,4 +1,4 @@
-"""Limits of the data of a run, each checked where a value comes in, so that stored values can be read."""
+"""Limits of the data of a run. Each is checked where a value arrives, so that stored values can be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ NAME_LENGTH = 200  # characters of a session's or an idempotency key, of `approv
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise TypeError if a name or key is no text, ValueError if some database refuses or cuts it."""
+    """Check a name or key by `is_name`; `what` describes it in the error.
+
+    Raises TypeError if it is no text, and ValueError if it is too long or not printable.
+    """
     if not isinstance(name, str):
         raise TypeError(f"The {what} must be a text, not {name!r}.")
     # Databases disagree about these: what one stores another refuses, or cuts.
@@ -29,12 +32,15 @@ def check_name(what: str, name: str) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Check whether a text is short enough and printable, so that every database stores and finds it."""
+    """Check whether a text is printable and at most NAME_LENGTH long, so that every database can store it."""
     return len(text) <= NAME_LENGTH and text.isprintable()
 
 
 def said(value: Any) -> str:
-    """Convert a context value to its searchable text; "" unless it is a short, printable text or a number."""
+    """Convert a context value to the text by which a search finds it; "" if the value cannot be searched.
+
+    Searchable are short, printable texts, numbers and booleans.
+    """
     if not isinstance(value, str | int | float):  # a bool is an int
         return ""
     text = value if isinstance(value, str) else canonical.dumps(value)

@@ -16,15 +16,16 @@ T = TypeVar("T")
 
 
 def path_of(function: Any) -> str:
-    """Build the dotted path by which a Definition names a function or class of the project."""
+    """Build the dotted path by which a Definition names a function, a class, or the class of an object."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', '')}.{name}"
 
 
 def arity_mistake(function: Any, *parameters: str) -> str:
-    """Explain why a callable cannot be called with these positional arguments; "" if it can.
+    """Explain why a callable cannot be called with positional arguments of these names; "" if it can.
 
-    A builtin without a readable signature is accepted.
+    Also returns "" if there is no readable signature, as for some builtins and for a value that is not
+    callable.
     """
     try:  # the wrapper of a decorated function counts, because it is called
         signature = inspect.signature(function, follow_wrapped=False)
@@ -40,13 +41,13 @@ def arity_mistake(function: Any, *parameters: str) -> str:
 
 
 def call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function of the project, sync or async, and return its result, awaited if necessary."""
+    """Call a sync or async function of the project; return its result, awaited if that is necessary."""
     result = function(*args, **options)
     return wait(result) if inspect.isawaitable(result) else result
 
 
 def wait(awaitable: Awaitable[T]) -> T:
-    """Await from sync code, even in a thread that is running an event loop."""
+    """Wait for an awaitable from sync code, even in a thread that runs an event loop; return its result."""
 
     async def finish() -> T:
         return await awaitable
@@ -69,7 +70,7 @@ def wait(awaitable: Awaitable[T]) -> T:
 async def in_thread(alias: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
     """Call a sync function from async code, in a thread of its own that closes its database connections.
 
-    In a transaction or on an in-memory database, call it in the thread of all sync code instead.
+    Inside a transaction, or for an in-memory database, calls it in the thread that runs all other sync code.
     """
 
     def is_alone() -> bool:  # other threads do not see its rows

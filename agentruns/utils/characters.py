@@ -1,4 +1,4 @@
-"""Characters that hide, reorder or strike out others: one rule for every page, mail, terminal and answer."""
+"""Characters that hide, reorder or strike out others. Pages, mails, terminals and answers share this rule."""
 
 from __future__ import annotations
 
@@ -27,17 +27,23 @@ FIRST_STRONG, END = "\u2068", "\u2069"
 
 
 def turns(text: str) -> bool:
-    """Check whether a text can reorder the text beside it, because it is written from right to left."""
+    """Check whether a text can reorder the text beside it, because it has right-to-left characters.
+
+    Also true for every text if the active language is written from right to left.
+    """
     return get_language_bidi() or (not text.isascii() and _RTL.search(text) is not None)
 
 
 def isolated(text: str) -> str:
-    """Put direction marks around an escaped text that could reorder text beside it in a mail or attribute."""
+    """Put direction marks around an escaped text of a mail or attribute, if `turns` is true for the text."""
     return f"{FIRST_STRONG}{text}{END}" if turns(text) else text
 
 
 def hides(character: str, before: str = "") -> bool:
-    """Check whether a character after `before` is invisible, an overlay or a joiner of another script."""
+    """Check whether a character is invisible, an overlay on `before`, or a joiner of another script.
+
+    False for the invisible character that turns a symbol before it into an emoji.
+    """
     if character == _EMOJI_STYLE and before and unicodedata.category(before) == "So":
         return False  # what makes a symbol an emoji, as models write it
     if not character.isprintable() or character in _BLANK:
@@ -51,9 +57,10 @@ def _script(character: str) -> str:
 
 
 def pieces(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield (ordinary text, the hidden character after it, its repetitions) for each stretch of a text.
+    """Split a text at its hidden characters.
 
-    The last stretch has "" and 0. Line breaks and tabs are ordinary.
+    Yields tuples: the ordinary text before a hidden character, the hidden character, and the number of its
+    repetitions. The last tuple is the remaining text, "" and 0. Line breaks and tabs are ordinary.
     """
     start = place = 0
     for match in _CANDIDATES.finditer(text):

@@ -19,7 +19,7 @@ PRECISION = 1.0  # seconds that a reading may have taken; it is off by half of t
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A time of a database, and the `uptime` before and after the query for it."""
+    """A time of a database, and the `uptime` before and after the query for that time."""
 
     moment: datetime
     sent: float
@@ -34,9 +34,10 @@ _readings: dict[str, Reading] = {}
 
 
 def now(alias: str | None) -> datetime:
-    """Find the time by a database's clock; by this machine's clock if `alias` is None or SQLite's.
+    """Find the present time by the clock of a PostgreSQL database; otherwise by the clock of this machine.
 
-    Queries the database only if it has told no time within the last minute. None stands for a stateless run.
+    `alias` is None for a stateless run. Queries the database only if its last known time is over a minute
+    old. If the query fails, computes the time from the last known one; without one, raises the error.
     """
     if alias is None or connections[alias].vendor != "postgresql":
         return datetime.now(UTC)
@@ -59,7 +60,10 @@ def now(alias: str | None) -> datetime:
 
 
 def told(alias: str, moment: datetime, sent: float) -> None:
-    """Note the time that a database returned for a statement sent at `sent` (`uptime`), if exact enough."""
+    """Remember the time that a database returned for a statement that was sent at `sent` (`uptime`).
+
+    Ignores the time if the answer took over a second, or took longer than a known time that is fresh.
+    """
     # If the answer took long, or this process was stopped meanwhile, the time is too inexact.
     reading, known = Reading(moment.astimezone(UTC), sent, uptime()), _readings.get(alias)
     took = reading.received - sent

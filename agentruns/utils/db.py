@@ -39,11 +39,12 @@ _TOO_LARGE = re.compile("number of parameters must be|too many SQL variables|str
 
 
 def in_transaction(alias: str, action: Callable[[], T]) -> T:
-    """Run `action` in a new transaction, or in the caller's open one, and return its result.
+    """Run `action` in a new transaction, or in a savepoint of the caller's open one, and return its result.
 
-    A new transaction is repeated after serialization failures, deadlocks, a busy database and conflicts: at
-    most TRIES times, with growing, jittered pauses and at READ COMMITTED. The caller must repeat a
-    transaction of its own. Raises JournalLockedError if PostgreSQL waits for a lock for over `LOCK_SECONDS`.
+    A new transaction is repeated after JournalConflictError, IntegrityError and OperationalError, such as a
+    deadlock or a busy database. It is tried at most TRIES times, with growing random pauses, and at READ
+    COMMITTED from the second time on. In a transaction of the caller the error is raised at once. Raises
+    JournalLockedError without a repetition if PostgreSQL's `lock_timeout` ends a wait (`short_lock_waits`).
     """
     for attempt in range(1, TRIES + 1):
         try:
@@ -62,22 +63,22 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
 
 
 def cannot_pass(error: BaseException) -> bool:
-    """Check whether a database refused a statement for its values or its size, as it always would."""
+    """Check whether a database would always refuse a statement, because of its values or its size."""
     code = str(getattr(error.__cause__, "sqlstate", None) or "")
     return isinstance(error, DataError) or code[:2] in ("22", "54") or bool(_TOO_LARGE.search(str(error)))
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Check whether SQLite refused a write because user code had made the connection read-only."""
+    """Check whether SQLite refused a write because the connection is read-only, as user code can make it."""
     return getattr(error.__cause__, "sqlite_errorname", "") == "SQLITE_READONLY"
 
 
 @contextmanager
 def short_lock_waits(alias: str) -> Iterator[None]:
-    """Limit waits for a lock to LOCK_SECONDS, because the lock's owner may be a frozen process.
+    """Limit waits for a lock to LOCK_SECONDS, because the process that has the lock may be frozen.
 
-    Keeps a `lock_timeout` that is set already, also a longer one. The limit ends with the block in a
-    savepoint, and otherwise with the transaction. PostgreSQL only: SQLite has its own `timeout`.
+    Keeps a `lock_timeout` that is set already, even a longer one. In a savepoint the limit ends with the
+    block, otherwise with the transaction. Only for PostgreSQL, because SQLite has a `timeout` of its own.
     """
     connection = connections[alias]
     if connection.vendor != "postgresql":
@@ -93,10 +94,10 @@ def short_lock_waits(alias: str) -> Iterator[None]:
 
 
 def read_committed(alias: str) -> None:
-    """Set the transaction just opened to READ COMMITTED, so that it sees rows committed while it waits.
+    """Set a transaction just opened to READ COMMITTED, so that it sees rows committed while it waits.
 
-    At a stricter level, which a project may have as its default, a heartbeat meanwhile would make the
-    transaction fail. Leaves a caller's transaction as it is, and does nothing on SQLite.
+    A project may have a stricter level as its default. There, a heartbeat would make the waiting transaction
+    fail. Does nothing inside a transaction of the caller, and on SQLite.
     """
     connection = connections[alias]
     if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
@@ -117,7 +118,10 @@ def is_in_test_case() -> bool:
 
 @contextmanager
 def always_rollback() -> Iterator[None]:
-    """Undo the block's changes in all open transactions, and keep those usable after an error."""
+    """Undo the block's changes in all transactions that are open, and keep those usable after an error.
+
+    Does not undo changes on a connection without an open transaction.
+    """
     inside = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     with ExitStack() as blocks:
         for alias in inside:
@@ -128,7 +132,11 @@ def always_rollback() -> Iterator[None]:
 
 
 def reading(alias: str, read: Callable[[], T]) -> T:
-    """Call `read` and return its result; call it again if its connection broke outside a transaction."""
+    """Call `read` and return its result.
+
+    If `read` raises OperationalError or InterfaceError outside a transaction, closes the connection if it is
+    broken, and calls `read` once more.
+    """
     try:
         return read()
     except (OperationalError, InterfaceError):
@@ -148,18 +156,21 @@ def close_stale(alias: str) -> None:
 
 
 def uptime() -> float:
-    """Read the seconds of a clock that also runs during suspend, so that a laptop's sleep ages a lease."""
+    """Read the seconds of a clock that also runs during suspend, so that a laptop's sleep ages a lease.
+
+    Reads `time.monotonic` where the system has no such clock.
+    """
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def later(seconds: float) -> ExpressionWrapper[Any]:
-    """Build the expression for the database's clock plus `seconds`."""
+    """Build the SQL expression for the time by the database's clock plus `seconds`."""
     return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())
 
 
 def as_id(connection: BaseDatabaseWrapper, value: UUID) -> UUID | str:
-    """Convert an id to a parameter for raw SQL: SQLite stores ids as hexadecimal texts."""
+    """Convert an id to a parameter for raw SQL: the hexadecimal text for a database without a UUID type."""
     return value if connection.features.has_native_uuid_field else value.hex
 
 

@@ -24,7 +24,10 @@ _strike: Callable[[], object] = die
 
 
 def arm(spec: str, strike: Callable[[], object] = die) -> None:
-    """Call `strike` the nth time that this process reaches a point; ValueError for an unknown point."""
+    """Call `strike` when this process reaches a point for the nth time; `spec` is "point" or "point:n".
+
+    Raises ValueError for an unknown point.
+    """
     global _armed, _strike
     _strike = strike
     point, _, nth = spec.partition(":")
@@ -34,7 +37,7 @@ def arm(spec: str, strike: Callable[[], object] = die) -> None:
 
 
 def reached(point: str) -> None:
-    """Count down if `point` is armed, and call `_strike` when the count reaches 0."""
+    """Count down if `point` is armed; call the function that was given to `arm` when the count reaches 0."""
     global _armed
     if _armed is None or _armed[0] != point:
         return

@@ -11,19 +11,19 @@ _inherited: list[Any] = []
 
 
 def in_child(renew: Callable[[], object]) -> None:
-    """Call `renew` in every process that is forked from this one, before other code runs there."""
+    """Register `renew` to be called in every process forked from this one, before other code runs there."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)
 
 
 def renewed(lock: Any) -> Any:
-    """Free a lock in each forked process, because a parent's thread may have held it; return the lock."""
+    """Free a lock in every forked process, because a parent's thread may hold it then; return the lock."""
     in_child(lock._at_fork_reinit)
     return lock
 
 
 def keep(inherited: Any) -> None:
-    """Keep an object of the parent process, because collecting it could close the parent's connection."""
+    """Keep an object of the parent process alive, because deleting it could close the parent's connection."""
     _inherited.append(inherited)
 
 

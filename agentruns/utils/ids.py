@@ -1,4 +1,4 @@
-"""Ids and secrets. UUID version 7 (RFC 9562) is our own: `uuid.uuid7` exists from Python 3.14 only."""
+"""Ids and secrets. UUID version 7 (RFC 9562) is made here, because Python has it only from 3.14 on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _last = (0, 0)  # milliseconds, counter
 
 
 def uuid7() -> uuid.UUID:
-    """Generate a UUID that sorts after every earlier UUID of this process."""
+    """Generate a UUID version 7 that sorts after every earlier one of this process."""
     global _last
     random = int.from_bytes(os.urandom(10), "big")
     with _lock:

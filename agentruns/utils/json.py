@@ -21,9 +21,10 @@ _NON_FINITE = {ESCAPE + "NaN": math.nan, ESCAPE + "Infinity": math.inf, ESCAPE +
 
 
 def dumps(value: Any) -> str:
-    """Encode a JSON value as its canonical text: sorted keys, no insignificant space, escaped.
+    """Encode a JSON value as its canonical text: sorted keys, no insignificant space.
 
-    Raises TypeError for anything that is not JSON, ValueError or RecursionError for a circular value.
+    NUL, DLE, lone surrogates, NaN and infinity are escaped, and `loads` restores them. Raises TypeError for
+    anything that is not JSON, and ValueError or RecursionError for a circular value.
     """
     try:
         text = _encode(value)
@@ -66,12 +67,12 @@ def unescape_text(text: str) -> str:
 
 
 def legal(value: Any) -> Any:
-    """Convert `value` to strict JSON for a provider, with U+FFFD for illegal characters and NaN as text."""
+    """Convert `value` to strict JSON for a provider. Illegal characters become U+FFFD, and NaN a text."""
     return _walk(value, _legal_text, "")
 
 
 def legal_text(value: Any) -> str:
-    """Encode `value` as strict JSON text for a provider, without our own escapes."""
+    """Encode `value` as strict JSON text for a provider, without the escapes of `dumps`."""
     return _encode(legal(value))
 
 
@@ -104,7 +105,7 @@ def is_utf8(text: str) -> bool:
 
 
 def _walk(value: Any, text: Callable[[str], Any], mark: str) -> Any:
-    """Copy a value; apply `text` to its texts and keys, and write non-finite numbers as text after `mark`."""
+    """Copy a value, with `text` applied to its texts and keys; NaN and infinity become text after `mark`."""
     if isinstance(value, str):
         return text(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -117,7 +118,7 @@ def _walk(value: Any, text: Callable[[str], Any], mark: str) -> Any:
 
 
 def free_name(name: Any, taken: dict[Any, Any]) -> Any:
-    """Choose a member's name: `name`, or `name` with a number after it if it is taken."""
+    """Choose a key that `taken` does not have: `name`, or else `name` with a number after it, from 2 on."""
     names = chain([name], (f"{name} ({number})" for number in count(2)))
     return next(each for each in names if each not in taken)
 
@@ -145,7 +146,11 @@ class Difference(NamedTuple):
 
 
 def first_difference(then: Any, now: Any, path: str = "$") -> Difference | None:
-    """Find the first difference of two JSON values, objects by sorted name, lists in order; None if equal."""
+    """Find the first difference between two JSON values; None if they are equal. `path` is where both stand.
+
+    Compares the members of objects in the order of their names, and the items of lists in their order. The
+    types must be the same, too: 1, 1.0 and True differ.
+    """
     if isinstance(then, list) and isinstance(now, list):
         then, now = dict(enumerate(then)), dict(enumerate(now))
     elif not isinstance(then, dict) or not isinstance(now, dict):
@@ -163,7 +168,7 @@ def first_difference(then: Any, now: Any, path: str = "$") -> Difference | None:
 
 
 def passes(path: str, names: frozenset[str]) -> bool:
-    """Check whether a path passes through a member with one of these names."""
+    """Check whether a JSON path passes through a member with one of these names."""
     return any(_step(name) + end in path + "." for name in names for end in (".", "["))
 
 

@@ -1,4 +1,4 @@
-"""Lanes: work in separate threads, for which a caller waits a limited time."""
+"""Lanes: work in separate threads, for which the caller waits a limited time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Lane:
-    """A group of at most `threads` threads, each doing one piece of work or stuck in a piece that hangs."""
+    """A group of at most `threads` threads at a time. Work that hangs keeps its thread busy."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
@@ -25,10 +25,10 @@ class Lane:
         in_child(partial(self._free.__init__, threads))  # type: ignore[misc]
 
     def __call__(self, work: Callable[[], T], seconds: float) -> T:
-        """Run `work` in a thread; return its result or raise its exception.
+        """Run `work` in a new thread; return its result or raise its exception.
 
-        Raises TimeoutError after `seconds`, also if no thread becomes free in time. A thread that has begun
-        runs on.
+        Raises TimeoutError if there is no result within `seconds`, which include the wait for a free thread.
+        Work that has begun goes on. The thread closes its database connections at the end.
         """
         late, until = TimeoutError(f"no answer within {seconds} s"), time.monotonic() + seconds
         if not self._free.acquire(timeout=seconds):

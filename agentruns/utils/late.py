@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 def modules_of(package: str) -> Callable[[str], ModuleType]:
-    """Build the `__getattr__` of a package that imports its modules at first use."""
+    """Build the `__getattr__` of a package that imports each module of the package at its first use."""
 
     def late(name: str) -> ModuleType:
         path = f"{package}.{name}"

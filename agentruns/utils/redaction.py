@@ -31,16 +31,16 @@ _NUMBER = re.compile(r"[-+.,\d]+")
 
 
 class Driven(NamedTuple):
-    """The run a thread is working on, with the epoch of its lease or 0."""
+    """The run that a thread is working on, with the epoch of its lease; "" and 0 without a run or lease."""
 
     run_id: str = ""
     epoch: int = 0
 
 
 class Secrets:
-    """Sensitive values, and their replacement in texts and numbers that repeat them exactly.
+    """Sensitive values, with methods to mask them in texts and numbers that repeat them exactly.
 
-    The time grows with the text, not with the number of values, because values are found by their beginnings.
+    Values are found by their beginnings, so the time of a search does not grow with their number.
     """
 
     def __init__(self, value: Any = None) -> None:
@@ -54,7 +54,7 @@ class Secrets:
         return bool(self._forms)
 
     def add(self, value: Any) -> None:
-        """Add every text and number in a JSON value, except the keys of objects, booleans and null."""
+        """Add every text and number in a JSON value, except keys of objects and blank texts."""
         for text in _leaves(value):
             if text.strip() and text != MASK and text not in self._known:
                 self._known.add(text)
@@ -76,10 +76,11 @@ class Secrets:
             self._lengths[beginning] = sorted(lengths, reverse=True)
 
     def hide(self, text: str, *, short: bool = False) -> str:
-        """Mask each value in a text; `short` masks values below SHORT too, for a text made from the values.
+        """Mask each value in a text, from left to right, and the longest value at each place.
 
-        From left to right, the longest value at each place. If many long values begin alike, so that this
-        would take long, the whole text is masked.
+        Values of fewer than SHORT characters are masked only with `short`, for a text that was made from the
+        values. A short value or number is not masked inside a longer word or number (`_stands`). The whole
+        text is masked if many long values begin alike, so that the search would take long.
         """
         if not self._forms:
             return text
@@ -106,7 +107,10 @@ class Secrets:
         return "".join([*shown, text[start:]])
 
     def settled(self, text: str) -> int:
-        """Find the length of an unfinished text up to which it holds no possible beginning of a value."""
+        """Find the place in an unfinished text from which a value may have begun; else the text's length.
+
+        The text before this place can be masked and shown before the remaining text arrives.
+        """
         end, longest = len(text), max(map(len, self._forms), default=0)
         start = max(0, end - longest)
         while start < end:
@@ -120,7 +124,10 @@ class Secrets:
         return end
 
     def walk(self, value: Any, *, short: bool = False) -> Any:
-        """Mask values in a JSON value: parts of texts and of keys, and numbers as a whole."""
+        """Copy a JSON value with the values masked: parts of texts and keys, and numbers as a whole.
+
+        Never applies `short` to keys.
+        """
         if not self._forms:
             return value
         if isinstance(value, str):
@@ -133,7 +140,11 @@ class Secrets:
 
 
 def _stands(text: str, start: int, end: int) -> bool:
-    """Check whether a form counts at this place: a short form must not be part of a longer number or word."""
+    """Check whether the value at this place stands alone, and is not part of a longer number or word.
+
+    A number of fewer than LONG_NUMBER characters must not touch a digit. Another value of at most SHORT
+    characters must not touch a letter, a digit or "_". A longer value always counts.
+    """
     form = text[start:end]
     around = text[max(0, start - 1) : start], text[end : end + 1]
     if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
@@ -142,9 +153,10 @@ def _stands(text: str, start: int, end: int) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value except names in dicts, and every number.
+    """Yield every text in a JSON value except names in dicts, and every number except booleans.
 
-    A number is yielded as Python writes it, with commas from 1,000 on, and without ".0" if it is whole.
+    A number is yielded in up to three forms: as Python writes it, with commas from 1,000 on, and without
+    ".0".
     """
     if isinstance(value, str):
         yield value
@@ -176,12 +188,15 @@ def is_on() -> bool:
 
 
 def redact(text: str) -> str:
-    """Redact `text` by the project's function, if any; hide the whole text if the function fails."""
+    """Redact a text by the function that AGENTRUNS_REDACT names; return the text unchanged without one.
+
+    Returns FAILED if the function raises an error or does not return a text.
+    """
     return _made(text) if is_on() else text
 
 
 def redacted(value: Any) -> Any:
-    """Redact all texts, keys and integers in a JSON value."""
+    """Redact all texts, keys and integers in a JSON value; return it unchanged without AGENTRUNS_REDACT."""
     return _walk(value) if is_on() else value
 
 
@@ -194,18 +209,21 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def driven() -> Driven:
-    """Find the run this thread is working on; NOTHING without a run."""
+    """Find the run that this thread is working on; NOTHING without a run."""
     return _driven.get()
 
 
 def secrets() -> Secrets | None:
-    """Find the sensitive values that this thread's log records hide; None if it works on no run."""
+    """Find the sensitive values that this thread's log records hide; None outside of `bound` and `hiding`."""
     return _secrets.get()
 
 
 @contextmanager
 def bound(run_id: UUID | str, epoch: int = 0, hidden: Secrets | None = None) -> Iterator[None]:
-    """Attribute this thread's log records to a run, and hide the values that `conceal` adds in the block."""
+    """Attribute the log records of the block to a run, and hide the values that `conceal` adds in the block.
+
+    Also hides the values in `hidden`. If that is None, also hides those that this thread hides already.
+    """
     token = _driven.set(Driven(str(run_id), epoch))
     try:
         with hiding(next((each for each in (hidden, _secrets.get()) if each is not None), Secrets())):
@@ -216,7 +234,7 @@ def bound(run_id: UUID | str, epoch: int = 0, hidden: Secrets | None = None) -> 
 
 @contextmanager
 def hiding(hidden: Secrets) -> Iterator[None]:
-    """Hide values in the log records of the block, and in those of an exception that leaves the block."""
+    """Hide values in the log records of the block, and of an exception that leaves the block."""
     token = _secrets.set(hidden)
     try:
         yield
@@ -230,7 +248,10 @@ def hiding(hidden: Secrets) -> Iterator[None]:
 
 @contextmanager
 def concealing(value: Any) -> Iterator[None]:
-    """Hide the texts and numbers of a value in log records, for this thread's run or else for the block."""
+    """Hide the texts and numbers of a value in the log records of the block.
+
+    If this thread hides values already, as it does for a run, the value stays hidden after the block, too.
+    """
     hidden = _secrets.get()
     with hiding(Secrets() if hidden is None else hidden):
         conceal(value)
@@ -238,14 +259,14 @@ def concealing(value: Any) -> Iterator[None]:
 
 
 def conceal(value: Any) -> None:
-    """Hide the texts and numbers of a value in the later log records of this thread's run, if any."""
+    """Hide the texts and numbers of a value in later log records, if this thread hides values already."""
     hidden = _secrets.get()
     if hidden is not None:
         hidden.add(value)
 
 
 class RunFilter(logging.Filter):
-    """A filter that gives records a `run_id` and `epoch`, unless they have them: "" and 0 without a run."""
+    """A filter that adds `run_id` and `epoch` to a record without a `run_id`; "" and 0 if there is no run."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add `run_id` and `epoch`; accept every record."""
@@ -255,7 +276,10 @@ class RunFilter(logging.Filter):
 
 
 class RedactingFilter(RunFilter):
-    """A filter that reduces a record to redacted text, without arguments, exception and its variables."""
+    """A filter that redacts a record's text and traceback, and removes its arguments and its exception.
+
+    Only escapes characters that no handler could write if AGENTRUNS_REDACT is not set and no value is hidden.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Redact the record; accept every record."""
@@ -282,7 +306,7 @@ class RedactingFilter(RunFilter):
 
 
 def _printable(record: logging.LogRecord) -> bool:
-    """Escape characters that no handler could write, such as a lone surrogate; return True."""
+    """Escape lone surrogates in a record, because no handler could write them; return True."""
     text = f"{record.msg} {record.args} {record.exc_text or ''}"
     if record.exc_info and not record.exc_text:
         text += logging.Formatter().formatException(record.exc_info)
