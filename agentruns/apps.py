@@ -1,4 +1,4 @@
-"""Start-up: system checks, the agents of every installed app, the journal's triggers."""
+"""The app's start-up: load the system checks and the agents of every installed app, install the triggers."""
 
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate

@@ -69,7 +69,10 @@ def _named(name: str) -> cached_property[Any]:
 
 
 class Settings(Typed):
-    """The AGENTRUNS_* settings with their defaults; cached properties parse or import a setting first."""
+    """The AGENTRUNS_* settings or their defaults, as attributes without the prefix, such as `DATABASE`.
+
+    Attributes in lower case are parsed or imported from a setting.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name not in DEFAULTS:
@@ -79,7 +82,7 @@ class Settings(Typed):
         return value
 
     def forget(self, *, setting: str, **kwargs: Any) -> None:
-        """Discard the values read so far if an AGENTRUNS_* setting was changed, as a test does."""
+        """Discard all values read so far, because an AGENTRUNS_* setting was changed, as a test does."""
         if setting.startswith("AGENTRUNS_"):
             self.__dict__.clear()
 
@@ -90,7 +93,10 @@ class Settings(Typed):
 
     @cached_property
     def refusals(self) -> tuple[Any, ...]:
-        """The exceptions and functions that AGENTRUNS_REFUSALS names; raises ValueError or ImportError."""
+        """The exceptions and functions that AGENTRUNS_REFUSALS names.
+
+        Raises ValueError if the setting is no list of texts, and ImportError if one cannot be imported.
+        """
         paths = self.REFUSALS
         if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
             raise ValueError(f"{paths!r} is not a list of dotted paths")
@@ -98,7 +104,10 @@ class Settings(Typed):
 
     @cached_property
     def api_throttle(self) -> dict[str, str]:
-        """The limits by kind of caller, such as {"user": "100/m"}; ValueError for a wrong setting."""
+        """The limits by kind of caller, such as {"user": "100/m"}, without a kind whose limit is None.
+
+        Empty if API_THROTTLE is not set. Raises ValueError for a wrong setting.
+        """
         rates = self.API_THROTTLE
         if rates is None:
             return {}

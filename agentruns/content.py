@@ -73,11 +73,12 @@ class Text:
 
 
 class File:
-    """A file among the blocks, from a `path`, bytes or a Django file such as an upload.
+    """A file among the blocks, from a `path`, or from `data`: bytes or a Django file such as an upload.
 
-    Its type is found from its content. A text in another encoding becomes UTF-8 if a mark in it, or the
-    charset of `media_type`, names the encoding. Raises ContentTypeError for a type that is not allowed,
-    ContentError for a file that is not what `media_type` says, ContentTooLargeError above AGENTRUNS_FILE_MAX.
+    The content decides the type; `media_type` is only compared with it. A text in another encoding becomes
+    UTF-8 if a mark in it, or the charset of `media_type`, names the encoding. Raises TypeError unless one of
+    `path` and `data` is given, ContentTypeError for a type that is not allowed, ContentError if the declared
+    type is not that of the content, and ContentTooLargeError above AGENTRUNS_FILE_MAX.
     """
 
     kind: ClassVar[str]
@@ -138,7 +139,7 @@ class File:
             raise ContentError(f"The {self.kind} {self.name!r} {error}.") from None
 
     def scan(self) -> None:
-        """Call the project's scanner; raises ContentError if it refuses the file or fails."""
+        """Call the scanner, if the project has one; raises ContentError if it refuses the file or fails."""
         if settings.SCANNER is None:
             return
         try:
@@ -160,7 +161,7 @@ class Document(File):
 
 
 def of_upload(file: Any) -> File:
-    """Build a file from an upload by its declared type; raises ContentError for content of another type."""
+    """Build an Image from an upload that is declared as an image, else a Document; raises as File does."""
     is_picture = type_named(file.content_type or "").startswith("image/")
     return (Image if is_picture else Document)(data=file)
 
@@ -191,7 +192,7 @@ def _as_utf8(data: bytes, charset: str) -> bytes:
 
 
 def type_of(data: bytes) -> str:
-    """Find the media type of the bytes of an image, a PDF or a text in UTF-8; "" for anything else."""
+    """Find the media type of an image, a PDF, or a text in UTF-8 that is not blank; "" for anything else."""
     for media_type, magic in IMAGES.items():
         if magic.match(data):
             return media_type
@@ -204,7 +205,10 @@ def type_of(data: bytes) -> str:
 
 
 def checked(given: Any) -> list[Block]:
-    """List the blocks of an input that is no string; raises ContentError for an invalid or refused block."""
+    """Check an input that is no string, and list its blocks. Scans the files.
+
+    Raises ContentError for anything but 1 to MOST_BLOCKS blocks, for a blank text, and for a refused file.
+    """
     blocks = [given] if isinstance(given, Text | File) else given
     if not isinstance(blocks, list | tuple) or not blocks:
         raise ContentError("The input is neither a text nor a list of Text, Image and Document blocks.")
@@ -228,9 +232,8 @@ def is_block(value: Any) -> bool:
 
 
 def admitted(blocks: Iterable[Block]) -> list[Block]:
-    """List the blocks of a result without empty texts; never raises.
-
-    A text with the reason replaces a file that is refused, or that no model can read.
+    """Build an Image from an upload that is declared as an image, else a Document; raises as File does."""
+    is_picture = type_named(file.content_type or "").startswith("image/")
     """
     kept: list[Block] = []
     for block in blocks:
@@ -246,7 +249,7 @@ def admitted(blocks: Iterable[Block]) -> list[Block]:
 
 
 def packed(blocks: Iterable[Block]) -> Packed:
-    """Convert blocks to their JSON form, with each file once, in base64."""
+    """Convert blocks to their JSON form: `content` has the blocks, `stored` has each file once, in base64."""
     content: list[dict[str, Any]] = []
     stored: dict[str, dict[str, Any]] = {}
     for block in blocks:

@@ -10,7 +10,7 @@ class AgentRunsError(Exception):
 
 
 class UnknownAgentError(AgentRunsError, LookupError):
-    """Raised if no agent of a name and version is registered in this process."""
+    """Raised if no agent with the given name and version is registered in this process."""
 
 
 class ContentError(AgentRunsError, ValueError):
@@ -26,15 +26,18 @@ class ContentTypeError(ContentError):
 
 
 class NotDurableError(AgentRunsError):
-    """Raised if a durable operation is called where nothing can be committed, as in a transaction."""
+    """Raised if an operation cannot be made durable, as in an open transaction or without a session."""
 
 
 class MemoryStoreNotDurableError(NotDurableError):
-    """Raised if a session is given a store that forgets everything when the process ends."""
+    """Raised if a session is given together with a store that forgets everything when the process ends."""
 
 
 class NotFoundError(AgentRunsError, LookupError):
-    """Raised if an approval, token or call is missing or hidden from the actor; the text is the same."""
+    """Raised if an approval, token, call or user does not exist.
+
+    The text is the same for an approval that the actor may not see.
+    """
 
 
 class DurableRunNotFoundError(NotFoundError):
@@ -42,7 +45,7 @@ class DurableRunNotFoundError(NotFoundError):
 
 
 class DurableConfigMismatchError(AgentRunsError):
-    """Raised if the registered agent differs from the definition that the run was started with.
+    """Raised if a run's agent is missing here, or differs from the definition that the run was started with.
 
     `parts` names the parts that differ. The run is unchanged, and can be resumed as before.
     """
@@ -57,9 +60,10 @@ class SwitchedOffError(DurableConfigMismatchError):
 
 
 class SessionBusyError(AgentRunsError):
-    """Raised if the session has another unfinished run, or if another process drives the run.
+    """Raised if the session has another unfinished run, another process drives the run, or a race was lost.
 
-    `run_id` names that run; `lease_expires_at` is set if a process holds its lease.
+    `run_id` names the run; it is None after a lost race. `lease_expires_at` is set if a process has its
+    lease.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class JournalLockedError(SessionBusyError):
 
 
 class SessionAccessDeniedError(AgentRunsError):
-    """Raised if the session is another user's; the text is the same as for a missing session."""
+    """Raised if a session does not exist or is not the actor's; a user gets the same text in both cases."""
 
 
 class AmbiguousSessionError(AgentRunsError, LookupError):
@@ -87,7 +91,10 @@ class AmbiguousSessionError(AgentRunsError, LookupError):
 
 
 class QuotaExceededError(AgentRunsError):
-    """Raised if the user has started as many runs as allowed for now; `retry_after` is in seconds."""
+    """Raised if a user or visitor has started as many runs, or sent as many messages, as an hour allows.
+
+    `retry_after` is in seconds.
+    """
 
     def __init__(self, message: str, retry_after: int = 0) -> None:
         super().__init__(message)
@@ -99,7 +106,10 @@ class PermissionDeniedError(AgentRunsError):
 
 
 class RunStateError(AgentRunsError):
-    """Raised if a run's state does not allow the action; `run_id` is for callers who did not name the run."""
+    """Raised if the state of a run, a session or an export does not allow the action.
+
+    `run_id` names the run for a caller who did not name it, as if an idempotency key belongs to another task.
+    """
 
     def __init__(self, message: str, run_id: str | None = None) -> None:
         super().__init__(message)
@@ -115,11 +125,14 @@ class JournalUnreadableError(AgentRunsError, ValueError):
 
 
 class ApprovalStateError(AgentRunsError):
-    """Raised if the approval was decided, expired, cancelled or edited before this decision."""
+    """Raised if an approval is no longer pending, or does not allow the decision, such as an invalid edit."""
 
 
 class LeaseLostError(AgentRunsError):
-    """Raised if another process took the run over, or the run ended; this process must write no more rows."""
+    """Raised if this process has lost a run's lease, because the lease is over or the run ended.
+
+    Another process may have taken the run over, so this process must write no more rows.
+    """
 
 
 class JournalRewoundError(LeaseLostError):
@@ -127,15 +140,18 @@ class JournalRewoundError(LeaseLostError):
 
 
 class JournalConflictError(AgentRunsError):
-    """Raised internally if other rows were appended first; the append is repeated after reading them."""
+    """Raised if other rows were appended first. The append is repeated after reading them.
+
+    It reaches a caller only if no repetition succeeds, or in a transaction of the caller.
+    """
 
 
 class BudgetExceededError(AgentRunsError):
-    """A name for the error of a run that failed because a budget is used up; never raised."""
+    """Never raised. Its name begins the `error` of a run that failed because a budget is used up."""
 
 
 class PayloadError(AgentRunsError):
-    """Raised if a stored content that the journal refers to is missing or was altered."""
+    """Raised if stored content that the journal refers to is missing, was altered or cannot be read."""
 
 
 class ToolRefused(AgentRunsError):

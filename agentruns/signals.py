@@ -1,4 +1,4 @@
-"""Signals of a run in progress, which are never journaled; an error of a receiver is only logged."""
+"""Signals about runs. They are never journaled, and an error of a receiver is only logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Celery: messages that wake workers. A message may be lost, doubled or late; the database has the truth.
+"""Celery: messages that wake workers. A message may be lost, doubled or late, because the database decides.
 
 A message is acknowledged as it arrives, because recovery relies on leases. If a broker delivers a message
 again while a worker still drives the run (Redis after its visibility time-out), the lease refuses the claim.
@@ -29,10 +29,13 @@ _resting_until = 0.0  # when the broker is down, only one caller waits for secon
 
 
 class CeleryDispatcher:
-    """The dispatcher that sends Celery messages; after a failure it sends none for ten seconds."""
+    """The dispatcher that sends Celery messages. After a failure it sends none for ten seconds."""
 
     def notify(self, run_id: UUID) -> None:
-        """Send a message that the run can continue, unless Celery would run the task in this process."""
+        """Send a message that the run can continue, unless Celery would run the task in this process.
+
+        Raises the error if the message cannot be sent, and then sends none for ten seconds.
+        """
         global _resting_until
         if advance_run.app.conf.task_always_eager:
             return  # no model and no tool ever runs inside a web request
@@ -47,7 +50,10 @@ class CeleryDispatcher:
 
 @shared_task(name="agentruns.advance_run", acks_late=False, ignore_result=True)
 def advance_run(run_id: str) -> None:
-    """Drive a run until it ends or waits, or this worker stops; do nothing if the run cannot be claimed."""
+    """Drive a run until it ends or waits, or this worker stops; then another worker is notified.
+
+    Does nothing if the run cannot be claimed.
+    """
     answer(run_id, _is_stopping)
     if _is_stopping():
         CeleryDispatcher().notify(UUID(run_id))  # so that another worker continues the run
@@ -55,7 +61,7 @@ def advance_run(run_id: str) -> None:
 
 @shared_task(name="agentruns.sweep_runs", ignore_result=True)
 def sweep_runs() -> dict[str, int]:
-    """Sweep once, and notify a worker of each run that can continue: a periodic task for Celery beat."""
+    """Sweep once, and notify a worker of each run that can continue; return the counts. For Celery beat."""
     return sweep(name="celery", drives=False).as_dict()
 
 
