@@ -41,7 +41,7 @@ class InvalidArguments(ToolRefused, ValueError):
 
 
 class Tool(Options, Generic[P, R]):
-    """A declared tool with its options; calling it calls the plain function, for unit tests."""
+    """A declared tool with its options. Calling it calls the plain function, for unit tests."""
 
     def __init__(
         self, fn: Callable[P, R], name: str, description: str, signature: Signature, options: Options
@@ -55,7 +55,7 @@ class Tool(Options, Generic[P, R]):
         vars(self).update(vars(options))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function as it was written; a coroutine function returns its coroutine."""
+        """Call the plain function; a coroutine function returns its coroutine."""
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class Tool(Options, Generic[P, R]):
     # As the model and the Definition see it
 
     def provider_schema(self) -> dict[str, Any]:
-        """Build the form that the provider receives: name, description, input_schema."""
+        """Build the form that a provider receives: name, description and input_schema."""
         schema = copy.deepcopy(self.input_schema)
         return {"name": self.name, "description": self.description, "input_schema": schema}
 
@@ -94,10 +94,10 @@ class Tool(Options, Generic[P, R]):
     # A call's life
 
     def effective(self, raw: Any) -> dict[str, Any]:
-        """Build the effective arguments of a model's input: validated, coerced, with defaults, as JSON.
+        """Convert a model's input to effective arguments: validated, coerced, with defaults, as JSON.
 
-        Raises InvalidArguments for invalid input, and for input that changes if it is validated again: after
-        a restart the handler would receive other arguments than a person has seen and approved.
+        Raises InvalidArguments for invalid input. Also raises it for input that changes if it is validated
+        again, because after a restart the handler would receive other arguments than a person has approved.
         """
         arguments = self._read(raw)[1]
         again = self._read(arguments)[1]
@@ -113,11 +113,14 @@ class Tool(Options, Generic[P, R]):
         return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate recorded arguments by the tool's present signature; raises InvalidArguments."""
+        """Validate recorded arguments by the tool's present signature, and return the result as JSON.
+
+        Raises InvalidArguments if they do not fit.
+        """
         return self._read(arguments)[1]
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
-        """Check whether the call needs approval; also True if the predicate raises or returns None."""
+        """Check whether a call needs approval; also True if `requires_approval` raises or returns None."""
         if isinstance(self.requires_approval, bool):
             return self.requires_approval
 
@@ -129,7 +132,7 @@ class Tool(Options, Generic[P, R]):
         return asks is not False
 
     def title(self, arguments: dict[str, Any]) -> str:
-        """Describe the call on a line: by `describe`, or else by name and arguments.
+        """Describe the call on one line: by `describe`, or else by the tool's name and arguments.
 
         The sensitive arguments are masked first, so that the title contains none of their values.
         """
@@ -143,21 +146,27 @@ class Tool(Options, Generic[P, R]):
         return said or call_text(self.name, masked)
 
     def masked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Mask sensitive arguments, and those that the tool does not take: one may be misspelt."""
+        """Mask the sensitive arguments and the unknown ones, whose names may be misspelt sensitive names.
+
+        Masks nothing if the tool has no sensitive arguments.
+        """
         if not self.sensitive:
             return arguments
         shown = {*self.input_schema.get("properties", ())} - {*self.sensitive}
         return {name: value if name in shown else MASK for name, value in arguments.items()}
 
     def preview_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        """Call `preview` and convert its dict to JSON; None if it fails or returns no dict. Never raises."""
+        """Call `preview` and convert its dict to JSON; None without a preview or a dict. Never raises."""
         preview = None if self.preview is None else self._ask("preview", lambda answer: answer, arguments)
         return to_jsonable(preview)[0] if isinstance(preview, dict) else None
 
     def _ask(
         self, hook: str, read: Callable[[Any], Any], arguments: dict[str, Any], *more: Any, failed: str = ""
     ) -> Any:
-        """Call a hook of the tool with copied arguments and convert its answer; None if the hook fails."""
+        """Call a hook of the tool with copied arguments and apply `read` to its answer; None if that fails.
+
+        `failed` is added to the log record of the failure.
+        """
         with concealing(self._hidden(arguments)):
             try:
                 return read(call(getattr(self, hook), copy.deepcopy(arguments), *more))
@@ -166,10 +175,11 @@ class Tool(Options, Generic[P, R]):
                 return None
 
     def invoke(self, ctx: ToolContext, arguments: dict[str, Any]) -> ToolOutput:
-        """Enter the handler once, with effective arguments, and return its output.
+        """Call the handler once with effective arguments, and return its output.
 
         Before that, raises InvalidArguments if the arguments are not effective, and NotEntered if the lease
-        is over. The handler's own exceptions pass through. After the handler has returned, nothing raises.
+        is over or the call was given up. Exceptions of the handler pass through. After it has returned,
+        nothing raises.
         """
         conceal(self._hidden(arguments))
         model, again = self._read(arguments)
@@ -194,11 +204,14 @@ class Tool(Options, Generic[P, R]):
         return is_refusal(error, self.refuses)
 
     def _hidden(self, arguments: dict[str, Any]) -> list[Any]:
-        """List the values of the sensitive arguments, to be kept out of log records."""
+        """List the values of the sensitive arguments, which log records must not contain."""
         return [arguments.get(name) for name in self.sensitive]
 
     def _read(self, raw: Any) -> tuple[BaseModel, dict[str, Any]]:
-        """Validate arguments; return the model and its JSON. Raises InvalidArguments, for NaN too."""
+        """Validate arguments; return the model and its JSON.
+
+        Raises InvalidArguments, also for NaN and infinity where the annotation does not allow them.
+        """
         model = self.signature.model
         # `effective` also reads its own result, because a parameter may read a text as JSON.
         if is_deeper(raw, MAX_DEPTH):
@@ -232,7 +245,7 @@ class Tool(Options, Generic[P, R]):
         return validated, plain
 
     def output(self, result: Any) -> ToolOutput:
-        """Convert a handler's result to JSON; never raises."""
+        """Convert a handler's result to JSON; never raises. A result with a block becomes blocks."""
         if content.is_block(result):
             blocks: list[content.Block] = []
             for item in result if isinstance(result, list | tuple) else [result]:
@@ -266,9 +279,10 @@ class Tool(Options, Generic[P, R]):
         return ToolOutput(plain, flags)
 
     def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
-        """Call `reconcile` to find out whether the call happened; an error or an unclear answer is Unknown.
+        """Call `reconcile` to learn whether the call happened. A missing verdict or an error becomes Unknown.
 
-        The result in Occurred is converted to JSON like a handler's. Raises NotEntered if the lease is over.
+        The result in Occurred is converted to JSON like a handler's. Raises NotEntered if the lease is over
+        or the call was given up.
         """
         if self.reconcile is None:
             return Unknown(f"{self.name} declares no reconcile function.")

@@ -30,8 +30,9 @@ _lane = Lane("agentruns-card", 4)
 def in_time(ask: Callable[[], None]) -> None:
     """Run `ask`, which calls functions of the project, in another thread; wait at most PATIENCE seconds.
 
-    `ask` stores each result as soon as it has one, because a later function may hang. In a TestCase it runs
-    in this thread, without a limit, because the connections of other threads would not see the test's rows.
+    `ask` must store each result as soon as it has one, because a later function may hang. In a TestCase it
+    runs in this thread, without a limit, because the connections of other threads would not see the test's
+    rows.
     """
     if is_in_test_case():
         with always_rollback():

@@ -14,7 +14,7 @@ logger = get_logger("agentruns.tools")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfRun:
-    """The members of a run that every context has; `actor` is the user who started the run."""
+    """The members of a run that every context has. `actor` is the user who started the run."""
 
     run_id: str
     session_key: str | None = None
@@ -25,7 +25,7 @@ class OfRun:
 
     @property
     def user(self) -> Any:
-        """The user who owns the run, read at first use; None for the program. NotFoundError if deleted."""
+        """The user who owns the run, or None if no user does; raises NotFoundError if the user is gone."""
         return self._user() if self._user is not None else None
 
 
@@ -40,10 +40,11 @@ class RunContext(OfRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext(OfRun):
-    """One call of a tool, for its handler, gate and reconcile function.
+    """One call of a tool, for its handler, its `requires_approval` and its `reconcile`.
 
-    `idempotency_key` is the same for every attempt of this call and different for every other call. The
-    engine sets the private callables; without them, as in a unit test, the methods do nothing.
+    `idempotency_key` is the same for every attempt of this call, and different for every other call. For
+    `requires_approval`, which runs before the call is recorded, it is "" and `attempt` is 0. The engine sets
+    the private callables. Without them, as in a unit test, the lease always holds and nothing is cancelled.
     """
 
     call_id: str
@@ -57,16 +58,19 @@ class ToolContext(OfRun):
     _covers: Callable[..., bool] = field(default=lambda extend=False: True, repr=False, compare=False)
 
     def is_cancelled(self) -> bool:
-        """Check whether the run was cancelled or taken over, so that a long handler can stop early."""
+        """Check whether a handler should stop: its run is cancelled or taken over, or its time is over."""
         return self._is_cancelled() if self._is_cancelled is not None else False
 
     def heartbeat(self) -> None:
-        """Tell the engine that a long handler is still alive, so that its lease does not expire."""
+        """Report that a long handler is alive; allow its lease to be extended for AGENTRUNS_TOOL_TIMEOUT."""
         if self._heartbeat is not None:
             self._heartbeat()
 
     def require_lease(self) -> None:
-        """Raise LeaseLostError if another worker may have the run; call this right before a late effect."""
+        """Raise LeaseLostError if another worker may have the run, or if this call was given up.
+
+        Extends the lease first if necessary. Call this right before a late effect.
+        """
         if not self._covers(extend=True):
             text = "the lease is over, and another worker may have the run. Stop before you act."
             raise LeaseLostError(f"Call {self.call_id} of run {self.run_id}: {text}")
@@ -76,7 +80,7 @@ class ToolContext(OfRun):
             raise NotEntered(self.call_id)
 
     def progress(self, text: str) -> None:
-        """Report the progress of a long handler."""
+        """Report the progress of a long handler; it is logged."""
         if self._progress is not None:
             self._progress(text)
         else:

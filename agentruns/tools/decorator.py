@@ -52,7 +52,8 @@ def tool(
     The model sees the signature as a JSON Schema, and the docstring as descriptions. A parameter annotated
     ToolContext receives the context of the call. `refuses` names the exceptions that mean that nothing
     happened, or functions that check an exception for that, such as `http_refusal`. Raises TypeError for
-    anything that cannot be shown, stored and repeated faithfully, and for options that contradict each other.
+    options that contradict each other, and for a parameter whose values could not be shown, stored and read
+    back unchanged.
     """
     options = Options(
         requires_approval=requires_approval,

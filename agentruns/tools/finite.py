@@ -1,7 +1,7 @@
-"""Finite numbers in arguments: a gate such as `amount > 50` would let NaN and minus infinity pass.
+"""Find NaN and infinity in arguments, because a gate such as `amount > 50` would let NaN pass.
 
 A parameter or field allows NaN and infinity by `Annotated[float, Field(allow_inf_nan=True)]`. The walk reads
-validated values, in which a text such as "NaN" is a number only if pydantic made it one.
+validated values, in which a text such as "NaN" is a number only if pydantic made it a number.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _opened(annotations: Iterable[Any], allows: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yield the types that `annotations` allow, each with whether NaN and infinity are allowed.
+    """Yield the types that `annotations` allow, each with a bool: True if NaN and infinity are allowed.
 
     Opens unions, Annotated, fields and `type` aliases, but no containers: list[float] stays one type.
     """

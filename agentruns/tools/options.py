@@ -83,7 +83,7 @@ class Options:
         return "reconcile" if self.reconcile is not None else "nothing"
 
     def check(self, name: str, *, is_async: bool, parameters: Iterable[str]) -> None:
-        """Raise TypeError for an option of the wrong type, or for two options that contradict each other."""
+        """Raise TypeError for an option of a wrong type or value, or for two that contradict each other."""
         if first := next(self._mistakes(is_async, parameters), ""):
             raise TypeError(f"Tool {name!r}: {first}")
 
@@ -176,7 +176,7 @@ def as_refusals(refuses: object) -> tuple[Any, ...]:
 
 
 def as_names(given: object, option: str = "sensitive", what: str = "parameter names") -> tuple[str, ...]:
-    """Sort the names of an option; raises TypeError for a bare string, or anything but a list of names."""
+    """Sort the names of an option; raises TypeError for a bare string, and for anything but texts."""
     if isinstance(given, Iterable) and not isinstance(given, str):
         names = list(given)
         if all(isinstance(each, str) for each in names):

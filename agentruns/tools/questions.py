@@ -20,8 +20,8 @@ def question_to(
 ) -> Tool[..., Any]:
     """Build a tool that asks a person a question; the answer becomes the call's result.
 
-    `approvers` names who may answer: a permission or a group, as in `@tool`. An agent may have several such
-    tools, each under its own name. Raises TypeError as `@tool` does.
+    `approvers` names the permission or group of those who may answer, as in `@tool`. An agent may have
+    several such tools, each under its own name. Raises TypeError as `@tool` does.
     """
     options = Options(
         requires_approval=True,
@@ -42,9 +42,9 @@ def choices_of(arguments: dict[str, Any]) -> list[str]:
 
 
 def takes_text(arguments: dict[str, Any]) -> bool:
-    """Check whether a question accepts a free text besides its choices.
+    """Check whether a question accepts a free text; always true if the question offers no choices.
 
-    True for a question recorded before `free_text` existed, because every such question accepted one.
+    Also true for a question recorded before `free_text` existed, because every such question accepted a text.
     """
     return not choices_of(arguments) or bool(arguments.get("free_text", True))
 

@@ -28,9 +28,9 @@ UNDECIDED = (408, 409, 425, 429)
 def http_refusal(error: Exception) -> bool:
     """Check whether an HTTP client's exception means that the server refused the request.
 
-    The status must be from 400 to 499, but not 408, 409, 425 or 429. It is read as httpx, requests, aiohttp,
-    urllib and libraries built on them store it. False after a redirect, because the first server may have
-    acted. An error of urllib does not tell of a redirect, so there the result may be True.
+    The status must be from 400 to 499, but not 408, 409, 425 or 429. Reads the status of exceptions of httpx,
+    requests, aiohttp, urllib and libraries built on them. False after a redirect, because the first server
+    may have acted. May be True after a redirect in urllib, because its exceptions do not show redirects.
     """
     response = getattr(error, "response", None)
     if any(getattr(each, "history", None) for each in (response, error)):
@@ -45,9 +45,9 @@ def http_refusal(error: Exception) -> bool:
 
 
 def is_refusal(error: Exception, named: Iterable[Refusal]) -> bool:
-    """Check whether a handler's exception is a refusal: a ToolRefused, or in `named` or AGENTRUNS_REFUSALS.
+    """Check whether a handler's exception is a refusal by `named` or AGENTRUNS_REFUSALS, or a ToolRefused.
 
-    False if a named function raises an error or the setting cannot be read.
+    False if a function in them raises an error, or if the setting cannot be read.
     """
     if isinstance(error, ToolRefused):
         return True
@@ -63,7 +63,7 @@ def is_refusal(error: Exception, named: Iterable[Refusal]) -> bool:
 
 
 def mistake(refusal: object) -> str:
-    """Explain why an object cannot stand in `refuses`; "" if it can."""
+    """Explain why an object cannot be a member of `refuses`; "" if it can."""
     if inspect.iscoroutinefunction(refusal):
         return f"{refusal!r} is a coroutine function"
     if not isinstance(refusal, type):

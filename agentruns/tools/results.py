@@ -1,4 +1,4 @@
-"""The result of a handler, of whatever type, converted to JSON."""
+"""Convert the result of a handler, whatever its type, to JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def result_adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def dumped(adapter: TypeAdapter[Any], value: Any, **options: Any) -> Any:
-    """Convert a list of one value to JSON by its adapter.
+    """Convert a list of one value to JSON by its adapter; return the list.
 
     Raises any error of pydantic. Raises SameKeyError if two keys of a mapping become the same key, because
     one of the two members would be dropped silently.
@@ -52,9 +52,10 @@ def _distinct(pairs: list[tuple[str, Any]]) -> None:
 
 
 def to_jsonable(value: Any) -> tuple[Any, bool]:
-    """Convert `value` to JSON that `canonical.dumps` accepts; return also whether any part became text.
+    """Convert `value` to JSON that `canonical.dumps` accepts; return the JSON and a flag.
 
-    Never fails: the effect has happened by now, and an error here would lose a known result.
+    The flag is True if a part that has no form in JSON became text, or if one of two equal keys was renamed.
+    Never raises, because the effect has happened by now, and an error would lose a known result.
     """
     walk = _Walk()
     try:
@@ -66,7 +67,7 @@ def to_jsonable(value: Any) -> tuple[Any, bool]:
 
 
 class _Walk:
-    """One conversion: the containers around the current value, and whether any part became text."""
+    """The state of one conversion: the ids of the containers around the value, and `stringified`."""
 
     def __init__(self) -> None:
         self.stringified = False

@@ -41,8 +41,8 @@ class Signature:
     """A tool's parameters and return type.
 
     `parameters` maps each parameter to a field of `model`; the names differ where pydantic reserves a name.
-    `context` is the parameter annotated ToolContext, or None. `returns` validates a list of one result; None
-    if results are not validated.
+    `context` is the parameter annotated ToolContext, or None. `description` is the docstring's text before
+    its sections. `returns` validates a list of one result; None if results are not validated.
     """
 
     model: type[BaseModel]
@@ -54,7 +54,10 @@ class Signature:
 
 
 def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> Signature:
-    """Read the signature of `fn`; raises TypeError that names the tool and its mistake."""
+    """Read the signature of `fn`, the function of the tool `name`; raises TypeError for a mistake in it.
+
+    Annotations may use the names of the function's module and `local_names`.
+    """
     inner = inspect.unwrap(fn)
     # ToolContext is often imported under TYPE_CHECKING only.
     names = {"ToolContext": ToolContext, **getattr(inner, "__globals__", {})}
@@ -171,7 +174,7 @@ def _refuse_unstable(annotation: Any, where: str) -> None:
 
 
 def _kinds(annotation: Any, seen: set[int]) -> Iterator[type]:
-    """Yield every class in an annotation, also inside models, dataclasses and typed dicts."""
+    """Yield every class in an annotation, also inside models, dataclasses, named tuples and typed dicts."""
     if id(annotation) in seen or isinstance(annotation, str):
         return
     seen.add(id(annotation))

@@ -45,7 +45,7 @@ Headers = Mapping[str, str] | Callable[[ToolContext], Mapping[str, str]] | None
 
 @dataclass(eq=False)
 class Server:
-    """An MCP server as a project declares it, and the names of its tools that the project uses (`taken`)."""
+    """An MCP server as a project declares it. `taken` are the names of the tools that the project uses."""
 
     name: str
     target: client.Target
@@ -60,7 +60,7 @@ class Server:
 
     @cached_property
     def locked(self) -> dict[str, dict[str, Any]] | None:
-        """The tools in the lock file by name; None if there is no file. ValueError for a broken file."""
+        """The tools in the lock file by name; None without a file. Raises ValueError if it is no JSON."""
         try:
             return {each["name"]: each for each in json.loads(self.file.read_text())["tools"]}
         except FileNotFoundError:
@@ -75,7 +75,10 @@ class Server:
             return client.list_tools(self.target, headers)
 
     def headers_for(self, ctx: ToolContext) -> dict[str, str]:
-        """Build the headers of a call; raises ToolRefused for an invalid header or a failed function."""
+        """Build the headers of a call from `headers`, which is a dict, or a function of the context.
+
+        Raises ToolRefused if the function fails or a header is invalid.
+        """
         try:
             made = dict((call(self.headers, ctx) if callable(self.headers) else self.headers) or {})
             for name, value in made.items():  # the HTTP library would quote a value that it refuses
@@ -93,7 +96,7 @@ class Server:
         return json.dumps({"server": self.name, "tools": tools}, indent=2) + "\n"
 
     def difference(self, listed: Listed, names: Iterable[str]) -> list[str]:
-        """List the tools of `names` that differ between server and lock file, or are missing in either."""
+        """List the tools of `names` that differ between server and lock file, or that one of them lacks."""
         now, known = {each["name"]: _locked(each) for each in listed}, self.locked or {}
         # As texts, for 1 and true are equal.
         same = {
@@ -108,7 +111,7 @@ class Server:
         return CHANGED.format(**told) if changed else ""
 
     def ready(self, ctx: ToolContext) -> str:
-        """Ask the server, and explain which tools have changed; "" if none has, or if there is no answer."""
+        """Query the server's tools and explain which have changed; "" if none has, or if the query fails."""
         try:
             return self.why_not(self.listed(ctx))
         except Exception:
@@ -117,7 +120,10 @@ class Server:
     def send(
         self, original: str, timeout: float | None, *, arguments: dict[str, Any], ctx: ToolContext
     ) -> Any:
-        """Call a tool of the server. With `original` and `timeout` bound, this is the tool's handler."""
+        """Call the server's tool `original` and convert the answer to a result; raises as `call_tool`.
+
+        With `original` and `timeout` bound, this is the handler of the tool.
+        """
         headers = self.headers_for(ctx)
         with client.without_secrets(self.target, headers):
             answer = client.call_tool(
@@ -137,7 +143,7 @@ _lock = renewed(threading.Lock())
 
 
 def servers() -> list[Server]:
-    """List the servers that this process has declared, by name."""
+    """List the servers that this process has declared, sorted by name."""
     with _lock:
         return [_servers[name] for name in sorted(_servers)]
 
@@ -154,14 +160,16 @@ def mcp_tools(
     lock: str | Path | None = None,
     **tool_options: Any,
 ) -> list[Tool]:
-    """Build the tools of an MCP server, given as a URL or a command; each is named `{name}__{tool}`.
+    """Build the tools of an MCP server, which is a URL or a command; each tool is named `{name}__{tool}`.
 
     The tools are declared from the server's lock file: `lock`, by default `{name}.mcp.json` beside the
     calling module. Without that file the list is empty, and a system check reports it. `allow` selects tools
-    by name. Each call needs approval and is sent at most once, unless `read_only` names its tool or
-    `trust_hints` trusts the server's hints about it. `headers`, which may be a function of a ToolContext, and
-    `env` are never stored. Other options are those of `@tool`; `timeout` defaults to 60 seconds. Raises
-    TypeError and ValueError as `tool` does.
+    by name. By default each call needs approval and is sent at most once. Tools in `read_only` need no
+    approval, and their calls may be sent again. With `trust_hints` this also holds for tools that the server
+    declares read-only. Calls of tools that it declares idempotent need approval, but may be sent again.
+    `headers`, which may be a function of a ToolContext, and `env` are never stored. Other options are those
+    of `@tool`; `timeout` defaults to 60 seconds. Raises TypeError as `tool` does, and ValueError for a name
+    that is invalid or taken and for a broken lock file.
     """
     where = f"MCP server {name!r}"
     if not isinstance(name, str) or not _PREFIX.fullmatch(name):

@@ -1,7 +1,7 @@
 """The arguments of a server's tool, validated by the JSON Schema that the server declares.
 
-The schema's regular expressions are matched in linear time: Python's `re` could take hours, and block the
-thread that extends the lease. Patterns that cannot be matched in this way are left to the server.
+The schema's regular expressions are matched in linear time, because Python's `re` could take hours and block
+the thread that extends the lease. The server checks patterns that cannot be matched in this way.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SHOWN_ERRORS = 10
 
 
 def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseModel]:
-    """Build a model that accepts arguments which fit a JSON Schema, and does not change them.
+    """Build a model that accepts the arguments that fit a JSON Schema, and does not change them.
 
-    The server adds the defaults, and checks `unevaluatedProperties`. Errors quote the arguments if `quotes`.
+    The server adds the defaults and checks `unevaluatedProperties`. Errors quote the arguments if `quotes`.
     """
 
     @cache

@@ -1,4 +1,4 @@
-"""Sessions with MCP servers: one for each server and set of headers in a process, in one loop thread."""
+"""Sessions with MCP servers: one for each server and set of headers. One thread runs the loop of all."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ Listed = list[dict[str, Any]]  # tools as a server declares them
 
 
 class McpError(Exception):
-    """An error that an MCP server answered, with the server's text."""
+    """Raised for an error that an MCP server returned, with the server's text."""
 
 
 class McpChanged(ToolRefused):
-    """Raised if a server declares its tools in another way than its lock file."""
+    """Raised if a server declares its tools in another way than its lock file; the call was not sent."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Target:
-    """The address of a server: a URL, or a command with variables to add to a minimal environment."""
+    """The address of a server: a URL, or a command with variables that are added to a minimal environment."""
 
     url: str = ""
     command: tuple[str, ...] = ()
@@ -73,9 +73,10 @@ class Target:
 
 
 def secrets_of(target: Target, headers: Mapping[str, str]) -> Secrets:
-    """Collect the values given to a server, which no error may quote.
+    """Collect the secrets of a server, which no error may quote.
 
-    Each value also counts without its first word, such as Bearer. Values of up to 5 characters do not count.
+    These are the values of headers, of the environment and of the URL's query, and the URL's password. Each
+    also counts without its first word, such as Bearer. Values of up to 5 characters do not count.
     """
     url = urlsplit(target.url)
     given = [
@@ -107,7 +108,7 @@ Work = Callable[["Session", "ClientSession"], Awaitable[T]]
 
 
 class Session:
-    """A session with a server, entered and left by one task, always in the loop's thread."""
+    """A session with a server. One task opens and leaves it, always in the loop's thread."""
 
     def __init__(self, owner: Loop, key: Key) -> None:
         self.owner, self.key = owner, key
@@ -163,7 +164,7 @@ class Session:
             self.retire()
 
     def retire(self) -> None:
-        """Accept no new calls; the session is left when the running calls are over."""
+        """Accept no new calls. The session is left when its running calls are over."""
         self.retired = True
         if self.owner.sessions.get(self.key) is self:
             del self.owner.sessions[self.key]
@@ -171,7 +172,7 @@ class Session:
 
 
 class Loop:
-    """The event loop of this process and its sessions."""
+    """The event loop of this process, in a thread of its own, and the sessions with servers."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -180,7 +181,10 @@ class Loop:
         threading.Thread(target=self.loop.run_forever, name="mcp-sessions", daemon=True).start()
 
     async def use(self, key: Key, work: Work[T]) -> T:
-        """Do `work` in a server's session, opened if there is none; every error but McpError retires it."""
+        """Do `work` in the session for a key; open a session if there is none.
+
+        Retires the session after any error but McpError.
+        """
         session = self.sessions.get(key)
         if session is None:
             session = self.sessions[key] = Session(self, key)
@@ -248,7 +252,7 @@ def close() -> None:
 
 
 def list_tools(target: Target, headers: dict[str, str]) -> Listed:
-    """List the tools that a server declares now; raises ToolRefused if it cannot be reached."""
+    """List the tools that a server declares now; raises ToolRefused if they cannot be read."""
     return _use(target, headers, partial(_tools, anew=True))
 
 
@@ -262,11 +266,11 @@ def call_tool(
     timeout: float | None,
     why_not: Callable[[Listed], str],
 ) -> CallToolResult:
-    """Send a call of a tool once, and return the server's answer.
+    """Send a call of a tool once, with the idempotency key `key`, and return the server's answer.
 
     Raises McpChanged if `why_not` objects to the tools that the server declares, ToolRefused if nothing was
-    sent or the server refused the request, McpError for an error that the server answered, and
-    ToolDurabilityError if there is no answer that can be read.
+    sent or the server refused the request, McpError if the server returned an error or asks for more input,
+    and ToolDurabilityError if no answer came within `timeout` seconds, or none that can be read.
     """
     end = math.inf if timeout is None else uptime() + timeout
 
@@ -317,7 +321,7 @@ def call_tool(
 
 
 async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed:
-    """List a server's declared tools, from the last list unless `anew`; raises ToolRefused if that fails."""
+    """List the tools that a server declares; use the last list unless `anew`. Raises ToolRefused."""
     from mcp.types import PaginatedRequestParams
 
     if held.listed is not None and not anew:
@@ -346,7 +350,7 @@ def _refusal(target: Target, error: BaseException) -> ToolRefused:
 
 
 def _told(error: BaseException) -> str:
-    """Describe an error on one line; of a group, its first exception."""
+    """Describe an error on one line; for a group of errors, describe the first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return one_line(f"{type(error).__name__}: {error}", LONGEST_TEXT)
@@ -354,9 +358,10 @@ def _told(error: BaseException) -> str:
 
 @contextlib.asynccontextmanager
 async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any]:
-    """Start a server in its own process group, and exchange lines with it; call `ended` when it ends.
+    """Start a server in its own process group, and exchange lines with it. Ends the group after the block.
 
-    The SDK's own transport is not used: it reads lines of any length, at a cost that grows with their square.
+    Calls `ended` when the server's output ends. The SDK's own transport is not used, because it reads lines
+    of any length, at a cost that grows with the square of the length.
     """
     import anyio
     from mcp.client.stdio import get_default_environment
@@ -412,7 +417,7 @@ async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any
 
 
 def _signalled(group: int, number: int) -> bool:
-    """Send a signal to a process group; return whether the group has any process left."""
+    """Send a signal to a process group (0 only checks); return True if the group has any process left."""
     try:
         os.killpg(group, number)
     except PermissionError:

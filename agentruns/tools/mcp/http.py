@@ -1,4 +1,4 @@
-"""HTTP for the MCP SDK: a request is sent once, fails alone, and its answer has a limited size."""
+"""HTTP for the MCP SDK. A request is sent once and fails alone, and its answer has a limited size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, ht
 
 
 class Bounded(httpx2.AsyncByteStream):
-    """The bytes of an answer, limited in size. An error in them fails this request alone."""
+    """The bytes of an answer, limited in size. An error while they are read fails this request alone."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -42,10 +42,15 @@ class Bounded(httpx2.AsyncByteStream):
 
 
 class Once(httpx2.AsyncClient):
-    """A client that turns its own errors into answers, which say whether a request was refused or lost."""
+    """A client that replaces failures by answers, each of which tells if the request was refused or lost."""
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request once; turn a failure into an answer with the verdict "refused" or "lost"."""
+        """Send a request once; replace a failure by an answer with the verdict "refused" or "lost".
+
+        Failures are errors of the connection, compressed answers, and a status from 400 on for a POST. An
+        answer with an error of JSON-RPC stays as it is, unless its status means that the server refused a
+        tool's call.
+        """
         try:
             response = await super().send(request, **options)
         except httpx2.TransportError as error:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def result_of(answer: CallToolResult) -> Any:
-    """Convert a server's answer to a tool result; raises McpError if the answer says that the tool failed.
+    """Convert a server's answer to a tool's result; raises McpError if the answer reports a failed tool.
 
-    Structured content replaces the text that repeats it, and comes after any other content.
+    Structured content replaces each text that repeats it. If other content is left, a text with the
+    structured content follows that; otherwise the result is the structured content.
     """
     blocks, structured = [*map(_block, answer.content)], answer.structured_content
     if answer.is_error:
