@@ -156,10 +156,7 @@ def close_stale(alias: str) -> None:
 
 
 def uptime() -> float:
-    """Read the seconds of a clock that also runs during suspend, so that a laptop's sleep ages a lease.
-
-    Reads `time.monotonic` where the system has no such clock.
-    """
+    """Read the seconds of a clock that, if possible, runs during suspend, so that sleep ages a lease."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 

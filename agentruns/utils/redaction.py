@@ -107,10 +107,7 @@ class Secrets:
         return "".join([*shown, text[start:]])
 
     def settled(self, text: str) -> int:
-        """Find the place in an unfinished text from which a value may have begun; else the text's length.
-
-        The text before this place can be masked and shown before the remaining text arrives.
-        """
+        """Find the place in an unfinished text from which a value may have begun; else the text's length."""
         end, longest = len(text), max(map(len, self._forms), default=0)
         start = max(0, end - longest)
         while start < end:
@@ -124,10 +121,7 @@ class Secrets:
         return end
 
     def walk(self, value: Any, *, short: bool = False) -> Any:
-        """Copy a JSON value with the values masked: parts of texts and keys, and numbers as a whole.
-
-        Never applies `short` to keys.
-        """
+        """Copy a JSON value with the values masked: parts of texts and keys, and numbers as a whole."""
         if not self._forms:
             return value
         if isinstance(value, str):
@@ -140,11 +134,7 @@ class Secrets:
 
 
 def _stands(text: str, start: int, end: int) -> bool:
-    """Check whether the value at this place stands alone, and is not part of a longer number or word.
-
-    A number of fewer than LONG_NUMBER characters must not touch a digit. Another value of at most SHORT
-    characters must not touch a letter, a digit or "_". A longer value always counts.
-    """
+    """Check whether the value at this place is long, or short and no part of a longer number or word."""
     form = text[start:end]
     around = text[max(0, start - 1) : start], text[end : end + 1]
     if len(form) < LONG_NUMBER and _NUMBER.fullmatch(form):
@@ -188,10 +178,7 @@ def is_on() -> bool:
 
 
 def redact(text: str) -> str:
-    """Redact a text by the function that AGENTRUNS_REDACT names; return the text unchanged without one.
-
-    Returns FAILED if the function raises an error or does not return a text.
-    """
+    """Redact a text by the project's function, if any; FAILED if the function raises or returns no text."""
     return _made(text) if is_on() else text
 
 
