@@ -93,10 +93,7 @@ class Settings(Typed):
 
     @cached_property
     def refusals(self) -> tuple[Any, ...]:
-        """The exceptions and functions that AGENTRUNS_REFUSALS names.
-
-        Raises ValueError if the setting is no list of texts, and ImportError if one cannot be imported.
-        """
+        """The exceptions and functions that AGENTRUNS_REFUSALS names; raises ValueError or ImportError."""
         paths = self.REFUSALS
         if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
             raise ValueError(f"{paths!r} is not a list of dotted paths")

@@ -232,8 +232,9 @@ def is_block(value: Any) -> bool:
 
 
 def admitted(blocks: Iterable[Block]) -> list[Block]:
-    """Build an Image from an upload that is declared as an image, else a Document; raises as File does."""
-    is_picture = type_named(file.content_type or "").startswith("image/")
+    """List the blocks of a result without empty texts; never raises.
+
+    A text with the reason replaces a file that is refused, or that no model can read.
     """
     kept: list[Block] = []
     for block in blocks:

@@ -34,10 +34,7 @@ class MemoryStoreNotDurableError(NotDurableError):
 
 
 class NotFoundError(AgentRunsError, LookupError):
-    """Raised if an approval, token, call or user does not exist.
-
-    The text is the same for an approval that the actor may not see.
-    """
+    """Raised if an approval, token, call or user is missing or hidden, both with the same text."""
 
 
 class DurableRunNotFoundError(NotFoundError):
@@ -91,10 +88,7 @@ class AmbiguousSessionError(AgentRunsError, LookupError):
 
 
 class QuotaExceededError(AgentRunsError):
-    """Raised if a user or visitor has started as many runs, or sent as many messages, as an hour allows.
-
-    `retry_after` is in seconds.
-    """
+    """Raised if a user or visitor has used up an hour's runs and messages; `retry_after` is in seconds."""
 
     def __init__(self, message: str, retry_after: int = 0) -> None:
         super().__init__(message)
@@ -129,10 +123,7 @@ class ApprovalStateError(AgentRunsError):
 
 
 class LeaseLostError(AgentRunsError):
-    """Raised if this process has lost a run's lease, because the lease is over or the run ended.
-
-    Another process may have taken the run over, so this process must write no more rows.
-    """
+    """Raised if this process has lost a run's lease, or the run ended; it must write no more rows."""
 
 
 class JournalRewoundError(LeaseLostError):
@@ -140,10 +131,7 @@ class JournalRewoundError(LeaseLostError):
 
 
 class JournalConflictError(AgentRunsError):
-    """Raised if other rows were appended first. The append is repeated after reading them.
-
-    It reaches a caller only if no repetition succeeds, or in a transaction of the caller.
-    """
+    """Raised if other rows were appended first. agentruns repeats the append, but not in your transaction."""
 
 
 class BudgetExceededError(AgentRunsError):

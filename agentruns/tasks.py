@@ -50,10 +50,7 @@ class CeleryDispatcher:
 
 @shared_task(name="agentruns.advance_run", acks_late=False, ignore_result=True)
 def advance_run(run_id: str) -> None:
-    """Drive a run until it ends or waits, or this worker stops; then another worker is notified.
-
-    Does nothing if the run cannot be claimed.
-    """
+    """Drive a run until it ends or waits, or this worker stops; do nothing if the run cannot be claimed."""
     answer(run_id, _is_stopping)
     if _is_stopping():
         CeleryDispatcher().notify(UUID(run_id))  # so that another worker continues the run

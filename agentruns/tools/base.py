@@ -113,10 +113,7 @@ class Tool(Options, Generic[P, R]):
         return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate recorded arguments by the tool's present signature, and return the result as JSON.
-
-        Raises InvalidArguments if they do not fit.
-        """
+        """Convert recorded arguments to JSON by the tool's present signature; raises InvalidArguments."""
         return self._read(arguments)[1]
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
@@ -146,10 +143,7 @@ class Tool(Options, Generic[P, R]):
         return said or call_text(self.name, masked)
 
     def masked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Mask the sensitive arguments and the unknown ones, whose names may be misspelt sensitive names.
-
-        Masks nothing if the tool has no sensitive arguments.
-        """
+        """Mask sensitive arguments, if the tool has any, and unknown arguments, which may be misspelt."""
         if not self.sensitive:
             return arguments
         shown = {*self.input_schema.get("properties", ())} - {*self.sensitive}
@@ -163,10 +157,7 @@ class Tool(Options, Generic[P, R]):
     def _ask(
         self, hook: str, read: Callable[[Any], Any], arguments: dict[str, Any], *more: Any, failed: str = ""
     ) -> Any:
-        """Call a hook of the tool with copied arguments and apply `read` to its answer; None if that fails.
-
-        `failed` is added to the log record of the failure.
-        """
+        """Call a hook of the tool with copied arguments and convert its answer; None if either fails."""
         with concealing(self._hidden(arguments)):
             try:
                 return read(call(getattr(self, hook), copy.deepcopy(arguments), *more))
