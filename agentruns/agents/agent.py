@@ -68,17 +68,17 @@ class Agent:
     """An agent: instructions, a model and tools, registered by (name, version); treat it as immutable.
 
     `instructions` may be a function of a RunContext; `tools_for` is a function of a RunContext that names the
-    tools of a run. Both are called once, at the start of the run. `tools` maps names to tools. `model`: a
-    Claude model's name, a name with a provider as "openai:gpt-5.4", a name of AGENTRUNS_MODELS, or an object
-    with `identity` and `propose`. It defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created.
-    `fallback`: a second model, used at once when the provider of `model` is overloaded. `token_budget` counts
-    input and output; `deadline` excludes time spent waiting for people. `cost_budget` is in the currency of
-    AGENTRUNS_PRICES. `model_params` are sent to the provider with every request (`max_tokens` there limits
-    one reply); a fallback of another provider gets only `max_tokens`. `output_type`: a pydantic model that
-    the text of the last reply must fit, and the type of `RunResult.output`. `starters`: a permission or group
-    that people need to start the agent, beside `agentruns.start_run`, or "anyone". `unjournaled_tools` allows
-    tools and MCP servers in `model_params`. The provider runs these: without a row before the effect, and
-    without a gate.
+    tools of a run. Both are called once, at the start of the run. `model` is a Claude model's name, a name
+    with a provider such as "openai:gpt-5.4", a name of AGENTRUNS_MODELS, or an object with `identity` and
+    `propose`. It defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created. `fallback` is a second
+    model, used at once when the provider of `model` is overloaded. `token_budget` counts input and output;
+    `deadline` excludes time spent waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES.
+    `model_params` are sent to the provider with every request (`max_tokens` there limits one reply); a
+    fallback of another provider gets only `max_tokens`. `output_type` is a pydantic model that the text of
+    the last reply must fit, and the type of `RunResult.output`. `starters` is a permission or group that
+    people need to start the agent, beside `agentruns.start_run`, or "anyone". `unjournaled_tools` allows
+    tools and MCP servers in `model_params`, which the provider runs by itself, without a row before the
+    effect and without a gate. The attribute `tools` maps names to tools.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Agent:
         return f"<Agent {self.name} version {self.version}>"
 
     def definition(self) -> dict[str, Any]:
-        """Return the definition, as JSON: all that a run of this agent depends on. Do not change it."""
+        """Return the definition, as JSON: the parts of the agent that a run depends on. Do not change it."""
         return self._definition
 
     @cached_property
@@ -211,13 +211,13 @@ class Agent:
     def run(
         self, text: Input, session: Session | str | None = None, **options: Unpack[RunOptions]
     ) -> RunResult:
-        """Drive a run in this process until it ends or waits; without a session nothing is stored."""
+        """Run the agent in this process until the run ends or waits. Without a session nothing is stored."""
         from agentruns import run_agent
 
         return run_agent(self, text, session, **options)
 
     def start(self, text: Input, session: Session | str, **options: Unpack[StartOptions]) -> Run:
-        """Queue a run for a worker, which drives it at once or from `not_before` on."""
+        """Queue a run. A worker drives it at once, or from `not_before` on."""
         from agentruns import start_run
 
         return start_run(self, text, session, **options)
@@ -299,10 +299,10 @@ class Agent:
 
 
 def register(agent: Agent) -> None:
-    """Register `agent` under its name and version.
+    """Register `agent` under its name and version, in place of an earlier agent.
 
-    Raises ValueError if another module has registered a different agent under this name and version. A module
-    that is imported again replaces its own agent.
+    Raises ValueError if another module has registered an agent with this name and version, but with another
+    definition.
     """
     key = (agent.name, agent.version)
     with _lock:
@@ -323,10 +323,10 @@ def register(agent: Agent) -> None:
 
 
 def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
-    """Find the agent with a name and version; without a version, the highest version.
+    """Find the agent with a name and version; without a version, the one with the highest version.
 
-    Numbers in a version are compared as numbers: 1.10 is higher than 1.9, and v10 is higher than v9. Dotted
-    numbers are higher than all other texts. Raises UnknownAgentError, which lists the registered agents.
+    Numbers in a version are compared as numbers: 1.10 is higher than 1.9, and v10 is higher than v9. Versions
+    of dots and numbers only are higher than all others. Raises UnknownAgentError, which lists the agents.
     """
     if isinstance(agent, Agent):
         if version is None or version == agent.version:
@@ -379,7 +379,7 @@ def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]
 
 
 def unpriced(agent: Agent) -> str:
-    """Explain that a cost budget cannot be kept because a model has no price; "" if it can be kept."""
+    """Explain that a cost budget cannot be kept because a model has no price; "" otherwise."""
     models = [] if agent.cost_budget is None else map(model_identity, agent.models)
     model = next((each for each in models if price_of(each) is None), None)
     return f"AGENTRUNS_PRICES has no price for {model}, so cost_budget cannot be kept." if model else ""

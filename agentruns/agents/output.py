@@ -19,7 +19,7 @@ def schema_of(output_type: type[BaseModel] | None) -> dict[str, Any] | None:
 
 
 def problem_with(output_type: type[BaseModel] | None, text: str) -> str:
-    """Explain why a text is no JSON value of the output type; "" if it is, or without a type."""
+    """Explain why a text is no JSON value of the output type; "" if it is one, or if there is no type."""
     if output_type is None:
         return ""
     try:

@@ -25,7 +25,10 @@ MAX_DIGITS = 20
 
 
 def price_of(*models: str) -> dict[str, Decimal] | None:
-    """Find the prices of the first model with any, by its longest matching name; None without valid ones."""
+    """Find the prices of the first of `models` that AGENTRUNS_PRICES covers; None without valid prices.
+
+    If several names there match the model, the longest counts.
+    """
     # An invalid price counts as none: a reply that was paid for must be journaled in any case.
     known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
     for model in models:
@@ -47,7 +50,7 @@ def price_of(*models: str) -> dict[str, Decimal] | None:
 
 
 def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
-    """Compute the cost of a reply; None if its model has no valid price."""
+    """Compute the cost of a reply from its usage, by `price_of`; None if there is no valid price."""
     price = price_of(*models)
     if price is None:
         return None
@@ -65,7 +68,7 @@ def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
 
 
 def added(total: str, cost: str) -> str:
-    """Add two journaled amounts."""
+    """Add two journaled amounts; return the sum as it is journaled."""
     with localcontext(Context(prec=100)):
         return amount(Decimal(total) + Decimal(cost))
 
@@ -77,7 +80,7 @@ def amount(value: Decimal) -> str:
 
 
 def mistakes(prices: Any) -> list[str]:
-    """List the mistakes in a value of AGENTRUNS_PRICES."""
+    """List the mistakes in a value of AGENTRUNS_PRICES; an empty list if it has none."""
     if not isinstance(prices, dict):
         return ["it must be a dict of model names"]
     problems = []
@@ -92,7 +95,7 @@ def mistakes(prices: Any) -> list[str]:
 
 
 def is_amount(value: Any) -> bool:
-    """Check whether a value is the price of a token: a number that is not negative and not long."""
+    """Check whether a value is valid as a price: a number that is not negative and has few digits."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         return False
     try:
