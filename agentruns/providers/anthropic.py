@@ -46,12 +46,12 @@ UNKNOWN_DELTA = (
 class AnthropicModel(SDKModel):
     """A Claude model by name, over the Messages API.
 
-    `client`: your own Anthropic, AnthropicBedrock or AnthropicVertex (key, proxy, base_url); its retries are
-    switched off, because the run's own back-off waits without occupying a worker. `timeout` in seconds: for a
-    whole reply, or for each read when streaming. `cache`: how long the provider keeps the repeated parts of
-    requests, "5m" or "1h", or None. `compact`: called as `compact(messages, tokens, limit)` when a
-    conversation no longer fits; returns the messages to send instead. `context_window` in tokens; if it is
-    not given, the provider is asked.
+    `client` is your own Anthropic, AnthropicBedrock or AnthropicVertex (key, proxy, base_url). Its retries
+    are switched off, because the run's own back-off waits without occupying a worker. `timeout` is in
+    seconds: for a whole reply, or for each read when streaming. `cache` is the time for which the provider
+    keeps the repeated parts of requests: "5m", "1h" or None. `compact` is called as `compact(messages,
+    tokens, limit)` when a conversation no longer fits, and returns the messages to send instead.
+    `context_window` is in tokens; without it the model queries the provider.
     """
 
     provider = package = "anthropic"
@@ -131,7 +131,10 @@ class AnthropicModel(SDKModel):
         return client.beta.messages if body.get("betas") else client.messages
 
     def _fitting(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Shorten a request that is too long by `compact`; raises ProviderError if it stays too long."""
+        """Shorten a request that is too long by `compact`; return any other request unchanged.
+
+        Raises ProviderError if `compact` fails, or if the provider counts that the request is still too long.
+        """
         most = window.most_tokens(body)
         if most <= (self.context_window or window.SMALLEST):
             return body
@@ -197,7 +200,7 @@ class AnthropicModel(SDKModel):
 
 
 def _body(request: ModelRequest) -> dict[str, Any]:
-    """Build the JSON of a request without the model's name. The provider runs the tools in `model_params`."""
+    """Build the JSON of a request without the model's name; raises TypeError for unusable parameters."""
     refuse(request.params, _RESERVED)
     messages, thinking = for_claude(request.messages, request.params.get("thinking"))
     body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": messages}

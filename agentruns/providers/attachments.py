@@ -63,7 +63,7 @@ def limits_of(*identities: str) -> Limits:
 
 @dataclass
 class Room:
-    """The limits for files in one request, with the number and size of the files counted so far."""
+    """The limits for files in one request, and the number and size of the files counted so far."""
 
     limits: Limits = DEFAULT
     files: int = 0
@@ -119,7 +119,7 @@ def fitting(metas: Iterable[Meta], limits: Limits = DEFAULT) -> list[Meta]:
 
 
 def require_taken(metas: list[Meta], limits: Limits = DEFAULT) -> None:
-    """Raise ContentTypeError or ContentTooLargeError for files that a provider would refuse."""
+    """Raise ContentTypeError or ContentTooLargeError if a provider would refuse the files, or one of them."""
     for meta in metas:
         if (refusal := refusal_of(meta, limits)) is not None:
             raise refusal

@@ -21,10 +21,10 @@ UNUSABLE = "The model's reply cannot be used: {why}."
 class ModelRequest:
     """One request to a model, in the provider's form.
 
-    `messages`: `[{"role", "content": [blocks]}]`; `tools`: `[{"name", "description", "input_schema"}]`;
-    `step`: the number of replies in this run so far, including those a fork took over from its origin;
-    `output_schema`: the JSON Schema that the text of the last reply must fit; `on_text`: may be called with
-    each piece of the reply's text, "" for other progress; it raises ProviderError to stop the reply.
+    `messages`: `[{"role", "content": [blocks]}]`. `tools`: `[{"name", "description", "input_schema"}]`.
+    `step`: the number of replies in this run so far, including those that a fork took over from its origin.
+    `output_schema`: the JSON Schema that the text of the last reply must fit. `on_text` may be called with
+    each piece of the reply's text, or "" for other progress; it raises ProviderError to stop the reply.
     """
 
     model: str
@@ -40,7 +40,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """One complete reply: `content` is a list of provider blocks as plain dicts, kept verbatim."""
+    """One complete reply. `content` is a list of the provider's blocks as plain dicts, kept verbatim."""
 
     content: list[dict[str, Any]]
     stop_reason: str | None
@@ -50,7 +50,7 @@ class ModelReply:
 
 
 class ProviderError(AgentRunsError):
-    """An error of a model that gave no usable reply; the message never contains a secret.
+    """Raised by a model that gives no usable reply. The message must not contain a secret.
 
     `disposition`: the run retries later ("retry"), is paused for staff ("pause"), or fails ("fail").
     """
@@ -86,7 +86,7 @@ class ProviderError(AgentRunsError):
 
 @runtime_checkable
 class Model(Protocol):
-    """Any object with `propose`, which may be a coroutine function."""
+    """A model: any object with `propose`, which may be a coroutine function."""
 
     def propose(self, request: ModelRequest) -> ModelReply | Awaitable[ModelReply]:
         """Build the reply to a request; raises ProviderError if there is no usable reply."""
@@ -101,8 +101,8 @@ def call_model(model: Model, request: ModelRequest) -> ModelReply:
 def check_reply(reply: Any) -> ModelReply:
     """Check that a reply can be journaled and acted on, and return it; raises ProviderError if not.
 
-    A call with an input that is nested too deeply passes, because the gate answers that call. A model name or
-    request id that is not a string becomes "", because the reply is paid for.
+    A call whose input is nested too deeply passes, because the gate answers that call. A model name or
+    request id that is not a string becomes "" and raises nothing, because the reply is paid for.
     """
     if not isinstance(reply, ModelReply):
         why = f"propose() returned {type(reply).__name__}, not a ModelReply"
@@ -151,20 +151,20 @@ def _why_unusable(reply: ModelReply) -> str:
 
 
 def usage_of(error: ProviderError) -> dict[str, Any]:
-    """Extract the usage of a failed request, or {} if it cannot be journaled."""
+    """Extract the usage of a failed request; {} if there is none, or if it cannot be journaled."""
     usage = error.usage
     fits = isinstance(usage, dict) and not is_deeper(usage, MAX_DEPTH) and _is_json(usage)
     return usage if usage and fits else {}
 
 
 def token_count(usage: Any, name: str) -> int:
-    """Read a count from a usage; 0 for anything but a positive whole number."""
+    """Read a count from a usage; 0 if the count is not a positive whole number, or the usage no dict."""
     value = usage.get(name) if isinstance(usage, Mapping) else 0
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def provider_tools(params: dict[str, Any] | None) -> list[str]:
-    """List the request parameters that let the provider use tools itself, without a row before the effect."""
+    """List the request parameters that let the provider use tools itself, with no row before the effect."""
     params = params or {}
     inner = params.get("extra_body")
     given = {**inner, **params} if isinstance(inner, dict) else params

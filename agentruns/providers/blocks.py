@@ -109,15 +109,16 @@ def results_of(message: Block) -> tuple[list[Block], list[Block]]:
 
 
 def result_parts(result: Block) -> list[Block]:
-    """List a result's blocks; a text before them marks a failed call: OpenAI has no flag for errors."""
+    """List the blocks of a result; a text before them marks a failed call, because OpenAI has no flag."""
     parts = blocks_of({"content": result.get("content") or ""})
     return [{"type": "text", "text": "The call failed:"}, *parts] if result.get("is_error") else parts
 
 
 def part(block: Block, identity: str) -> tuple[str, str, str]:
-    """Convert a block to its kind, its text or the URL of its file, and the file's name.
+    """Convert a block to a tuple: its kind, its text or the URL of its file, and the file's name.
 
-    Providers know a PDF by the ending of its name. Raises ProviderError for a file that the model refuses.
+    The name of a file ends with .pdf, because providers recognize a PDF by that. Raises ProviderError for a
+    file that the model refuses, and for another kind of block.
     """
     kind, source, title = block["type"], block.get("source", {}), str(block.get("title") or "")
     if kind == "text":
@@ -182,7 +183,7 @@ def _strict(schema: Any) -> Any:
 
 
 def call_block(call_id: Any, name: Any, arguments: Any) -> Block:
-    """Build the block of a call; arguments that are no JSON stay a text, which the gate refuses."""
+    """Build the block of a call. Arguments that are no JSON stay a text, which the gate refuses."""
     arguments = {} if is_nothing(arguments) else arguments
     with suppress(ValueError, RecursionError):
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -195,7 +196,7 @@ def is_nothing(arguments: Any) -> bool:
 
 
 def whole_object(arguments: Any) -> dict[str, Any] | None:
-    """Parse the arguments of a call; None if the text is no complete JSON object."""
+    """Parse the arguments of a call; None if they are no complete JSON object."""
     with suppress(ValueError, RecursionError):
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     return arguments if isinstance(arguments, dict) else None
@@ -205,8 +206,9 @@ def check_pieces(calls: list[tuple[Any, Any]], tools: Iterable[Any], *, sure: bo
     """Refuse a streamed reply in which arguments may belong to another call; raises ProviderError.
 
     `calls` are the name and the arguments of each call; empty arguments if none arrived. `sure` means that
-    each piece of arguments named its call. If `sure`, and if no call lacks arguments, the gate judges broken
-    arguments.
+    each piece of arguments named its call. Refuses a call without a name, and a call that lacks arguments
+    beside a call with broken ones. Unless `sure`, refuses every call that lacks arguments or has broken ones.
+    Other broken arguments pass, because the gate judges them.
     """
     without = [tool["name"] for tool in tools if tool["input_schema"].get("properties") == {}]
     empty = any(is_nothing(text) and name not in without for name, text in calls)
@@ -217,7 +219,7 @@ def check_pieces(calls: list[tuple[Any, Any]], tools: Iterable[Any], *, sure: bo
 
 
 def unreadable() -> ProviderError:
-    """Build the error for a stream whose calls cannot be put together for certain."""
+    """Build the ProviderError for a stream whose arguments cannot be assigned to calls for certain."""
     return ProviderError(UNREADABLE, disposition="retry", type="incomplete_reply")
 
 
@@ -239,7 +241,7 @@ def usage_of(raw: Any) -> dict[str, Any]:
 
 
 def reply(content: list[Block], stop: str | None, raw: dict[str, Any], provider: str) -> ModelReply:
-    """Build and check the reply to a request; name its model "provider:model", as AGENTRUNS_PRICES does."""
+    """Build and check a reply; name its model "provider:model". Raises ProviderError if it is unusable."""
     if stop in ("end_turn", "tool_use"):  # some servers say "stop" of a reply with calls
         stop = "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn"
     model = f"{provider}:{raw['model']}" if raw.get("model") else ""

@@ -22,7 +22,7 @@ _CALL = ("id", "index", "type", "function")
 
 
 class Quirks(NamedTuple):
-    """Differences between servers that support Chat Completions."""
+    """The differences between servers that support Chat Completions."""
 
     base_url: str | None = None
     key: str = "OPENAI_API_KEY"  # the environment variable with the key
@@ -190,7 +190,7 @@ class Collected:
         return bool(call.get("id")) or {**new, **old} == new or {**old, **new} == old
 
     def whole(self) -> dict[str, Any]:
-        """Build the completion in the form without streaming; ProviderError if its calls are unclear."""
+        """Build the completion in the form without streaming; raises ProviderError for unclear calls."""
         calls = self._choice["message"].get("tool_calls") or []
         if self._choice.get("finish_reason") in _COMPLETE:  # no call of another reply runs
             ids = [call["id"] for call in calls if call.get("id")]

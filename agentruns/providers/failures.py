@@ -34,7 +34,7 @@ _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, A
 
 
 class Answer:
-    """The progress of an answer, for the case that it breaks off: `raw` is the part that has arrived."""
+    """The progress of an answer that may break off: `raw` is the part of it that has arrived so far."""
 
     begun = is_whole = False
     request_id = ""
@@ -47,7 +47,7 @@ class Answer:
 
 
 class SDKModel:
-    """A model behind an SDK, with a client that it makes itself or is given."""
+    """A model behind an SDK, with a client that is given or that the model makes."""
 
     package: ClassVar[str]
     # A subclass sends the request (`ask`), reads an answer's usage (`usage_in`) and makes a client.
@@ -87,7 +87,10 @@ class SDKModel:
         raise failure
 
     def client(self) -> Any:
-        """Find or make this process's client. The client never retries: that would occupy a worker."""
+        """Find or make this process's client, which never retries, because a retry would occupy a worker.
+
+        In a forked process, makes another client, or copies the given one without its open connections.
+        """
         is_forked = self._pid != os.getpid()  # on a shared connection it would read replies to the parent
         if self._client is None or is_forked:
             keep(self._client)
@@ -110,7 +113,7 @@ class SDKModel:
         return {"model": self.name, **given, "extra_body": rest}
 
     def send_text(self, request: ModelRequest, text: str) -> None:
-        """Pass a piece of the reply to the listeners; the text "" reports other progress."""
+        """Pass a piece of the reply's text to the listeners; "" reports other progress to `on_text`."""
         if request.on_text is not None:
             request.on_text(text)
         if text:
@@ -133,7 +136,7 @@ def plain(answer: Any) -> dict[str, Any]:
 
 
 def of_status(status: int) -> Disposition | None:
-    """Choose the disposition for an HTTP status; None if the status is no error."""
+    """Choose the disposition for an HTTP status; None if the status is below 400."""
     if status in (408, 409, 429) or status >= 500:
         return "retry"
     if status in (401, 402, 403, 404):
@@ -176,7 +179,8 @@ def classify(
 ) -> ProviderError:
     """Build the ProviderError for an exception of an SDK, without the secrets in its text.
 
-    `begun`: the answer had begun to arrive, so an error of unknown class is the connection's and may pass.
+    `begun` means that the answer had begun to arrive. Then an error of an unknown class is one of the
+    connection, which may pass.
     """
     if isinstance(error, ProviderError):
         return error
@@ -232,7 +236,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def cleaned(text: str, secrets: Sequence[str]) -> str:
-    """Put the text of an error on one line, mask keys and `secrets`, and cut the text to 500 characters."""
+    """Put an error's text on one line, mask keys and `secrets`, and cut the text to _MAX_TEXT characters."""
     for secret in secrets:
         text = text.replace(secret, "***")
     text = " ".join(_SECRET.sub("***", text).split())

@@ -24,7 +24,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def model_identity(model: Model | str) -> str:
-    """Build the model's name for a Definition and for prices: provider and model, without key or address.
+    """Build the name by which a Definition and prices know a model: "provider:model", without key or address.
 
     The identity of a Claude model is its plain name. An object without `identity`, which a system check
     refuses, is identified by its class path.
@@ -40,14 +40,14 @@ def model_identity(model: Model | str) -> str:
 
 
 def provider_of(model: Model | str) -> str:
-    """Find the name of a model's provider; the class name of an object without `provider`."""
+    """Find the name of a model's provider; the class name for an object without `provider`."""
     if isinstance(model, str):
         return str(options_of(model)["provider"])
     return str(getattr(model, "provider", type(model).__name__))
 
 
 def resolve(model: Model | str) -> Model:
-    """Find the model object for a name, one object for the whole process; return an object unchanged."""
+    """Find the model object for a name; each name has one in the process. Returns an object unchanged."""
     return _made(model, repr(options_of(model))) if isinstance(model, str) else model
 
 

@@ -69,11 +69,11 @@ class OpenAIModel(SDKModel):
 
     @property
     def identity(self) -> str:
-        """The names of provider and model; the definition does not depend on key, server or client."""
+        """The names of provider and model. An agent's definition leaves out key, server and client."""
         return f"{self.provider}:{self.name}"
 
     def ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
-        """Send the request to the API of the server and read the reply; also raises errors of the SDK."""
+        """Send the request to the server's API and read the reply; raises ProviderError and SDK errors."""
         params = {**self.params, **request.params}
         refuse(params, _RESERVED)
         client = self.client()

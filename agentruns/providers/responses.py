@@ -113,8 +113,9 @@ class Collected:
         """Build the response from its events.
 
         Each item comes from its own event, or from the last event if that lists more items. Raises
-        ProviderError if the events of a call hold different arguments, or if a completed response may have
-        lost a call or mixed up arguments. The gate judges a single call with broken arguments.
+        ProviderError if the events of a call hold different arguments. Also raises it if a completed response
+        may have lost a call or mixed up arguments. Passes broken arguments of a single call, because the gate
+        judges them.
         """
         listed = self.raw.get("output") or []
         items = self._items if len(listed) <= len(self._items) else dict(enumerate(listed))

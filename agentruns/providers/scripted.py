@@ -26,7 +26,7 @@ class ScriptedModel:
 
     A turn is `{"text": ...}` and/or `{"tools": [{"name", "input", "id"?}]}`, or raw blocks as `{"content":
     [...], "stop_reason": ...}`; `usage` is optional. In Python a turn may also be a ModelReply, or a function
-    of the ModelRequest that returns a turn. Raises ValueError for anything else. `pace` is the pause in
+    of the ModelRequest that returns a turn. Raises ValueError for any other turn. `pace` is the pause in
     seconds before each word of a text.
     """
 
@@ -40,7 +40,7 @@ class ScriptedModel:
 
     @classmethod
     def from_file(cls, path: str | Path) -> ScriptedModel:
-        """Build a model from a JSON file that holds a list of turns, or an object with `turns`."""
+        """Build a model from a JSON list of turns, or an object with `turns`; ValueError for another file."""
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         turns = value.get("turns") if isinstance(value, dict) else value
         if not isinstance(turns, list):

@@ -17,14 +17,14 @@ BYTES_PER_TOKEN = 2  # fewer than in any real text, so that an estimate is never
 
 
 def most_tokens(body: dict[str, Any]) -> int:
-    """Estimate an upper bound on the tokens of a request, without asking the provider."""
+    """Estimate an upper bound on the tokens of a request, without a query to the provider."""
     pictures = [block["source"].get("data", "") for block in _pictures(body.get("messages"))]
     size = len(canonical.dumps(body).encode()) - sum(map(len, pictures))
     return size // BYTES_PER_TOKEN + len(pictures) * TOKENS_OF_PICTURE
 
 
 def _pictures(content: Any) -> Iterator[dict[str, Any]]:
-    """Yield the pictures in messages and results, whose size in bytes does not tell their tokens."""
+    """Yield the pictures in messages and results, because their size in bytes does not show their tokens."""
     for block in content if isinstance(content, list) else []:
         if block.get("type") == "image" and isinstance(block.get("source"), dict):
             yield block
@@ -32,10 +32,10 @@ def _pictures(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def exchanges(messages: Messages) -> list[Messages]:
-    """Split a conversation into the parts that can be left out: a reply stays with the results of its calls.
+    """Split a conversation into parts, each of which keeps calls and their results together.
 
-    The first part is the user's opening; every other part begins with a reply. Consecutive replies stay
-    together, because they are one reply that paused and continued.
+    The first part is the user's opening; every other part begins with a reply and can be left out.
+    Consecutive replies stay together, because they are one reply that paused and continued.
     """
     parts: list[Messages] = []
     before = ""
@@ -48,12 +48,11 @@ def exchanges(messages: Messages) -> list[Messages]:
 
 
 def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
-    """Leave out the oldest exchanges until the rest fits; a function for `AnthropicModel(compact=...)`.
+    """Leave out the oldest exchanges of a conversation that is too long; for `AnthropicModel(compact=...)`.
 
     The opening, the user's last message and the newest exchange stay. Exchanges without a message of the user
     are left out first, then the others. `tokens` is the size of the whole conversation; each part is assumed
-    to take a share proportional to its length. The rest should take at most 80 % of `limit`. The journal
-    keeps everything.
+    to take a share proportional to its length. Aims at 80 % of `limit`. The journal keeps everything.
     """
     parts = exchanges(messages)
     sizes = [most_tokens({"messages": part}) for part in parts]
@@ -77,7 +76,10 @@ def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
 
 
 def broken_pairs(messages: Any, whole: Messages) -> str:
-    """Explain why a shortened conversation cannot be sent: its form, a pair or its end; "" if it can."""
+    """Explain why a shortened conversation cannot be sent instead of the `whole` one; "" if it can.
+
+    Checks its form, that each call has its result, and that it ends as the whole one does.
+    """
     for message in messages if isinstance(messages, list) else [None]:
         known: dict[str, Any] = message if isinstance(message, dict) else {}
         content = known.get("content")
