@@ -65,7 +65,8 @@ class Entrance:
     def recheck_auth(self) -> Any:
         """Authenticate the request again; return the user, read anew from the database.
 
-        Raises AuthenticationError, also for any error of an authenticator but a database's.
+        Raises AuthenticationError if no authenticator accepts the request, or if one fails. An error of the
+        database is raised unchanged.
         """
         request = self._kind.__new__(self._kind)
         request.__dict__.update(self._entry.before, **{MARK: self._entry})

@@ -163,7 +163,11 @@ def _pause_after(driver: Driver, error: BaseException) -> None:
 
 
 def _recover(driver: Driver, caller: Any, asked: bool) -> None:
-    """Classify the calls that an earlier drive left open, or end the run if a cancel was requested."""
+    """Classify the calls that an earlier drive left open, or end the run if a cancel was requested.
+
+    Adds a row that the run was resumed if its lease was taken over or a call was left open. `caller` is the
+    actor in the rows. With `asked`, tells the model about the calls, whatever the agent's `on_orphan` says.
+    """
 
     def build(batch: Batch) -> None:
         run, lease = batch.state.run, driver.lease

@@ -352,7 +352,10 @@ def _record(
 
 
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
-    """Stop waiting for a handler; store a `late_result` if it returns, fails or is not entered later."""
+    """Mark a call as given up, and store a `late_result` once the handler's future is done.
+
+    The row has the outcome of the handler, or says that the handler was never entered.
+    """
     driver.abandoned[call.id, call.attempt] = future
 
     def late(done: Future[Observation]) -> None:

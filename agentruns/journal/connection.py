@@ -205,7 +205,11 @@ def has_foreign_blocks(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _is_inside(connection: BaseDatabaseWrapper) -> bool:
-    """Check whether a transaction is open, or begins with the next query, outside of any `atomic` block."""
+    """Check whether a transaction is open, or begins with the next query, outside of any `atomic` block.
+
+    Returns True, too, if the raw connection was closed without Django. Returns False inside an `atomic`
+    block, or if there is no connection yet.
+    """
     raw = connection.connection
     if connection.in_atomic_block or raw is None:
         return False

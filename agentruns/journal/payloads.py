@@ -255,8 +255,8 @@ def check(stored: Stored) -> None:
 def check_name(stored: Stored, session_id: UUID | None) -> None:
     """Raise PayloadError if an imported row's file is not in the session's folder or is badly described.
 
-    Without `session_id`, the folder of any session will do. Data that is in the row itself is checked
-    instead.
+    Without `session_id`, the folder of any session will do. If the row itself holds the data, there is no
+    file; then this checks the data.
     """
     if stored.data is not None:
         check(stored)

@@ -87,11 +87,12 @@ class DatabaseStore:
         self.alias = alias or settings.DATABASE
 
     def append(self, batch: Batch, *, durable: bool = False) -> None:
-        """Store rows, folded columns and approvals in one transaction, or in a savepoint inside another.
+        """Store a batch's rows, folded columns and approvals in one transaction; announce it if needed.
 
-        `durable` requires that no transaction is open, so that the commit is real, and uses the journal's own
-        connection if this thread has one. Raises JournalConflictError as `write_rows` and `project` do,
-        NotDurableError with `durable`, and OperationalError if a commit may be on no synchronous replica.
+        Inside another transaction it uses a savepoint. `durable` requires that no transaction is open, so
+        that the commit is real; otherwise it raises NotDurableError. `durable` uses the journal's own
+        connection if this thread has one. Raises JournalConflictError as `write_rows` and `project` do.
+        Raises OperationalError if a commit may be on no synchronous replica.
         """
         alias = self.alias
         if durable:

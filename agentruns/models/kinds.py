@@ -476,7 +476,10 @@ _UNKNOWN = Form(Payload)
 
 
 def form_of(kind: str) -> Form:
-    """Find the form of a kind's payload; in a kind of newer code, all but `v` and `copied` is content."""
+    """Find the form of a kind's payload.
+
+    A kind that this code does not know, because newer code wrote it, has only `v` and `copied` as facts.
+    """
     return KINDS[kind].form if kind in KINDS else _UNKNOWN
 
 

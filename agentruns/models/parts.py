@@ -74,7 +74,10 @@ class Form:
         return facts, content
 
     def neutral(self, facts: Payload) -> Payload:
-        """Build the neutral content for an erased row, with those optional members that `facts` names."""
+        """Build the content that takes the place of an erased row's content.
+
+        It has an optional member only if `facts` say that the row had this member.
+        """
         content: Payload = deepcopy(self.content)
         has = self.optional.keys() & {*facts.get(HAS, ())}
         content |= {name: deepcopy(self.optional[name]) for name in sorted(has)}

@@ -102,7 +102,8 @@ def check_reply(reply: Any) -> ModelReply:
     """Check that a reply can be journaled and acted on, and return it; raises ProviderError if not.
 
     A call whose input is nested too deeply passes, because the gate answers that call. A model name or
-    request id that is not a string becomes "" and raises nothing, because the reply is paid for.
+    request id that is not a string becomes "" and raises nothing, because the reply is paid for. The stop
+    reason "end_turn" of a reply with calls becomes "tool_use".
     """
     if not isinstance(reply, ModelReply):
         why = f"propose() returned {type(reply).__name__}, not a ModelReply"
@@ -164,7 +165,10 @@ def token_count(usage: Any, name: str) -> int:
 
 
 def provider_tools(params: dict[str, Any] | None) -> list[str]:
-    """List the request parameters that let the provider use tools itself, with no row before the effect."""
+    """List the request parameters that make the provider use tools itself.
+
+    The journal has no row of such a call before its effect. Parameters in `extra_body` count as well.
+    """
     params = params or {}
     inner = params.get("extra_body")
     given = {**inner, **params} if isinstance(inner, dict) else params

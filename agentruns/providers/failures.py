@@ -145,7 +145,10 @@ def of_status(status: int) -> Disposition | None:
 
 
 def judged(status: int | None, *words: str) -> Disposition:
-    """Choose an error's disposition by its status and `words`: its code and type, or a status as text."""
+    """Choose the disposition of an error by its status and by `words`, which are its code and its type.
+
+    A word that is a number counts as a status. If nothing decides, the disposition is "retry".
+    """
     if any(map(_PAUSING.fullmatch, words)):
         return "pause"
     for number in (status or 200, *(int(word) for word in words if word.isdecimal())):

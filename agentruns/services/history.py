@@ -348,7 +348,10 @@ def _differences(
 
 
 def _head(body: dict[str, Any]) -> dict[str, Any]:
-    """Select the parts of a definition that each request repeats. The tools are a dict, without order."""
+    """Select the parts of a definition that every request to the model sends again.
+
+    The tools are a dict by name, so that a comparison ignores their order.
+    """
     tools = body.get("tools", {})
     return {
         "model": body["model"],

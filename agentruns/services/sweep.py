@@ -118,13 +118,14 @@ def sweep(
     seconds: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
-    """Do one sweep: expire approvals, deliver notifications, and drive the runs that this process serves.
+    """Do one sweep: deliver notifications, drive the runs that this process serves, and expire approvals.
 
-    An error of one run is logged and counted, and the other runs continue. `run_id` and `limit` restrict the
-    runs. If `drives` is False, notifies workers instead of driving. `tell_model` also takes runs that wait
-    for a verdict, and tells the model that their calls in doubt are unknown. `name` is the actor, and names
-    the row with the time of the sweep. A draining process drives no runs. After `seconds` no further run
-    begins, so that other due work does not wait for it. Raises NotDurableError inside a transaction.
+    Also notes why unserved runs wait, and deletes drafts that nobody watches. An error of one run is logged
+    and counted, and the other runs continue. `run_id` and `limit` restrict the runs. If `drives` is False,
+    notifies workers instead of driving. `tell_model` also takes runs that wait for a verdict, and tells the
+    model that their calls in doubt are unknown. `name` is the actor, and names the row with the time of the
+    sweep. A draining process drives no runs. After `seconds` no further run begins once one was driven, so
+    that other due work does not wait for it. Raises NotDurableError inside a transaction.
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)

@@ -26,10 +26,10 @@ class SameKeyError(ValueError):
 
 
 def result_adapter(annotation: Any) -> TypeAdapter[Any]:
-    """Build an adapter for a list of one value of type `annotation`; raises any error of pydantic.
+    """Build an adapter for a list that holds one value of type `annotation`; raises any error of pydantic.
 
-    A model's fields follow our configuration only inside a list. The configuration keeps NaN where pydantic
-    writes null.
+    The list is needed because only inside it our configuration applies to a model's fields. The configuration
+    keeps NaN, which pydantic would write as null.
     """
     return TypeAdapter(list[annotation], config=_RESULT)
 

@@ -105,7 +105,10 @@ def is_utf8(text: str) -> bool:
 
 
 def _walk(value: Any, text: Callable[[str], Any], mark: str) -> Any:
-    """Copy a value, with `text` applied to its texts and keys; NaN and infinity become text after `mark`."""
+    """Copy a JSON value, and apply the function `text` to each string and each key.
+
+    NaN and infinite numbers become strings: `mark`, followed by the number's name, such as "NaN".
+    """
     if isinstance(value, str):
         return text(value)
     if isinstance(value, float) and not math.isfinite(value):

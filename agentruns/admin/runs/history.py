@@ -329,10 +329,12 @@ def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
 def at_view(
     admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int | None = None, **context: Any
 ) -> HttpResponse:
-    """Show the run's state at the row in the URL, by default at the last row; with `context`, at `seq`.
+    """Show the run's state at the row in the URL, or at the last row if the URL names none.
 
-    Redirects to the nearest row if there is no such row. Shows the run's page with a refusal if the user may
-    not see all runs of the session up to the row.
+    With `context`, shows the state at `seq` instead, and puts `context` over the values of the page. If there
+    is no such row, redirects to the nearest one. Shows the run's page with a refusal if the user may not see
+    all runs of the session up to the row. Does so, too, instead of a redirect, if the run has no rows, or if
+    `context` has a "status".
     """
     if not context:
         seq = seq_of(request.GET.get("seq", ""))

@@ -115,7 +115,10 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
 
 
 def adopt(situation: Situation, drift: Drift) -> Action:
-    """Describe the effect of Adopt, or the reason why it is not possible."""
+    """Describe the effect of Adopt, or the reason why it is not possible.
+
+    Adopt lets the run use the definition that is registered now, instead of its own.
+    """
     effect = [
         _("From its next step on, the run uses what is registered now: model, instructions, tools, limits."),
         _("A call that has started is still judged by what its tool declared when it started."),

@@ -324,9 +324,10 @@ def describe(card: RowCard, row: Row) -> None:
 
 
 def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[str]:
-    """Describe how often tools were started, and with `none_twice` that no call ran twice.
+    """Describe how often tools were started, and how many calls were started more than once.
 
-    Returns [] if no tool was started. `times` is the number of starts of each call, if that is known already.
+    With `none_twice`, adds that no effect of the session ran twice with equal arguments. Returns [] if no
+    tool was started. `times` is the number of starts of each call; None reads it from the journal.
     """
     if times is None:
         rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind=events.TOOL_STARTED)

@@ -164,9 +164,9 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
 
 
 def revived(alias: str) -> QuerySet[Session]:
-    """Select the sessions that exist although a tombstone says that they were pruned.
+    """Select the sessions that exist although they have a tombstone, which says that they were pruned.
 
-    The database lets their rows be deleted.
+    The database does not refuse to delete the rows of such a session.
     """
     return Session.objects.using(alias).filter(pk__in=Tombstone.objects.using(alias).values("pk"))
 
@@ -293,9 +293,10 @@ def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
 def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
     """Delete each definition of `hashes` that no run uses, no row names and no agent of this process has.
 
-    Rows also name earlier definitions of a run and of a fork's origin, which tell which values are sensitive.
-    If another process starts a run with such a definition now, the database refuses that start, and the
-    process tries it again. Adds the number of deleted definitions to `pruned`.
+    A row may name a definition that no run uses any more: an earlier one of its run or of a fork's origin.
+    Such a definition is kept, because it tells which values are sensitive. If another process starts a run
+    with a deleted definition now, the database refuses that start, and the process tries it again. Adds the
+    number of deleted definitions to `pruned`.
     """
     hashes -= {agent.definition_hash for agent in registered()}
     runs = Run.objects.using(alias).filter(definition_id=OuterRef("pk"))

@@ -157,7 +157,10 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
 
 
 def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
-    """Tell the model that the run's calls in doubt are unknown, and queue the run unless it is paused."""
+    """Tell the model that the outcome of each call in doubt is unknown; queue the run unless it is paused.
+
+    The actor needs the permission to resume the run.
+    """
     run = find_run(run_id)
     permissions.require(actor, "resume", run)
     return write(run.pk, lambda run, batch: _resume(run, batch, actor, unpauses=False), takes_lease=True)

@@ -124,9 +124,10 @@ def request_again(run: Run, agent: Agent, actor: Any, **changes: Any) -> RunRequ
 
 
 def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] | None]:
-    """Convert an input to its text; for blocks, also build the members of its row.
+    """Return an input's text and, if it consists of blocks, the members that hold them in a row's payload.
 
-    Raises ContentError for invalid blocks, and for a file that a model of the agent would refuse.
+    For a text the second value is None. Raises ContentError for invalid blocks, and for a file that a model
+    of the agent would refuse.
     """
     if isinstance(given, str):
         return given, None
@@ -137,7 +138,10 @@ def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] 
 
 
 def checked_time(moment: datetime | None) -> datetime | None:
-    """Convert a start time to UTC; None stays None. Raises TypeError, ValueError for a naive time."""
+    """Convert a start time to UTC; None stays None.
+
+    Raises TypeError if it is no datetime. Raises ValueError if it is naive, or out of range in UTC.
+    """
     if moment is None:
         return None
     if not isinstance(moment, datetime):
@@ -302,7 +306,10 @@ def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any
 
 
 def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
-    """Collect a run's instructions and tools, except of functions that differ from its definition `then`."""
+    """Collect the instructions and the tools that functions made for the run.
+
+    Leaves them out if the agent has another function for them now than in `then`, the run's definition.
+    """
     members, now = dict[str, Any](), agent.definition()
     if state.instructions is not None and now["instructions"] == then["instructions"]:
         members["instructions"] = payloads.instructions_of(state)

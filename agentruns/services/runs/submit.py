@@ -381,7 +381,10 @@ def store_definition(alias: str, agent: Agent) -> None:
 
 
 def start_limit(actor: Any, agent: Agent) -> int | None:
-    """Find how many runs a user or visitor may start in an hour; None if unlimited, as for the program."""
+    """Find how many runs the actor may start in an hour; None if there is no limit.
+
+    Only users and visitors have a limit. An actor that is neither, such as the program, has none.
+    """
     is_counted = isinstance(actor, SessionBearer) or getattr(actor, "pk", None) is not None
     return limits_of(actor, agent).runs if is_counted else None
 
