@@ -32,6 +32,7 @@ class Conversation:
         self.tool_use_ids: set[str] = set()
         self._messages: list[dict[str, Any]] = []  # up to the last reply
         self._unread: list[_Said] = []  # contents of `user` rows that no reply has read
+        self._task = "", 0, 0  # the last run with a reply; the message and the block where its task begins
         self._is_cut = False  # whether the provider cut the last reply off and the next continues it
         self._digests = [""]  # digests of the messages up to each, except the last, which may still grow
         self._previews: Previews = {}
@@ -112,6 +113,8 @@ class Conversation:
                     continue
                 # The user's blocks join the last message if that is the user's.
                 before = messages.pop()["content"] if messages and messages[-1]["role"] == "user" else []
+                if messages is self._messages and unread.run != self._task[0]:
+                    self._task = unread.run, len(messages), len(before)
                 for place, whole in unread.wholes.items():
                     previews[len(messages), len(before) + place] = whole
                 messages.append({"role": "user", "content": [*before, *unread.blocks]})
@@ -130,7 +133,8 @@ class Conversation:
                 return dict(canonical.legal({"type": "text", "text": text}))
 
             wholes[0] = _Whole([], stored["size"], whole_text)
-        self._unread.append(_Said(row.seq, is_message, canonical.legal(blocks), wholes))
+        run = payload["copied"]["run"] if "copied" in payload else str(row.run_id)
+        self._unread.append(_Said(row.seq, run, is_message, canonical.legal(blocks), wholes))
 
     def _assistant(self, row: Row, payload: events.Assistant) -> None:
         self._flush()
@@ -147,30 +151,27 @@ class Conversation:
         first = next((n for n, block in enumerate(said) if block.get("type") == "tool_use"), len(said))
         content = said[:first] + sorted(said[first:], key=lambda block: block.get("type") != "text")
         if payload.get("stop_reason") in REFUSED:  # it would refuse each later request, too
-            self._leave_out_turn()
+            self._leave_out_task()
             content = [block for block in content if block.get("type") == "tool_use"]
         if content:  # the provider refuses an empty assistant turn
             self._messages.append({"role": "assistant", "content": canonical.legal(content)})
         self._open = {call["id"]: call["provider_id"] for call in payload["calls"]}
         self.tool_use_ids.update(self._open.values())
 
-    def _leave_out_turn(self) -> None:
-        """Replace what users and tools said in the last turn; its calls stay, so that none is repeated."""
-        place = len(self._messages)
-        while place:
-            place -= 1
-            message = self._messages[place]
-            if message["role"] == "assistant":
-                continue
-            results = [block for block in message["content"] if block["type"] == "tool_result"]
-            content = [{**block, "content": UNREAD_RESULT} for block in results]
-            if len(results) < len(message["content"]):
-                content.append({"type": "text", "text": UNANSWERED})
-            self._messages[place] = {**message, "content": content}
-            if not results:
-                break
-        self._previews = {at: whole for at, whole in self._previews.items() if at[0] < place}
-        del self._digests[place + 1 :]
+    def _leave_out_task(self) -> None:
+        """Replace what users and tools said in the last run; its calls stay, so that none is repeated."""
+        _run, start, first = self._task
+        for number, message in enumerate(self._messages[start:], start):
+            if message["role"] == "user":
+                kept = message["content"][: first if number == start else 0]
+                left = message["content"][len(kept) :]
+                results = [block for block in left if block["type"] == "tool_result"]
+                content = [*kept, *({**block, "content": UNREAD_RESULT} for block in results)]
+                if len(results) < len(left):
+                    content.append({"type": "text", "text": UNANSWERED})
+                self._messages[number] = {**message, "content": content}
+        self._previews = {at: whole for at, whole in self._previews.items() if at < (start, first)}
+        del self._digests[start + 1 :]
 
     def _tool_result(self, row: Row, payload: events.ToolResult) -> None:
         provider_id = self._open.get(row.call_id)
@@ -218,6 +219,7 @@ class _Said(NamedTuple):
     """The content of a `user` row that no reply has read."""
 
     seq: int
+    run: str  # of a copied row its origin
     is_message: bool
     blocks: Blocks
     wholes: dict[int, _Whole]  # by the place of their preview

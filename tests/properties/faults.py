@@ -68,7 +68,7 @@ def at_each_point(patch: pytest.MonkeyPatch, reached: Callable[[str], None]) -> 
     """Let `reached` hear of every named boundary; a Death it raises leaves the lease as it is."""
     for module in ("handler", "loop", "tool_calls"):
         patch.setattr(f"agentruns.engine.{module}.reached", reached)
-    for module in ("approvals", "submit"):
+    for module in ("approvals.decisions", "runs.submit"):
         patch.setattr(f"agentruns.services.{module}.reached", reached)
     release = Lease.release
 
