@@ -11,6 +11,7 @@ from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
 from agentruns.providers import attachments
 from agentruns.providers.attachments import DEFAULT, Limits
+from agentruns.providers.blocks import is_private
 from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
@@ -152,7 +153,9 @@ class Conversation:
         content = said[:first] + sorted(said[first:], key=lambda block: block.get("type") != "text")
         if payload.get("stop_reason") in REFUSED:  # it would refuse each later request, too
             self._leave_out_task()
-            content = [block for block in content if block.get("type") == "tool_use"]
+            # Claude wants thinking back beside its calls.
+            kept = [block for block in content if block.get("type") == "tool_use" or is_private(block)]
+            content = kept if payload["calls"] else []
         if content:  # the provider refuses an empty assistant turn
             self._messages.append({"role": "assistant", "content": canonical.legal(content)})
         self._open = {call["id"]: call["provider_id"] for call in payload["calls"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ FOREIGN = (
     "The conversation holds a block that this model cannot be sent: {kind}. Continue with the model that "
     "wrote it, or in a new session."
 )
+ELSEWHERE = "[Here another provider's model used a tool of its provider: {kind}.]"
 UNREADABLE = (
     "The reply cannot be read: its stream does not tell for certain which arguments belong to which call. "
     "The model is asked again."
@@ -38,6 +39,22 @@ def is_private(block: Block) -> bool:
     """Check whether a block is reasoning or a call's extras, which are left out for another model."""
     is_item = block["type"] == ITEM and block["item"].get("type") in ("reasoning", EXTRAS)
     return is_item or block["type"] in THINKING
+
+
+def readable(content: list[Block], is_own: Callable[[Block], bool]) -> list[Block]:
+    """Replace uses of other providers' own tools, which this provider refuses, by texts before the rest.
+
+    `is_own` tells whether this provider reads a block that is no text, call, reasoning or extras. The texts
+    keep the model from repeating what a tool did.
+    """
+    kept, notes = [], []
+    for block in content:
+        if block["type"] in ("text", "tool_use") or is_private(block) or is_own(block):
+            kept.append(block)
+        elif not block["type"].endswith("_tool_result"):
+            kind = block["item"].get("type") if block["type"] == ITEM else block.get("name", block["type"])
+            notes.append({"type": "text", "text": ELSEWHERE.format(kind=kind)})
+    return [*notes, *kept]
 
 
 def blocks_of(message: Block) -> list[Block]:
@@ -58,17 +75,15 @@ def for_claude(messages: Messages, thinking: Any = None) -> tuple[Messages, Any]
     """Convert a conversation for Claude; also find the `thinking` parameter that fits its open turn.
 
     Left out are other providers' reasoning and extras, a server tool's call without its result, and thinking
-    at the end of a reply, all of which Claude refuses. In a turn with replies without thinking, such as a
-    fallback's, thinking is off. Raises ProviderError for other items of another provider.
+    at the end of a reply, all of which Claude refuses; texts stand for other items of another provider. In a
+    turn with replies without thinking, such as a fallback's, thinking is off.
     """
     converted: Messages = []
     results = {block.get("tool_use_id") for message in messages for block in blocks_of(message)}
     for place, message in enumerate(messages):
         content = message["content"]
         if message["role"] == "assistant" and not isinstance(content, str):
-            items = [block for block in content if block["type"] == ITEM]
-            if others := [block for block in items if not is_private(block)]:
-                raise foreign(others[0])
+            content = readable(content, lambda block: block["type"] != ITEM)
             kept = [block for block in content if block["type"] != ITEM]
             following = [each["role"] for each in messages[place + 1 : place + 2]]
             if following:  # not a paused turn, which goes on as it is

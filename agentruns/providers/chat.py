@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ _GROWING = frozenset({
 })  # fmt: skip
 _REASONING = ("reasoning_details", "reasoning", "reasoning_content")
 _CALL = ("id", "index", "type", "function")
+# In the open turn these models refuse another model's reply that lacks members of their own. Google documents
+# this signature for such calls; DeepSeek and Kimi accept an empty reasoning.
+_SIGNING, _REASONING_AGAIN = re.compile(r"gemini-([3-9]|\d\d)"), re.compile(r"deepseek|kimi")
+_UNSIGNED = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 
 
 class Quirks(NamedTuple):
@@ -63,7 +68,7 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
             continue
         texts, calls, extras = [], [], dict[str, Block]()
         reply: Block = {"role": "assistant", "content": None}
-        for block in blocks.blocks_of(message):
+        for block in blocks.readable(blocks.blocks_of(message), lambda _block: False):
             if block["type"] == "text":
                 texts.append(block["text"])
             elif block["type"] == "tool_use":
@@ -72,13 +77,16 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
             elif block["type"] == ITEM and block["item"].get("type") == EXTRAS:
                 if block["from"].partition(":")[0] == identity.partition(":")[0]:
                     extras[block["item"]["id"]] = block["item"]["extras"]
-            elif not blocks.is_private(block):
-                raise blocks.foreign(block)
             elif block.get("from") == identity:
                 # A server without a name of its own wants back what it sent, but only in the open turn.
                 own = _REASONING if quirks.takes_back == "" and place >= turn else (str(quirks.takes_back),)
                 reply |= {name: block["item"][name] for name in own if name in block["item"]}
         calls = [{**call, **extras.get(call["id"], {})} for call in calls]
+        if calls and place >= turn and quirks.takes_back == "":
+            if _SIGNING.search(identity):  # a reply's first call is signed for all of them
+                calls[0].setdefault("extra_content", _UNSIGNED)
+            elif _REASONING_AGAIN.search(identity) and not reply.keys() & {*_REASONING}:
+                reply["reasoning_content"] = ""
         reply |= {"content": "\n\n".join(texts)} if texts else {}
         reply |= {"tool_calls": calls} if calls else {}
         found["messages"] += [reply] if texts or calls else []

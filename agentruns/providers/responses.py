@@ -31,9 +31,14 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[s
     if (form := blocks.answer_form(request)) is not None:
         found["text"] = {**params.get("text", {}), "format": {"type": "json_schema", **form}}
     found["input"] = []
+
+    def is_own(block: Block) -> bool:
+        return block["type"] == ITEM and bool(block["from"].partition(":")[0] == identity.partition(":")[0])
+
     for message in request.messages:
         if message["role"] == "assistant":
-            said = [item for block in blocks.blocks_of(message) for item in _said(block, identity)]
+            content = blocks.readable(blocks.blocks_of(message), is_own)
+            said = [item for block in content for item in _said(block, identity)]
             while said and said[-1].get("type") == "reasoning":  # refused without what it led to
                 said.pop()
             found["input"] += said
@@ -58,7 +63,7 @@ def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
 
 
 def _said(block: Block, identity: str) -> list[Block]:
-    """Convert a block of a reply to one item, or to none for reasoning that this model cannot read."""
+    """Convert a readable block of a reply to one item; to none for reasoning that this model cannot read."""
     if block["type"] == "text":
         phase = {"phase": block["phase"]} if block.get("phase") else {}
         return [{"role": "assistant", "content": block["text"], **phase}]
@@ -68,9 +73,7 @@ def _said(block: Block, identity: str) -> list[Block]:
     if blocks.is_private(block):
         own = block.get("from") == identity and "encrypted_content" in block["item"]
         return [block["item"]] if own else []
-    if block["type"] == ITEM and block["from"].partition(":")[0] == identity.partition(":")[0]:
-        return [block["item"]]
-    raise blocks.foreign(block)
+    return [block["item"]]
 
 
 def _part(block: Block, identity: str) -> Block:

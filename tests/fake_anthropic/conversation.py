@@ -119,7 +119,8 @@ def check_conversation(body: dict[str, Any], replies: Replies) -> None:
         raise Refused(f"{thoughts[0]}: the turn may not contain `thinking` when thinking is disabled.")
     if kind != "disabled":  # some models think unless told not to
         _thinking(turns, replies, enabled=kind == "enabled")
-    if turns[-1][0] != "user":
+    is_paused = any(block["type"] == "server_tool_use" for _, block in turns[-1][1])
+    if turns[-1][0] != "user" and not is_paused:
         raise Refused("This model does not support assistant message prefill.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
@@ -49,6 +50,10 @@ def check(body: Any, has_files: bool) -> None:
         rules.one_of(format.get("type"), "response_format.type", ("text", "json_object", "json_schema"))
         rules.form(format["json_schema"], "response_format.json_schema")
     waiting: list[str] = []
+    roles = [each.get("role") for each in body["messages"]]
+    twice = [one for one, next_one in itertools.pairwise(roles) if one == next_one != "tool"]
+    require(not (twice and "qwen" in model), "Conversation roles must alternate user/assistant/user/...")
+    turn = max((n for n, each in enumerate(body["messages"]) if each.get("role") == "user"), default=0)
     for number, message in enumerate(rules.filled(body["messages"], "messages")):
         where = f"messages[{number}]"
         role = rules.one_of(rules.of(dict, message, where).get("role"), f"{where}.role", _ROLES)
@@ -62,6 +67,8 @@ def check(body: Any, has_files: bool) -> None:
         _require_answers(waiting)
         if role == "assistant":
             waiting = _assistant(message, where, model)
+            if waiting and number > turn:
+                _open_turn(message, model)
         else:
             rules.known(message, where, ("role", "name"), ("content",))
             kinds = ("text", "image_url", "file") if role == "user" else ("text",)
@@ -71,6 +78,15 @@ def check(body: Any, has_files: bool) -> None:
 
 def _require_answers(waiting: list[str]) -> None:
     require(not waiting, f"'tool_calls' without response messages: {', '.join(waiting)}")
+
+
+def _open_turn(message: Message, model: str) -> None:
+    """Refuse a reply with calls in the open turn that lacks what its server wants back there."""
+    google = message["tool_calls"][0].get("extra_content", {}).get("google", {})
+    is_signed = "gemini-3" not in model or google.get("thought_signature")
+    require(is_signed, "Function call is missing a thought_signature in functionCall parts.")
+    has_thought = "deepseek" not in model or "reasoning_content" in message
+    require(has_thought, "The `reasoning_content` in the thinking mode must be passed back to the API.")
 
 
 def _assistant(message: Message, where: str, model: str) -> list[str]:
@@ -163,7 +179,7 @@ def events(completion: Message, cut: Any, body: Message) -> Iterator[Message]:
         return {**shared, "object": "chat.completion.chunk", "choices": [one], **nothing}
 
     yield chunk({"role": "assistant", "content": "", "refusal": None})
-    for name in ("reasoning", "content", "refusal"):
+    for name in ("reasoning", "reasoning_content", "content", "refusal"):
         for piece in cut(message.get(name) or ""):
             yield chunk({name: piece})
     for detail in message.get("reasoning_details") or []:
