@@ -26,6 +26,7 @@ class Defaults:
     PAYLOAD_STORAGE: str = "agentruns"
     PAYLOAD_TIMEOUT: float = 30
     FILE_MAX: int = 20 * 2**20
+    RESULT_SENT_MAX: int | None = 100_000  # in any script far fewer tokens than the smallest of windows
     SCANNER: str | None = None
     APPROVAL_EXPIRES: timedelta | None = None
     REQUESTER_MAY_APPROVE: bool = True

@@ -15,6 +15,7 @@ from agentruns.checks.base import check
 from agentruns.conf import DEFAULTS, settings, unknown_names
 from agentruns.providers.names import make, options_of
 from agentruns.tools.refusals import mistake
+from agentruns.utils.bounds import LEAST_SENT
 from agentruns.utils.calls import arity_mistake
 
 
@@ -103,7 +104,7 @@ def check_policy() -> Iterator[CheckMessage]:
 
 @check()
 def check_values() -> Iterator[CheckMessage]:
-    """Check the values of ANCHOR, API_THROTTLE, REFUSALS, TELEMETRY, SCANNER and of two limits in bytes."""
+    """Check the values of ANCHOR, API_THROTTLE, REFUSALS, TELEMETRY, SCANNER and of three limits of size."""
 
     def uncalled(name: str, *parameters: str) -> str:
         named = getattr(settings, name.lower())
@@ -131,15 +132,18 @@ def check_values() -> Iterator[CheckMessage]:
     hint = "AGENTRUNS_SCANNER = 'shop.scanning.scan', of a function of a name, a media type and bytes."
     scanner = ("SCANNER", "name", "media_type", "data")
     yield from unusable("SCANNER", lambda: uncalled(*scanner), hint, id="agentruns.E020")
-    yield from no_bytes("FILE_MAX", 1, "5_000_000", id="agentruns.E020")
-    yield from no_bytes("PAYLOAD_INLINE_MAX", 0, "65_536", id="agentruns.E012")
+    yield from no_number("FILE_MAX", 1, "5_000_000", "bytes", id="agentruns.E020")
+    yield from no_number("PAYLOAD_INLINE_MAX", 0, "65_536", "bytes", id="agentruns.E012")
+    if settings.RESULT_SENT_MAX is not None:
+        what = f"characters from {LEAST_SENT} on"
+        yield from no_number("RESULT_SENT_MAX", LEAST_SENT, "100_000, or None", what, id="agentruns.E012")
 
 
-def no_bytes(name: str, least: int, usual: str, id: str) -> Iterator[CheckMessage]:
+def no_number(name: str, least: int, usual: str, what: str, id: str) -> Iterator[CheckMessage]:
     """Yield an Error unless the setting `name` is an int of at least `least`; the hint suggests `usual`."""
     value = getattr(settings, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        text = f"AGENTRUNS_{name} is {value!r}, not a number of bytes."
+        text = f"AGENTRUNS_{name} is {value!r}, not a number of {what}."
         yield Error(text, hint=f"AGENTRUNS_{name} = {usual}", id=id)
 
 

@@ -34,6 +34,7 @@ from agentruns.journal.policy import user_of_key
 from agentruns.journal.store import Store, commit_again
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
+from agentruns.tools.excerpts import Bounds
 from agentruns.utils import clock
 from agentruns.utils.db import cannot_pass, close_stale, is_in_test_case, uptime
 from agentruns.utils.lanes import Lane
@@ -93,6 +94,11 @@ class Driver:
     def tool_schemas(self) -> list[dict[str, Any]]:
         """The schemas of the tools as the provider receives them."""
         return [tool.provider_schema() for tool in self.tools.values()]
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """The bounds of the results in this run's requests."""
+        return Bounds.of_tools(self.agent.tools, self.tools)
 
     @cached_property
     def instructions(self) -> str:

@@ -232,7 +232,7 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         request = ModelRequest(
             model=model_identity(agent.model),
             system=driver.instructions,
-            messages=driver.state.conversation.messages(limits=agent.file_limits),
+            messages=driver.state.conversation.messages(None, agent.file_limits, driver.bounds),
             tools=list(driver.tool_schemas),
             params=dict(agent.model_params or {}),
             run_id=str(driver.run.run_id),

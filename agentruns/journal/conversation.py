@@ -12,6 +12,7 @@ from agentruns.journal.events import Row
 from agentruns.providers import attachments
 from agentruns.providers.attachments import DEFAULT, Limits
 from agentruns.providers.blocks import is_private
+from agentruns.tools.excerpts import UNBOUNDED, Bounds
 from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
@@ -47,12 +48,15 @@ class Conversation:
         if row.kind in _APPLY:
             _APPLY[row.kind](self, row, row.payload)
 
-    def messages(self, read: int | None = None, limits: Limits = DEFAULT) -> list[dict[str, Any]]:
+    def messages(
+        self, read: int | None = None, limits: Limits = DEFAULT, bounds: Bounds = UNBOUNDED
+    ) -> list[dict[str, Any]]:
         """Build the messages of the next request, or of an old request that had read the rows up to `read`.
 
         Raises AssertionError if a call of the last reply has no result. Reads contents from their files, and
         raises PayloadError if a file is missing, altered or out of reach. If the files exceed `limits`, the
-        oldest stay previews. A file that the provider does not accept stays a preview, too.
+        oldest stay previews. A file that the provider does not accept stays a preview, too. A result beyond
+        `bounds` becomes an excerpt here, but not for `settled_messages` and `fingerprint`.
         """
         if len(self._results) < len(self._open):
             missing = sorted(self._open.keys() - self._results.keys())
@@ -72,7 +76,7 @@ class Conversation:
                     whole.block = block
             content[place] = block
             messages[number] = {**messages[number], "content": content}
-        return messages
+        return bounds.apply(messages)
 
     def settled_messages(self, read: int | None = None) -> list[dict[str, Any]]:
         """Build the messages so far; if a call of the last reply has no result yet, end with that reply.

@@ -30,6 +30,7 @@ from agentruns.providers.names import model_identity, resolve
 from agentruns.services.runs.write import find_run
 from agentruns.tools import InvalidArguments
 from agentruns.tools.card import MASK
+from agentruns.tools.excerpts import Bounds
 from agentruns.utils import json as canonical
 from agentruns.utils.json import Difference, first_difference, passes
 
@@ -383,7 +384,7 @@ def _ask(one: _Recorded, model: Model | str, run: Run, agent: Agent | None) -> M
     request = ModelRequest(
         model=model_identity(model),
         system=head["system"] if isinstance(head["system"], str) else instructions_of(one.made),
-        messages=one.replaced,
+        messages=Bounds.of_tools(agent.tools if agent else {}, names).apply(one.replaced),
         tools=[head["tools"][name] for name in names],
         params=head["params"],
         run_id=str(run.pk),

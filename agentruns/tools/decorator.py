@@ -46,14 +46,16 @@ def tool(
     sensitive: Iterable[str] = (),
     sensitive_results: Iterable[str] = (),
     refuses: Refusal | Iterable[Refusal] = (),
+    sent_max: int | None = None,
 ) -> Any:
     """Declare a function as a tool, as `@tool` or as `@tool(...)`.
 
     The model sees the signature as a JSON Schema, and the docstring as descriptions. A parameter annotated
     ToolContext receives the context of the call. `refuses` names the exceptions that mean that nothing
-    happened, or functions that check an exception for that, such as `http_refusal`. Raises TypeError for
-    options that contradict each other, and for a parameter whose values could not be shown, stored and read
-    back unchanged.
+    happened, or functions that check an exception for that, such as `http_refusal`. Of a result that is
+    longer than `sent_max` characters, a request sends an excerpt. Raises TypeError for options that
+    contradict each other, and for a parameter whose values could not be shown, stored and read back
+    unchanged.
     """
     options = Options(
         requires_approval=requires_approval,
@@ -71,6 +73,7 @@ def tool(
         sensitive=as_names(sensitive),
         sensitive_results=as_names(sensitive_results, "sensitive_results", "members of the result"),
         refuses=as_refusals(refuses),
+        sent_max=sent_max,
     )
     # The caller's local names, for types that are defined beside the tool inside a function.
     given: Any = {"name": name, "description": description, "options": options}

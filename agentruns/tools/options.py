@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from agentruns.tools.refusals import Refusal
 from agentruns.tools.refusals import mistake as misnamed
-from agentruns.utils.bounds import MAX_APPROVALS, NAME_LENGTH
+from agentruns.utils.bounds import LEAST_SENT, MAX_APPROVALS, NAME_LENGTH
 from agentruns.utils.calls import arity_mistake
 
 Risk = Literal["low", "normal", "high"]
@@ -47,6 +47,7 @@ class ToolKeywords(TypedDict, total=False):
     sensitive: Iterable[str]
     sensitive_results: Iterable[str]
     refuses: Refusal | Iterable[Refusal]
+    sent_max: int | None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,6 +69,7 @@ class Options:
     sensitive: tuple[str, ...] = ()
     sensitive_results: tuple[str, ...] = ()  # members of the result; "*" is all of it
     refuses: tuple[Refusal, ...] = ()
+    sent_max: int | None = None  # characters of a result in a request; None: AGENTRUNS_RESULT_SENT_MAX
     only_answers: bool = False  # a question for a person: never executed
     origin: dict[str, Any] | None = None  # the server that the tool comes from, and its hints
     # Called once in a drive, before the first call: returns why the run must wait, or "".
@@ -103,6 +105,8 @@ class Options:
         for refusal in self.refuses:
             if wrong := misnamed(refusal):
                 yield f"refuses names what it cannot: {wrong}."
+        if self.sent_max is not None and (type(self.sent_max) is not int or self.sent_max < LEAST_SENT):
+            yield f"sent_max must be a whole number from {LEAST_SENT} on, not {self.sent_max!r}."
         if self.timeout is not None and not 0 < self.timeout <= _LONGEST.total_seconds():  # false for NaN
             yield f"timeout must be positive and at most ten years, not {self.timeout!r}."
         asks, who, count, lifetime = self.requires_approval, self.approvers, self.approvals, self.expires_in

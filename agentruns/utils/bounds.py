@@ -12,6 +12,7 @@ MAX_ROW_DEPTH = 128  # the same of a journal row; far below what Python's recurs
 MAX_CALLS = 64  # calls taken from one reply
 MAX_APPROVALS = 1_000  # people that one call can need
 ANSWER_BYTES = 50 * 2**20  # of an MCP server
+LEAST_SENT = 1_000  # characters of a result in a request, with the note about what is left out
 TEXT_LENGTH = 100_000  # characters of a task and of a result that a person types, in the console and the API
 REASON_LENGTH = 2_000  # characters of a reason, a note, and evidence
 NAME_LENGTH = 200  # characters of a session's or an idempotency key, of `approvers`, of a person's name

@@ -42,7 +42,8 @@ class Fake:
 
     `script`: turns as ScriptedModel has them; the n-th reply of a conversation is the n-th turn. Or a
     function of the request's body that returns a turn. `faults`: request number, from 1 -> a kind of fault;
-    see `fault()`. `bend`: changes the events of a stream, as other servers do.
+    see `fault()`. `bend`: changes the events of a stream, as other servers do. `window`: the most tokens of a
+    request.
     """
 
     request_id_header = "request-id"
@@ -58,8 +59,9 @@ class Fake:
         api_key: str,
         faults: Mapping[int, int | str] | None = None,
         bend: Callable[[list[Any]], list[Any]] = list,
+        window: int = 200_000,
     ) -> None:
-        self.api_key, self.bend = api_key, bend
+        self.api_key, self.bend, self.window = api_key, bend, window
         self.calls: list[Call] = []  # in the order they were answered
         self._script = script if callable(script) else ScriptedModel(script)
         self._faults = Faults(faults or {})

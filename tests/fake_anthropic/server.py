@@ -86,6 +86,8 @@ class FakeAnthropic(Fake):
         check_breakpoints(body)
         if route == COUNT_TOKENS:
             return plain(200, {"input_tokens": count_request(body)}, None, named)
+        if (tokens := count_request(body)) > self.window:
+            raise Refused(f"prompt is too long: {tokens} tokens > {self.window} maximum")
         message = self._message(body)
         if body.get("stream"):
             return self._streamed(self.bend(list(_events(message))), fault, named)

@@ -82,8 +82,11 @@ class FakeOpenAI(Fake):
         api: Any = chat if is_chat else responses
         given = self.takes_files if is_chat else self.encrypted
         api.check(body, given)
-        content, stop, usage = self.turn(body, api.replies(body))
         size = len(encode_json(body)) // 4
+        if size > self.window:
+            text = f"Your input exceeds the context window of this model: {size} tokens."
+            raise Refused(text, code="context_length_exceeded")
+        content, stop, usage = self.turn(body, api.replies(body))
         used = api.usage(usage.get("sent", size), usage.get("cached", 0), usage.get("written", 7))
         whole = api.answer(body, content, stop, used, self.encrypted)
         if body.get("stream"):
