@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from agentruns.providers.blocks import blocks_of
+from agentruns.tools.excerpts import Bounds
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import LEAST_SENT
 
 Messages = list[dict[str, Any]]
 Compact = Callable[[Messages, int, int], Messages]
 
 SMALLEST = 200_000  # tokens; no current model accepts fewer
 TOKENS_OF_PICTURE = 5_000  # each is scaled down to fewer
+LEAST_NOTE = 250  # characters; twice what the note about a left out result needs
 BYTES_PER_TOKEN = 2  # fewer than in any real text, so that an estimate is never too low
 
 
@@ -50,12 +53,15 @@ def exchanges(messages: Messages) -> list[Messages]:
 def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
     """Leave out the oldest exchanges of a conversation that is too long; for `AnthropicModel(compact=...)`.
 
-    The opening, the user's last message and the newest exchange stay. Exchanges without a message of the user
-    are left out first, then the others. `tokens` is the size of the whole conversation; each part is assumed
-    to take a share proportional to its length. Aims at 80 % of `limit`. The journal keeps everything.
+    First shortens results of tools to a quarter of `limit`, in characters. Then leaves out exchanges without
+    a message of the user, then the others; the opening, the user's last message and the newest exchange stay.
+    At last shortens these results still more. `tokens` is the size of the whole conversation; each part is
+    assumed to take a share proportional to its length. Aims at 80 % of `limit`. The journal keeps everything.
     """
-    parts = exchanges(messages)
-    sizes = [most_tokens({"messages": part}) for part in parts]
+    share = tokens / most_tokens({"messages": messages})
+    most = max(limit // 4, LEAST_SENT)
+    parts = exchanges(Bounds(most).apply(messages))
+    sizes = [most_tokens({"messages": part}) * share for part in parts]
     spoken = [
         number
         for number, part in enumerate(parts)
@@ -65,14 +71,18 @@ def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
     ]
     needed = {0, len(parts) - 1, *spoken[-1:]}
     droppable = [number for number in range(len(parts)) if number not in needed]
-    excess = tokens - limit * 0.8  # shares are estimates, and tools and system take room as well
+    excess = sum(sizes) - limit * 0.8  # shares are estimates, and tools and system take room as well
     dropped = set()
     for number in sorted(droppable, key=lambda number: (number in spoken, number)):
         if excess <= 0:
             break
-        excess -= sizes[number] * tokens / sum(sizes)
+        excess -= sizes[number]
         dropped.add(number)
-    return [message for number, part in enumerate(parts) if number not in dropped for message in part]
+    kept = [message for number, part in enumerate(parts) if number not in dropped for message in part]
+    while most_tokens({"messages": kept}) * share > limit * 0.8 and most > LEAST_NOTE:
+        most //= 2
+        kept = Bounds(most).apply(kept)
+    return kept
 
 
 def broken_pairs(messages: Any, whole: Messages) -> str:

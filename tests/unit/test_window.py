@@ -257,3 +257,17 @@ def test_whatever_drop_oldest_leaves_can_be_sent(limit: int, spoken: tuple[int, 
         assert kept == [HELLO, *messages[1 - len(kept) :]], "how it began, and the newest"
     assert (len(kept) < len(messages)) == (limit < 1000)
     assert window.drop_oldest([HELLO], 1000, limit) == [HELLO]
+
+
+@pytest.mark.parametrize("text", ["word ", "\U0001f50e", "\x01", '"\\'])
+@pytest.mark.parametrize("count", [1, 30])
+def test_drop_oldest_shortens_results_that_would_not_fit_alone(text: str, count: int) -> None:
+    ids = [f"toolu_{number}" for number in range(count)]
+    results = [{"type": "tool_result", "tool_use_id": id, "content": text * 50_000} for id in ids]
+    calls = [{"type": "tool_use", "id": id, "name": "find", "input": {}} for id in ids]
+    newest = [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    messages = [HELLO, *exchange(0), *newest]
+    kept = window.drop_oldest(messages, window.most_tokens({"messages": messages}), 40_000)
+    assert window.broken_pairs(kept, messages) == "" and "left out here" in str(kept[-1])
+    assert window.most_tokens({"messages": kept}) <= 32_000
+    assert count > 1 or kept[:3] == messages[:3], "no exchange is left out if long results can be shortened"
