@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from agentruns.journal.events import Row
 from agentruns.providers import attachments
 from agentruns.providers.attachments import DEFAULT, Limits
 from agentruns.providers.blocks import is_private
-from agentruns.tools.excerpts import UNBOUNDED, Bounds
+from agentruns.tools.excerpts import UNBOUNDED, Bounds, results_in
 from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
@@ -20,6 +20,7 @@ MISFIT = "The tool ran. Its result is not of the declared form ({misfit}):\n"
 REFUSED = ("refusal", "content_filter")
 UNANSWERED = "[Left out: the provider refused to answer this.]"
 UNREAD_RESULT = "[This call has ended. Its result is left out: the provider refused to read it.]"
+NAMED = 20  # results in an error
 KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory between requests
 
 Block = dict[str, Any]
@@ -77,6 +78,24 @@ class Conversation:
             content[place] = block
             messages[number] = {**messages[number], "content": content}
         return bounds.apply(messages)
+
+    def result(self, id: str, tools: Collection[str]) -> Block:
+        """Read a result of one of `tools` whole, if the model was sent it; describe the files in it.
+
+        `id` is that of its `tool_use`. Raises LookupError, which names the results that can be read, and
+        PayloadError as `messages`.
+        """
+        messages, previews = self._so_far(None)
+        found: dict[str, Block | _Whole] = {}
+        for number, place, tool in results_in(messages):
+            if tool in tools:
+                block = messages[number]["content"][place]
+                found[block["tool_use_id"]] = previews.get((number, place), block)
+        if id not in found:
+            known = ", ".join([*found][-NAMED:]) or "none"
+            raise LookupError(f"This session has no result {id!r} to read. The last that it has: {known}.")
+        content = found[id]
+        return content.read([], DEFAULT) if isinstance(content, _Whole) else content
 
     def settled_messages(self, read: int | None = None) -> list[dict[str, Any]]:
         """Build the messages so far; if a call of the last reply has no result yet, end with that reply.

@@ -55,6 +55,7 @@ class ToolContext(OfRun):
     _is_cancelled: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
     _heartbeat: Callable[[], object] | None = field(default=None, repr=False, compare=False)
     _progress: Callable[[str], object] | None = field(default=None, repr=False, compare=False)
+    _result: Callable[[str], str] = field(default=lambda id: "", repr=False, compare=False)
     _covers: Callable[..., bool] = field(default=lambda extend=False: True, repr=False, compare=False)
 
     def is_cancelled(self) -> bool:

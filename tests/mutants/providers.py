@@ -6,6 +6,7 @@ from tests.mutants import Edit, mutant
 
 LOOP, OPENAI, RESPONSES = "engine/loop.py", "providers/openai.py", "providers/responses.py"
 BLOCKS, CHAT, CLAUDE = "providers/blocks.py", "providers/chat.py", "providers/anthropic.py"
+EXCERPTS = "tools/excerpts.py"
 
 MUTANTS = [
     mutant("providers: the fallback answers an overload only",
@@ -56,6 +57,30 @@ MUTANTS = [
         Edit("journal/conversation.py",
              '*({**block, "content": UNREAD_RESULT} for block in results)', ""),
         "providers/test_sessions.py::test_a_result_that_the_provider_refused_is_left_out_and_its_call_stays"),
+    mutant("results: a request has an excerpt of a long one",
+        Edit("journal/conversation.py", "return bounds.apply(messages)", "return messages"),
+        "providers/test_long_results.py::"
+        "test_a_run_that_read_too_much_ends_and_so_do_its_fork_and_the_next_task[text-claude]"),
+    mutant("results: those of one reply share a bound",
+        Edit(EXCERPTS, "share = max(room // len(bounded), LEAST_SENT)", "pass"),
+        "unit/test_excerpts.py::test_the_results_of_one_reply_share_a_bound"),
+    mutant("results: a cut parts no letter from its accents",
+        Edit(EXCERPTS, "unicodedata.category(text[moved]) not in PARTS and", ""),
+        "unit/test_excerpts.py::test_an_excerpt_has_both_ends_and_says_what_is_left_out"),
+    mutant("results: a sensitive one is not read on",
+        Edit(EXCERPTS, "if tool.sensitive or tool.sensitive_results)", "if tool.sensitive)"),
+        "providers/test_long_results.py::"
+        "test_only_results_of_this_session_that_the_model_was_sent_are_read"),
+    mutant("results: pages of an erased one are erased",
+        Edit("services/data/erasure.py", 'read |= {one["id"]: calls.get(', 'read |= {one["id"]: {}.get('),
+        "providers/test_long_results.py::"
+        "test_the_model_reads_on_to_the_end_and_all_of_it_can_be_erased"),
+    mutant("results: compact shortens long ones before it leaves out exchanges",
+        Edit("providers/window.py", "exchanges(Bounds(most).apply(messages))", "exchanges(messages)"),
+        "providers/test_long_results.py::test_compact_shortens_the_newest_exchange_too"),
+    mutant("results: compact shortens the newest exchange until it fits",
+        Edit("providers/window.py", "        kept = Bounds(most).apply(kept)\n", "        pass\n"),
+        "unit/test_window.py::test_drop_oldest_shortens_results_that_would_not_fit_alone"),
     mutant("providers: the pieces of a call are joined, also in one chunk",
         Edit(CHAT, "found = _fitting(calls, piece)\n", "found = []\n"),
         "providers/test_streams.py::test_a_call_and_the_first_piece_of_its_arguments_in_one_event"),

@@ -33,6 +33,7 @@ from agentruns.services import permissions
 from agentruns.services.data.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
 from agentruns.services.runs.sessions import Owner
 from agentruns.services.runs.write import find_run, lock_session
+from agentruns.tools.excerpts import READER
 from agentruns.utils import json as canonical
 from agentruns.utils.db import TRIES, in_transaction
 from agentruns.utils.ids import secret
@@ -376,6 +377,8 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
     tasks = {row.seq: run_id for run_id, row in tasks_of(rows).items()}
     replies: dict[UUID, int] = {}  # run -> its last reply
     digests: dict[str, tuple[str, str]] = {}  # call -> tool and digest
+    calls: dict[str, str] = {}  # provider's id -> call
+    read: dict[str, str] = {}  # call of `read_result` -> call with the result that it repeats
     for row in rows:
         payload, call = row.payload, row.call_id
         held: set[Value] = {("content", row.content_hash)}
@@ -401,6 +404,9 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                 held.add(("reply", row.run_id, row.seq))
                 held |= {("asked", one["id"]) for one in payload["calls"]}
                 digests |= {one["id"]: (one["tool"], one["digest"]) for one in payload["calls"]}
+                calls |= {one["provider_id"]: one["id"] for one in payload["calls"]}
+                pages = (one for one in payload["calls"] if one["tool"] == READER)
+                read |= {one["id"]: calls.get(str(one["arguments"].get("result")), "") for one in pages}
             case events.APPROVAL_REQUESTED:
                 held.add(("asked", call))
             case events.APPROVAL_DECIDED:
@@ -408,14 +414,14 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                 if payload["verb"] != "approve":
                     held |= {("returned", call), ("denied", *digests.get(call, (call,)))}
             case events.TOOL_RESULT:
-                held.add(("returned", call))
+                held |= {("returned", call), ("returned", read.get(call) or call)}
                 outcome = payload["outcome"] if row.attempt == 0 else ""
                 if payload.get("edited") is not None or outcome == "error":  # names the invalid arguments
                     held.add(("asked", call))
                 if outcome == "denied":  # perhaps for the reason of an earlier denial
                     held.add(("denied", *digests.get(call, (call,))))
             case events.LATE_RESULT | events.ORPHAN_FOUND | events.ORPHAN_RESOLVED:
-                held.add(("returned", call))
+                held |= {("returned", call), ("returned", read.get(call) or call)}
             case events.MODEL_FAILED:
                 held.add(("failed", row.run_id))
             case events.RUN_FAILED if payload["error"]["type"] != "OutputInvalidError":
