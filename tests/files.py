@@ -24,7 +24,7 @@ def report_of(size: int) -> str:
     return (LINE * (size // len(LINE) + 1))[:size]
 
 
-@tool
+@tool(sent_max=64 * MEGABYTE)  # the model is sent all of it
 def fetch(ctx: ToolContext, size: int) -> str:
     """Fetch a report."""
     act("fetch", ctx, size=size)

@@ -118,7 +118,9 @@ MIXED: dict[str, tuple[Any, list[str] | None]] = {
 }
 
 
-def test_a_result_is_a_block_or_a_list_with_some(folder: Path) -> None:
+def test_a_result_is_a_block_or_a_list_with_some(folder: Path, settings: Any) -> None:
+    settings.AGENTRUNS_RESULT_SENT_MAX = None
+
     @tool
     def mixed(kind: str) -> Any:
         """Return blocks of every sort."""

@@ -188,8 +188,9 @@ def acted(effects: Effects) -> Counter[tuple[str, str]]:
     return outside + Counter(("booked", order.customer) for order in Order.objects.all())
 
 
-def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects) -> None:
-    with FakeAnthropic(TURNS, faults={2: 529}) as fake:
+def test_the_next_request_goes_out_whatever_a_handler_returned(effects: Effects, settings: Any) -> None:
+    settings.AGENTRUNS_RESULT_SENT_MAX = None
+    with FakeAnthropic(TURNS, faults={2: 529}, window=100_000_000) as fake:
         model = AnthropicModel("claude-sonnet-5-5", fake.client(), context_window=100_000_000)
         agent = Agent("odd", instructions="Be odd.", tools=[odd, typed, read, booked], model=model)
         first = run_agent(agent, "do it", "s1", idempotency_key="k")
