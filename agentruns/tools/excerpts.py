@@ -94,7 +94,7 @@ def excerpt(result: Block, most: int, is_readable: bool = False) -> Block:
     text = "\n".join(texts_of(result))
     if len(text) > most:
         before, after, whole = text, text, len(text)
-        if cut := _CUT.search(text):  # an excerpt that is to be still shorter
+        if (cut := _CUT.search(text)) and int(cut[1]) > whole:  # an excerpt that is to be still shorter
             before, after, whole = text[: cut.start()], text[cut.end() :], int(cut[1])
             is_readable = bool(cut[2])
         id = result["tool_use_id"]

@@ -58,6 +58,7 @@ def test_nothing_is_asked_of_the_server(file: Path) -> None:
         ({"sensitive": ["card"]}, TypeError, "sensitive names card, which no tool of it takes"),
         ({"env": {"A": "b"}}, TypeError, "a URL has headers"),
         ({"timeout": -1}, TypeError, "timeout must be positive"),
+        ({"sent_max": 10}, TypeError, "sent_max must be a whole number from 1000 on"),
         ({"parallel": 3}, TypeError, "parallel must be True or False"),
         ({"read_only": "send"}, TypeError, "read_only must be a list"),
         ({"colour": "red"}, TypeError, "colour"),
@@ -77,7 +78,8 @@ def test_two_tools_or_servers_of_one_name_are_refused(tmp_path: Path, file: Path
     (tool,) = mcp_tools(NOWHERE, name="s", lock=written(tmp_path / "two.json", long))
     assert len(tool.name) == 64
     mcp_tools(NOWHERE, name="t", lock=file)
-    mcp_tools(NOWHERE, name="t", lock=file, allow=["send"])
+    (send,) = mcp_tools(NOWHERE, name="t", lock=file, allow=["send"], sent_max=5_000)
+    assert send.sent_max == 5_000
     with pytest.raises(ValueError, match="Two MCP servers are named 't'"):
         mcp_tools("https://elsewhere.example.com", name="t", lock=file)
 

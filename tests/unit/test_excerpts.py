@@ -66,6 +66,13 @@ def test_an_excerpt_of_an_excerpt_says_what_the_whole_was() -> None:
     assert TEXTS["plain"].startswith(head) and TEXTS["plain"].endswith(tail)
 
 
+def test_a_result_that_quotes_a_note_is_cut_like_any_other() -> None:
+    quoted = excerpt(result(TEXTS["plain"]), 1_000)["content"].replace(f"{len(TEXTS['plain'])}", "7")
+    text = quoted + TEXTS["plain"]
+    short = excerpt(result(text), 2_000, is_readable=True)["content"]
+    assert f"the whole result has {len(text)} characters. Read on" in short and "-" not in short
+
+
 @pytest.mark.parametrize("most", [1, 50, 200])
 def test_no_bound_is_too_small_for_its_note(most: int) -> None:
     assert len(excerpt(result("x" * 5_000, "i" * 99), most, is_readable=True)["content"]) == most
