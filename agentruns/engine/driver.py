@@ -34,7 +34,7 @@ from agentruns.journal.policy import user_of_key
 from agentruns.journal.store import Store, commit_again
 from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
-from agentruns.tools.excerpts import Bounds, texts_of
+from agentruns.tools.excerpts import Bounds
 from agentruns.utils import clock
 from agentruns.utils.db import cannot_pass, close_stale, is_in_test_case, uptime
 from agentruns.utils.lanes import Lane
@@ -148,13 +148,9 @@ class Driver:
             _user=None if self.run.owner is None else cache(partial(user_of, self.run.owner)),
             _is_cancelled=partial(self.is_cancelled, call_id, attempt),
             _heartbeat=partial(self.heartbeat, call_id, attempt),
-            _result=self.result_text,
+            _result=lambda id: self.state.conversation.result(id, self.bounds.readable),
             _covers=partial(self.covers, call),
         )
-
-    def result_text(self, id: str) -> str:
-        """Read the whole text of a result that the model may read on in; raises as `Conversation.result`."""
-        return "\n".join(texts_of(self.state.conversation.result(id, self.bounds.readable)))
 
     def covers(self, call: Call | None, *, extend: bool = False) -> bool:
         """Check whether the worker may still act on a call; True if there is no call.

@@ -12,7 +12,7 @@ from agentruns.journal.events import Row
 from agentruns.providers import attachments
 from agentruns.providers.attachments import DEFAULT, Limits
 from agentruns.providers.blocks import is_private
-from agentruns.tools.excerpts import UNBOUNDED, Bounds, results_in
+from agentruns.tools.excerpts import UNBOUNDED, Bounds, results_in, texts_of
 from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
@@ -79,8 +79,8 @@ class Conversation:
             messages[number] = {**messages[number], "content": content}
         return bounds.apply(messages)
 
-    def result(self, id: str, tools: Collection[str]) -> Block:
-        """Read a result of one of `tools` whole, if the model was sent it; describe the files in it.
+    def result(self, id: str, tools: Collection[str]) -> str:
+        """Read the whole text of a result of one of `tools`, if the model was sent it; describe its files.
 
         `id` is that of its `tool_use`. Raises LookupError, which names the results that can be read, and
         PayloadError as `messages`.
@@ -89,13 +89,13 @@ class Conversation:
         found: dict[str, Block | _Whole] = {}
         for number, place, tool in results_in(messages):
             if tool in tools:
-                block = messages[number]["content"][place]
-                found[block["tool_use_id"]] = previews.get((number, place), block)
+                result = messages[number]["content"][place]
+                found[result["tool_use_id"]] = previews.get((number, place), result)
         if id not in found:
             known = ", ".join([*found][-NAMED:]) or "none"
             raise LookupError(f"This session has no result {id!r} to read. The last that it has: {known}.")
-        content = found[id]
-        return content.read([], DEFAULT) if isinstance(content, _Whole) else content
+        block = found[id]
+        return "\n".join(texts_of(block.read([], DEFAULT) if isinstance(block, _Whole) else block))
 
     def settled_messages(self, read: int | None = None) -> list[dict[str, Any]]:
         """Build the messages so far; if a call of the last reply has no result yet, end with that reply.
