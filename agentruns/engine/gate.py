@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.engine.leases import why_off
@@ -213,6 +214,17 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         # The approval settles the doubts about calls whose handler raised.
         if raised := [result.call_id for result in doubted if result.payload.get("in_doubt")]:
             intent.approval["settles"] = raised
+
+
+def misfit(agent: Agent, tool: str, arguments: dict[str, Any]) -> str:
+    """Explain why an agent's tool cannot run a recorded call with the recorded arguments; "" if it can."""
+    if tool not in agent.tools:
+        return f"there is no tool {tool!r} any more"
+    try:
+        agent.tools[tool].revalidated(arguments)
+    except (TypeError, ValueError, RecursionError) as error:  # among them InvalidArguments
+        return str(error) or type(error).__name__
+    return ""
 
 
 def is_off(driver: Driver, tool: str) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from agentruns.journal.connection import journal_alias, mend_connection, own_ali
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
 from agentruns.models import CommitFence, Message, Run
-from agentruns.tools import NotOccurred, Occurred, Tool, ToolContext, Unknown
+from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
 from agentruns.utils.db import cannot_pass, is_read_only, read_committed, uptime
@@ -90,7 +90,7 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
     with telemetry.span("tool", facts) as attributes:
         began = time.perf_counter()
         try:
-            output = tool.invoke(context, arguments)
+            output = tool.invoke(context, tool.revalidated(arguments))
         except (NotEntered, KeyboardInterrupt):
             raise  # if a person stops the process, the next drive of the run finds the call in doubt
         except ToolDurabilityError as error:
@@ -168,6 +168,8 @@ def reconcile(
 
     Inside a TestCase there is no timeout. Raises NotEntered if the lease is over.
     """
+    with suppress(InvalidArguments):  # by what the tool takes now, or else as they were recorded
+        arguments = tool.revalidated(arguments)
     ask = partial(tool.run_reconcile, context, arguments)
     if tool.timeout is None or connections[alias].in_atomic_block:  # as in `in_thread`
         try:

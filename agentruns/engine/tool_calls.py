@@ -17,16 +17,18 @@ from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.connection import replace_broken
 from agentruns.journal.deciders import assign, lapsed, restore, void
-from agentruns.journal.fold import Call
+from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval
 from agentruns.models.statuses import ApprovalStatus, GateVerdict, Orphan, Outcome, Verdict
-from agentruns.tools import InvalidArguments, NotOccurred, Occurred
+from agentruns.tools import NotOccurred, Occurred
+from agentruns.tools.card import one_line
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import NOTHING_HAPPENED
 from agentruns.utils.db import uptime
 from agentruns.utils.failpoints import reached
 
+CHANGED = "{tool} has changed since this was approved: {why}. Edit the arguments, or deny the call."
 REFUSED = "Not executed: {why}. Nothing happened."
 MAY_BE_LOST = "It may have been started in rows that the database has lost (the run was held after that)."
 RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
@@ -55,10 +57,13 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         # The call may have happened, so a refusal must not become its result.
         _doubt(driver, call, f"It cannot go on here: {refusal}.", recovery_failed=True)
     elif refusal:
+        unfit = gate.misfit(driver.agent, call.tool, call.arguments)
 
         def refuse(batch: Batch) -> None:
             again = batch.state.run.calls[call.id]
-            if again.is_open:
+            if unfit and again.approval is not None and again.approval.status == ApprovalStatus.APPROVED:
+                _ask_again(batch, again, again.approval, unfit)  # no approval is lost without a person
+            elif again.is_open:
                 batch.result(again, REFUSED.format(why=refusal), Outcome.ERROR, is_error=True)
                 start_next(driver, batch)
 
@@ -75,6 +80,24 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     else:
         beside = [each for each in ready if each.parallel and _may_run(driver, each)] if call.parallel else []
         _run(driver, beside or [call])
+
+
+def _ask_again(batch: Batch, call: Call, approval: CallApproval, unfit: str) -> None:
+    """Void the approvals of a call that no longer fits its tool; give people as long as at the first time."""
+    why = CHANGED.format(tool=call.tool, why=one_line(unfit.removesuffix(".")))
+    voided = events.ApprovalVoided(approval=str(approval.id), voided=[*approval.given], why=why)
+    voided["asks"] = f"{why} {approval.why}"
+    batch.add(events.APPROVAL_VOIDED, voided, call=call)
+    if approval.expires_at is not None and approval.requested_at is not None:
+        until = batch.at + (approval.expires_at - approval.requested_at)
+        payload: events.ApprovalExtended = {
+            "from": events.timestamp(approval.expires_at),
+            "expires_at": events.timestamp(until),
+            "actor": None,
+            "reason": why,
+            "channel": "engine",
+        }
+        batch.add(events.APPROVAL_EXTENDED, payload, call=call)
 
 
 def _seconds_left(driver: Driver, call: Call) -> float:
@@ -199,19 +222,14 @@ def _refusal(driver: Driver, call: Call) -> str:
     """Check a call again before it runs, and explain why it may not run; "" if it may."""
     tool = driver.agent.tools.get(call.tool)
     if tool is None:
-        return f"there is no tool {call.tool!r} any more"
+        return gate.misfit(driver.agent, call.tool, call.arguments)
     if gate.is_off(driver, call.tool) and (call.id, call.attempt) not in driver.started:
         return gate.OFF
     entered = (call.id, call.attempt) in driver.started  # started just now by this driver, after all checks
     if not entered:
-        try:
-            arguments = tool.revalidated(call.arguments)
-            same = gate.call_digest(driver.state.secret, tool.name, arguments) == call.digest
-        except InvalidArguments as error:
-            return str(error)
-        except (TypeError, ValueError, RecursionError):
-            same = False
-        if not same:
+        if unfit := gate.misfit(driver.agent, call.tool, call.arguments):
+            return unfit
+        if gate.call_digest(driver.state.secret, tool.name, call.arguments) != call.digest:
             return "the arguments are not the ones that were recorded"
     if call.verdict == GateVerdict.REFUSE or (call.verdict == GateVerdict.ASK and call.approval is None):
         return "the gate did not let it through"

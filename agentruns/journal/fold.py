@@ -407,6 +407,7 @@ def _approval_voided(state: RunState, row: Row, payload: events.ApprovalVoided) 
     approval.given, approval.names = [key for key, _ in kept], [name for _, name in kept]
     approval.status, approval.actor = ApprovalStatus.PENDING, None
     approval.reason, approval.decided_at = "", None
+    approval.why = payload.get("asks") or approval.why
 
 
 def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> None:

@@ -273,11 +273,15 @@ APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended)
 
 
 class ApprovalVoided(Payload):
-    """The withdrawal of approvals by people who may not approve any more; the call is pending again."""
+    """The withdrawal of approvals whose givers may not approve any more, or whose call fits its tool no more.
+
+    The call is pending again.
+    """
 
     approval: Fact[str]
     voided: Fact[list[str]]  # ids of users
     why: str
+    asks: NotRequired[str]  # why the card asks from then on, where the tool has changed
 
 
 APPROVAL_VOIDED = Kind(

@@ -113,8 +113,17 @@ class Tool(Options, Generic[P, R]):
         return arguments
 
     def revalidated(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Convert recorded arguments to JSON by the tool's present signature; raises InvalidArguments."""
-        return self._read(arguments)[1]
+        """Convert recorded arguments to JSON by the tool's present signature.
+
+        A parameter that the tool got since takes its default if the schema declares the default, because only
+        such a default is the same at every attempt. Raises InvalidArguments if a recorded value would change.
+        """
+        plain = self._read(arguments)[1]
+        declared = self.input_schema.get("properties", {}).items()
+        since = {name: form["default"] for name, form in declared if name in plain and "default" in form}
+        if changed := canonical.first_difference(since | arguments, plain):
+            raise InvalidArguments(f"{changed.path.removeprefix('$.')}: the tool now reads another value.")
+        return plain
 
     def asks(self, arguments: dict[str, Any], ctx: ToolContext) -> bool:
         """Check whether a call needs approval; also True if `requires_approval` raises or returns None."""

@@ -23,8 +23,9 @@ from agentruns import (
     start_run,
     tool,
 )
+from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.store import DatabaseStore
-from agentruns.models import Message, Run, Session
+from agentruns.models import Approval, Message, Run, Session
 from agentruns.services.runs.control import cancel_run, pause_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel, check_messages
@@ -275,21 +276,22 @@ def capped(limit: list[int], how: str) -> Any:
 
 @pytest.mark.parametrize("how", ["changes", "refuses"])
 def test_a_coercer_that_changes_after_the_decision_runs_nothing(how: str, effects: Effects) -> None:
-    """A deploy, or a limit kept elsewhere: it would not be what was approved, so it is not done."""
+    """A deploy, or a limit kept elsewhere: it would not be what was approved, so people are asked again."""
     limit = [100]
     say = say_of(capped(limit, how), requires_approval=True)
     result = run_turns({"tools": [call("say", what=50), call("say", what=7)]}, tools=[say])
     for card in result.pending:
         approve(card.pk, None, digest=card.digest)
     limit[0] = 10
+    assert (sweep().waiting, effects.count()) == (1, 0)
+    (card,) = Approval.objects.pending()
+    assert {"changes": "what: the tool now reads another", "refuses": "more than 10"}[how] in card.why
+    with pytest.raises(ApprovalStateError, match="say cannot run this call as it is"):
+        approve(card.pk, None, digest=card.digest)
+    deny(card.pk, None, "too much")
     assert sweep().completed == 1
     run = the_run(result)
-    assert (outcomes(run), [line["what"] for line in effects.lines()]) == (["error", "ok"], ["7"])
-    said = {
-        "changes": "the arguments are not the ones that were recorded. Nothing",
-        "refuses": "more than 10",
-    }
-    assert said[how] in payloads(run, "tool_result")[0]["content"]
+    assert (outcomes(run), [line["what"] for line in effects.lines()]) == (["denied", "ok"], ["7"])
 
 
 @pytest.mark.parametrize("how", ["changes", "refuses"])

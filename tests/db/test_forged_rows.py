@@ -113,6 +113,20 @@ def test_a_card_that_shows_other_arguments_than_its_call_lets_nothing_run(effect
     assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
 
 
+def test_arguments_that_are_altered_after_the_approval_let_nothing_run(effects: Effects) -> None:
+    (card,) = run_turns({"tools": [call("refund", cents=9000)]}).pending
+    approve(card.pk, None, digest=card.digest)
+
+    def change(rows: Any) -> None:
+        row = rows.get(kind="assistant")
+        change_row(row, calls=[{**row.payload["calls"][0], "arguments": {"cents": 90000}}])
+
+    forge(card.run.session_id, change)
+    sweep()
+    run = Run.objects.get()
+    assert (run.status, outcomes(run), effects.count()) == ("completed", ["error"], 0)
+
+
 def test_an_approval_that_was_used_lets_nothing_run_that_has_not_started(effects: Effects) -> None:
     """A start that is none, as its attempt says, has used the approval up."""
     result = run_turns({"tools": [call("refund", cents=5000)]})

@@ -39,7 +39,7 @@ CONTENT: dict[str, set[str]] = {
     events.APPROVAL_REQUESTED: {"arguments", "preview", "title", "why"},
     events.APPROVAL_DECIDED: {"arguments", "edited", "preview", "reason", "text", "title"},
     events.APPROVAL_EXTENDED: {"reason"},
-    events.APPROVAL_VOIDED: {"why"},
+    events.APPROVAL_VOIDED: {"why", "asks"},
     events.TOOL_STARTED: set(),
     events.TOOL_RESULT: {"content", "edited", "misfit", "raised", "stored"},
     events.LATE_RESULT: {"content", "misfit", "raised", "stored"},

@@ -122,7 +122,7 @@ def adopt(situation: Situation, drift: Drift) -> Action:
     effect = [
         _("From its next step on, the run uses what is registered now: model, instructions, tools, limits."),
         _("A call that has started is still judged by what its tool declared when it started."),
-        _("Approvals keep the arguments that were shown; a call that no longer fits its tool is refused."),
+        _("Approvals keep the arguments shown; a call that no longer fits its tool is asked about again."),
         _("The journal keeps both definitions and your name. What has happened already stays as it is."),
     ]
     if situation.is_paused:

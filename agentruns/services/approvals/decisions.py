@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -14,8 +15,14 @@ from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
-from agentruns.engine.gate import call_digest
-from agentruns.exceptions import ApprovalStateError, JournalLockedError, NotFoundError, PermissionDeniedError
+from agentruns.engine.gate import call_digest, misfit
+from agentruns.exceptions import (
+    ApprovalStateError,
+    JournalLockedError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnknownAgentError,
+)
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.deciders import lapsed, void, why_own
@@ -63,6 +70,7 @@ def approve(
     edit = _edited(actor, approval, arguments) if arguments is not None else None
     if edit is None:
         permissions.require_decide(actor, approval)
+        _require_fit(approval)
     # Before the transaction, as `lapsed` calls users' code; an edit voids other approvals in any case.
     givers = permissions.givers([approval]).get(approval.pk, []) if edit is None else []
     lost = lapsed(approval, givers, approval.arguments)
@@ -312,6 +320,19 @@ def _decide(
     write(approval.run_id, change, guard=IN_TIME)
     reached("after_decision")
     return reading(settings.DATABASE, lambda: find_approval(approval.pk))
+
+
+def _require_fit(approval: Approval) -> None:
+    """Raise ApprovalStateError if the call does not fit the run's definition, which is registered here."""
+    with suppress(UnknownAgentError):
+        agent, tool = get_agent(approval.run.agent, approval.run.version), approval.tool_name
+        is_its = agent.definition_hash == approval.run.definition_id
+        why = misfit(agent, tool, approval.arguments) if is_its and approval.status == "pending" else ""
+        if why:
+            hidden = agent.tools[tool].sensitive if tool in agent.tools else ()
+            why = Secrets([approval.arguments.get(name) for name in hidden]).hide(why, short=True)
+            text = _("%(tool)s cannot run this call as it is: %(why)s. Edit the arguments, or deny the call.")
+            raise ApprovalStateError(text % {"tool": tool, "why": one_line(why.removesuffix("."))})
 
 
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
