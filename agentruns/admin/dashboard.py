@@ -43,6 +43,7 @@ from agentruns.models import Approval, Control, Notification, Run
 from agentruns.models.querysets import PENDING
 from agentruns.services import permissions
 from agentruns.services.runs import starting
+from agentruns.services.runs.blocked import blocked
 from agentruns.services.runs.waiting import STALLED, ended_in_doubt
 from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
@@ -143,6 +144,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
         (_("in doubt"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
         (_("failed in the last 24 hours"), "bad", failed_lately(), "failed-lately"),
         (_("stalled"), "bad", STALLED, "stalled"),
+        (_("blocked by a deploy"), "bad", blocked(), "blocked"),
     ):
         count = counted(runs.filter(which), MOST)
         _figure(page, count, label, tone, page_url(site, Run, status=status))
@@ -159,7 +161,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
     # By one query: how many agents and tools are off, and when a worker's sweep was last seen. The few
     # sweepers come first, so that the limit never cuts them off.
     controls = Control.objects.using(alias)
-    controls = controls.exclude(name__in=(Control.DRAINING, Control.SERVER, Control.DATABASE))
+    controls = controls.sweepers() | controls.switches()
     columns = controls.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
     switches = list(columns.order_by("is_off", "-seen_at")[: 2 * CONTROLS])
     seen = next((seen_at for is_off, seen_at in switches if not is_off), None)

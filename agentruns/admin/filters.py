@@ -30,6 +30,8 @@ from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
 from agentruns.models.fields import EscapedTextField
 from agentruns.models.querysets import PENDING, RISK_RANK
+from agentruns.services.runs.blocked import blocked
+from agentruns.services.runs.waiting import FOR_PEOPLE, STALLED, ended_in_doubt
 from agentruns.utils import clock
 from agentruns.utils.bounds import said
 from agentruns.utils.redaction import is_on, redact, redacted
@@ -286,7 +288,7 @@ class ReviewFilter(KnownValues):
 
 
 class RunStatusFilter(KnownValues):
-    """A filter by status, or by a group: needs a person, stalled, failed lately, or ended in doubt."""
+    """A filter by status, or by a group, such as the runs that need a person or ended in doubt."""
 
     title = _("status")
     parameter_name = "status"
@@ -294,6 +296,7 @@ class RunStatusFilter(KnownValues):
     offered = (
         ("person", _("needs a person")),
         ("stalled", _("stalled")),
+        ("blocked", _("blocked")),
         ("failed-lately", _("failed in the last 24 hours")),
         ("ended-in-doubt", _("ended in doubt")),
         *Run.Status.choices,
@@ -302,10 +305,10 @@ class RunStatusFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the runs of the chosen status or group."""
         if value == "ended-in-doubt":
-            left = services.runs.waiting.ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
+            left = ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
             return queryset.filter(pk__in={wait.run_id for wait in left})
-        person = Q(status__in=services.runs.waiting.FOR_PEOPLE)
-        which = {"person": person, "stalled": services.runs.waiting.STALLED, "failed-lately": failed_lately()}
+        which = {"stalled": STALLED, "blocked": blocked(), "failed-lately": failed_lately()}
+        which["person"] = Q(status__in=FOR_PEOPLE)
         return queryset.filter(which.get(value, Q(status=value)))
 
 

@@ -17,6 +17,7 @@ from agentruns.conf import settings
 from agentruns.journal import policy
 from agentruns.models import ApiToken, Run
 from agentruns.services import permissions
+from agentruns.services.runs.blocked import MOST, blocked
 from agentruns.services.runs.waiting import sweeper_seen
 from agentruns.services.sweep import sweeper
 
@@ -46,6 +47,7 @@ def health(request: HttpRequest) -> Health:
             sweeper=sweeper(alias),
             sweeper_seen_at=sweeper_seen(alias),
             oldest_queued_at=waiting.aggregate(since=since)["since"],
+            blocked_runs=runs.filter(blocked())[:MOST].count(),
         )
     except Error:
         raise Problem.named("unavailable", "The database cannot be reached.") from None

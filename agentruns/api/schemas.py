@@ -271,6 +271,9 @@ class Health(BaseModel):
     oldest_queued_at: Moment | None = Field(
         default=None, description="since when the oldest queued run waits for a worker; null if none does"
     )
+    blocked_runs: int | None = Field(
+        default=None, description="number of runs that the deployed code cannot continue, at most 1000"
+    )
 
 
 class Out(BaseModel):

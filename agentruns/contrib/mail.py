@@ -34,7 +34,7 @@ _lane = lanes.Lane("agentruns-mail", THREADS)
 class MailNotifier:
     """The notifier that mails staff if a run needs a person. A subclass may set other `events`."""
 
-    events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused")
+    events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused", "run.blocked")
 
     def __call__(self, notice: Notice) -> None:
         """Mail the notice to the addresses of AGENTRUNS_NOTIFY_EMAILS that may read it.
@@ -87,6 +87,7 @@ def _subject(notice: Notice) -> str:
         "approval.requested": _("Approval needed"),
         "run.orphaned": _("A call is in doubt"),
         "run.paused": _("A run is paused"),
+        "run.blocked": _("Runs are blocked"),
     }.get(notice.type, notice.type)
     # On one line, because a line break, which a model may write, would begin another header.
     title = one_line(notice.title or notice.tool or notice.agent, 110)

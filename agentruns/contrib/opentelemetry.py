@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,9 @@ from agentruns.engine.handler import Interrupted
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal.telemetry import Facts
 from agentruns.models import Run
+from agentruns.models.run import RunQuerySet
 from agentruns.providers.base import ProviderError
+from agentruns.services.runs.blocked import MOST, blocked
 from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.opentelemetry")
@@ -128,6 +130,11 @@ class OpenTelemetry:
             callbacks=[queue_age],
             unit="s",
             description="How long the oldest run that a worker could claim has waited",
+        )
+        meter.create_observable_gauge(
+            "agentruns.runs.blocked",
+            callbacks=[blocked_runs],
+            description="Runs that the deployed code cannot continue, at most 1000",
         )
 
     @contextmanager
@@ -247,25 +254,37 @@ def run_trace(run_id: str | UUID) -> tuple[int, int]:
 def queue_age(options: CallbackOptions) -> Iterable[Observation]:
     """Measure for how many seconds the oldest claimable run has waited; 0 if there is none.
 
-    Leaves out runs that no worker could drive. Returns [] in a transaction or after an error.
+    Leaves out runs that no worker could drive.
     """
-    alias = settings.DATABASE
-    connection = connections[alias]
+    times = (Coalesce(name, "updated_at") for name in ("not_before", "lease_expires_at"))
+    since = Min(Greatest("updated_at", *times))
+
+    def measure(runs: RunQuerySet) -> float:
+        age = runs.runnable().filter(blocked_reason="").aggregate(age=Now() - since)["age"]
+        return max(0.0, age.total_seconds()) if age else 0.0
+
+    return _measured(measure)
+
+
+def blocked_runs(options: CallbackOptions) -> Iterable[Observation]:
+    """Count the runs that a deploy blocks, at most MOST."""
+    return _measured(lambda runs: runs.filter(blocked())[:MOST].count())
+
+
+def _measured(measure: Callable[[RunQuerySet], float]) -> list[Observation]:
+    """Observe what `measure` reads of all runs. Returns [] in a transaction or after an error."""
+    connection = connections[settings.DATABASE]
     if connection.in_atomic_block:  # an error here would break the caller's transaction
         return []
     was_open = connection.connection is not None
-    times = (Coalesce(name, "updated_at") for name in ("not_before", "lease_expires_at"))
-    since = Min(Greatest("updated_at", *times))
-    runs = Run.objects.using(alias).runnable().filter(blocked_reason="")
     try:
-        age = runs.aggregate(age=Now() - since)["age"]
+        return [Observation(measure(Run.objects.using(settings.DATABASE)))]
     except (DatabaseError, InterfaceError):
-        logger.info("The age of the queue is not known.", exc_info=True)
+        logger.info("The state of the queue is not known.", exc_info=True)
         return []
     finally:
         if not was_open:  # in a thread of the metric reader, nobody else closes it
             connection.close()
-    return [Observation(max(0.0, age.total_seconds()) if age else 0.0)]
 
 
 def _named(names: Mapping[str, str], facts: Facts) -> dict[str, Any]:

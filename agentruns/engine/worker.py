@@ -11,10 +11,11 @@ from django.db.models.functions import Now
 
 from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.conf import settings
-from agentruns.engine.leases import claim, why_off
+from agentruns.engine.leases import claim, is_draining, why_off
 from agentruns.engine.loop import drive_run
 from agentruns.exceptions import DurableConfigMismatchError, SwitchedOffError, UnknownAgentError
 from agentruns.journal.connection import own_connection, require_no_transaction
+from agentruns.journal.outbox import announce_blocked
 from agentruns.journal.read import definition_body
 from agentruns.journal.store import Store
 from agentruns.models import Run
@@ -99,5 +100,13 @@ def block(run: Run, alias: str) -> int:
         why = str(error) if known else f"Its definition cannot be read: {type(error).__name__}."
         where = f"process {os.getpid()} on {socket.gethostname()}"
         reason = f"{why} (Found by {where}, {readable(database_now(alias))}.)"
-        return in_transaction(alias, lambda: rows.update(blocked_reason=reason, blocked_at=Now()))
+        is_new = not run.blocked_reason and not isinstance(error, SwitchedOffError) and not is_draining(alias)
+
+        def record() -> int:
+            recorded = rows.update(blocked_reason=reason, blocked_at=Now())
+            if recorded and is_new:  # workers that drain are old, and may not know newer definitions
+                announce_blocked(alias, run)
+            return recorded
+
+        return in_transaction(alias, record)
     return 0

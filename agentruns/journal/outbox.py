@@ -24,12 +24,13 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.connection import has_foreign_blocks
 from agentruns.journal.events import Row
 from agentruns.journal.masking import mask_of
-from agentruns.models import Approval, Message, Notification, Run
+from agentruns.models import Approval, Control, Message, Notification, Run
 from agentruns.models.statuses import ApprovalStatus, Orphan
 from agentruns.tools.card import one_line
+from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.calls import arity_mistake
-from agentruns.utils.db import in_transaction
+from agentruns.utils.db import in_transaction, later
 from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.notifications")
@@ -42,6 +43,9 @@ CLAIM_SECONDS = 60  # after which a delivery whose process died is tried again
 FIRST_PAUSE, FACTOR = 10, 3  # seconds, growing: the tenth attempt is a day after the first
 PER_SWEEP = 50
 REST_SECONDS = 60  # after a failure this process leaves the notifier to the sweep for so long
+
+BLOCKED = "run.blocked"  # an event that no row of the journal has
+ONCE = 24 * 3600  # seconds in which one notice says that runs of a definition are blocked
 
 ANCHOR = "agentruns.journal.anchor.AnchorNotifier"
 
@@ -119,17 +123,34 @@ def announce(alias: str, batch: Batch) -> None:
         for path in notifiers():
             if _wants(path, name):
                 notifications.append(Notification(notifier=path, created_at=row.created_at, **about))
+    _store(alias, notifications)
+
+
+def announce_blocked(alias: str, run: Run) -> None:
+    """Store notifications that runs of a run's definition are blocked; at most once in ONCE per definition.
+
+    Needs an open transaction.
+    """
+    controls, name = Control.objects.using(alias), Control.BLOCKED + run.definition_id
+    is_new = controls.get_or_create(name=name, defaults={"seen_at": Now()})[1]
+    if is_new or controls.filter(name=name, seen_at__lt=later(-ONCE)).update(seen_at=Now()):
+        about: dict[str, Any] = {"run_id": run.pk, "event": BLOCKED, "created_at": clock.now(alias)}
+        _store(alias, [Notification(notifier=path, **about) for path in notifiers() if _wants(path, BLOCKED)])
+
+
+def _store(alias: str, notifications: list[Notification]) -> None:
+    """Store notifications in the open transaction, and try to deliver them after the commit."""
+    Notification.objects.using(alias).bulk_create(notifications)
+
+    def deliver() -> None:
+        if any(map(has_foreign_blocks, connections.all(initialized_only=True))):
+            return  # the network must not keep a caller's transaction open: the next sweep delivers
+        for notification in notifications:
+            is_resting = time.monotonic() < resting.get(notification.notifier, 0)
+            if not is_resting and _deliver(settings.DATABASE, notification) is False:
+                resting[notification.notifier] = time.monotonic() + REST_SECONDS
+
     if notifications:
-        Notification.objects.using(alias).bulk_create(notifications)
-
-        def deliver() -> None:
-            if any(map(has_foreign_blocks, connections.all(initialized_only=True))):
-                return  # the network must not keep a caller's transaction open: the next sweep delivers
-            for notification in notifications:
-                is_resting = time.monotonic() < resting.get(notification.notifier, 0)
-                if not is_resting and _deliver(settings.DATABASE, notification) is False:
-                    resting[notification.notifier] = time.monotonic() + REST_SECONDS
-
         transaction.on_commit(deliver, using=alias, robust=True)
 
 
@@ -248,6 +269,10 @@ def notice_of(alias: str, notification: Notification) -> Notice:
             title = str(canonical.legal(one_line(redact(mask_of(run).tool_text(tool, title)))))
         else:
             title = tool
+    elif notification.event == BLOCKED:
+        unfinished = Run.objects.using(alias).unfinished().filter(definition_id=run.definition_id).count()
+        why = one_line(redact(str(mask_of(run).json(run.blocked_reason))))
+        title = f"{unfinished} unfinished with this definition. {why}" if why else ""
     elif notification.event == "run.orphaned":
         rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.ORPHAN_FOUND).order_by("-seq")
         doubted = rows.values_list("tool_name", "facts")

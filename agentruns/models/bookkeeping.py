@@ -32,7 +32,8 @@ class ControlQuerySet(models.QuerySet["Control"]):
     def sweepers(self) -> Self:
         """Select the rows of sweepers: all rows except switches and those with a fixed name."""
         named = (self.model.DRAINING, self.model.SERVER, self.model.DATABASE)
-        return self.exclude(name__in=named).exclude(name__startswith="off:")
+        kinds = Q(name__startswith="off:") | Q(name__startswith=self.model.BLOCKED)
+        return self.exclude(kinds | Q(name__in=named))
 
     def identity(self) -> str:
         """Find the database's random name, or create it; remember it if no transaction can roll it back."""
@@ -57,12 +58,13 @@ class Control(models.Model):
     The row of a sweeper has the time of its last sweep. A switch exists while an agent or a tool is off, with
     the reason and the name of the person. The row SERVER notes the server's timeline as `reason` and its kind
     of replication as `actor`. The row DATABASE has the database's random name as `reason`, which a copy of
-    the database keeps.
+    the database keeps. A row BLOCKED names a definition, and has the time of the notice about its runs.
     """
 
     DRAINING = "draining"
     SERVER = "server"
     DATABASE = "database"
+    BLOCKED = "blocked:"
 
     name = models.CharField(_("name"), max_length=120, primary_key=True)
     seen_at = models.DateTimeField(_("seen at"))

@@ -48,6 +48,7 @@ def busy(world: World, session: str = "") -> None:
     assert claim("default", stalled.pk)
     kill(stalled)
     Run.objects.filter(pk=failed.pk).update(status="failed")
+    world.blocked(f"blocked{session}")
     decided = world.waiting(f"denied{session}", 7000)
     deny(decided.pk, user("superuser"), "no")
     Notification.objects.create(
@@ -59,7 +60,7 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
     busy(world)
     client, page = browser("superuser"), index()
     for shown in (
-        "1 waiting for you", "1 in doubt", "1 stalled", "1 paused",
+        "1 waiting for you", "1 in doubt", "1 stalled", "1 paused", "1 blocked by a deploy",
         "1 failed in the last 24 hours", "1 notifications given up",
         "Waiting longest refund(cents=5000)", "silent worker", "No worker was ever seen.",
         "Queued runs wait until one runs. Start it:", "manage.py resume_runs --watch",
@@ -69,7 +70,7 @@ def test_each_figure_is_right_and_leads_to_the_list_of_exactly_these(world: Worl
     assert "1 waiting for a decision" in words(index("viewer")), "who may decide none of them sees the other"
     lists = [link for link in page.links if "agentruns/" in link and ("status=" in link or "mine=" in link)]
     lists = [link for link in lists if "tool=" not in link and "started_from" not in link]
-    assert len(lists) == 5
+    assert len(lists) == 6
     for link in lists:
         assert len(leads_to(read(client.get(unescape(link))))) == 1, link
 
@@ -155,8 +156,8 @@ def test_more_runs_cost_no_more_queries(world: World) -> None:
     few = cost()
     for number in range(4):
         busy(world, str(number))
-    assert (cost(), empty) == (few, 11)
-    assert few == 13  # what is masked of the oldest cards, and of the failures
+    assert (cost(), empty) == (few, 12)
+    assert few == 14  # what is masked of the oldest cards, and of the failures
 
 
 def test_no_title_and_no_cause_tells_what_is_masked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,12 @@ class World:
         agent = shop_agent(f"queued-{session}", TURN)
         return start_run(agent, "post it", session)
 
+    def blocked(self, session: str = "blocked") -> Run:
+        """A run whose agent has changed since, before any worker saw the run."""
+        run = self.queued(session)
+        shop_agent(run.agent, TURN, max_steps=7)
+        return run
+
     def completed(self, session: str = "completed") -> Run:
         """A run that did one thing and ended."""
         agent = shop_agent(f"completed-{session}", TURN)

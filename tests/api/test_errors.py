@@ -32,6 +32,7 @@ from agentruns.services.sweep import sweep
 from tests.admin.people import user
 from tests.admin.world import World
 from tests.api.http import Api, make_user, refused, strict_json
+from tests.registry import isolated_registry
 from tests.settings import BRIEF
 from tests.waiting import LIMIT
 
@@ -291,7 +292,7 @@ def test_who_is_told_what_of_health(owner: Any) -> None:
     viewer = make_user("viewer", "view_run")
     everything = {
         "status": "ok", "database": connection.vendor, "sweeper": "never", "sweeper_seen_at": None,
-        "oldest_queued_at": None,
+        "oldest_queued_at": None, "blocked_runs": 0,
     }  # fmt: skip
     nobody, staff = Api().client, Api(viewer).client
     assert asked(nobody) == asked(Api(owner).client) == {"status": "ok"}
@@ -325,6 +326,8 @@ def test_the_figures_of_health(shop: Agent) -> None:
     assert body["oldest_queued_at"] is None
     Control.objects.update(seen_at=Now() - timedelta(minutes=11))
     assert staff.get("/health")[1]["sweeper"] == "late"
+    with isolated_registry():  # code that knows no agent
+        assert staff.get("/health")[1]["blocked_runs"] == 3
 
 
 def test_health_without_a_database_tells_nothing_else(monkeypatch: Any) -> None:

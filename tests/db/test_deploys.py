@@ -5,16 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Annotated, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
+from django.db.models.functions import Now
 from pydantic import BaseModel, Field
 
-from agentruns import ToolContext, adopt_definition, approve, deny, run_agent, tool
+from agentruns import (
+    Agent,
+    ToolContext,
+    adopt_definition,
+    approve,
+    cancel_run,
+    deny,
+    pause_run,
+    resume_run,
+    run_agent,
+    start_run,
+    tool,
+)
+from agentruns.engine.leases import claim, drain
+from agentruns.engine.worker import block
 from agentruns.exceptions import ApprovalStateError
-from agentruns.models import Approval
+from agentruns.journal.outbox import Notice
+from agentruns.models import Approval, Control, Run, Session
+from agentruns.services.runs.blocked import blocked
 from agentruns.services.sweep import sweep
-from tests.db.helpers import outcomes, payloads, sound, user
+from agentruns.services.switches import switch
+from tests.db.helpers import kill, outcomes, payloads, sound, user
 from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.shop.agents import act, call, shop_agent
@@ -103,15 +121,21 @@ ASKED_AGAIN: dict[str, tuple[Any, str, dict[str, Any] | None]] = {
 
 
 @pytest.fixture
-def waiting() -> Iterator[Callable[..., Approval]]:
+def registry() -> Iterator[None]:
+    """An empty registry of agents, for deploys of one test."""
+    with isolated_registry():
+        yield
+
+
+@pytest.fixture
+def asked(registry: None) -> Callable[..., Approval]:
     """Start a run that waits for a payment's approval, and deploy another tool in place of its own."""
 
     def wait(**options: Any) -> Approval:
         agent = shop_agent("payer", PAY, tools=[tool_of(pay, **options)])
         return run_agent(agent, "pay it", "s1", idempotency_key="k").pending[0]
 
-    with isolated_registry():
-        yield wait
+    return wait
 
 
 def deploy(card: Approval, its: Any, first: str) -> None:
@@ -128,9 +152,9 @@ def deploy(card: Approval, its: Any, first: str) -> None:
 @pytest.mark.parametrize("first", ["adopt", "approve"])
 @pytest.mark.parametrize("change", AS_APPROVED)
 def test_an_approved_call_runs_as_approved_by_a_tool_that_takes_more(
-    change: str, first: str, waiting: Callable[..., Approval], effects: Effects
+    change: str, first: str, asked: Callable[..., Approval], effects: Effects
 ) -> None:
-    card = waiting()
+    card = asked()
     deploy(card, AS_APPROVED[change], first)
     assert sweep().completed == 1
     run, (line,) = sound(card.run), effects.lines()
@@ -142,10 +166,10 @@ def test_an_approved_call_runs_as_approved_by_a_tool_that_takes_more(
 
 @pytest.mark.parametrize("change", ASKED_AGAIN)
 def test_an_approved_call_that_fits_no_more_is_asked_about_again(
-    change: str, waiting: Callable[..., Approval], effects: Effects
+    change: str, asked: Callable[..., Approval], effects: Effects
 ) -> None:
     """The card says what has changed; approving it as it is is refused, edited it runs."""
-    card, (its, says, edit) = waiting(), ASKED_AGAIN[change]
+    card, (its, says, edit) = asked(), ASKED_AGAIN[change]
     deploy(card, its, "approve")
     assert (sweep().waiting, effects.count()) == (1, 0)
     card.refresh_from_db()
@@ -164,10 +188,10 @@ def test_an_approved_call_that_fits_no_more_is_asked_about_again(
 
 
 def test_people_who_are_asked_again_have_as_long_as_the_first_time(
-    waiting: Callable[..., Approval], effects: Effects
+    asked: Callable[..., Approval], effects: Effects
 ) -> None:
     """A deploy on the day after must not let the call expire before anybody has seen that it came back."""
-    card = waiting(expires_in=timedelta(hours=1), approvals=2)
+    card = asked(expires_in=timedelta(hours=1), approvals=2)
     before = card.expires_at
     for name in ("ann", "ben"):
         approve(card.pk, user(name, "decide_approval"), digest=card.digest)
@@ -180,3 +204,78 @@ def test_people_who_are_asked_again_have_as_long_as_the_first_time(
     assert row["why"].count("has changed") == 1, "once, whoever approved"
     assert before is not None and card.expires_at is not None
     assert (card.expires_at > before, effects.count()) == (True, 0)
+
+
+# --- what a deploy blocks is counted, and said once ---
+
+heard: list[Notice] = []
+
+
+def hear(notice: Notice) -> None:
+    heard.append(notice)
+
+
+def deployed(**options: Any) -> Agent:
+    return shop_agent("payer", PAY, tools=[tool_of(pay)], **options)
+
+
+def blocked_runs() -> set[UUID]:
+    return {*Run.objects.filter(blocked()).values_list("pk", flat=True)}
+
+
+def test_whatever_this_code_cannot_continue_is_blocked_until_it_can(registry: None) -> None:
+    """Runs that wait for people, too; not what a worker of the old code drives, what ended, or a record."""
+    old, keys = deployed(), ("queued", "later", "driven", "asks", "paused", "ends", "record")
+    runs = {key: start_run(old, "pay it", key) for key in keys}
+    run_id = {key: run.pk for key, run in runs.items()}
+    Run.objects.filter(pk=run_id["later"]).update(not_before=Now() + timedelta(hours=1))
+    resume_run(run_id["asks"])
+    pause_run(run_id["paused"])
+    cancel_run(run_id["ends"])
+    assert claim("default", run_id["driven"]) is not None
+    Session.objects.filter(key="record").update(imported_at=Now())
+    assert blocked_runs() == set()
+    rests = {run_id[key] for key in ("queued", "later", "asks", "paused")}
+    new = deployed(max_steps=7)
+    assert blocked_runs() == rests
+    kill(runs["driven"])
+    assert blocked_runs() == {*rests, run_id["driven"]}
+    adopt_definition(run_id["asks"])
+    assert blocked_runs() == {*rests, run_id["driven"]} - {run_id["asks"]}
+    Run.objects.update(definition_id=new.definition_hash, version="1")
+    Run.objects.filter(pk=run_id["queued"]).update(blocked_reason="another worker lacks it")
+    assert blocked_runs() == {run_id["queued"]}, "found by a process with other code"
+
+
+def test_one_notice_says_what_a_deploy_blocks(registry: None, settings: Any, mailoutbox: Any) -> None:
+    settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.hear", "agentruns.contrib.mail.MailNotifier"]
+    settings.AGENTRUNS_NOTIFY_EMAILS = ["lead@example.org"]
+    heard.clear()
+    runs = [start_run(deployed(), "pay it", f"s{number}") for number in range(4)]
+    deployed(max_steps=7)
+    switch("agent", "payer", "off", reason="it pays too much")
+    sweep()
+    assert not heard, "who switched the agent off knows"
+    switch("agent", "payer", "on")
+    Run.objects.update(blocked_reason="")
+    drain("default")
+    block(runs[0], "default")
+    assert not heard, "the old code does not know what newer code has started"
+    Control.objects.filter(name=Control.DRAINING).delete()
+    for _each in range(3):
+        Run.objects.filter(pk=runs[0].pk).update(blocked_reason="")
+        assert sweep().blocked
+    said = "4 unfinished with this definition. Run"
+    assert [(one.type, one.title[: len(said)]) for one in heard] == [("run.blocked", said)]
+    assert "max_steps differ" in heard[0].title and len(mailoutbox) == 1
+    assert mailoutbox[0].subject.startswith("[agentruns] Runs are blocked: ")
+    assert Control.objects.sweepers().count() == 1, "no worker has that name"
+    deployed(max_steps=8)
+    start_run(deployed(max_steps=9), "pay it", "other")
+    deployed(max_steps=8)
+    sweep()
+    assert len(heard) == 2, "another definition is another notice"
+    Control.objects.filter(name__startswith=Control.BLOCKED).update(seen_at=Now() - timedelta(days=2))
+    Run.objects.filter(pk=runs[0].pk).update(blocked_reason="")
+    sweep()
+    assert len(heard) == 3, "if it blocks more runs on another day"

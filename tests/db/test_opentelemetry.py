@@ -350,7 +350,8 @@ def test_the_age_of_the_queue(watched: Watched) -> None:
     Run.objects.filter(pk=runs[2].pk).update(**hour, not_before=Now() + timedelta(hours=1))
     with CaptureQueriesContext(connection) as captured:
         assert 55 < age() < 3000, "since it can be claimed"
-    assert len(captured) == 1
+    assert len(captured) == 2, "one for each gauge"
+    assert [point.value for point in watched.points("agentruns.runs.blocked")] == [1]
     late, left = elsewhere(lambda: (age(), connections["default"].connection))
     assert late > 50 and left is None, "the reader's thread keeps no connection"
     with transaction.atomic():

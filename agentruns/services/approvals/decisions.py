@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,16 +12,10 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import get_agent
+from agentruns.agents.agent import get_agent, registered
 from agentruns.conf import settings
 from agentruns.engine.gate import call_digest, misfit
-from agentruns.exceptions import (
-    ApprovalStateError,
-    JournalLockedError,
-    NotFoundError,
-    PermissionDeniedError,
-    UnknownAgentError,
-)
+from agentruns.exceptions import ApprovalStateError, JournalLockedError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.deciders import lapsed, void, why_own
@@ -324,15 +317,15 @@ def _decide(
 
 def _require_fit(approval: Approval) -> None:
     """Raise ApprovalStateError if the call does not fit the run's definition, which is registered here."""
-    with suppress(UnknownAgentError):
-        agent, tool = get_agent(approval.run.agent, approval.run.version), approval.tool_name
-        is_its = agent.definition_hash == approval.run.definition_id
-        why = misfit(agent, tool, approval.arguments) if is_its and approval.status == "pending" else ""
-        if why:
-            hidden = agent.tools[tool].sensitive if tool in agent.tools else ()
-            why = Secrets([approval.arguments.get(name) for name in hidden]).hide(why, short=True)
-            text = _("%(tool)s cannot run this call as it is: %(why)s. Edit the arguments, or deny the call.")
-            raise ApprovalStateError(text % {"tool": tool, "why": one_line(why.removesuffix("."))})
+    agent = next((each for each in registered() if each.definition_hash == approval.run.definition_id), None)
+    if agent is None or approval.status != Approval.Status.PENDING:
+        return
+    name, arguments = approval.tool_name, approval.arguments
+    if why := misfit(agent, name, arguments):
+        hidden = agent.tools[name].sensitive if name in agent.tools else ()
+        why = one_line(Secrets([*map(arguments.get, hidden)]).hide(why, short=True)).removesuffix(".")
+        text = _("%(tool)s cannot run this call as it is: %(why)s. Edit the arguments, or deny the call.")
+        raise ApprovalStateError(text % {"tool": name, "why": why})
 
 
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
