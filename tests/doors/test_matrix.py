@@ -265,7 +265,7 @@ SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
 SHELL = {
     "create_api_token", "drain_runs", "erase", "export_run", "fork_run", "import_run", "list_runs",
     "lock_mcp_tools", "prune_runs", "replay_run", "resume_runs", "show_run", "verify_journal",
-    "run_agent",
+    "run_agent", "check_runs", "adopt_runs",
 }  # fmt: skip
 AS_USER = {"approve_call": [], "deny_call": ["--reason", "no"]}
 
