@@ -10,6 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.db import DatabaseError, connection
 from django.urls import reverse
 
+from agentruns import Policy
 from agentruns.engine.leases import claim
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
@@ -18,8 +19,10 @@ from agentruns.services.runs.lifecycle import resume_run
 from agentruns.services.sweep import sweep
 from tests.admin.pages import Page, read, says, snapshot, unchanged, words
 from tests.admin.people import browser, user
-from tests.admin.world import World
+from tests.admin.world import TURN, World
 from tests.effects import Effects
+from tests.registry import isolated_registry
+from tests.shop.agents import shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIST = reverse("admin:agentruns_run_changelist")
@@ -144,6 +147,55 @@ def test_who_may(world: World, verb: str) -> None:
         assert ((snapshot() != before), response.status_code) == (may, status), role
         if may:
             assert Message.objects.latest("pk").payload["actor"]["name"] == role
+
+
+class ButOne(Policy):
+    """Lets nobody adopt for the run of one session."""
+
+    def can(self, user: Any, action: str, obj: Any = None) -> bool:
+        is_one = action == "adopt" and obj is not None and obj.session.key == "kept"
+        return not is_one and super().can(user, action, obj)
+
+
+def test_a_selection_adopts_each_by_itself_what_the_page_has_shown(world: World, settings: Any) -> None:
+    settings.AGENTRUNS_POLICY = f"{__name__}.ButOne"
+    runs = [world.blocked(key) for key in ("a", "b", "live", "kept", "moved")]
+    same, gone = world.queued("same"), world.queued("gone")
+    first, second, live, kept, moved = runs
+    assert claim("default", live.pk)
+    with isolated_registry():
+        for run in runs:
+            shop_agent(run.agent, TURN, max_steps=7)
+        shop_agent(same.agent, TURN)
+        with unchanged():
+            page = says(
+                select("adopt", *runs, same, gone),
+                "Let these runs adopt the present definition?", "Adopt for these 3 runs",
+                "The run goes on with version 1. What differs: max_steps.",
+                "Left out: A worker that has the old definition is working on it.",
+                "Left out: You lack the permission agentruns.adopt_definition.",
+                "Left out: Its own definition is registered",
+                "Left out: This web server does not know the agent",
+            )  # fmt: skip
+        assert page.text.count("What differs: max_steps.") == 1, "what is the same for all is said once"
+        shop_agent(moved.agent, TURN, max_steps=8)
+        page = confirm("adopt", page, *runs, same, gone, reason="a new limit")
+    for text in (
+        "2 were done.",
+        "5 were not.",
+        "Adopted. The run now follows",
+        "It moved on since you looked.",
+    ):
+        assert text in page.text, text
+    rows = Message.objects.filter(kind="run_adopted")
+    assert {(row.run_id, row.payload["reason"]) for row in rows} == {
+        (run.pk, "a new limit") for run in (first, second)
+    }
+    assert LogEntry.objects.count() == 2
+    assert all(problems(run.session_id) == [] for run in runs)
+    assert "adopt_selected" not in read(browser("viewer").get(LIST)).text
+    assert "adopt_selected" in read(browser("superuser").get(LIST)).html
+    assert [line.pk for line in (kept, live) if line.messages.filter(kind="run_adopted").exists()] == []
 
 
 def test_nonsense_too_much_and_an_owner_without_the_permission_change_nothing(world: World) -> None:

@@ -292,7 +292,7 @@ def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) 
 
 
 def act(verb: str, run: Run, user: Any, reason: str) -> str:
-    """Resume, pause or cancel a run, or request this from its worker; describe the effect."""
+    """Resume, pause or cancel a run, request this from its worker, or adopt; describe the effect."""
     if verb == "resume":
         resume_run(run.pk, user, drive=False)
         return _("Resumed. A worker picks it up.")
@@ -300,6 +300,9 @@ def act(verb: str, run: Run, user: Any, reason: str) -> str:
         if is_live(control.pause_run(run.pk, user, reason=reason)):
             return _("Pause requested. The worker pauses it before its next tool starts.")
         return _("Paused. It goes on when somebody resumes it.")
+    if verb == "adopt":
+        run = control.adopt_definition(run.pk, user, reason=reason)
+        return _("Adopted. The run now follows the definition of version %s.") % run.version
     if control.cancel_run(run.pk, user, reason=reason).is_ended:
         return _("Cancelled.")
     return _("Cancel requested. The worker stops before its next tool starts.")
@@ -340,21 +343,24 @@ def require_last_row(run: Run, seen: int | None) -> None:
         raise RunStateError(_("The run moved on since you looked. This is how it is now."))
 
 
-def act_on_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: list[Run]) -> HttpResponse:
+def act_on_selected(
+    admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: list[Run], verb: Verb | None = None
+) -> HttpResponse:
     """Show the page that asks for confirmation; after it, act on each run and show each outcome."""
-    verb, lines = VERBS[name], list[Line]()
-    form = (CancelForm if verb.stops else Form)(request.POST if "confirmed" in request.POST else None)
+    verb, lines = verb or VERBS[name], list[Line]()
+    kind = CancelForm if "reason" in verb.form.base_fields else Form
+    form = kind(request.POST if "confirmed" in request.POST else None)
     is_confirmed = form.is_valid()
     if is_confirmed:
         reason = form.cleaned_data.get("reason", "")
         # Sessions in one order for everybody: two bulk actions (ATOMIC_REQUESTS) never wait for each other.
         in_order = sorted(runs, key=lambda run: run.session_id)
-        outcomes = {run.pk: act_on(admin, request, name, run, reason) for run in in_order}
+        outcomes = {run.pk: act_on(admin, request, name, run, reason, verb) for run in in_order}
         lines = [outcomes[run.pk] for run in runs]
     else:
         for run in runs:
             action = verb.advice(situation(request, run))
-            seen = LIVE if verb.stops and is_live(run) else str(run.session.next_seq - 1)
+            seen = LIVE if verb.stops and is_live(run) else f"{run.session.next_seq - 1}{verb.mark(run)}"
             lines.append({"run": run, "effect": action.effect, "why_not": action.why_not, "seen": seen})
     count = sum(not line.get("why_not") for line in lines)
     return admin.render(
@@ -373,9 +379,9 @@ def act_on_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs:
     )
 
 
-def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reason: str) -> Line:
+def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reason: str, verb: Verb) -> Line:
     """Act on one run, and describe the outcome. A refusal does not stop the actions on other runs."""
-    verb, seen = VERBS[name], request.POST.get(f"seen-{run.pk}", "")
+    seen = request.POST.get(f"seen-{run.pk}", "")
     if not seen:  # was left out when the person looked
         why_not = verb.advice(situation(request, run)).why_not
         return {"run": run, "why_not": why_not or _("It was not on the page.")}
@@ -385,7 +391,7 @@ def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reas
         write.lock_session(settings.DATABASE, run.session_id)
         now = rows.first() or run  # a run that is gone stays as it was, so that a service refuses it
         # Only this unfinished run can add rows to its session.
-        if seen != str(now.session.next_seq - 1) and not (verb.stops and seen == LIVE):
+        if seen != f"{now.session.next_seq - 1}{verb.mark(now)}" and not (verb.stops and seen == LIVE):
             raise RunStateError(_("It moved on since you looked. Look at it again."))
         require(verb.advice(situation(request, now)))
         return act(name, now, request.user, reason)
@@ -413,6 +419,7 @@ class Verb:
     title: Any  # of the page for several
     button: Any
     stops: bool = False
+    mark: Callable[[Run], str] = lambda run: ""  # beside the last row: what else a person must have seen
 
 
 VERBS = {

@@ -75,6 +75,7 @@ class RunAdmin(base.ReadOnlyAdmin):
         base.selected("resume", gettext_lazy("Resume selected…"), ACT, ONLY),
         base.selected("pause", gettext_lazy("Pause selected…"), ACT, ONLY),
         base.selected("cancel", gettext_lazy("Cancel selected…"), ACT, ONLY),
+        base.selected("adopt", gettext_lazy("Adopt for selected…"), "runs.limits.adopt_selected", ONLY),
     )
     page_template = "agentruns/admin/run.html"
 

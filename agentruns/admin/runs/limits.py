@@ -12,13 +12,13 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import AdoptForm
 from agentruns.admin.html import as_text, duration, origin_text
 from agentruns.admin.runs import actions
-from agentruns.admin.runs.actions import Action, Situation
+from agentruns.admin.runs.actions import Action, Situation, Verb
 from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError, UnknownAgentError
@@ -32,6 +32,7 @@ from agentruns.utils.redaction import redact
 FULL = 100  # percent
 CUT = 400  # characters of a part of a definition
 ANOTHER = gettext_lazy("The definition changed again since you looked. This is how it is now.")
+LOGGED = gettext_lazy("Adopted another definition from the console.")
 LEAD = 60  # characters that are shown before the first difference
 _STOPPED = "BudgetExceededError: "  # how the error of a run that a budget ended begins
 
@@ -101,9 +102,9 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
     def do(run: Run) -> str:
         form = AdoptForm(request.POST)
         sent = form.cleaned_data if form.is_valid() else {}
-        today = drift(run, read.definition_body(settings.DATABASE, run.definition_id))
-        actions.require(adopt(actions.situation(request, run), today))
-        if today.agent is None or sent.get("hash") != today.agent.definition_hash:
+        now = today(run)
+        actions.require(adopt(actions.situation(request, run), now))
+        if now.agent is None or sent.get("hash") != now.agent.definition_hash:
             raise RunStateError(str(ANOTHER))
         actions.require_last_row(run, sent.get("seq"))
         run = control.adopt_definition(run.pk, request.user, reason=sent["reason"])
@@ -111,7 +112,7 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
             raise RunStateError(str(ANOTHER))
         return _("Adopted. The run now follows the definition of version %s.") % run.version
 
-    return actions.press(admin, request, run, do, _("Adopted another definition from the console."))
+    return actions.press(admin, request, run, do, str(LOGGED))
 
 
 def adopt(situation: Situation, drift: Drift) -> Action:
@@ -125,6 +126,10 @@ def adopt(situation: Situation, drift: Drift) -> Action:
         _("Approvals keep the arguments shown; a call that no longer fits its tool is asked about again."),
         _("The journal keeps both definitions and your name. What has happened already stays as it is."),
     ]
+    if drift.agent is not None and drift.parts:
+        parts = ", ".join(name for name, _cells in drift.parts)
+        text = _("The run goes on with version %(version)s. What differs: %(parts)s.")
+        effect.insert(0, text % {"version": drift.agent.version, "parts": parts})
     if situation.is_paused:
         effect.append(_("It stays paused until somebody resumes it."))
     return actions.action(
@@ -137,6 +142,24 @@ def adopt(situation: Situation, drift: Drift) -> Action:
         waiting.is_live(situation.run)
         and _("A worker that has the old definition is working on it. Pause it first."),
     )
+
+
+def adopt_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: list[Run]) -> HttpResponse:
+    """Let several runs adopt after a page that asks for confirmation; refuse what was registered since."""
+    verb = Verb(
+        AdoptForm,
+        lambda seen: adopt(seen, today(seen.run)),
+        LOGGED,
+        _("Let these runs adopt the present definition?"),
+        ngettext_lazy("Adopt for this run", "Adopt for these %(count)d runs", "count"),
+        mark=lambda run: f":{getattr(today(run).agent, 'definition_hash', '')}",
+    )
+    return actions.act_on_selected(admin, request, name, runs, verb)
+
+
+def today(run: Run) -> Drift:
+    """Compare a run's stored definition with the agent that Adopt would take in this process."""
+    return drift(run, read.definition_body(settings.DATABASE, run.definition_id))
 
 
 def meters(
