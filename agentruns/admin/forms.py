@@ -183,7 +183,10 @@ class AdoptForm(forms.Form):
 
 
 class EditForm(DecideForm):
-    """The form to approve with other arguments. An argument in `hidden` has no field and keeps its value."""
+    """The form to approve with other arguments. An argument in `hidden` has no field and keeps its value.
+
+    If the call no longer `fits` its tool, the arguments may also be sent as the form shows them.
+    """
 
     def __init__(
         self,
@@ -191,10 +194,11 @@ class EditForm(DecideForm):
         original: dict[str, Any],
         *args: Any,
         hidden: Collection[str] = (),
+        fits: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, verbs=("approve",), **kwargs)
-        self.original = original
+        self.original, self.fits = original, fits
         reason = self.fields.pop("reason")
         for name, value in original.items():
             if name not in hidden:
@@ -221,7 +225,8 @@ class EditForm(DecideForm):
             raise forms.ValidationError(
                 _("An argument that you sent is masked now. Have it shown again, or leave it."), code="masked"
             )
-        if not self.errors and canonical.dumps(self.arguments) == canonical.dumps(self.original):
+        is_same = self.fits and not self.errors
+        if is_same and canonical.dumps(self.arguments) == canonical.dumps(self.original):
             raise forms.ValidationError(
                 _("You changed nothing. To approve the call as it is, use Approve."), code="unchanged"
             )

@@ -223,7 +223,8 @@ def misfit(agent: Agent, tool: str, arguments: dict[str, Any]) -> str:
     try:
         agent.tools[tool].revalidated(arguments)
     except (TypeError, ValueError, RecursionError) as error:  # among them InvalidArguments
-        return str(error) or type(error).__name__
+        why = str(error).removeprefix("Invalid arguments:\n- ").replace("\n- ", "; ")
+        return one_line(why.removesuffix(".") or type(error).__name__)
     return ""
 
 

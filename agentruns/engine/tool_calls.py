@@ -22,7 +22,6 @@ from agentruns.journal.store import card_columns
 from agentruns.models import Approval
 from agentruns.models.statuses import ApprovalStatus, GateVerdict, Orphan, Outcome, Verdict
 from agentruns.tools import NotOccurred, Occurred
-from agentruns.tools.card import one_line
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import NOTHING_HAPPENED
 from agentruns.utils.db import uptime
@@ -84,20 +83,12 @@ def execute(driver: Driver, ready: list[Call]) -> None:
 
 def _ask_again(batch: Batch, call: Call, approval: CallApproval, unfit: str) -> None:
     """Void the approvals of a call that no longer fits its tool; give people as long as at the first time."""
-    why = CHANGED.format(tool=call.tool, why=one_line(unfit.removesuffix(".")))
-    voided = events.ApprovalVoided(approval=str(approval.id), voided=[*approval.given], why=why)
-    voided["asks"] = f"{why} {approval.why}"
-    batch.add(events.APPROVAL_VOIDED, voided, call=call)
+    why = CHANGED.format(tool=call.tool, why=unfit)
+    payload = events.ApprovalVoided(approval=str(approval.id), voided=[*approval.given], why=why)
+    payload["asks"] = f"{why} {approval.why}"
     if approval.expires_at is not None and approval.requested_at is not None:
-        until = batch.at + (approval.expires_at - approval.requested_at)
-        payload: events.ApprovalExtended = {
-            "from": events.timestamp(approval.expires_at),
-            "expires_at": events.timestamp(until),
-            "actor": None,
-            "reason": why,
-            "channel": "engine",
-        }
-        batch.add(events.APPROVAL_EXTENDED, payload, call=call)
+        payload["expires_at"] = events.timestamp(batch.at + (approval.expires_at - approval.requested_at))
+    batch.add(events.APPROVAL_VOIDED, payload, call=call)
 
 
 def _seconds_left(driver: Driver, call: Call) -> float:

@@ -408,6 +408,7 @@ def _approval_voided(state: RunState, row: Row, payload: events.ApprovalVoided) 
     approval.status, approval.actor = ApprovalStatus.PENDING, None
     approval.reason, approval.decided_at = "", None
     approval.why = payload.get("asks") or approval.why
+    approval.expires_at = events.moment(payload.get("expires_at")) or approval.expires_at
 
 
 def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> None:

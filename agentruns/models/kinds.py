@@ -281,7 +281,8 @@ class ApprovalVoided(Payload):
     approval: Fact[str]
     voided: Fact[list[str]]  # ids of users
     why: str
-    asks: NotRequired[str]  # why the card asks from then on, where the tool has changed
+    asks: NotRequired[str]  # why the card asks from then on, where the tool has changed, and until when
+    expires_at: NotRequired[Fact[str]]
 
 
 APPROVAL_VOIDED = Kind(

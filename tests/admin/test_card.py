@@ -12,7 +12,18 @@ from django.db import connection, connections, transaction
 from django.urls import reverse
 from pydantic import AfterValidator
 
-from agentruns import Agent, Policy, ToolContext, approve, ask_human, deny, pause_run, run_agent, tool
+from agentruns import (
+    Agent,
+    Policy,
+    ToolContext,
+    adopt_definition,
+    approve,
+    ask_human,
+    deny,
+    pause_run,
+    run_agent,
+    tool,
+)
 from agentruns.admin.approvals.texts import Preview, brief, preview
 from agentruns.admin.forms import ValueField
 from agentruns.admin.html import named, spoken
@@ -256,6 +267,29 @@ def test_every_kind_of_argument_can_be_edited_and_what_is_left_alone_stays(world
             assert send(approval, "edit", **sent, **{"argument-copies": "2"}).status_code == 302
             approval.refresh_from_db()
             assert approval.arguments == {"copies": 2, "body": body}
+
+
+@tool(name="letter", requires_approval=True)
+def addressed(text: str, pages: float, to: str, copies: int = 1) -> str:
+    """Write to somebody: the body has another name, and there are more parameters."""
+    return f"written to {to}"
+
+
+def test_a_call_that_fits_its_tool_no_more_is_edited_in_a_form_of_what_the_tool_takes(world: World) -> None:
+    (approval,) = asked(call("letter", copies=1, body="Dear"), tools=[letter])
+    shop_agent(approval.run.agent, tools=[addressed])
+    assert "Approve A" in look(approval).text, "this process lacks the definition of the run"
+    adopt_definition(approval.run_id)
+    page = look(approval, "letter cannot run this call as it is: text: Field required; ", "Edit and approve")
+    assert "Approve A" not in page.text
+    fields = page.forms[url(approval, "edit")]
+    named = {name: value for name, value in fields.items() if name.startswith("argument-")}
+    assert named == {"argument-text": "", "argument-pages": "null", "argument-to": "", "argument-copies": "1"}
+    says(send(approval, "edit", **named), "The edited arguments do not fit letter", status=409)
+    given = {**named, "argument-text": "Dear", "argument-to": "Ada", "argument-pages": "2"}
+    assert send(approval, "edit", **given).status_code == 302
+    approval.refresh_from_db()
+    assert approval.arguments == {"text": "Dear", "pages": 2.0, "to": "Ada", "copies": 1}
 
 
 def test_what_is_masked_survives_an_edit_of_the_others(world: World, effects: Effects) -> None:

@@ -128,7 +128,7 @@ SILENT_PATHS = {
 }  # fmt: skip
 SILENT_COMMANDS = {
     "run_agent", "fork_run", "approve_call", "deny_call", "create_api_token", "drain_runs", "import_run",
-    "prune_runs", "lock_mcp_tools",
+    "prune_runs", "lock_mcp_tools", "check_runs", "adopt_runs",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import NOTHING, Mask, masked_approvals
 from agentruns.models import Approval, Message
 from agentruns.services import permissions
+from agentruns.services.approvals.decisions import unfit
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import in_time
 from agentruns.tools.options import REQUESTER
@@ -232,6 +233,8 @@ class ApprovalCard:
         """Explain why a user who may decide cannot approve; "" if the user can approve."""
         if self.approval.pk in self.around.given():
             return _("You approved it already; it needs another person. You can still change your mind.")
+        if self.pending and (why := unfit(self.approval)):
+            return html.plain(why)
         if self.approval.approvers != REQUESTER:  # `why_not` has asked already
             return ""
         return html.plain(deciders.why_not_decide(self.around.user, self.approval))
@@ -243,7 +246,8 @@ class ApprovalCard:
             return _("This web server does not have this version of the tool, so it cannot check an edit.")
         if len(canonical.dumps(self.approval.arguments)) > EDITABLE:
             return _("The arguments are too long to edit here. Deny the call, or edit it over the API.")
-        return "" if self.approval.arguments else _("The call takes no arguments.")
+        takes_some = self.approval.arguments or unfit(self.approval)
+        return "" if takes_some else _("The call takes no arguments.")
 
     def edit_form(self, data: Any = None) -> EditForm | None:
         """Build the form of an edit; None if the arguments cannot be edited here.
@@ -253,12 +257,19 @@ class ApprovalCard:
         if self.why_not_edit or self.tool is None:
             return None
         schema, given, hidden = self.tool.input_schema, self.approval.arguments, self.masked_names
+        fits = not unfit(self.approval)
+        if not fits:  # the form has what the tool takes now
+            offered = {*given, *schema.get("required", ())}
+            blanks = {
+                name: "" if form.get("type") == "string" else None for name, form in self.properties.items()
+            }
+            given = {name: given.get(name, blank) for name, blank in blanks.items() if name in offered}
         for name, value in given.items():  # redacted arguments cannot be edited either
             texts = (str(value), json.dumps(value, ensure_ascii=False, default=str))
             if redacted(value) != value or any(redact(text) != text for text in texts):
                 hidden.add(name)
         options = form_options("edit", self.approval)
-        return EditForm(schema, self.ordered(given), data, hidden=hidden, **options)
+        return EditForm(schema, self.ordered(given), data, hidden=hidden, fits=fits, **options)
 
     def preview(self, warnings: list[Flag]) -> Any:
         """Choose a pending card's current preview if it has changed, else the stored preview.

@@ -154,7 +154,8 @@ def adopt_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: 
         ngettext_lazy("Adopt for this run", "Adopt for these %(count)d runs", "count"),
         mark=lambda run: f":{getattr(today(run).agent, 'definition_hash', '')}",
     )
-    return actions.act_on_selected(admin, request, name, runs, verb)
+    together = sorted(runs, key=lambda run: (run.agent, run.definition_id, run.status))
+    return actions.act_on_selected(admin, request, name, together, verb)
 
 
 def today(run: Run) -> Drift:

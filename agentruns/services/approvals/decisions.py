@@ -63,7 +63,8 @@ def approve(
     edit = _edited(actor, approval, arguments) if arguments is not None else None
     if edit is None:
         permissions.require_decide(actor, approval)
-        _require_fit(approval)
+        if why := unfit(approval):
+            raise ApprovalStateError(why)
     # Before the transaction, as `lapsed` calls users' code; an edit voids other approvals in any case.
     givers = permissions.givers([approval]).get(approval.pk, []) if edit is None else []
     lost = lapsed(approval, givers, approval.arguments)
@@ -315,17 +316,17 @@ def _decide(
     return reading(settings.DATABASE, lambda: find_approval(approval.pk))
 
 
-def _require_fit(approval: Approval) -> None:
-    """Raise ApprovalStateError if the call does not fit the run's definition, which is registered here."""
+def unfit(approval: Approval) -> str:
+    """Explain why a pending call does not fit the run's definition; "" if it fits or this code lacks that."""
     agent = next((each for each in registered() if each.definition_hash == approval.run.definition_id), None)
-    if agent is None or approval.status != Approval.Status.PENDING:
-        return
     name, arguments = approval.tool_name, approval.arguments
-    if why := misfit(agent, name, arguments):
-        hidden = agent.tools[name].sensitive if name in agent.tools else ()
-        why = one_line(Secrets([*map(arguments.get, hidden)]).hide(why, short=True)).removesuffix(".")
-        text = _("%(tool)s cannot run this call as it is: %(why)s. Edit the arguments, or deny the call.")
-        raise ApprovalStateError(text % {"tool": name, "why": why})
+    why = misfit(agent, name, arguments) if agent and approval.status == Approval.Status.PENDING else ""
+    if not agent or not why:
+        return ""
+    hidden = agent.tools[name].sensitive if name in agent.tools else ()
+    why = Secrets([*map(arguments.get, hidden)]).hide(why, short=True)
+    text = _("%(tool)s cannot run this call as it is: %(why)s. Edit the arguments, or deny the call.")
+    return text % {"tool": name, "why": why}
 
 
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:

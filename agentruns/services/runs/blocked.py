@@ -29,8 +29,8 @@ def lacking() -> Q:
 def blocked() -> Q:
     """Build the condition for runs that nobody drives, and that this process or the last worker cannot."""
     rests = Q(status__in=(*FOR_PEOPLE, Run.Status.QUEUED)) | STALLED
-    recorded = Q(status=Run.Status.QUEUED, session__imported_at=None) & ~Q(blocked_reason="")
-    return (rests & lacking()) | recorded
+    is_recorded = Q(status=Run.Status.QUEUED) & ~Q(blocked_reason="")
+    return Q(status__in=UNFINISHED, session__imported_at=None) & ((rests & lacking()) | is_recorded)
 
 
 def by_definition(runs: RunQuerySet) -> list[dict[str, Any]]:
