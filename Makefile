@@ -23,7 +23,7 @@ POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
-	$(patsubst %,tests/db/test_%.py,cost draining executor hostile journal payloads retention rewound) \
+	$(patsubst %,tests/db/test_%.py,cost deploys draining executor hostile journal payloads retention rewound) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs watch) \
 	tests/db/test_decisions.py::test_what_happened_just_before_a_card_is_ended_counts \
 	$(addprefix tests/db/test_forks.py::test_,two_at_once_with_the_same_key_inside_their_callers_transactions \

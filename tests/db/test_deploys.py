@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 from pydantic import BaseModel, Field
 
 from agentruns import (
@@ -29,10 +32,12 @@ from agentruns.engine.worker import block
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Control, Run, Session
-from agentruns.services.runs.blocked import blocked
+from agentruns.services.runs.blocked import MOST, blocked, by_definition
 from agentruns.services.sweep import sweep
 from agentruns.services.switches import switch
+from tests.db.crowds import ID, multiply, plan
 from tests.db.helpers import kill, outcomes, payloads, sound, user
+from tests.db.racing import at_once
 from tests.effects import Effects
 from tests.registry import isolated_registry
 from tests.shop.agents import act, call, shop_agent
@@ -262,6 +267,7 @@ def test_one_notice_says_what_a_deploy_blocks(registry: None, settings: Any, mai
     block(runs[0], "default")
     assert not heard, "the old code does not know what newer code has started"
     Control.objects.filter(name=Control.DRAINING).delete()
+    assert at_once(*(partial(block, run, "default") for run in runs[:3])) == [1, 1, 1]
     for _each in range(3):
         Run.objects.filter(pk=runs[0].pk).update(blocked_reason="")
         assert sweep().blocked
@@ -279,3 +285,16 @@ def test_one_notice_says_what_a_deploy_blocks(registry: None, settings: Any, mai
     Run.objects.filter(pk=runs[0].pk).update(blocked_reason="")
     sweep()
     assert len(heard) == 3, "if it blocks more runs on another day"
+
+
+def test_counting_reads_no_run_that_has_ended(registry: None) -> None:
+    run_agent(shop_agent("ends"), "do it", "s1")
+    multiply(Run, 3000, id=ID[connection.vendor].format("n"))
+    start_run(shop_agent("waits"), "do it", "s2")
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    with CaptureQueriesContext(connection) as captured:
+        Run.objects.filter(blocked())[:MOST].count(), by_definition(Run.objects.all())
+    for query in captured.captured_queries:
+        used = plan(query["sql"])
+        assert "agentruns_run_status (status=?)" in used or "agentruns_one_unfinished_run" in used, used

@@ -15,7 +15,25 @@ STARTING = "services/runs/starting.py"
 ALTERED = "db/test_altered_columns.py"
 DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
+BLOCKED = "services/runs/blocked.py"
+
 DECISIONS = [
+    mutant("blocked: a run that a worker drives is not",
+        Edit(BLOCKED, "(rests & lacking())", "lacking()"),
+        "db/test_deploys.py::test_whatever_this_code_cannot_continue_is_blocked_until_it_can"),
+    mutant("blocked: one notice for a definition, also of two workers at once",
+        Edit("journal/outbox.py", "if is_new or controls.filter(", "if True or controls.filter("),
+        "db/test_deploys.py::test_one_notice_says_what_a_deploy_blocks"),
+    mutant("blocked: a worker that drains sends no notice",
+        Edit("engine/worker.py", " and not is_draining(alias)", ""),
+        "db/test_deploys.py::test_one_notice_says_what_a_deploy_blocks"),
+    mutant("adopting for all: one refusal stops no other run",
+        Edit(BLOCKED, "            why = str(error)\n", "            raise\n"),
+        "commands/test_check_runs.py::test_they_adopt_at_once_each_by_itself"),
+    mutant("adopting for several: only the definition that the page has shown",
+        Edit("admin/runs/actions.py", 'f"{now.session.next_seq - 1}{verb.mark(now)}"',
+             'f"{now.session.next_seq - 1}:" + seen.partition(":")[2]'),
+        "admin/test_run_bulk.py::test_a_selection_adopts_each_by_itself_what_the_page_has_shown"),
     mutant("permissions: a text is not the program",
         Edit("journal/events.py", "    if actor is None or isinstance(actor, Program):",
              "    if actor is None or isinstance(actor, Program | str):"),
