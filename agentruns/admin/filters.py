@@ -30,8 +30,6 @@ from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
 from agentruns.models.fields import EscapedTextField
 from agentruns.models.querysets import PENDING, RISK_RANK
-from agentruns.services.runs.blocked import blocked
-from agentruns.services.runs.waiting import FOR_PEOPLE, STALLED, ended_in_doubt
 from agentruns.utils import clock
 from agentruns.utils.bounds import said
 from agentruns.utils.redaction import is_on, redact, redacted
@@ -305,10 +303,11 @@ class RunStatusFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the runs of the chosen status or group."""
         if value == "ended-in-doubt":
-            left = ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
+            left = services.runs.waiting.ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
             return queryset.filter(pk__in={wait.run_id for wait in left})
-        which = {"stalled": STALLED, "blocked": blocked(), "failed-lately": failed_lately()}
-        which["person"] = Q(status__in=FOR_PEOPLE)
+        person = Q(status__in=services.runs.waiting.FOR_PEOPLE)
+        which = {"person": person, "stalled": services.runs.waiting.STALLED, "failed-lately": failed_lately()}
+        which["blocked"] = services.runs.blocked.blocked()
         return queryset.filter(which.get(value, Q(status=value)))
 
 
