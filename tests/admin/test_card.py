@@ -290,6 +290,11 @@ def test_a_call_that_fits_its_tool_no_more_is_edited_in_a_form_of_what_the_tool_
     assert send(approval, "edit", **given).status_code == 302
     approval.refresh_from_db()
     assert approval.arguments == {"text": "Dear", "pages": 2.0, "to": "Ada", "copies": 1}
+    (question,) = asked(call("ask_human", question="Why?"), tools=[ask_human], name="asks")
+    shop_agent(question.run.agent, tools=[letter])
+    adopt_definition(question.run_id)
+    assert "cannot run this call" not in look(question).text
+    assert send(question, "answer", text="Because.").status_code == 302, "an answer needs no tool"
 
 
 def test_what_is_masked_survives_an_edit_of_the_others(world: World, effects: Effects) -> None:

@@ -73,7 +73,8 @@ EXECUTOR = [
              "canonical.first_difference(arguments, {name: plain[name] for name in arguments})"),
         "db/test_deploys.py::test_an_approved_call_that_fits_no_more_is_asked_about_again"),
     mutant("decisions: what its tool would not take is not approved again",
-        Edit("services/approvals/decisions.py", "if not agent or not why:", "if True:"),
+        Edit("services/approvals/decisions.py", "if not (why := misfit(agent, name, arguments)):",
+             "if True:"),
         "db/test_deploys.py::test_an_approved_call_that_fits_no_more_is_asked_about_again"),
     # Recovery classifies what was started; the executor refuses what nobody classified.
     mutant("executor: a call that was started before is not entered (both guards)",

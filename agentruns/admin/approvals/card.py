@@ -233,7 +233,7 @@ class ApprovalCard:
         """Explain why a user who may decide cannot approve; "" if the user can approve."""
         if self.approval.pk in self.around.given():
             return _("You approved it already; it needs another person. You can still change your mind.")
-        if self.pending and (why := unfit(self.approval)):
+        if not self.only_answers and (why := unfit(self.approval)):
             return html.plain(why)
         if self.approval.approvers != REQUESTER:  # `why_not` has asked already
             return ""

@@ -320,8 +320,9 @@ def unfit(approval: Approval) -> str:
     """Explain why a pending call does not fit the run's definition; "" if it fits or this code lacks that."""
     agent = next((each for each in registered() if each.definition_hash == approval.run.definition_id), None)
     name, arguments = approval.tool_name, approval.arguments
-    why = misfit(agent, name, arguments) if agent and approval.status == Approval.Status.PENDING else ""
-    if not agent or not why:
+    if agent is None or approval.status != Approval.Status.PENDING:
+        return ""
+    if not (why := misfit(agent, name, arguments)):
         return ""
     hidden = agent.tools[name].sensitive if name in agent.tools else ()
     why = Secrets([*map(arguments.get, hidden)]).hide(why, short=True)
