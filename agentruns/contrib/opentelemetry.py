@@ -257,28 +257,24 @@ def queue_age(options: CallbackOptions) -> Iterable[Observation]:
     Leaves out runs that no worker could drive.
     """
     times = (Coalesce(name, "updated_at") for name in ("not_before", "lease_expires_at"))
-    since = Min(Greatest("updated_at", *times))
-
-    def measure(runs: RunQuerySet) -> float:
-        age = runs.runnable().filter(blocked_reason="").aggregate(age=Now() - since)["age"]
-        return max(0.0, age.total_seconds()) if age else 0.0
-
-    return _measured(measure)
+    waited = Now() - Min(Greatest("updated_at", *times))
+    for age in _read(lambda runs: runs.runnable().filter(blocked_reason="").aggregate(age=waited)["age"]):
+        yield Observation(max(0.0, age.total_seconds()) if age else 0.0)
 
 
 def blocked_runs(options: CallbackOptions) -> Iterable[Observation]:
     """Count the runs that a deploy blocks, at most MOST."""
-    return _measured(lambda runs: runs.filter(blocked())[:MOST].count())
+    return map(Observation, _read(lambda runs: runs.filter(blocked())[:MOST].count()))
 
 
-def _measured(measure: Callable[[RunQuerySet], float]) -> list[Observation]:
-    """Observe what `measure` reads of all runs. Returns [] in a transaction or after an error."""
+def _read(measure: Callable[[RunQuerySet], Any]) -> list[Any]:
+    """Call `measure` with all runs. Returns [] in a transaction or after an error."""
     connection = connections[settings.DATABASE]
     if connection.in_atomic_block:  # an error here would break the caller's transaction
         return []
     was_open = connection.connection is not None
     try:
-        return [Observation(measure(Run.objects.using(settings.DATABASE)))]
+        return [measure(Run.objects.using(settings.DATABASE))]
     except (DatabaseError, InterfaceError):
         logger.info("The state of the queue is not known.", exc_info=True)
         return []

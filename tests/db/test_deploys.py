@@ -27,6 +27,7 @@ from agentruns import (
     start_run,
     tool,
 )
+from agentruns.agents.agent import _registry
 from agentruns.engine.leases import claim, drain
 from agentruns.engine.worker import block
 from agentruns.exceptions import ApprovalStateError
@@ -144,8 +145,9 @@ def asked(registry: None) -> Callable[..., Approval]:
 
 
 def deploy(card: Approval, its: Any, first: str) -> None:
-    """Register the payer with the tool `its`; adopt and approve, `first` before the other."""
-    shop_agent("payer", PAY, tools=[its])
+    """Register the payer with the tool `its`, in another version or not; adopt and approve, `first` first."""
+    _registry.clear()
+    shop_agent("payer", PAY, tools=[its], version="2" if first == "adopt" else "1")
     steps: list[Callable[[], Any]] = [
         lambda: adopt_definition(card.run_id),
         lambda: approve(card.pk, None, digest=card.digest),

@@ -65,8 +65,8 @@ class Drift:
 def situation(request: HttpRequest, run: Run) -> Situation:
     """Find a run's state and definition; if the run goes on, compare the definition with today's agent."""
     definition = read.definition_body(settings.DATABASE, run.definition_id)
-    today = None if run.is_ended else drift(run, definition)
-    return replace(actions.situation(request, run), definition=definition, drift=today)
+    now = None if run.is_ended else drift(run, definition)
+    return replace(actions.situation(request, run), definition=definition, drift=now)
 
 
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
