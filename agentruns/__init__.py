@@ -16,7 +16,9 @@ _MODULES = {
     "agentruns.providers.base": ("ModelRequest", "ModelReply"),
     "agentruns.services.api_tokens": ("session_token",),
     "agentruns.services.approvals.decisions": ("approve", "deny", "answer", "extend"),
-    "agentruns.services.runs.control": ("adopt_definition", "cancel_run", "pause_run", "resolve_orphan"),
+    "agentruns.services.runs.control": (
+        "adopt_definition", "cancel_run", "leave_out", "pause_run", "resolve_orphan",
+    ),
     "agentruns.services.data.erasure": ("erase_call", "erase_payload", "erase_user"),
     "agentruns.services.runs.forks": ("fork_run", "run_again"),
     "agentruns.services.history": ("replay_run", "state_at"),
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from agentruns.services.history import state_at as state_at
     from agentruns.services.runs.control import adopt_definition as adopt_definition
     from agentruns.services.runs.control import cancel_run as cancel_run
+    from agentruns.services.runs.control import leave_out as leave_out
     from agentruns.services.runs.control import pause_run as pause_run
     from agentruns.services.runs.control import resolve_orphan as resolve_orphan
     from agentruns.services.runs.forks import fork_run as fork_run

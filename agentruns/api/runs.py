@@ -39,6 +39,7 @@ from agentruns.api.schemas import (
     ForkRun,
     Key,
     Keyed,
+    LeaveOut,
     MessageOut,
     MessagePage,
     OfAgent,
@@ -279,6 +280,23 @@ def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, 
         return erase_payload(run_id, seq, user, body.reason)
 
     return _change(request, run_id, "erase", act, key, body)
+
+
+@router.post("/runs/{run_id}/rows/{seq}/leave-out", response=RunOut)
+def leave_out(
+    request: HttpRequest, run_id: RunId, seq: RowSeq, body: LeaveOut = ABSENT, key: Key | None = KEY
+) -> Any:
+    """Leave a reply, a result or a message out of later requests to the model; the journal keeps the row.
+
+    A run that is paused because its provider refuses the conversation goes on. 409 if the session has no such
+    row, or if a worker drives the run: pause or cancel the run first.
+    """
+
+    def act(run_id: UUID, user: Any) -> object:
+        block, reason = (body.block, body.reason) if body else (None, "")
+        return control.leave_out(run_id, seq, user, block=block, reason=reason)
+
+    return _change(request, run_id, "resume", act, key, body)
 
 
 def _change(

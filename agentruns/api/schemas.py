@@ -222,6 +222,11 @@ class EraseRow(Keyed):
     reason: Text = Field(description="stored in the journal with the person who erased the row")
 
 
+class LeaveOut(Keyed):
+    block: int | None = Field(None, ge=0, description="the only place in the row's content to leave out")
+    reason: Reason = ""
+
+
 class PauseRun(Keyed):
     reason: Reason = ""
 

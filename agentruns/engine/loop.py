@@ -23,7 +23,7 @@ from agentruns.engine.drafts import Reply, drafting
 from agentruns.engine.driver import PASSING, Driver
 from agentruns.engine.leases import SERVICE, DrainCheck, Heartbeat, Lease, take
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
-from agentruns.journal import events, telemetry
+from agentruns.journal import events, omissions, telemetry
 from agentruns.journal.batch import Batch, SessionState, seen_committed
 from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.fold import RunState, text_of
@@ -48,6 +48,11 @@ FAILING = {
     "content_filter": "The provider's content filter stopped the reply.",
     "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
 }
+SHORTER = "Long results, files and old reasoning are left out. {why}"
+REFUSED = (
+    ". The provider refuses this conversation.{where} Leave out the reply, file or result that "
+    "it does not accept: on the run's page, by leave_out() or by the API. Then the run goes on."
+)
 FINAL = ("end_turn", "stop_sequence", "max_tokens", "tool_use")
 LOST = (
     "{rewound}: the database lost rows that a worker had seen committed, row {seq} the last of them (by a "
@@ -304,7 +309,8 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             if overload is not None and error.disposition != "retry" and not is_stopped:
                 # The first model's overload would only delay the run: an error of the fallback does no more.
                 error.disposition, error.retry_after = "retry", overload.retry_after
-            driver.commit(partial(_provider_failed, driver, error, identity, other))
+            # Rows that came during the request are in no state before the commit.
+            driver.commit(partial(_provider_failed, driver, error, identity, other, driver.run.seq))
             if other is None or driver.run.cancel_requested or driver.run.pause_requested:
                 return None, identity
             if driver.should_stop() or exceeded(driver.agent, driver.run, driver.now):
@@ -403,11 +409,17 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
 
 
 def _provider_failed(
-    driver: Driver, error: ProviderError, identity: str, fallback: Model | str | None, batch: Batch
+    driver: Driver,
+    error: ProviderError,
+    identity: str,
+    fallback: Model | str | None,
+    until: int,
+    batch: Batch,
 ) -> None:
     """Add the rows for a failed request to the model, and back off, pause or fail as the error demands.
 
-    If there is a `fallback`, which is requested at once, only journal the failure.
+    If there is a `fallback`, which is requested at once, only journal the failure. If the provider refuses
+    the conversation, the next request is a shorter one, once. `until` is the last row that was sent.
     """
     kind = error.type or "ProviderError"
     text = str(error).removeprefix(f"{kind}: ")  # some texts begin with the type
@@ -423,10 +435,23 @@ def _provider_failed(
     batch.add(events.MODEL_FAILED, failed)
     if fallback is not None or batch.delay is not None:
         return
-    if error.disposition != "pause" or not driver.store.durable:
+    run, is_durable, reason = batch.state.run, driver.store.durable, f"{kind}: {text}"
+    omission = events.LeftOut(actor=None, reason=SHORTER.format(why=reason), bound=omissions.BOUND)
+    if is_durable and run.cancel_requested and (error.is_refusal or error.disposition == "pause"):
+        return  # a cancelled run ends at the next step
+    if error.is_refusal and batch.state.conversation.is_shorter_after(omission, str(run.run_id)):
+        batch.add(events.LEFT_OUT, omission)  # the one automatic attempt: a second would change nothing
+    elif error.is_refusal and run.acted and is_durable:
+        seq = error.place and batch.state.conversation.row_at(*error.place)
+        reason = reason.rstrip(".") + REFUSED.format(where=f" It names row {seq}." if seq else "")
+        batch.add(events.RUN_PAUSED, events.RunPaused(reason=reason, refused=True))
+    elif error.disposition == "pause" and is_durable:
+        tool_calls.pause(batch, reason)
+    else:
+        if error.is_refusal:  # the session's next task goes on without this one
+            own = events.LeftOut(actor=None, reason=reason, seq=run.first_seq, until=until)
+            batch.add(events.LEFT_OUT, own)
         in_doubt.close_failed(batch, kind, text)
-    elif not batch.state.run.cancel_requested:  # a cancelled run ends at the next step
-        tool_calls.pause(batch, f"{kind}: {text}")
 
 
 def _model_raised(driver: Driver, error: Exception, batch: Batch) -> None:

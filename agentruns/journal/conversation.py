@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
-from agentruns.content import placeholder
 from agentruns.journal import events, payloads
 from agentruns.journal.events import Row
+from agentruns.journal.omissions import described, home_of, without
 from agentruns.providers import attachments
 from agentruns.providers.attachments import DEFAULT, Limits
 from agentruns.providers.blocks import is_private
@@ -32,6 +32,8 @@ class Conversation:
     """The messages of a session for its provider, built from the session's rows in order."""
 
     def __init__(self) -> None:
+        self.rows: list[Row] = []  # without what was left out
+        self._places: dict[tuple[int, int], int] = {}  # (message, block in it; -1: a reply) -> its row
         self.tool_use_ids: set[str] = set()
         self._messages: list[dict[str, Any]] = []  # up to the last reply
         self._unread: list[_Said] = []  # contents of `user` rows that no reply has read
@@ -43,11 +45,27 @@ class Conversation:
         self._kept = 0
         self._open: dict[str, str] = {}  # call -> provider's id, of the last reply
         self._results: dict[str, dict[str, Any]] = {}
+        self._bounded: dict[str, int] = {}  # provider's id -> characters of the result in a refused request
+        self._seqs: dict[str, int] = {}  # of the rows of these results
 
     def apply(self, row: Row) -> None:
         """Add one more row of the session's journal to the messages; skip kinds that a model does not see."""
-        if row.kind in _APPLY:
+        if row.kind == events.LEFT_OUT:
+            rows = [without(each, row.payload, home_of(row)) for each in self.rows]
+            self.__init__()  # type: ignore[misc] # later rows may build on those that change
+            for each in rows:
+                self.apply(each)
+        elif row.kind in _APPLY:
+            self.rows.append(row)
             _APPLY[row.kind](self, row, row.payload)
+
+    def is_shorter_after(self, omission: events.LeftOut, home: str) -> bool:
+        """Check whether a `left_out` row of the run `home` would change a row of the conversation."""
+        return any(without(row, omission, home) is not row for row in self.rows)
+
+    def row_at(self, message: int, block: int) -> int | None:
+        """Find the seq of the row from which a block of the next request comes; None if unknown."""
+        return self._places.get((message, block), self._places.get((message, -1)))
 
     def messages(
         self, read: int | None = None, limits: Limits = DEFAULT, bounds: Bounds = UNBOUNDED
@@ -77,7 +95,12 @@ class Conversation:
                     whole.block = block
             content[place] = block
             messages[number] = {**messages[number], "content": content}
-        return bounds.apply(messages)
+        sent, least = bounds.apply(messages), min(self._bounded.values(), default=None)
+        for number, message in enumerate(bounds.at_most(least).apply(messages) if least else ()):
+            pairs = zip(message["content"], sent[number]["content"], strict=True)
+            kept = [small if small.get("tool_use_id") in self._bounded else block for small, block in pairs]
+            sent[number] = {**message, "content": kept}
+        return sent
 
     def result(self, id: str, tools: Collection[str]) -> str:
         """Read the whole text of a result of one of `tools`, if the model was sent it; describe its files.
@@ -141,11 +164,13 @@ class Conversation:
                     self._task = unread.run, len(messages), len(before)
                 for place, whole in unread.wholes.items():
                     previews[len(messages), len(before) + place] = whole
+                for place in range(len(unread.blocks)):
+                    self._places[len(messages), len(before) + place] = unread.seq
                 messages.append({"role": "user", "content": [*before, *unread.blocks]})
 
     def _user(self, row: Row, payload: events.User) -> None:
         is_message = payload.get("reason") == events.MESSAGE
-        blocks, wholes = [*map(_preview, payload["content"])], dict[int, _Whole]()
+        blocks, wholes = [*map(described, payload["content"])], dict[int, _Whole]()
         for place, block in enumerate(payload["content"]):
             if "sha256" in block:
                 wholes[place] = _Whole([block], block["size"], partial(_loaded, row, block))
@@ -157,8 +182,7 @@ class Conversation:
                 return dict(canonical.legal({"type": "text", "text": text}))
 
             wholes[0] = _Whole([], stored["size"], whole_text)
-        run = payload["copied"]["run"] if "copied" in payload else str(row.run_id)
-        self._unread.append(_Said(row.seq, run, is_message, canonical.legal(blocks), wholes))
+        self._unread.append(_Said(row.seq, home_of(row), is_message, canonical.legal(blocks), wholes))
 
     def _assistant(self, row: Row, payload: events.Assistant) -> None:
         self._flush()
@@ -180,6 +204,7 @@ class Conversation:
             kept = [block for block in content if block.get("type") == "tool_use" or is_private(block)]
             content = kept if payload["calls"] else []
         if content:  # the provider refuses an empty assistant turn
+            self._places[len(self._messages), -1] = row.seq
             self._messages.append({"role": "assistant", "content": canonical.legal(content)})
         self._open = {call["id"]: call["provider_id"] for call in payload["calls"]}
         self.tool_use_ids.update(self._open.values())
@@ -197,13 +222,16 @@ class Conversation:
                     content.append({"type": "text", "text": UNANSWERED})
                 self._messages[number] = {**message, "content": content}
         self._previews = {at: whole for at, whole in self._previews.items() if at < (start, first)}
+        self._places = {at: seq for at, seq in self._places.items() if at < (start, first)}
         del self._digests[start + 1 :]
 
     def _tool_result(self, row: Row, payload: events.ToolResult) -> None:
         provider_id = self._open.get(row.call_id)
         if provider_id is None:
             return
-        self._results[row.call_id] = result_block(provider_id, payload)
+        self._results[row.call_id], self._seqs[row.call_id] = result_block(provider_id, payload), row.seq
+        if "bounded" in row.payload:  # by an omission
+            self._bounded[provider_id] = row.payload["bounded"]
         if stored := payload.get("stored"):
             is_list = isinstance(stored, list)
             named = [block for block in payload["content"] if "sha256" in block] if is_list else []
@@ -214,6 +242,7 @@ class Conversation:
         """Append the last reply's results, in call order, as a user message once every call has a result."""
         if self._open and len(self._results) == len(self._open):
             for place, call_id in enumerate(self._open):
+                self._places[len(self._messages), place] = self._seqs[call_id]
                 if call_id in self._stored:
                     self._previews[len(self._messages), place] = self._stored[call_id]
             self._messages.append(
@@ -261,19 +290,12 @@ class _Whole:
         self.block: Block | None = None  # once it is read
 
 
-def _preview(block: Block) -> Block:
-    """Replace a block's file by a text that describes the file; keep a text block's own preview."""
-    if block.get("type") == "text" or "sha256" not in block:
-        return {name: value for name, value in block.items() if name not in ("sha256", "size")}
-    return {"type": "text", "text": placeholder(block, block["sha256"])}
-
-
 def _loaded(row: Row, block: Block, attached: Blocks, limits: Limits) -> Block:
     """Convert a row's block for the provider, with the file of a text or of an `attached` block."""
     is_sent = block["type"] == "text" or any(block is each for each in attached)
     if "sha256" not in block or not is_sent:
         refusal = None if block["type"] == "text" else attachments.refusal_of(block, limits)
-        preview = _preview(block)
+        preview = described(block)
         return (
             preview if refusal is None else {**preview, "text": f"{preview['text']} is left out. {refusal}"}
         )
@@ -294,7 +316,7 @@ def _whole_result(row: Row, provider_id: str, attached: Blocks, limits: Limits) 
 
 
 def result_block(
-    provider_id: str, payload: events.ToolResult, show: Callable[[Block], Block] = _preview
+    provider_id: str, payload: events.ToolResult, show: Callable[[Block], Block] = described
 ) -> Block:
     """Build the provider's `tool_result` block for a row's payload; `show` converts the blocks inside."""
     content, note = payload["content"], ""

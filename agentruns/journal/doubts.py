@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from agentruns.journal import events
@@ -30,7 +31,7 @@ class Doubts:
             self.open.pop(row.call_id, None)
 
 
-def did_nothing(facts: dict[str, Any]) -> bool:
+def did_nothing(facts: Mapping[str, Any]) -> bool:
     """Check whether the facts of a result or a verdict rule out that the call had an effect."""
     is_error = facts.get("outcome") == "error" and not facts.get("in_doubt")
     return is_error or facts.get("verdict") == "not_occurred"

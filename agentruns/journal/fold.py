@@ -12,6 +12,7 @@ from uuid import UUID
 
 from agentruns.agents import prices
 from agentruns.journal import events
+from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Actor, Row
 from agentruns.models.statuses import ApprovalStatus, GateVerdict, Orphan, Outcome, RunStatus, Verb, Verdict
 from agentruns.utils import json as canonical
@@ -134,6 +135,7 @@ class RunState:
 
     run_id: UUID
     seq: int = 0
+    first_seq: int = 0  # its `run_started`
     agent: str = ""
     version: str = ""
     definition: str = ""
@@ -163,6 +165,8 @@ class RunState:
     cancel_requested_at: datetime | None = None
     pause_requested: bool = False
     paused: str = ""  # the reason
+    refused: bool = False  # paused because the provider refuses the conversation
+    acted: frozenset[str] = frozenset()  # started calls that are not known to have had no effect
     restored_at: datetime | None = None  # held because rows of the journal are lost, or may be
     restored_seq: int = 0  # number of the row that held the run so
     task: str = ""  # the run's name in the keys of its calls
@@ -295,6 +299,7 @@ def _add_usage(state: RunState, payload: events.Assistant | events.ModelFailed) 
 
 
 def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
+    state.first_seq = row.seq
     state.agent, state.version, state.definition = payload["agent"], payload["version"], payload["definition"]
     state.actor, state.owner = payload.get("actor"), payload.get("owner")
     state.requesters = payload.get("requesters", [])
@@ -416,6 +421,8 @@ def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> Non
     call.attempt, call.started_at, call.orphan, call.raised = row.attempt, row.created_at, "", ""
     call.declares, call.timeout = payload["declares"], payload.get("timeout")
     call.key = call.key or payload["key"]
+    if payload["declares"] != "safe_to_retry":
+        state.acted |= {row.call_id}
     if call.approval is not None:
         call.approval.status = ApprovalStatus.CONSUMED
 
@@ -423,6 +430,8 @@ def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> Non
 def _tool_result(state: RunState, row: Row, payload: events.ToolResult) -> None:
     call = state.calls[row.call_id]
     call.outcome, call.orphan, call.in_doubt = payload["outcome"], "", payload.get("in_doubt", False)
+    if did_nothing(payload):
+        state.acted -= {row.call_id}
     unused = (ApprovalStatus.PENDING, ApprovalStatus.APPROVED)
     if call.approval is not None and call.approval.status in unused:
         call.approval.status = ApprovalStatus.CANCELLED
@@ -446,6 +455,8 @@ def _orphan_found(state: RunState, row: Row, payload: events.OrphanFound) -> Non
 
 
 def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) -> None:
+    if did_nothing(payload):
+        state.acted -= {row.call_id}
     call = state.calls.get(row.call_id)
     if call is None or payload["verdict"] not in events.CLEARING:
         return
@@ -456,7 +467,7 @@ def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) 
 
 def _run_resumed(state: RunState, row: Row, payload: events.RunResumed) -> None:
     if payload.get("unpause"):
-        state.paused, state.pause_requested = "", False
+        state.paused, state.pause_requested, state.refused = "", False, False
     if state.started_at and row.created_at < state.started_at:  # somebody starts it before its time
         state.started_at, state.waiting_since = row.created_at, None
 
@@ -467,6 +478,7 @@ def _pause_requested(state: RunState, row: Row, payload: events.RunPauseRequeste
 
 def _run_paused(state: RunState, row: Row, payload: events.RunPaused) -> None:
     state.paused, state.pause_requested = payload.get("reason") or "paused", False
+    state.refused = payload.get("refused", False)
     if payload.get("restored"):
         state.restored_at, state.restored_seq = row.created_at, row.seq
         for call in state.open_calls():
@@ -503,6 +515,10 @@ def _payload_erased(state: RunState, row: Row, payload: events.PayloadErased) ->
     """Change nothing: the erased row itself is folded with neutral values."""
 
 
+def _left_out(state: RunState, row: Row, payload: events.LeftOut) -> None:
+    """Change nothing: only the conversation has less."""
+
+
 _APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {
     events.RUN_STARTED: _run_started,
     events.USER: _user,
@@ -526,4 +542,5 @@ _APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {
     events.RUN_FAILED: _run_failed,
     events.RUN_CANCELLED: _run_cancelled,
     events.PAYLOAD_ERASED: _payload_erased,
+    events.LEFT_OUT: _left_out,
 }

@@ -288,7 +288,7 @@ def _run_columns(
         sets.append("blocked_reason = %s")
         blocked = _PREPARE["blocked_reason"](batch.state.run.paused)
         values += [Run.Status.QUEUED if status == RunStatus.ACTIVE else status, blocked]
-        if batch.delay is None and batch.rows[-1].kind != events.RUN_ADOPTED:  # which keeps `not_before`
+        if batch.delay is None and batch.rows[-1].kind not in (events.RUN_ADOPTED, events.LEFT_OUT):
             sets.append("not_before = NULL")
         elif batch.delay is not None:
             until, seconds = clock(connection, batch.delay)

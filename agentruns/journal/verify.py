@@ -260,6 +260,8 @@ class History:
             for asked in reply["calls"]:
                 if asked["id"] in calls:
                     return f"asks for call {asked['id']} a second time."
+        if (omission := events.LEFT_OUT.of(row)) and omission.get("seq", 0) >= row.seq:
+            return f"leaves out row {omission['seq']}, which came later."
         if row.kind == events.RUN_COMPLETED and self.unread:
             return f"completes the run, and no reply has read the message of row {self.unread[0]}."
         if row.kind not in _PAIRED:

@@ -93,6 +93,10 @@ def _reason(payload: Payload) -> str:
     return f"{payload.get('reason', '')} {_actor(payload)}".strip()
 
 
+def _of_row(payload: Payload) -> str:
+    return (f"row {payload['seq']}: " if "seq" in payload else "") + _reason(payload)
+
+
 def _content(payload: Payload) -> str:
     if has_blocks(payload) and isinstance(payload["content"], list):
         return described(payload["content"])
@@ -151,7 +155,8 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.RUN_COMPLETED: lambda payload: payload.get("output") or "",
     events.RUN_FAILED: _error,
     events.RUN_CANCELLED: _reason,
-    events.PAYLOAD_ERASED: lambda payload: f"row {payload['seq']}: {_reason(payload)}",
+    events.LEFT_OUT: _of_row,
+    events.PAYLOAD_ERASED: _of_row,
 }
 
 

@@ -411,6 +411,7 @@ class RunPaused(Payload):
     reason: str
     actor: NotRequired[Fact[Actor | None]]
     restored: NotRequired[Fact[bool]]  # rows of the run may be lost: no later call counts as new
+    refused: NotRequired[Fact[bool]]  # the provider refuses the conversation
 
 
 RUN_PAUSED = Kind("run_paused", RunPaused, announced=("run.paused", signals.run_paused))
@@ -474,6 +475,18 @@ class PayloadErased(Payload):
 
 
 PAYLOAD_ERASED = Kind("payload_erased", PayloadErased)
+
+
+class LeftOut(_Asked):
+    """Rows that later requests get as placeholders; with `bound`, all rows before it in a shorter form."""
+
+    seq: NotRequired[Fact[int]]  # the first of these rows
+    until: NotRequired[Fact[int]]  # the last of several
+    block: NotRequired[Fact[int]]  # the only place in the row's content that is left out
+    bound: NotRequired[Fact[int]]  # characters of each result; files and old reasoning are left out as well
+
+
+LEFT_OUT = Kind("left_out", LeftOut)
 
 
 CLOSING: dict[str, str] = {kind: kind.ends for kind in KINDS.values() if kind.ends}

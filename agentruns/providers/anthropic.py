@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any, Literal
 
 from agentruns.providers import window
@@ -22,6 +23,7 @@ from agentruns.utils import json as canonical
 DEFAULT_MAX_TOKENS = 8192
 # The SDK refuses longer replies without streaming, unless a timeout is given.
 _MAX_TOKENS_IN_TEN_MINUTES = 21_333
+_PLACE = re.compile(r"\bmessages\.(\d+)\.content\.(\d+)\b")  # in an error's text
 _SECONDS_PER_TOKEN = 3600 / 128_000
 _RESERVED = frozenset({"model", "system", "messages", "stream", "timeout"})
 _NAMED = ("messages", "max_tokens", "betas")  # parameters of the SDK's methods
@@ -82,6 +84,13 @@ class AnthropicModel(SDKModel):
     def usage_in(self, raw: Any) -> dict[str, Any]:
         """Read the usage from the part of an answer that has arrived."""
         return {} if raw is None else plain(raw).get("usage") or {}
+
+    def place_in(self, request: ModelRequest, text: str) -> tuple[int, int] | None:
+        """Find the place in the request, unless the messages were sent in another form."""
+        named, sent = _PLACE.search(text), for_claude(request.messages, request.params.get("thinking"))[0]
+        sizes = ([len(blocks_of(message)) for message in each] for each in (sent, request.messages))
+        is_same = self.compact is None and len({*map(tuple, sizes)}) == 1
+        return (int(named[1]), int(named[2])) if named and is_same else None
 
     def ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
         """Send the request, shortened if necessary, and read the reply; also raises errors of the SDK."""

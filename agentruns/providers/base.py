@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,6 +15,11 @@ from agentruns.utils.calls import call
 Disposition = Literal["retry", "pause", "fail"]
 # Claude's, OpenAI's two APIs' and OpenRouter's: a stored `prompt` may bring tools of its own.
 PROVIDER_TOOLS = ("tools", "mcp_servers", "web_search_options", "plugins", "prompt", "functions")
+# Codes and types of an error with no status of its own, such as inside a stream.
+REFUSING = re.compile(
+    r"invalid_(?!reply)\w+|\w*image\w*|\w+_policy\w*|content_filter|context_(length|window)_exceeded"
+    r"|request_too_large"
+)
 UNUSABLE = "The model's reply cannot be used: {why}."
 
 
@@ -75,6 +81,13 @@ class ProviderError(AgentRunsError):
         self.retry_after = retry_after if isinstance(retry_after, int | float) else None
         self.request_id = _text(request_id)
         self.usage = usage
+        self.place: tuple[int, int] | None = None  # the message, and the block in it, that the error names
+
+    @property
+    def is_refusal(self) -> bool:
+        """Check whether the provider refuses the conversation, so that it may accept a shorter one."""
+        by_name = self.status is None and (REFUSING.fullmatch(self.type) or REFUSING.fullmatch(self.code))
+        return self.disposition == "fail" and (self.status in (400, 413, 422) or bool(by_name))
 
     @property
     def is_overload(self) -> bool:

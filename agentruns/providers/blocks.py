@@ -18,6 +18,7 @@ ITEM = "provider_item"
 EXTRAS = "call_extras"  # an item with the members of a call that only its server understands
 THINKING = ("thinking", "redacted_thinking")
 TEXT_EXTRAS = ("phase", "annotations")  # of a text from OpenAI, which takes them back
+GONE = "[Left out of this conversation: the provider refused it.]"
 FOREIGN = (
     "The conversation holds a block that this model cannot be sent: {kind}. Continue with the model that "
     "wrote it, or in a new session."
@@ -76,7 +77,7 @@ def for_claude(messages: Messages, thinking: Any = None) -> tuple[Messages, Any]
 
     Left out are other providers' reasoning and extras, a server tool's call without its result, and thinking
     at the end of a reply, all of which Claude refuses; texts stand for other items of another provider. In a
-    turn with replies without thinking, such as a fallback's, thinking is off.
+    turn with replies without thinking, such as a fallback's or one that was left out, thinking is off.
     """
     converted: Messages = []
     results = {block.get("tool_use_id") for message in messages for block in blocks_of(message)}
@@ -107,7 +108,9 @@ def for_claude(messages: Messages, thinking: Any = None) -> tuple[Messages, Any]
         if message["role"] == "assistant" and before == "user"
     }
     kind = thinking.get("type") if isinstance(thinking, dict) else None
-    if kind == "disabled" or (kind == "enabled" and not firsts <= {*THINKING}):
+    # Thinking is refused in a turn that has lost some of it.
+    has_lost = any(block.get("text") == GONE for message in converted[start:] for block in blocks_of(message))
+    if kind == "disabled" or (kind and has_lost) or (kind == "enabled" and not firsts <= {*THINKING}):
         thinking = {"type": "disabled"}
         for place, message in enumerate(converted[start:], start):
             kept = [block for block in blocks_of(message) if block["type"] not in THINKING]

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from agentruns.providers import schemas
-from agentruns.providers.base import Disposition, ModelReply, ModelRequest, ProviderError
+from agentruns.providers.base import REFUSING, Disposition, ModelReply, ModelRequest, ProviderError
 from agentruns.signals import text_streamed
 from agentruns.utils.forks import keep, without_connections
 
@@ -24,9 +24,6 @@ _PAUSING = re.compile(
     r"account_deactivated|authentication_error|billing_\w+|data_residency_mismatch|insufficient_quota"
     r"|invalid_api_key|model_not_found|not_found_error|organization_on_hold|permission_error"
     r"|\w*spend_limit_reached"
-)
-_FAILING = re.compile(
-    r"invalid_\w+|\w*image\w*|\w+_policy\w*|content_filter|context_length_exceeded|request_too_large"
 )
 _MISSING = re.compile("authentication method|Missing credentials")  # in the SDKs' error texts
 _BROKEN = (OSError, json.JSONDecodeError, UnicodeDecodeError)
@@ -67,7 +64,7 @@ class SDKModel:
 
     def propose(self, request: ModelRequest) -> ModelReply:
         """Request the model's reply; raises a classified ProviderError for any failure."""
-        answer, secrets = Answer(), list[str]()
+        answer, secrets, sent = Answer(), list[str](), request
         try:
             sent, names = schemas.acceptable(request)
             reply: ModelReply = self.ask(sent, answer)
@@ -82,9 +79,14 @@ class SDKModel:
                 failure = ProviderError(text, disposition="fail", type="invalid_reply")
         # Raised outside the handler so that it has no __context__: the SDK's errors can quote headers.
         failure.args = (cleaned(str(failure), secrets),)
+        failure.place = self.place_in(sent, str(failure)) if failure.is_refusal else None
         failure.usage = failure.usage or self.usage_in(answer.raw) or None
         failure.request_id = failure.request_id or answer.request_id
         raise failure
+
+    def place_in(self, request: ModelRequest, text: str) -> tuple[int, int] | None:
+        """Find the message, and the block in it, that an error's text names; None if unknown."""
+        return None
 
     def client(self) -> Any:
         """Find or make this process's client, which never retries, because a retry would occupy a worker.
@@ -154,7 +156,7 @@ def judged(status: int | None, *words: str) -> Disposition:
     for number in (status or 200, *(int(word) for word in words if word.isdecimal())):
         if disposition := of_status(number):
             return disposition
-    return "fail" if any(map(_FAILING.fullmatch, words)) else "retry"
+    return "fail" if any(map(REFUSING.fullmatch, words)) else "retry"
 
 
 def answered(

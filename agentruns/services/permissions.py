@@ -87,6 +87,11 @@ def require(actor: Any, action: str, run: Run) -> None:
         raise PermissionDeniedError(text % facts)
 
 
+def sees(actor: Any, run_id: UUID) -> bool:
+    """Check whether a user may see a run; True for the program."""
+    return not hides(actor) or visible_runs(actor).filter(pk=run_id).exists()
+
+
 def require_visible(actor: Any, run: Run) -> None:
     """Raise DurableRunNotFoundError for a run that a user may not see."""
     if not is_program(actor) and not visible_runs(actor).filter(pk=run.pk).exists():

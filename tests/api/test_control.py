@@ -131,6 +131,24 @@ def test_agents_show_their_tools_and_not_their_instructions(api: Api, shop: Agen
     assert not Message.objects.exists()
 
 
+def test_a_row_is_left_out_with_permission(api: Api, shop: Agent, owner: Any) -> None:
+    run = start_run(shop, "a task", "s1", actor=owner)
+    path, body = f"/runs/{run.pk}/rows/2/leave-out", {"reason": "refused", "idempotency_key": "once"}
+    assert api.post(path)[0] == 403, "the owner may not by owning it"
+    staff = Api(user("mender", "resume_run", "view_run"))
+    for wrong, status in (({"block": -1}, 422), ({"block": 9}, 409)):
+        assert staff.post(path, wrong)[0] == status
+    assert staff.post(f"/runs/{run.pk}/rows/1/leave-out")[0] == 409
+    assert [staff.post(path, body)[0] for _time in range(2)] == [200, 200]
+    (row,) = Message.objects.filter(kind="left_out")
+    assert (row.payload["seq"], row.payload["actor"]["name"], row.payload["reason"]) == (
+        2,
+        "mender",
+        "refused",
+    )
+    assert Api(user("other", "resume_run")).post(path)[0] == 404
+
+
 def test_a_row_is_erased_with_permission_and_reason(api: Api, shop: Agent, owner: Any) -> None:
     run = start_run(shop, "SECRET-TASK", "s1", actor=owner)
     path, body = f"/runs/{run.pk}/rows/2/erase", {"reason": "a letter"}

@@ -30,6 +30,7 @@ from agentruns import (
     ModelReply,
     ModelRequest,
     RunContext,
+    ToolContext,
     approve,
     cancel_run,
     get_run,
@@ -50,7 +51,7 @@ from agentruns.utils import failpoints
 from tests.effects import VARIABLE, Effects
 from tests.mcp.agents import POST, write_to
 from tests.mcp.agents import TOOLS as OF_SERVER
-from tests.shop.agents import TOOLS, call, misfortune, shop_agent
+from tests.shop.agents import TOOLS, act, call, misfortune, shop_agent
 from tests.shop.models import Order
 from tests.statements import broken_commit
 
@@ -102,6 +103,26 @@ Agent(
     tools_for=chosen,
     model=Echo([{"tools": [call("lookup", number="A1")]}, {"text": "told"}]),
 )
+
+
+@tool
+def write(ctx: ToolContext) -> str:
+    """Write a long letter."""
+    act("write", ctx)
+    return "long " * 1000
+
+
+class Minding(ScriptedModel):
+    """Refuses each conversation with the letter, also with a part of it."""
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        if "long long" in str(request.messages):
+            raise ProviderError("too long", disposition="fail", status=413)
+        return super().propose(request)
+
+
+WRITES = Minding([{"tools": [call("write")]}, {"text": "written"}])
+Agent("minding", instructions="Write.", tools=[write], model=WRITES)
 
 
 class Asked:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from agentruns import approve, cancel_run, pause_run, resolve_orphan, resume_run, send_message, start_run
+from agentruns import (
+    approve,
+    cancel_run,
+    leave_out,
+    pause_run,
+    resolve_orphan,
+    resume_run,
+    send_message,
+    start_run,
+)
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs.lifecycle import result_of
@@ -59,6 +68,16 @@ def test_one_call(tool: str, where: str, effects: Effects) -> None:
     assert len({line["key"] for line in effects.lines()}) <= 1, "every attempt has the same key"
     if status == "orphaned":
         assert sweep().found == 0, "a sweep never decides for a person"
+
+
+@pytest.mark.parametrize("where", ["after_result", "before_model:2", "before_model:3"])
+def test_a_conversation_that_the_provider_refuses(where: str, effects: Effects) -> None:
+    run = die("run", "minding", "s1", at=where)
+    assert (sweep().found, sound(run).status, effects.count()) == (1, "paused", 1)
+    assert run.messages.filter(kind="left_out").count() == 1, "one automatic attempt, and never another"
+    letter = run.messages.get(kind="tool_result")
+    leave_out(run.pk, letter.seq)
+    assert (sweep().found, sound(run).status, effects.count()) == (1, "completed", 1)
 
 
 def test_a_caller_surfaces_the_orphan_and_the_model_decides(effects: Effects) -> None:

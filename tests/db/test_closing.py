@@ -160,11 +160,11 @@ def test_a_run_that_died_at_any_prefix_and_is_cancelled(when: str, effects: Effe
 
 
 def refuses(request: Any) -> Any:
-    raise ProviderError("messages: nonsense", disposition="fail", type="invalid_request_error", status=400)
+    raise ProviderError("a reply of nonsense", disposition="fail", type="invalid_reply")
 
 
 ENDS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "400": (refuses, {}, "invalid_request_error: messages: nonsense"),
+    "fails": (refuses, {}, "invalid_reply: a reply of nonsense"),
     "refusal": ({"tools": CALLS, "stop_reason": "refusal"}, {}, "refusal: The model refused."),
     "max_steps": (CALM, {"max_steps": 1}, "BudgetExceededError: max_steps: 1 of 1"),
     "token_budget": (CALM, {"token_budget": 15}, "BudgetExceededError: token_budget: 15 of 15"),

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from agentruns import approve, fork_run
+from agentruns import approve, fork_run, leave_out
 from agentruns.engine.gate import call_digest
 from agentruns.journal.store import Batch, DatabaseStore, load
 from agentruns.journal.verify import History, check, problems
@@ -53,6 +53,11 @@ def said_of_one_more(run: Run, kind: str, payload: Any = (), **changes: Any) -> 
     payload = {**row.payload, **dict(payload)}
     row = row._replace(payload=payload, seq=history.seq + 1, prev_hash=history.head, **changes)
     return str(history.add(*sealed(run.session_id, row)))
+
+
+def test_a_row_that_leaves_out_a_later_one(finished: Run) -> None:
+    leave_out(finished.pk, 2)
+    assert "leaves out row 999, which came later" in said_of_one_more(finished, "left_out", {"seq": 999})
 
 
 def test_one_more_row_that_nothing_before_it_accounts_for(finished: Run) -> None:

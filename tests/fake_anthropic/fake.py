@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from agentruns.providers.base import ModelRequest, ProviderError
 from agentruns.providers.scripted import ScriptedModel, Turn
 from tests.fake_anthropic.faults import Faults, Refused
-from tests.fake_anthropic.http import DROPPED, Answer, Server, plain
+from tests.fake_anthropic.http import DROPPED, Answer, Server, encode_json, plain
 
 Script = Iterable[Turn] | Callable[[Any], Any]
 
@@ -43,7 +43,7 @@ class Fake:
     `script`: turns as ScriptedModel has them; the n-th reply of a conversation is the n-th turn. Or a
     function of the request's body that returns a turn. `faults`: request number, from 1 -> a kind of fault;
     see `fault()`. `bend`: changes the events of a stream, as other servers do. `window`: the most tokens of a
-    request.
+    request; `largest`: the most bytes. `poison`: a text that no block may hold, refused with this `status`.
     """
 
     request_id_header = "request-id"
@@ -60,7 +60,11 @@ class Fake:
         faults: Mapping[int, int | str] | None = None,
         bend: Callable[[list[Any]], list[Any]] = list,
         window: int = 200_000,
+        largest: int = 32 * 2**20,
+        poison: str = "",
+        status: int = 400,
     ) -> None:
+        self.largest, self.poison, self.status = largest, poison, status
         self.api_key, self.bend, self.window = api_key, bend, window
         self.calls: list[Call] = []  # in the order they were answered
         self._script = script if callable(script) else ScriptedModel(script)
@@ -112,6 +116,17 @@ class Fake:
     def is_counted(self, method: str, route: str) -> bool:
         """Tell whether a request has a number, and so may meet a fault."""
         return True
+
+    def check_content(self, body: Any, where: str) -> None:
+        """Refuse a body that is too large, and a poisoned block, of which the first is named."""
+        if len(encode_json(body)) > self.largest:
+            raise Refused("Request exceeds the maximum allowed number of bytes.", 413)
+        for number, message in enumerate(body[where]):
+            content = message.get("content")
+            for place, block in enumerate(content if isinstance(content, list) else [message]):
+                if self.poison and self.poison in json.dumps(block):
+                    at = f"{where}.{number}.content.{place}"
+                    raise Refused(f"{at}: This content cannot be processed.", self.status)
 
     def turn(self, body: Any, step: int) -> tuple[list[Any], str | None, dict[str, Any]]:
         """Write the content, stop reason and usage of a reply; what a script cannot say nobody retries."""

@@ -22,7 +22,8 @@ COUNT_TOKENS = "/v1/messages/count_tokens"
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
     404: "not_found_error", 408: "timeout_error", 409: "conflict_error", 413: "request_too_large",
-    429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
+    422: "invalid_request_error", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error",
+    529: "overloaded_error",
 }  # fmt: skip
 _BROKEN = b'event: content_block_delta\ndata: {"type": "content_block_delta", "ind\n\n'
 
@@ -84,6 +85,7 @@ class FakeAnthropic(Fake):
         check_request(body, counting=route == COUNT_TOKENS)
         check_conversation(body, self._replies)
         check_breakpoints(body)
+        self.check_content(body, "messages")
         if route == COUNT_TOKENS:
             return plain(200, {"input_tokens": count_request(body)}, None, named)
         if (tokens := count_request(body)) > self.window:

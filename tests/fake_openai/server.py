@@ -82,6 +82,7 @@ class FakeOpenAI(Fake):
         api: Any = chat if is_chat else responses
         given = self.takes_files if is_chat else self.encrypted
         api.check(body, given)
+        self.check_content(body, "messages" if is_chat else "input")
         size = len(encode_json(body)) // 4
         if size > self.window:
             text = f"Your input exceeds the context window of this model: {size} tokens."

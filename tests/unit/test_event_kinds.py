@@ -54,13 +54,14 @@ CONTENT: dict[str, set[str]] = {
     events.RUN_FAILED: {"error"},
     events.RUN_CANCELLED: {"reason"},
     events.PAYLOAD_ERASED: {"reason"},
+    events.LEFT_OUT: {"reason"},
 }
 
 # Listed, not computed from KINDS: a new kind has to be put somewhere.
 OF_A_RUN = {
     events.RUN_STARTED, events.USER, events.ASSISTANT, events.MODEL_FAILED, events.RUN_RESUMED,
     events.RUN_PAUSE_REQUESTED, events.RUN_PAUSED, events.RUN_CANCEL_REQUESTED, events.RUN_ADOPTED,
-    events.PAYLOAD_ERASED,
+    events.PAYLOAD_ERASED, events.LEFT_OUT,
 }  # fmt: skip
 ENDS = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 OF_A_CALL = {
@@ -96,6 +97,7 @@ TABLES: dict[str, dict[str, str]] = {
     "agentruns.journal.fold:_APPLY": {},
     "agentruns.journal.conversation:_APPLY": {
         **because("the model is not told", *ENDS | OF_A_RUN - {events.USER, events.ASSISTANT}),
+        **because("it changes what earlier rows say", events.LEFT_OUT),
         **because("the model sees the result that the call has in the end", *OF_A_CALL - {"tool_result"}),
     },
     "agentruns.journal.verify:_PAIRED": {
@@ -109,6 +111,7 @@ TABLES: dict[str, dict[str, str]] = {
         **because(
             "the drive's span says it",
             *(events.RUN_STARTED, events.USER, events.RUN_RESUMED, events.RUN_PAUSED, events.RUN_ADOPTED),
+            events.LEFT_OUT,
         ),
         **because("the request's span says it", events.ASSISTANT, events.MODEL_FAILED),
         **because("the tool's span says it", events.TOOL_STARTED, events.TOOL_RESULT),
@@ -123,7 +126,7 @@ TABLES: dict[str, dict[str, str]] = {
             "whoever did it knows, and nobody has to act",
             *(events.RUN_STARTED, events.USER, events.RUN_RESUMED, events.RUN_PAUSE_REQUESTED),
             *(events.RUN_CANCEL_REQUESTED, events.RUN_ADOPTED, events.APPROVAL_EXTENDED),
-            *(events.ORPHAN_RESOLVED, events.PAYLOAD_ERASED),
+            *(events.ORPHAN_RESOLVED, events.PAYLOAD_ERASED, events.LEFT_OUT),
         ),
         **because(
             "a step of the run that asks nobody for anything",

@@ -47,6 +47,7 @@ NOTES: dict[str, Any] = {
     events.RUN_RESUMED: gettext_lazy("Resumed"),
     events.RUN_CANCELLED: gettext_lazy("Cancelled"),
     events.RUN_ADOPTED: gettext_lazy("Another definition adopted"),
+    events.LEFT_OUT: gettext_lazy("Left out of later requests"),
     events.MODEL_FAILED: gettext_lazy("The model failed"),
     events.RUN_FAILED: gettext_lazy("Failed"),
 }
@@ -184,6 +185,8 @@ class Talk:
         elif row.kind in NOTES:
             error = payload.get("error") or {}
             why = error.get("text") or payload.get("reason") or ""
+            if row.kind == events.LEFT_OUT and "seq" in payload:
+                why = self.decision(row, _("row %(seq)s") % {"seq": payload["seq"]})
             note = f"{NOTES[row.kind]}: {plain_line(why)}" if why else str(NOTES[row.kind])
             self.turns.append(Turn("", "bad" if error else "note", row.seq, note=note))
         elif line is None:

@@ -444,6 +444,8 @@ _LABELS = {
     "result": gettext_lazy("Result"),
     "retry_in": gettext_lazy("Next attempt in"),
     "risk": gettext_lazy("Risk"),
+    "seq": gettext_lazy("Row"),
+    "block": gettext_lazy("Block"),
     "session": gettext_lazy("Session"),
     "settles": gettext_lazy("Settles the doubt about"),
     "status": gettext_lazy("HTTP status"),
@@ -529,4 +531,5 @@ _DESCRIBE = {
     events.RUN_FAILED: Form(gettext_lazy("Failed"), "bad"),
     events.RUN_CANCELLED: Form(gettext_lazy("Cancelled"), "bad", ("reason",)),
     events.PAYLOAD_ERASED: Form(gettext_lazy("A value was erased"), facts=("reason",)),
+    events.LEFT_OUT: Form(gettext_lazy("Left out of later requests"), "waits", ("seq", "block", "reason")),
 }

@@ -428,6 +428,8 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                 held.add(("failed", row.run_id))
             case events.RUN_COMPLETED | events.RUN_FAILED:
                 held.add(("reply", row.run_id, replies.get(row.run_id)))
+            case events.LEFT_OUT if payload["actor"] is None:
+                held.add(("failed", row.run_id))
             case events.RUN_PAUSED | events.RUN_PAUSE_REQUESTED:
                 held.add(("paused" if "actor" in payload else "failed", row.run_id))
             case events.RUN_CANCEL_REQUESTED | events.RUN_CANCELLED:

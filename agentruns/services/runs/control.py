@@ -1,7 +1,8 @@
-"""Requests of people about a run, from any process: cancel, pause, adopt, settle a call in doubt."""
+"""Requests of people about a run, from any process: cancel, pause, adopt, leave out, settle a doubt."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -11,10 +12,11 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
-from agentruns.exceptions import RunStateError, UnknownAgentError
+from agentruns.exceptions import RunStateError, SessionBusyError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
+from agentruns.journal.omissions import has_block, without
 from agentruns.journal.read import definition_body
 from agentruns.models import Message, Run
 from agentruns.services import permissions
@@ -138,6 +140,57 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
         batch.add(events.RUN_ADOPTED, adopted)
 
     return write(run.pk, change, takes_lease=True)
+
+
+def leave_out(
+    run_id: UUID | str, seq: int, actor: Any = None, *, block: int | None = None, reason: str = ""
+) -> Run:
+    """Let later requests have a placeholder for row `seq` of a run's session: a reply, a result or a message.
+
+    With `block`, leaves out only that place in the row's content, such as a file. The journal keeps the row.
+    A run that is paused because the provider refuses the conversation goes on; after an ended run, the
+    session's next task goes on without the row. Does nothing if the row is left out already. Writes to the
+    session's unfinished run if there is one, and returns that run. Raises RunStateError if the session has no
+    such row or block, or if a worker drives the run; SessionBusyError, PermissionDeniedError.
+    """
+    run = find_run(run_id)
+    permissions.require(actor, "resume", run)
+    its_runs = Run.objects.using(settings.DATABASE).filter(session_id=run.session_id)
+    if (unfinished := its_runs.unfinished().exclude(pk=run.pk).first()) is not None:
+        if not permissions.sees(actor, unfinished.pk):
+            raise SessionBusyError(str(permissions.BUSY_UNSEEN))
+        run = find_run(unfinished.pk)
+        permissions.require(actor, "resume", run)
+    omission = events.LeftOut(seq=seq, actor=events.actor_ref(actor), reason=reason)
+    if block is not None:
+        omission["block"] = block
+
+    def change(run: Run, batch: Batch) -> None:
+        if its_runs.unfinished().exclude(pk=run.pk).exists():
+            raise SessionBusyError(_("A new run of the session has just begun. Try again."))
+        if not (run.is_ended or batch.epoch):
+            text = _("Run %(run)s is live in another process; pause or cancel it first.")
+            raise RunStateError(text % {"run": run.pk})
+        row = next((row for row in batch.state.conversation.rows if row.seq == seq), None)
+        if row is None or not permissions.sees(actor, row.run_id) or not has_block(row, block):
+            text = _("Run %(run)s cannot leave out row %(seq)s: it has no reply, result or message there.")
+            raise RunStateError(text % {"run": run.pk, "seq": seq})
+        if without(row, omission, str(run.pk)).payload == row.payload:
+            raise _Unchanged
+        batch.closed = run.is_ended
+        batch.add(events.LEFT_OUT, omission)
+        if batch.state.run.refused:
+            who, batch.unpaused = omission["actor"], True
+            go_on = events.RunResumed(actor=who, epoch=batch.epoch, reason="left out", unpause=True)
+            batch.add(events.RUN_RESUMED, go_on)
+
+    with suppress(_Unchanged):
+        return write(run.pk, change, takes_lease=True)
+    return find_run(run.pk)
+
+
+class _Unchanged(Exception):
+    """The row is left out already, so that nothing is stored."""
 
 
 def agent_again(run: Run) -> Agent:

@@ -195,6 +195,13 @@ def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
     return False, None
 
 
+def is_refused(alias: str, run: Run) -> bool:
+    """Check whether the run is paused because its provider refuses the conversation."""
+    pauses = Message.objects.using(alias).own().filter(run_id=run.pk, kind=events.RUN_PAUSED).order_by("-seq")
+    facts = pauses.values_list("facts", flat=True).first() if run.status == Run.Status.PAUSED else None
+    return bool(facts and facts.get("refused"))
+
+
 def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tuple[int, datetime]]]:
     """Map each run to the messages that no reply of the run has read, as (row number, time). One query."""
     unread_of: dict[UUID, list[tuple[int, datetime]]] = defaultdict(list)
