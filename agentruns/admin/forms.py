@@ -65,6 +65,13 @@ CancelForm = _asking_why(_("Reason, kept in the journal (optional)"), required=F
 EraseForm = _asking_why(_("Reason, kept in the journal"))
 
 
+class LeaveOutForm(forms.Form):
+    """The form to leave out a row of the conversation, or a block of the row."""
+
+    block = forms.IntegerField(label=_("What"), required=False, min_value=0, widget=forms.Select)
+    reason = reason_field(_("Reason, kept in the journal (optional)"), required=False)
+
+
 class KeyForm(forms.Form):
     """A form that starts or sends something new. Its `key` keeps a double click from doing this twice."""
 

@@ -12,16 +12,19 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.db import connection, connections
 
-from agentruns import ModelReply, ModelRequest, ToolContext, tool
+from agentruns import Agent, Image, ModelReply, ModelRequest, Text, ToolContext, run_agent, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run, triggers
 from agentruns.providers.base import ProviderError
 from agentruns.services.runs.forks import fork_run
+from agentruns.services.sweep import sweep
+from agentruns.testing import ScriptedModel
 from tests.admin import pages
 from tests.admin.pages import look, read, says
 from tests.admin.people import browser, user
 from tests.admin.world import TURN, World, ran
 from tests.effects import Effects
+from tests.pictures import PNG
 from tests.registry import isolated_registry
 from tests.rows import change
 from tests.shop.agents import act, call, post, shop_agent
@@ -266,6 +269,49 @@ def test_who_may_ask_a_model_and_that_it_fails_is_told(world: World) -> None:
     ):
         served_by(run, Otherwise(error))
         assert "<script>alert" not in says(replay(run, who="own"), said, status=409).html
+
+
+def refused(text: str = "do it") -> Run:
+    """Run an agent that posts, and whose provider then refuses each conversation that holds the result."""
+
+    def propose(request: ModelRequest) -> ModelReply:
+        said = str(request.messages)
+        if "tool_result" in said and "Left out" not in said:
+            raise ProviderError("messages.2 is too odd", disposition="fail", status=400)
+        used = {"type": "tool_use", "id": "t1", "name": "post", "input": {"text": "x"}}
+        words = {"type": "text", "text": "I post it."}
+        return ModelReply([words] if "tool_result" in said else [words, used], "end_turn")
+
+    model = ScriptedModel([])
+    model.propose = propose  # type: ignore[method-assign]
+    agent = Agent("poster", instructions="Post.", model=model, tools=[post])
+    return Run.objects.get(pk=run_agent(agent, [Text(text), Image(data=PNG, name="a.png")], "s1").run_id)
+
+
+def test_what_the_provider_refuses_is_left_out_on_its_page(effects: Effects) -> None:
+    run, staff, viewer = refused(), browser("superuser"), browser("viewer")
+    seq = seq_of(run, "tool_result")
+    link, leave = url(run, "at", seq=seq), url(run, "leave_out", seq)
+    shown = says(staff.get(url(run, "change")), "messages.2 is too odd", "Its provider refuses")
+    assert (beside := f"{link}&leave=1#row-{seq}") in shown.links, "beside the result"
+    assert leave in says(staff.get(link), "Leave this out and go on").forms
+    task = says(staff.get(url(run, "at", seq=seq_of(run, "user"))), "all of it", "a.png").html
+    assert '<option value="1">a.png</option>' in task
+    for page in (url(run, "change"), link):
+        assert "leave" not in str([*says(viewer.get(page)).forms, *says(viewer.get(page)).links])
+    assert viewer.post(leave).status_code == 403
+    assert (staff.get(leave).status_code, run.messages.filter(kind="left_out").count()) == (302, 1)
+    says(staff.post(leave, {"block": "x", "reason": "typed"}), "Nothing was left out", "typed", status=400)
+    assert staff.post(leave, {"block": "7"}).status_code == 409
+    assert staff.post(leave, {"reason": "The filter minds it."}).status_code == 302
+    row = run.messages.filter(kind="left_out").latest("seq")
+    assert (row.payload["seq"], row.payload["reason"]) == (seq, "The filter minds it.")
+    says(staff.get(url(run, "change")), "Left out of later requests")
+    assert LogEntry.objects.filter(change_message__contains=f"Left out row {seq}").exists()
+    assert (sweep().found, effects.count()) == (1, 1)
+    run.refresh_from_db()
+    assert (run.status, problems(run.session_id)) == ("completed", [])
+    assert beside not in says(staff.get(url(run, "change"))).links
 
 
 def test_a_row_is_erased_by_who_may_with_a_reason() -> None:

@@ -204,6 +204,7 @@ API_RULES = {
     "POST runs/{orphan}/resume": Rule("operate", "operate", {}),
     "POST runs/{orphan}/orphans/{call}/resolve": Rule("operate", "operate", {"verdict": "unknown"}),
     "POST runs/{ended}/rows/2/erase": Rule("operate", "operate", {"reason": "no"}),
+    "POST runs/{ended}/rows/2/leave-out": Rule("operate", "operate", {}),
     "POST sessions/{session}/messages": Rule("say something", "say something", {"content": "hi"}),
     "POST sessions/{session}/messages scope=": Rule("nothing", "nothing", {"content": "hi"}),
     "POST sessions/{session}/messages agent=": Rule("nothing", "nothing", {"content": "hi"}),  # it is busy
@@ -236,11 +237,11 @@ API_RULES = {
 }
 HARMLESS = {
     "idempotency_key", "key", "digest", "reason", "text", "input", "at", "after", "last_event_id", "cursor",
-    "status", "verdict", "result", "evidence", "content", "not_before",
+    "status", "verdict", "result", "evidence", "content", "not_before", "block",
 }  # fmt: skip
 RUN_POSTS = {
     **dict.fromkeys(("again", "fork", "pause", "cancel", "reply"), "do with one's own"),
-    **dict.fromkeys(("resume", "adopt", "resolve", "erase", "review"), "operate"),
+    **dict.fromkeys(("resume", "adopt", "resolve", "erase", "review", "leave_out"), "operate"),
     "reveal": "reveal",
 }
 
@@ -415,7 +416,7 @@ def our_name(door: str) -> str:
     path = path.replace("{call_id}", "{call}").replace("{key}", "{session}")
     if path.endswith(("/resume", "/resolve")):
         path = path.replace("{run}", "{orphan}")
-    if path.endswith("/erase"):
+    if path.endswith(("/erase", "/leave-out")):
         path = path.replace("{run}", "{ended}").replace("{seq}", "2")  # the task
     return path
 
@@ -539,7 +540,7 @@ def console_path(model: str, name: str, route: str, ids: Ids) -> str:
     path = re.sub("<\\w+:(\\w+)>", lambda part: parts[part[1]], route)
     if "calls/" in path:
         path = path.replace(ids.run, ids.orphan)
-    if name == "erase":
+    if name in ("erase", "leave_out"):
         path = path.replace(ids.run, ids.ended).replace("rows/1/", "rows/2/")
     return f"/admin/agentruns/{model}/{path}"
 

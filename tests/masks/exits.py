@@ -69,8 +69,10 @@ def console(client: Client, run: Run) -> dict[str, str]:
     erasing = [client.get(_url("run_erase", run.pk, seq)) for seq in seqs]  # refused while it goes on
     found["run_erase"] = "".join(page.content.decode() for page in erasing)
 
-    def posted(name: str, **form: str) -> str:
-        return client.post(_url(name, run.pk), form).content.decode()
+    def posted(name: str, *place: int, **form: str) -> str:
+        return client.post(_url(name, run.pk, *place), form).content.decode()
+
+    found["run_leave_out"] = "".join(posted("run_leave_out", seq, block="x") for seq in seqs)  # refused
 
     found["run_replay"] += posted("run_replay", who="code")
     asks = any(one.is_final for one in effects(run._state.db, run))  # else it would start one

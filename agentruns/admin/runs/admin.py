@@ -85,6 +85,7 @@ class RunAdmin(base.ReadOnlyAdmin):
         base.View("row", "runs.audit.row_view", "rows/<int:seq>/"),
         base.View("content", "runs.audit.content_view", "rows/<int:seq>/content/", in_transaction=False),
         base.View("file", "runs.audit.content_view", "files/<str:sha256>/", in_transaction=False),
+        base.View("leave_out", "runs.history.leave_out_view", "rows/<int:seq>/leave-out/", acts=True),
         base.View("erase", "runs.audit.erase_view", "rows/<int:seq>/erase/"),
         *(base.View(verb, "runs.actions.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
         base.View("adopt", "runs.limits.adopt_view", acts=True),

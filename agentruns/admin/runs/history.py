@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, mask_for, status_of
-from agentruns.admin.forms import KeyForm, TypedField, area
+from agentruns.admin.forms import SHORT, KeyForm, LeaveOutForm, TypedField, area
 from agentruns.admin.html import EMPTY, Body, as_text, body, plain, pretty, short_id
 from agentruns.admin.runs import calls
 from agentruns.admin.runs.actions import Situation, missing
@@ -23,8 +23,10 @@ from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
 from agentruns.journal import batch, deciders, events, fold
+from agentruns.journal.conversation import KINDS
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
+from agentruns.journal.omissions import has_block
 from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.models import Message, Run
 from agentruns.models.statuses import RunStatus
@@ -272,6 +274,32 @@ def repeats_page(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, after: in
     )
 
 
+def leave_out_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> HttpResponse:
+    """Leave a row, or a block of it, out of later requests; a run that its provider refused goes on."""
+    form = LeaveOutForm(request.POST)
+    if not form.is_valid():
+        text = _("Nothing was left out. %(why)s") % {"why": _("Correct the form below.")}
+        return at_view(admin, request, run, seq, status=400, refusal=text, leave_data=request.POST)
+    try:
+        after = control.leave_out(run.pk, seq, request.user, **form.cleaned_data)
+    except AgentRunsError as error:
+        return admin.refused(request, run, error)
+    done = _("Left out of later requests.")
+    if after.status == Run.Status.QUEUED:
+        done = _("Left out. A worker goes on with the run.")
+    return admin.done(request, run, _("Left out row %(seq)s.") % {"seq": seq}, done, after)
+
+
+def leave_form(row: Row, data: Any) -> LeaveOutForm:
+    """Build the form to leave out a masked row, with a choice for each block that a user or a tool gave."""
+    form, content = LeaveOutForm(data, auto_id="leave_%s"), row.payload.get("content")
+    names = [("", _("all of it"))]
+    for place, block in enumerate(content if isinstance(content, list) and has_block(row, 1) else ()):
+        names.append((str(place), plain(block.get("name") or str(block.get("text", place))[:SHORT])))
+    form.fields["block"].widget.choices = names
+    return form
+
+
 def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
     """Show the form of a replay; a POST replays the run and shows the report. No tool runs.
 
@@ -363,6 +391,7 @@ def at_view(
         given = body("", pretty(mask.arguments(call.tool, call.arguments)), LONGEST)
         call_lines.append((call, given, state))
     row, may = moment.row, partial(permissions.may, request.user)
+    is_part, leave_data = row.kind in KINDS and not run.session.imported_at, context.get("leave_data")
     replies, past, coming = seqs.filter(kind=events.ASSISTANT), Q(seq__lt=row.seq), Q(seq__gt=row.seq)
     page: dict[str, Any] = {
         "template": "moment",
@@ -385,6 +414,8 @@ def at_view(
         "sent": moment.sent,
         "request_body": moment.request(),
         "why_no_fork": "" if may("fork", run) else missing("fork"),
+        "leave_form": leave_form(mask.row(row), leave_data) if is_part and may("resume", run) else None,
+        "leave_open": leave_data is not None or "leave" in request.GET,
         "may_erase": not row.is_erased and row.run_id == run.pk and may("erase", run),
         "fates": forks.fates(settings.DATABASE, run, moment.state.run, row.seq),
         "fork_form": ForkForm(request.user, initial={"at": str(row.seq)}, auto_id="fork_%s"),

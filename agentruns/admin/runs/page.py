@@ -13,6 +13,7 @@ from django.template.loader import render_to_string
 from django.utils.crypto import salted_hmac
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for, page_url
 from agentruns.admin.html import body, duration, exact
@@ -34,6 +35,7 @@ BEFORE = 20  # rows before a page that its first steps are timed from
 EARLIER = 4  # runs of the session that the page names
 STEADY = 10  # first characters of a tag, which do not depend on the words of a reply
 KEPT = ("rows", "plain", "whole")  # parameters of the page that its links keep
+REFUSED = gettext_lazy("Its provider refuses the conversation. It goes on without the part that is left out.")
 FILTERS = "_changelist_filters"  # Django's: those of the list that the user came from
 
 
@@ -76,6 +78,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
             card.who = format_html("{}{}", card.who, verify.MARK)
         card.call_url = admin.url(request, "call", run.pk, card.call) if card.call else ""
         cards.append((card, admin.other_page(request, Approval, card.approval) if card.approval else ""))
+    is_refused = waiting.is_refused(alias, run)
     is_full = request.GET.get("rows") == "full"
     calls = chat.repeated(request.user, run)
     elsewhere = chat.elsewhere(request.user, calls.approvals, mask)
@@ -84,7 +87,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
     return {
         **about(run),
         "stalled": waiting.is_stalled(run),
-        "headline": actions.headline(situation),
+        "headline": REFUSED if is_refused else actions.headline(situation),
         "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
         "cost": cost(run.usage),
         "notes": [*actions.notes(situation), *steps.starts(run, calls.times, none_twice=none_twice)],
@@ -93,6 +96,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
         "reasons": waits,
         "uncleared": doubts,
         "may_resolve": permissions.may(request.user, "resolve", run),
+        "may_leave_out": is_refused and "resume" in situation.may,
         "doubt_url": next((url for _text, url, kind in waits if kind == waiting.ORPHAN), ""),
         **actions.buttons(situation),
         "is_stopped": is_stopped,
