@@ -41,7 +41,7 @@ from agentruns.journal import masking, outbox, policy
 from agentruns.journal.masking import masks_of
 from agentruns.models import Approval, Control, Notification, Run
 from agentruns.models.querysets import PENDING
-from agentruns.services import permissions
+from agentruns.services import permissions, switches
 from agentruns.services.runs import starting
 from agentruns.services.runs.blocked import blocked
 from agentruns.services.runs.waiting import STALLED, ended_in_doubt
@@ -163,9 +163,12 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
     controls = Control.objects.using(alias)
     controls = controls.sweepers() | controls.switches()
     columns = controls.annotate(is_off=Q(name__startswith="off:")).values_list("is_off", "seen_at")
-    switches = list(columns.order_by("is_off", "-seen_at")[: 2 * CONTROLS])
-    seen = next((seen_at for is_off, seen_at in switches if not is_off), None)
-    if off := sum(bool(is_off) for is_off, _seen in switches):
+    known = list(columns.order_by("is_off", "-seen_at")[: 2 * CONTROLS])
+    seen = next((seen_at for is_off, seen_at in known if not is_off), None)
+    off = sum(bool(is_off) for is_off, _seen in known)
+    if off and permissions.hides(request.user) and policy.is_narrowed(runs):
+        off = len(switches.switched_off(request.user))
+    if off:
         words = ngettext("agent or tool switched off", "agents and tools switched off", off)
         url = page_url(site, Run, "switches") if permissions.may(request.user, "switch") else ""
         _figure(page, bounded(off, CONTROLS), words, "waits", url)

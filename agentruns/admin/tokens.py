@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -19,7 +19,7 @@ from agentruns.admin import filters, runs
 from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View
 from agentruns.admin.html import EMPTY, ago, badge, exact, plain, remaining, two_lines, visible
 from agentruns.conf import settings
-from agentruns.models import ApiToken, Run
+from agentruns.models import ApiToken
 from agentruns.utils import clock
 
 MINE = "_agentruns_has_tokens"
@@ -91,21 +91,12 @@ class TokenAdmin(ReadOnlyAdmin):
         if self.sees_all(request):
             return True
         if not hasattr(request, MINE):  # the admin asks several times on each page
-            mine = super().get_queryset(request).filter(owner_id=request.user.pk)
-            setattr(request, MINE, mine.exists())
+            setattr(request, MINE, self.get_queryset(request).exists())
         return bool(getattr(request, MINE))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Select the user's own tokens, or all tokens if `sees_all` is true.
-
-        Leaves out session tokens if the session has runs, but none that the user may see.
-        """
-        rows = super().get_queryset(request).select_related("session")
-        if not self.sees_all(request):
-            return rows.filter(owner_id=request.user.pk)
-        runs = Run.objects.using(rows.db).filter(session=OuterRef("session"))
-        visible = journal.policy.current().visible(request.user, runs)
-        return rows.filter(Q(session__isnull=True) | Exists(visible) | ~Exists(runs))
+        """Select the tokens that the user may see."""
+        return journal.policy.visible_tokens(request.user).select_related("session")
 
     # The list
 

@@ -21,6 +21,7 @@ from agentruns.api.errors import MARK, URN, Problem
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError
 from agentruns.journal import events, policy
+from agentruns.journal.deciders import API_CHANNEL
 from agentruns.journal.events import Row
 from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
 from agentruns.services import api_tokens, permissions
@@ -156,7 +157,7 @@ def token_of(request: HttpRequest) -> ApiToken | None:
 def channel_of(request: HttpRequest) -> str:
     """Name the channel of a request for the journal: "api", or "api:" and the prefix of its token."""
     token = getattr(request, "auth", None)
-    return f"api:{token.prefix}" if isinstance(token, ApiToken) else "api"
+    return f"{API_CHANNEL}{token.prefix}" if isinstance(token, ApiToken) else "api"
 
 
 def entry_for(operation: Operation) -> Entry:

@@ -16,7 +16,7 @@ from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.connection import replace_broken
-from agentruns.journal.deciders import assign, lapsed, restore, void
+from agentruns.journal.deciders import assign, lapsed, restore, void, withdrawn
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval
@@ -120,13 +120,13 @@ def _run(driver: Driver, group: list[Call]) -> None:
         if reasons := lapsed(approval, given, call.arguments):
             lost[call.id] = reasons
         driver.mend()
+
+    def withdraw(batch: Batch, lost: dict[str, dict[str, str]]) -> None:
+        for call_id, reasons in lost.items():
+            void(batch, batch.state.run.calls[call_id], reasons)
+
     if lost:
-
-        def withdraw(batch: Batch) -> None:
-            for call_id, reasons in lost.items():
-                void(batch, batch.state.run.calls[call_id], reasons)
-
-        driver.commit(withdraw)
+        driver.commit(partial(withdraw, lost=lost))
         return
     # The `ready` function of each tool is called once in a drive; its objection makes the run wait.
     for call in group if driver.store.durable else ():
@@ -145,6 +145,9 @@ def _run(driver: Driver, group: list[Call]) -> None:
     def start(batch: Batch) -> None:
         run = batch.state.run
         if run.cancel_requested or run.pause_requested:
+            return
+        withdraw(batch, {call.id: withdrawn(driver.alias, run.calls[call.id].approval) for call in group})
+        if batch.rows:
             return
         for call in group:
             if not run.calls[call.id].is_contradicted:

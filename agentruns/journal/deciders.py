@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -16,14 +17,16 @@ from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch, reading_journal
-from agentruns.journal.fold import Call, RunState, fold
+from agentruns.journal.fold import Call, CallApproval, RunState, fold
 from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, user_of_key, visible_approvals
 from agentruns.journal.read import read_rows
-from agentruns.models import Approval, Message, Run, SessionBearer
+from agentruns.models import ApiToken, Approval, Message, Run, SessionBearer
 from agentruns.models.statuses import ApprovalStatus, Verb
 from agentruns.models.token import VISITOR
 from agentruns.tools.options import REQUESTER
 
+API_CHANNEL = "api:"  # before the prefix of the token with which a decision was made
+_TOKENS = re.compile(f"{API_CHANNEL}ar_[a-z0-9]+$")
 GIVING = (events.RUN_STARTED, events.RUN_ADOPTED, events.USER)  # rows that name a run's requesters and agent
 
 
@@ -150,6 +153,19 @@ def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) 
         elif why := why_not_decide(user, approval, arguments):
             reasons[key] = why
     return reasons
+
+
+def withdrawn(alias: str, approval: CallApproval | None) -> dict[str, str]:
+    """Map each user or visitor who approved with a token that was revoked or deleted to the reason.
+
+    A token that expired is not withdrawn.
+    """
+    channels = {key: approval.channels[key] for key in approval.given} if approval else {}
+    used = {key: channel[len(API_CHANNEL) :] for key, channel in channels.items() if _TOKENS.match(channel)}
+    tokens = ApiToken.objects.using(alias).filter(prefix__in=used.values(), revoked_at=None)
+    valid = {*tokens.values_list("prefix", flat=True)} if used else set()
+    why = _("It was approved with token %(token)s, which was revoked.")
+    return {key: why % {"token": prefix} for key, prefix in used.items() if prefix not in valid}
 
 
 def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:

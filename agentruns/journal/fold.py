@@ -46,6 +46,7 @@ class CallApproval:
     status: str = ApprovalStatus.PENDING
     given: list[str] = field(default_factory=list)  # ids of the users who approved this digest
     names: list[str] = field(default_factory=list)
+    channels: dict[str, str] = field(default_factory=dict)  # id of a user -> channel of the last approval
     actor: Actor | None = None
     reason: str = ""
     text: str = ""
@@ -385,6 +386,7 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
         call.asked_since = (0 if "arguments" in payload else call.asked_since) + call.may_be_lost
         approval.given.append(actor["id"])
         approval.names.append(actor["name"])
+        approval.channels[actor["id"]] = payload["channel"]
         is_enough = len(approval.given) >= approval.required
         approval.status = ApprovalStatus.APPROVED if is_enough else ApprovalStatus.PENDING
         return

@@ -10,20 +10,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import InterfaceError, InternalError, OperationalError
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent
+from agentruns.agents.agent import Agent, registered
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import masking
 from agentruns.journal.events import is_program
-from agentruns.models import Approval, Run, Session, SessionBearer
+from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
 from agentruns.tools.options import REQUESTER
 from agentruns.utils.calls import arity_mistake
 from agentruns.utils.redaction import get_logger
@@ -65,6 +65,13 @@ class Quota:
     streams: int | None = 4  # open at once in one server process
 
 
+class Switch(NamedTuple):
+    """An "agent" or a "tool" (`kind`), as the object of the action "switch"."""
+
+    kind: str
+    name: str
+
+
 class Policy:
     """The rules of a project about permissions; a subclass may override every method.
 
@@ -103,6 +110,32 @@ class Policy:
         runs = self.visible(user, Run.objects.using(approvals.db).all())
         return approvals.filter(run__in=runs) if is_narrowed(runs) else approvals
 
+    def visible_tokens(self, user: Any, tokens: QuerySet[ApiToken]) -> QuerySet[ApiToken]:
+        """Narrow the API tokens to those a user may see beside their own: none without permission, else all.
+
+        Leaves out tokens of sessions whose runs the user may not see. If a subclass overrides `visible`, and
+        `visible` narrows the user's runs, keeps only the tokens of active owners in the user's scope, and
+        those of the scope's sessions without runs. Without a `scope` of the subclass, keeps the tokens of
+        owners with a run that the user may see.
+        """
+        if not (self.can(user, "revoke", None) or user.has_perm("agentruns.view_apitoken")):
+            return tokens.none()
+        runs = Run.objects.using(tokens.db).all()
+        seen, of_session = self.visible(user, runs), runs.filter(session=OuterRef("session"))
+        unused = Q(~Exists(of_session), session__isnull=False)
+        others = Q(session__isnull=True)
+        if type(self).visible is not Policy.visible and is_narrowed(seen):
+            unused &= Q(session__scope=self.scope(user))
+            if type(self).scope is Policy.scope:
+                unused, others = Q(pk=None), Q(owner_id__in=seen.exclude(owner_id=None).values("owner_id"))
+            else:
+                ids = {*tokens.exclude(owner_id=None).values_list("owner_id", flat=True).distinct()}
+                people = get_user_model()._default_manager.in_bulk(ids).values()
+                mine = self.scope(user)
+                near = [one.pk for one in people if is_somebody(one) and ask("scope", None, one) == mine]
+                others = Q(owner_id__in=near)
+        return tokens.filter(unused | others | Exists(self.visible(user, of_session)))
+
     def decidable(self, user: Any, approvals: QuerySet[Approval]) -> QuerySet[Approval]:
         """Narrow the approvals in queues and counts, but keep every approval that `can_decide` allows.
 
@@ -128,8 +161,21 @@ class Policy:
         return bool(user.has_perm("agentruns.reveal_arguments"))
 
     def can(self, user: Any, action: str, obj: Any) -> bool:
-        """Check whether a user may do an action of ACTIONS to `obj`, most often a run; None is any object."""
+        """Check whether a user may do an action of ACTIONS to `obj`, most often a run; None is any object.
+
+        A switch stops the runs of everybody. If a subclass overrides `visible`, and `visible` narrows the
+        user's runs, only a superuser may switch an agent that has runs of others, or none that the user sees.
+        """
         permission, owner_may = ACTIONS[action]
+        if isinstance(obj, Switch) and type(self).visible is not Policy.visible:
+            runs = Run.objects.using(settings.DATABASE).all()
+            if not getattr(user, "is_superuser", False) and is_narrowed(self.visible(user, runs)):
+                agents = {each.name for each in registered() if obj.name in each.tools}
+                for name in {obj.name} if obj.kind == "agent" else agents or {""}:
+                    of_agent = runs.filter(agent=name)
+                    seen = self.visible(user, of_agent)
+                    if not seen.exists() or of_agent.exclude(pk__in=seen.values("pk")).exists():
+                        return False
         owns = owner_may and isinstance(obj, Run) and obj.owner_id is not None and obj.owner_id == user.pk
         return owns or bool(user.has_perm(permission))
 
@@ -254,6 +300,15 @@ def visible_approvals(user: Any) -> QuerySet[Approval]:
     if not is_somebody(user):
         return approvals.none()
     return ask("visible_approvals", approvals.none(), user, approvals.all())
+
+
+def visible_tokens(user: Any) -> QuerySet[ApiToken]:
+    """Select the API tokens that a user may see, always the user's own; none for visitors and the program."""
+    tokens = ApiToken.objects.using(settings.DATABASE)
+    if not is_somebody(user) or user.pk is None:
+        return tokens.none()
+    seen = ask("visible_tokens", tokens.none(), user, tokens.all())
+    return tokens.filter(Q(owner_id=user.pk) | Q(pk__in=seen.values("pk"))) if is_narrowed(seen) else seen
 
 
 def is_narrowed(rows: QuerySet[Any]) -> bool:

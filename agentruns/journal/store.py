@@ -24,6 +24,7 @@ from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import Batch, SessionState, load
 from agentruns.journal.connection import acknowledged, journal_alias, own_alias, require_no_transaction
+from agentruns.journal.deciders import withdrawn
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.outbox import announce, is_announced
 from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session
@@ -134,7 +135,11 @@ Store = DatabaseStore | MemoryStore
 
 
 def project(alias: str, batch: Batch) -> None:
-    """Write a batch's approvals; raises JournalConflictError if one was changed or misses `batch.guard`."""
+    """Write a batch's approvals; raises JournalConflictError if one was changed or is refused.
+
+    An approval is refused that misses `batch.guard`, and one that a call consumes although its token was
+    revoked. The session is locked: who revokes a token locks it afterwards, and then finds what was consumed.
+    """
     requested = {row.call_id for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
     for call, approval, before in batch.changed_approvals():
         if call.id in requested:
@@ -143,6 +148,8 @@ def project(alias: str, batch: Batch) -> None:
         rows = Approval.objects.using(alias).filter(pk=approval.id, status=before)
         if batch.guard is not None and before == ApprovalStatus.PENDING:
             rows = rows.filter(batch.guard)
+        if approval.status == ApprovalStatus.CONSUMED != before and withdrawn(alias, approval):
+            raise JournalConflictError(f"A token that gave approval {approval.id} was revoked.")
         columns = card_columns(call, approval)
         if rows.update(**columns, same_call=same_call(call.tool, call.arguments)) != 1:
             raise JournalConflictError(f"Approval {approval.id} is not {before} any more.")

@@ -13,6 +13,7 @@ from uuid import UUID
 from zlib import crc32
 
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import AnonymousUser
 from django.core.signing import b62_encode
 from django.db import transaction
 from django.db.models import BooleanField, ExpressionWrapper, Q
@@ -21,12 +22,20 @@ from django.utils.crypto import get_random_string
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
-from agentruns.exceptions import NotFoundError, PermissionDeniedError, SessionAccessDeniedError
+from agentruns.exceptions import (
+    AgentRunsError,
+    NotFoundError,
+    PermissionDeniedError,
+    RunStateError,
+    SessionAccessDeniedError,
+)
 from agentruns.journal import events, policy
-from agentruns.models import ApiToken, Message, Session
+from agentruns.journal.batch import Batch
+from agentruns.journal.deciders import API_CHANNEL, void, withdrawn
+from agentruns.models import ApiToken, Approval, Message, Run, Session
 from agentruns.services import permissions
 from agentruns.services.runs.sessions import Owner
-from agentruns.services.runs.write import require_no_record
+from agentruns.services.runs.write import require_no_record, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import check_name
@@ -45,17 +54,30 @@ VALID = Q(revoked_at__isnull=True, expires_at__gt=Now())
 
 
 def create_token(
-    owner: Any, scopes: Iterable[str], *, name: str = "", expires_in: timedelta | None = None
+    owner: Any,
+    scopes: Iterable[str],
+    *,
+    name: str = "",
+    expires_in: timedelta | None = None,
+    actor: Any = None,
 ) -> tuple[ApiToken, str]:
     """Create a token that acts as the user `owner` within `scopes`; return the token and its text.
 
     The text is not stored. The token ends after `expires_in` (None: AGENTRUNS_TOKEN_DAYS), or when the
     owner's password changes. Raises ValueError for an unknown scope or none, a bad name, or a lifetime that
     is not positive or over AGENTRUNS_TOKEN_MAX_DAYS; TypeError or PermissionDeniedError if `owner` is no
-    user.
+    user; PermissionDeniedError if `actor` is another user than the owner, or asks for the scope
+    `runs:act_for` and may not act for others.
     """
     known, whose = ApiToken.Scope.values, Owner.of_user(owner)
     asked = set(scopes)
+    if not events.is_program(actor):
+        if not policy.is_somebody(actor) or actor.pk != whose.id:
+            raise PermissionDeniedError(
+                _("A token acts as its owner: users make tokens for themselves only.")
+            )
+        if ApiToken.Scope.RUNS_ACT_FOR in asked:
+            _require_act_for(actor, actor, policy.current().scope(actor))
     if not asked or not asked <= set(known):
         raise ValueError(f"A token needs scopes, each one of: {', '.join(known)}.")
     if len(name) > 100 or not name.isprintable():
@@ -67,6 +89,12 @@ def create_token(
     token, text = _make(lifetime, owner, name=name, scopes=granted, owner_id=whose.id)
     logger.info("API token made prefix=%s owner=%s scopes=%s", token.prefix, owner.pk, " ".join(token.scopes))
     return token, text
+
+
+def _require_act_for(actor: Any, owner: Any, scope: str) -> None:
+    """Raise PermissionDeniedError unless an actor may act for `owner`, None if not active, in a scope."""
+    if owner is None or not permissions.may(actor, "act_for", (owner, scope)):
+        raise PermissionDeniedError(permissions.why_not(actor, "act_for"))
 
 
 def _make(lifetime: timedelta, owner: Any = None, **columns: Any) -> tuple[ApiToken, str]:
@@ -138,14 +166,17 @@ def _checksum(text: str) -> str:
     return b62_encode(crc32(text.encode())).rjust(_CHECKSUM, "0")
 
 
-def session_token(session: Session | str, ttl: timedelta, *, scope: str | None = None) -> str:
+def session_token(
+    session: Session | str, ttl: timedelta, *, scope: str | None = None, actor: Any = None
+) -> str:
     """Create a token with which a browser without a user reads, writes and confirms calls in one session.
 
     If `session` is a key, finds the session in `scope` (None: the policy's scope for the program) or creates
     it. The token ends after `ttl`, when it is revoked, or when the session is deleted. Raises ValueError for
     a bad key, or a `ttl` that is not positive or over AGENTRUNS_SESSION_TOKEN_SECONDS;
     SessionAccessDeniedError if the session of a key belongs to a user, or a run in it was started for a user;
-    RunStateError for an imported session.
+    RunStateError for an imported session; PermissionDeniedError if `actor` is a user who neither owns the
+    session nor may act for its owner in its scope.
     """
     longest = timedelta(seconds=settings.SESSION_TOKEN_SECONDS)
     if not timedelta() < ttl <= longest:
@@ -155,6 +186,8 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
         if not session:
             raise ValueError("A session token needs the key of a session.")
         where = {"key": session, "scope": policy.current().scope(None) if scope is None else scope}
+        if not events.is_program(actor):
+            _require_act_for(actor, AnonymousUser(), where["scope"])
         sessions = Session.objects.using(settings.DATABASE)
         sessions.bulk_create([Session(**where)], ignore_conflicts=True)
         session = sessions.get(**where)
@@ -164,9 +197,15 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
         if session.owner_id is not None or any(facts.get("owner") for facts in begun):
             why = _("Session %(session)r belongs to a user. To let a visitor in, pass the Session itself.")
             raise SessionAccessDeniedError(why % {"session": session.key})
+    if not events.is_program(actor) and (session.owner_id is None or session.owner_id != actor.pk):
+        owned = session.owner_id is not None
+        owner = permissions.active_user(session.owner_id) if owned else AnonymousUser()
+        _require_act_for(actor, owner, session.scope)
     require_no_record(session)
     of_session = ApiToken.objects.using(settings.DATABASE).filter(session_id=session.pk)
-    of_session.filter(expires_at__lte=Now()).delete()  # a chat page creates a token each time it loads
+    runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, status__in=Run.UNFINISHED)
+    if not runs.exists():  # an approval counts while the row of its token is there
+        of_session.filter(expires_at__lte=Now()).delete()  # a chat page creates a token each time it loads
     token, text = _make(ttl, session_id=session.pk)
     logger.info("Session token made prefix=%s session=%s", token.prefix, session.pk)
     return text
@@ -175,9 +214,14 @@ def session_token(session: Session | str, ttl: timedelta, *, scope: str | None =
 def revoke(token_id: UUID | str, actor: Any) -> bool:
     """Revoke a token at once and for good; return False if it was revoked before.
 
-    Raises NotFoundError, and PermissionDeniedError unless `may_revoke` lets the actor revoke the token.
+    Voids the approvals given with the token whose calls have not started, those of a run that a worker drives
+    when their calls would start.
+    Raises NotFoundError, also for a token that the actor may not see, and PermissionDeniedError unless
+    `may_revoke` lets the actor revoke the token.
     """
     token = find_token(token_id)
+    if not events.is_program(actor) and not policy.visible_tokens(actor).filter(pk=token.pk).exists():
+        raise NotFoundError(_("There is no API token %(id)s.") % {"id": token_id})
     if not may_revoke(actor, token):
         text = _(
             "%(name)s may not revoke token %(token)s: it is somebody else's, and permission "
@@ -189,7 +233,31 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
     revoked = tokens.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now())
     if revoked:
         logger.info("API token revoked prefix=%s by=%s", token.prefix, getattr(actor, "pk", None))
+    _void_given_with(token)
     return bool(revoked)
+
+
+def _void_given_with(token: ApiToken) -> None:
+    """Void the approvals given with a revoked token whose calls have not started."""
+    alias, channel = settings.DATABASE, API_CHANNEL + token.prefix
+    is_given = Q(status=Approval.Status.APPROVED) | Q(status=Approval.Status.PENDING, approved_count__gt=0)
+    given = Approval.objects.using(alias).filter(is_given, run__status__in=Run.UNFINISHED)
+    rows = Message.objects.using(alias).filter(kind=events.APPROVAL_DECIDED, run__in=given.values("run"))
+    for run_id in {
+        run for run, facts in rows.values_list("run_id", "facts") if facts.get("channel") == channel
+    }:
+
+        def change(run: Run, batch: Batch) -> None:
+            # A live worker, for whose append the session was locked until now, looks at the token itself.
+            for call in batch.state.run.open_calls() if batch.epoch else ():
+                void(batch, call, withdrawn(alias, call.approval))
+            if batch.epoch and not batch.rows:
+                raise RunStateError(f"Run {run.pk} has no approval to void.")
+
+        try:
+            write(run_id, change, takes_lease=True)
+        except AgentRunsError:
+            logger.info("Not voided now run=%s token=%s", run_id, token.prefix, exc_info=True)
 
 
 def may_revoke(actor: Any, token: ApiToken) -> bool:

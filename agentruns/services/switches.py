@@ -11,6 +11,7 @@ from agentruns.conf import settings
 from agentruns.engine.leases import forget_switches
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import events
+from agentruns.journal.policy import Switch
 from agentruns.models import Control
 from agentruns.services import permissions
 from agentruns.tools.card import one_line
@@ -21,10 +22,17 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.switches")
 
 
-def switched_off() -> dict[tuple[str, str], Control]:
-    """Map (kind, name) of each agent and tool that is off to its switch."""
+def switched_off(actor: Any = None) -> dict[tuple[str, str], Control]:
+    """Map (kind, name) of each agent and tool that is off, and that the actor may switch, to its switch."""
     switches = Control.objects.using(settings.DATABASE).switches()
-    return {(kind, name): control for control in switches for _, kind, name in [control.name.split(":", 2)]}
+    off = {(kind, name): control for control in switches for _, kind, name in [control.name.split(":", 2)]}
+    is_program = events.is_program(actor)
+    return {key: control for key, control in off.items() if is_program or may_switch(actor, *key)}
+
+
+def may_switch(actor: Any, kind: str, name: str) -> bool:
+    """Check whether an actor may switch this agent or tool, which concerns the runs of all users."""
+    return permissions.may(actor, "switch", Switch(kind, name))
 
 
 def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str = "") -> bool:
@@ -34,11 +42,11 @@ def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str =
     that have not started are refused with a text. Raises PermissionDeniedError, and ValueError for a bad
     kind, state or name, or for "off" without a reason or with a reason over REASON_LENGTH.
     """
-    if not permissions.may(actor, "switch"):
-        raise PermissionDeniedError(permissions.why_not(actor, "switch"))
     is_name = 0 < len(name) <= 100 and "\0" not in name
     if kind not in ("agent", "tool") or state not in ("off", "on") or not is_name:
         raise ValueError(_("There is no such agent or tool."))
+    if not may_switch(actor, kind, name):
+        raise PermissionDeniedError(permissions.why_not(actor, "switch"))
     if state == "off" and not 0 < len(reason.strip()) <= REASON_LENGTH:
         raise ValueError(_("Give a reason of at most %(count)d characters.") % {"count": REASON_LENGTH})
     key, person = f"off:{kind}:{name}", events.actor_ref(actor)

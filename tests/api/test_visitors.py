@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connection
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from ninja import NinjaAPI
 
-from agentruns import Agent, Policy, question_to, run_agent, session_token, start_run, tool
+from agentruns import Agent, Policy, cancel_run, question_to, run_agent, session_token, start_run, tool
 from agentruns.api.auth import BearerAuth
 from agentruns.exceptions import NotFoundError, RunStateError, SessionAccessDeniedError
 from agentruns.journal.policy import Quota
@@ -259,6 +260,30 @@ def test_the_owner_confirms_without_a_permission_nobody_else_does_and_staff_may_
     assert Approval.objects.get(pk=card.pk).status == "pending"
     assert staff.post(f"{where}/deny", {**body, "reason": "fraud"})[0] == 200
     assert CANCELLED == ["A1"]
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired", "cancelled"])
+def test_what_a_visitor_confirmed_is_void_when_the_token_is_revoked(chat: Agent, end: str) -> None:
+    first, second = (session_token("chat-17", HOUR) for _ in range(2))
+    card = asked(chat)
+    where, body = f"/approvals/{card.pk}/approve", {"digest": card.digest}
+    assert Program(first).post(where, body)[0] == 200
+    token = ApiToken.objects.filter(prefix=first[:15])
+    if end == "cancelled":
+        token.delete()
+        assert cancel_run(card.run_id).status == "cancelled"
+        return
+    if end == "expired":
+        token.update(expires_at=Now())
+        session_token("chat-17", HOUR)  # the chat's page was loaded again
+    else:
+        assert api_tokens.revoke(token.get().pk, None)
+        row = Program(second).get(f"/runs/{card.run_id}/messages")[1]["items"][-1]
+        visitor = f"session:{card.run.session_id}"
+        assert (row["kind"], row["payload"]["voided"]) == ("approval_voided", [visitor])
+        assert Program(second).post(where, body)[0] == 200
+    sweep()
+    assert (CANCELLED, problems(card.run.session_id)) == (["A1"], [])
 
 
 def test_a_token_needs_the_scope_for_own_calls(chat: Agent, decider: Any, pending: Any) -> None:

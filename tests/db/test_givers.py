@@ -9,18 +9,24 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db.models.functions import Now
 
 from agentruns import Policy, ToolContext, approve, deny, fork_run, run_agent, tool
 from agentruns.exceptions import PermissionDeniedError
+from agentruns.journal import deciders
 from agentruns.journal.deciders import requested, requester_ids
 from agentruns.journal.fold import RunState
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Run
+from agentruns.models import ApiToken, Approval, Run
 from agentruns.services import permissions
+from agentruns.services.api_tokens import create_token, revoke
 from agentruns.services.data.repair import repair_session
 from agentruns.services.runs.forks import run_again
 from agentruns.services.sweep import sweep
-from tests.db.helpers import payloads, run_turns, the_run, transferring, user
+from agentruns.utils import failpoints
+from tests.api.http import Program
+from tests.db.dying import elsewhere
+from tests.db.helpers import payloads, run_turns, the_run, transfer, transferring, user
 from tests.db.racing import together
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
@@ -140,6 +146,91 @@ def test_a_decision_races_with_the_voiding(effects: Effects) -> None:
     assert (run.status, effects.count()) == ("completed", 1)
     assert [row["voided"] for row in payloads(run, "approval_voided")] == [[str(ann.pk)]]
     assert set(payloads(run, "tool_started")[0]["approved_by"]) == {"bob", "cyd"}
+
+
+def with_token(card: Approval, ann: User) -> ApiToken:
+    """Approve the card with a new token of ann, and return the token."""
+    token, text = create_token(ann, ["approvals:decide"])
+    assert Program(text).post(f"/approvals/{card.pk}/approve", {"digest": card.digest})[0] == 200
+    return token
+
+
+@pytest.mark.parametrize("end", ["revoked", "deleted", "revoked before the approval was stored"])
+def test_an_approval_given_with_a_token_ends_with_the_token(end: str, effects: Effects) -> None:
+    result, card = transferring()
+    ann, bob, cyd = (user(name, "decide_approval") for name in ("ann", "bob", "cyd"))
+    for given, settles in ((0, False), (1, True)):
+        if settles:
+            approve(card.pk, bob)
+        if end == "revoked before the approval was stored":
+            token, _text = create_token(ann, ["approvals:decide"])
+            revoke(token.pk, ann)
+            approve(card.pk, ann, channel=f"api:{token.prefix}")
+        else:
+            token = with_token(card, ann)
+            assert revoke(token.pk, ann) if end == "revoked" else token.delete()
+        if end == "revoked":
+            card.refresh_from_db()
+            assert (card.status, card.approved_count) == ("pending", given), "at once"
+        elif settles:
+            sweep()
+        else:
+            assert approve(card.pk, cyd).approved_count == 1, "cyd's, and no more ann's"
+            deny(card.pk, cyd, "no")
+            sweep()
+            assert "was revoked" in payloads(the_run(result), "approval_voided")[0]["why"]
+            result, card = transferring(session="again")
+    run = the_run(result)
+    card.refresh_from_db()
+    assert (card.status, card.approved_count, effects.count()) == ("pending", 1, 0)
+    assert [row["voided"] for row in payloads(run, "approval_voided")][-1] == [str(ann.pk)]
+    with_token(card, ann)
+    assert (sweep().completed, effects.count()) == (1, 1)
+    assert payloads(run, "tool_started")[0]["approved_by"] == ["bob", "ann"]
+    assert revoke(create_token(ann, ["runs:read"])[0].pk, ann)
+    assert problems(run.session_id) == []
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["it has begun", "its own token expired"])
+def test_what_has_begun_and_what_no_revoked_token_gave_goes_on(ends: bool, effects: Effects) -> None:
+    ann = user("ann", "decide_approval")
+    result = run_turns({"tools": [call("refund", cents=5000)]})
+    token, other = with_token(result.pending[0], ann), create_token(ann, ["approvals:decide"])[0]
+    if ends:
+        ApiToken.objects.filter(pk=token.pk).update(expires_at=Now())
+        assert revoke(other.pk, ann)
+    else:
+        failpoints.arm("before_tool", lambda: elsewhere(lambda: revoke(token.pk, ann)))
+    sweep()
+    assert (the_run(result).status, effects.count()) == ("completed", 1)
+    assert payloads(the_run(result), "approval_voided") == []
+    assert revoke(token.pk, ann) is ends
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["before the last look", "after the last look"])
+def test_a_token_that_is_revoked_while_a_worker_drives_lets_nothing_start(
+    seen: bool, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, card = transferring()
+    ann, looks = user("ann", "decide_approval"), []
+    approve(card.pk, user("bob", "decide_approval"))
+    token = with_token(card, ann)
+
+    def ready(ctx: ToolContext) -> str:
+        elsewhere(lambda: revoke(token.pk, ann))
+        return ""
+
+    def look(alias: str, approval: Any) -> dict[str, str]:
+        looks.append(deciders.withdrawn(alias, approval))
+        return {} if len(looks) == 1 and not seen else looks[-1]
+
+    monkeypatch.setattr(transfer, "ready", ready)
+    monkeypatch.setattr("agentruns.engine.tool_calls.withdrawn", look)
+    sweep()
+    assert (the_run(result).status, effects.count()) == ("awaiting-approval", 0)
+    assert payloads(the_run(result), "tool_started") == []
+    with_token(card, ann)
+    assert (sweep().completed, effects.count()) == (1, 1)
 
 
 def test_a_requester_whose_key_has_a_space_is_one(effects: Effects) -> None:

@@ -38,7 +38,7 @@ from tests.servers import postgres
 Job = TypeVar("Job")
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("agentruns", "fixtures", "project", "templates", "tests", "pyproject.toml", "manage.py")
+COPIED = ("agentruns", "docs", "fixtures", "project", "templates", "tests", "pyproject.toml", "manage.py")
 COPIES = 5  # at work at a time; more than the cores of a small machine, because the longest tests wait
 # What the tests import of others, as far as it needs no settings. Celery is missing: a system check asks
 # whether the process has imported Celery.

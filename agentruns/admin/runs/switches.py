@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.html import origin_text, plain
 from agentruns.agents.agent import registered
+from agentruns.exceptions import PermissionDeniedError
 from agentruns.services import permissions, switches
 
 KINDS = {"agent": gettext_lazy("Agent"), "tool": gettext_lazy("Tool")}
@@ -28,8 +29,8 @@ def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         kind, name, state, reason = (post.get(each, "") for each in ("kind", "name", "state", "reason"))
         try:
             changed = switches.switch(kind, name, state, request.user, reason=reason)
-        except ValueError as error:
-            status, refusal = 400, str(error)
+        except (ValueError, PermissionDeniedError) as error:
+            status, refusal = 400 if isinstance(error, ValueError) else 403, str(error)
         else:
             text = _("%(name)s was %(state)s already.")
             if changed:
@@ -37,7 +38,7 @@ def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
             names = {"name": plain(name), "state": _("off") if state == "off" else _("on")}
             admin.message_user(request, text % names, messages.SUCCESS if changed else messages.INFO)
             return HttpResponseRedirect(admin.url(request, "switches"))
-    off = switches.switched_off()
+    off = switches.switched_off(request.user)
     origins: dict[tuple[str, str], str] = dict.fromkeys(off, "")
     for agent in registered():
         origins["agent", agent.name] = ""
@@ -45,6 +46,7 @@ def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     lines = [
         {"kind": kind, "label": KINDS[kind], "name": name, "origin": origin, "off": off.get((kind, name))}
         for (kind, name), origin in sorted(origins.items(), key=lambda item: (item[0] not in off, item[0]))
+        if (kind, name) in off or switches.may_switch(request.user, kind, name)
     ]
     page: dict[str, Any] = {"title": _("Switches"), "template": "switches", "status": status}
     return admin.render(request, None, **page, lines=lines, refusal=refusal)

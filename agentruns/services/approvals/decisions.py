@@ -18,7 +18,7 @@ from agentruns.engine.gate import call_digest, misfit
 from agentruns.exceptions import ApprovalStateError, JournalLockedError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.journal.deciders import lapsed, void, why_own
+from agentruns.journal.deciders import lapsed, void, why_own, withdrawn
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, mask_of
 from agentruns.journal.store import card_columns
@@ -76,7 +76,7 @@ def approve(
                 "Answer it, or deny it with a reason."
             )
             raise ApprovalStateError(text % {"id": approval_id, "tool": call.tool})
-        void(batch, call, lost)
+        void(batch, call, lost | withdrawn(settings.DATABASE, pending))
         by, who = events.actor_ref(actor), events.actor_ref(actor) or events.PROGRAM
         payload = events.ApprovalDecided(
             verb="approve", digest=pending.digest, actor=by, reason=reason, channel=channel
