@@ -43,6 +43,7 @@ class Defaults:
     WEBHOOK_URL: str = ""
     WEBHOOK_SECRET: str = ""
     API_PING_SECONDS: float = 15
+    API_STREAMS: int = 500
     API_THROTTLE: Any = None  # as the project wrote it
     REFUSALS: list[str] = []
     POLICY: str = "agentruns.journal.policy.Policy"

@@ -10,22 +10,29 @@ import time
 from functools import partial, reduce
 from operator import or_
 from threading import BoundedSemaphore, Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import Q
+from django.conf import settings as django_settings
+from django.contrib.auth import get_user_model
+from django.db.models import Count, Q
+from django.db.models.functions import Now
+from django.utils.module_loading import import_string
 
 from agentruns.conf import settings
 from agentruns.engine.drafts import AT_WORK, watch
 from agentruns.journal.events import Row
 from agentruns.journal.read import read_rows
-from agentruns.models import Message, Run
+from agentruns.models import ApiToken, Message, Run
+from agentruns.services import api_tokens
 from agentruns.utils.forks import in_child
 
 CONNECTIONS = 8  # of all listeners, at once
 FORGOTTEN = 10.0  # seconds without a listener after which a run is polled no more
 RENEWED = 5.0  # seconds between two notes to workers that somebody listens to a run
 WAITS_FOR = {"awaiting-approval": "approval", "orphaned": "verdict", "paused": "resume"}
+LISTENERS_EVERY = 1.5  # seconds between two looks at the listeners' tokens, users and sessions
+GONE = ""  # of a listener whose token, user or session ended
 MOST = 200  # rows that one poll reads for all listeners; if there are more, each listener reads its own pages
 
 turns = BoundedSemaphore(CONNECTIONS)
@@ -38,6 +45,17 @@ class Head(NamedTuple):
     seq: int
     step: int
     draft: str = ""
+
+
+class Bearer(NamedTuple):
+    """The credentials of a listener: the ids of a token and a user, a key of Django's sessions, or None."""
+
+    token: UUID | None
+    user: Any
+    session: str | None
+
+
+NOBODY = Bearer(None, None, None)
 
 
 class Poller:
@@ -54,7 +72,9 @@ class Poller:
         self._asked: dict[UUID, float] = {}
         self._renewed: dict[UUID, float] = {}
         self._news: dict[UUID, tuple[int, int, list[Row]]] = {}  # after a row, up to a row, the rows
-        self._due = self._claimed = 0.0
+        self._heard: dict[Bearer, float] = {}
+        self._credentials: dict[Bearer, str] = {}
+        self._due = self._claimed = self._listeners_due = 0.0
         self._pause = self.FIRST_PAUSE
 
     def pause(self) -> float:
@@ -76,6 +96,14 @@ class Poller:
         """Get the run's Head as of the last poll, None if unknown or gone, and keep the run being polled."""
         self._asked[run_id] = time.monotonic()
         return self._heads.get(run_id)
+
+    def credentials(self, bearer: Bearer) -> str | None:
+        """Get the state of a bearer as of the last look, GONE or a text; None if unknown. Keep looking at it.
+
+        The text changes with the user's password, and with the numbers of their permissions and groups.
+        """
+        self._heard[bearer] = time.monotonic()
+        return self._credentials.get(bearer)
 
     def rows_between(self, run_id: UUID, after: int, last: int) -> list[Row] | None:
         """Get the run's rows after `after`, at least up to `last`; None if the last poll lacks some."""
@@ -120,7 +148,32 @@ class Poller:
             self._pause = self.FIRST_PAUSE if self._heads != before else quiet
             if any(head and head.draft for head in self._heads.values()):
                 self._pause = min(self.WRITING_PAUSE, self.FIRST_PAUSE)
+            if now >= self._listeners_due:
+                self._see_listeners(now)
             self._due, self._claimed = time.monotonic() + self._pause, 0.0
+
+    def _see_listeners(self, now: float) -> None:
+        """Read the state of all bearers, by one query each for tokens, users and sessions in the database."""
+        self._heard = {bearer: at for bearer, at in [*self._heard.items()] if at > now - FORGOTTEN}
+        tokens, users, keys = ({*each} - {None} for each in zip(*self._heard or [NOBODY], strict=True))
+        valid = ApiToken.objects.using(settings.DATABASE).filter(api_tokens.VALID, pk__in=tokens)
+        lasting = {None, *valid.values_list("pk", flat=True)} if tokens else {None}
+        store = import_string(f"{django_settings.SESSION_ENGINE}.SessionStore")
+        if keys and hasattr(store, "get_model_class"):  # each ping looks at those of other stores
+            kept = store.get_model_class()._base_manager.filter(session_key__in=keys, expire_date__gt=Now())
+            keys = {*kept.values_list("session_key", flat=True)}
+        lasting |= keys
+        model, people = get_user_model(), dict[Any, str]({None: "-"})
+        held = {each.name for each in model._meta.many_to_many} & {"user_permissions", "groups"}
+        counts = {f"_ar_{name}": Count(name, distinct=True) for name in sorted(held)}
+        for user in model._base_manager.filter(pk__in=users).annotate(**counts) if users else ():
+            facts = [getattr(user, name, "") for name in ("password", "is_superuser", *counts)]
+            people[user.pk] = str(facts) if user.is_active else GONE
+        self._credentials = {
+            bearer: people.get(bearer.user, GONE) if {bearer.token, bearer.session} <= lasting else GONE
+            for bearer in self._heard
+        }
+        self._listeners_due = now + LISTENERS_EVERY
 
     def _see(self, run_ids: list[UUID]) -> None:
         """Read the Head of each run, and let workers know that somebody listens to the runs at work.

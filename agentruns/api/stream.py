@@ -28,7 +28,7 @@ from ninja.errors import AuthenticationError
 
 from agentruns.api.auth import entry_of, find_run, row_for, user_of
 from agentruns.api.errors import MARK, Problem
-from agentruns.api.poller import WAITS_FOR, Head, poller, turns
+from agentruns.api.poller import GONE, WAITS_FOR, Bearer, Head, poller, turns
 from agentruns.api.routing import PAGE, router
 from agentruns.api.schemas import AFTER, LastEventId, MessageOut, RunId, Seq
 from agentruns.conf import settings
@@ -36,7 +36,7 @@ from agentruns.exceptions import DurableRunNotFoundError
 from agentruns.journal import policy
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import NAMING, run_rows
-from agentruns.models import SessionBearer
+from agentruns.models import ApiToken, SessionBearer
 from agentruns.models.querysets import ENDED
 from agentruns.utils.json import legal
 from agentruns.utils.redaction import get_logger
@@ -61,6 +61,15 @@ class Entrance:
     def __init__(self, request: HttpRequest) -> None:
         self._kind = type(request)
         self._entry = entry_of(request)
+        token: Any = getattr(request, "auth", None)
+        user: Any = request.user
+        if isinstance(token, ApiToken):
+            self.bearer = Bearer(token.pk, token.owner_id, None)
+        else:
+            session: Any = getattr(request, "session", None)
+            is_theirs = session is not None and session.get(SESSION_KEY) == str(user.pk)
+            key = session.session_key if is_theirs else None
+            self.bearer = Bearer(None, user.pk if isinstance(user, get_user_model()) else None, key)
 
     def recheck_auth(self) -> Any:
         """Authenticate the request again; return the user, read anew from the database.
@@ -163,12 +172,17 @@ class Places:
         number, over = next(self._numbers), Event()
         with self._lock:
             mine = self._open.get(key, {})
-            if most is not None and len(mine) >= most:
+            is_full = sum(map(len, self._open.values())) >= settings.API_STREAMS
+            if is_full or (most is not None and len(mine) >= most):
                 same = next((one for one, (of, _over) in tuple(mine.items()) if of == run_id), None)
                 if same is None:
                     detail = (
                         f"You may have {most} streams open at once, not more. Close one, or poll /messages."
                     )
+                    if is_full:
+                        detail = (
+                            f"This process has {settings.API_STREAMS} streams open, not more. Poll /messages."
+                        )
                     raise Problem.named("streams", detail, retry_after=AGAIN)
                 mine.pop(same)[1].set()
             self._open.setdefault(key, mine)[number] = run_id, over
@@ -212,6 +226,7 @@ class Feed:
         self._draft = ""
         self._waits_for: str | None = None
         self._mask: Mask | None = None
+        self._bearer, self._known = entrance.bearer, poller.credentials(entrance.bearer)
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
 
     def asks(self) -> bool:
@@ -222,7 +237,7 @@ class Feed:
         head = poller.head(self._run_id) if self._seen >= 0 else None
         self._claims = head is not None and poller.claim()
         is_news = head is None or head.seq != self._seen
-        return self._claims or is_news or time.monotonic() >= self._ping_at
+        return self._claims or is_news or self._is_due()
 
     def poll(self) -> str:
         """Poll the database, and format the new events as text, "" if there are none.
@@ -240,9 +255,10 @@ class Feed:
             if head is None:
                 raise DurableRunNotFoundError(f"There is no run {self._run_id}.")
             ping = ""
-            if time.monotonic() >= self._ping_at:
+            if self._is_due():
                 self._user = self._entrance.recheck_auth()
                 find_run(self._user, str(self._run_id))
+                self._known = poller.credentials(self._bearer)
                 self._ping_at = time.monotonic() + settings.API_PING_SECONDS
                 ping = PING
             text = ping + (self._rows(head) if head.seq != self._seen else "")
@@ -265,6 +281,12 @@ class Feed:
         """Format a changed draft or wait that another listener's poll read; "" if none. Makes no query."""
         head = poller.head(self._run_id)
         return self._live(head) if head is not None else ""
+
+    def _is_due(self) -> bool:
+        """Check whether to authenticate again: for a ping, or because the last look at the bearer differs."""
+        state = poller.credentials(self._bearer)
+        self._known = state if self._known is None and state != GONE else self._known
+        return state != self._known or time.monotonic() >= self._ping_at
 
     def pause(self) -> float:
         """Compute the seconds until the next poll; 0 if more rows may be ready."""

@@ -216,11 +216,13 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
 
     Voids the approvals given with the token whose calls have not started, those of a run that a worker drives
     when their calls would start.
-    Raises NotFoundError, also for a token that the actor may not see, and PermissionDeniedError unless
+    Raises NotFoundError, also for a token that the project's policy hides, and PermissionDeniedError unless
     `may_revoke` lets the actor revoke the token.
     """
     token = find_token(token_id)
-    if not events.is_program(actor) and not policy.visible_tokens(actor).filter(pk=token.pk).exists():
+    narrows = permissions.narrows
+    hides = not events.is_program(actor) and (narrows("visible") or narrows("visible_tokens"))
+    if hides and not policy.visible_tokens(actor).filter(pk=token.pk).exists():
         raise NotFoundError(_("There is no API token %(id)s.") % {"id": token_id})
     if not may_revoke(actor, token):
         text = _(

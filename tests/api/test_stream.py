@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import random
@@ -16,9 +17,13 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from django.contrib.auth.models import Group
+from django.core.handlers.asgi import ASGIHandler
 from django.db import connection, connections, transaction
+from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from ninja import NinjaAPI
 from pytest_django.live_server_helper import LiveServer
@@ -37,10 +42,12 @@ from agentruns.utils.ids import uuid7
 from tests.api.hosting import Bearer, Broken, host
 from tests.api.http import Api, make_user
 from tests.api.streaming import (
+    Guest,
     Listener,
     Stream,
     connected,
     cookies,
+    in_a_thread,
     journal,
     read,
     rows,
@@ -56,6 +63,7 @@ from tests.waiting import LIMIT, pause, wait_for
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LISTENERS = 20
+OF_LISTENERS = ("agentruns_apitoken", "auth_user", "django_session")
 CUTS = 200
 
 
@@ -188,6 +196,73 @@ def test_who_may_no_longer_see_the_run_hears_no_more(lost: str, pending: Any, se
     assert not stream.is_open
     assert len(stream.events) == heard
     assert stream.client.get(url(approval.run)).status_code in (401, 404)
+
+
+TOKENS_LOSE: dict[str, Callable[[Any, Any], Any]] = {
+    "revoked": lambda tokens, owner: api_tokens.revoke(tokens.get().pk, owner),
+    "expired": lambda tokens, owner: tokens.update(expires_at=Now()),
+    "deleted": lambda tokens, owner: tokens.delete(),
+    "its owner": lambda tokens, owner: type(owner).objects.filter(pk=owner.pk).update(is_active=False),
+}
+
+
+@pytest.mark.parametrize("lost", [*LOSES, *TOKENS_LOSE, "the group"])
+def test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_ping(
+    lost: str, pending: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AGENTRUNS_API_PING_SECONDS = 600
+    monkeypatch.setattr("agentruns.api.poller.LISTENERS_EVERY", 0)
+    watcher, run = make_user("watcher", "view_run"), pending().run
+    if lost == "the group":
+        group = Group.objects.create(name="watchers")
+        group.permissions.set(watcher.user_permissions.all())
+        watcher.groups.add(group)
+        watcher.user_permissions.clear()
+    token, text = api_tokens.create_token(watcher, [ApiToken.Scope.RUNS_READ])
+    bearing = {"Authorization": f"Bearer {text}"} if lost in TOKENS_LOSE else {}
+    stream = Stream(None if bearing else watcher, run, **bearing)
+    others = [Stream(make_user(f"other{number}", "view_run"), run) for number in range(3)]
+    looked: list[str] = []
+
+    def look(times: int) -> bool:
+        with CaptureQueriesContext(connection) as captured:
+            for one in (*others, stream):
+                one.poll()
+        looked.extend(query["sql"] for query in captured)
+        return len([sql for sql in looked if "agentruns_draft" in sql]) >= times
+
+    wait_for(lambda: look(5), "some looks")
+    assert stream.is_open
+    heads = len([sql for sql in looked if "agentruns_draft" in sql])
+    for table in OF_LISTENERS:
+        assert len([sql for sql in looked if f'FROM "{table}"' in sql]) <= heads, "once for all of them"
+    if lost in TOKENS_LOSE:
+        TOKENS_LOSE[lost](ApiToken.objects.filter(pk=token.pk), watcher)
+    else:
+        LOSES.get(lost, lambda user, client: user.groups.clear())(watcher, stream.client)
+    wait_for(lambda: look(heads + 6), "some more looks")
+    assert not stream.is_open
+    assert [one.is_open for one in others] == [True] * 3
+    assert "ping" not in others[0].comments
+    for one in others:
+        one.response.close()
+
+
+def test_a_stream_under_asgi_ends_likewise(pending: Any, owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentruns.api.poller.LISTENERS_EVERY", 0)
+    run, cookie = pending().run, cookies(owner)
+    known, accounts = len(journal(run)), type(owner).objects.filter(pk=owner.pk)
+
+    async def listened() -> None:
+        guest = Guest(ASGIHandler(), run, cookie)
+        await guest.arrive()
+        await guest.hear(known)
+        await in_a_thread(lambda: accounts.update(is_active=False))
+        await guest.to_the_end()
+        assert "end" not in {event.name for event in guest.events}
+
+    with override_settings(AGENTRUNS_API_PING_SECONDS=600):
+        asyncio.run(listened())
 
 
 def test_a_revoked_token_hears_no_more(pending: Any, owner: Any, settings: Any) -> None:
@@ -436,6 +511,24 @@ def test_who_comes_back_before_the_server_has_noticed_takes_the_oldest_place_of_
         listener.cut()
     wait_until_nobody_is_served()
     assert owner.pk not in places._open
+
+
+def test_a_process_has_so_many_streams_at_once(
+    owner: Any, pending: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AGENTRUNS_API_STREAMS = 2
+    monkeypatch.setattr("agentruns.api.stream.places", Places())
+    runs, other = [pending(name).run for name in ("a", "b")], make_user("other", "view_run")
+    first, second = Stream(owner, runs[0]), Stream(other, runs[0])
+    for run, user in ((runs[1], owner), (runs[1], other), (runs[0], make_user("third", "view_run"))):
+        status, problem = (api := Api(user)).get(f"/runs/{run.pk}/events")
+        assert (status, problem["type"], problem["retry_after"]) == (429, "urn:agentruns:streams", 5)
+        assert (api.response["Retry-After"], "This process has 2" in problem["detail"]) == ("5", True)
+    again = Stream(other, runs[0])  # comes back before the server has noticed
+    second.to_the_end()
+    first.response.close()
+    Stream(other, runs[1]).response.close()
+    again.response.close()
 
 
 def test_a_place_is_given_back_once_however_a_stream_ends(owner: Any) -> None:

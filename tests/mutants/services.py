@@ -213,7 +213,7 @@ POLICY = [
         Edit(POLICIES, 'Q(owner_id__in=seen.exclude(owner_id=None).values("owner_id"))', "Q(session=None)"),
         "tenants/test_tenants.py::test_tokens_are_seen_found_and_revoked_by_their_own_tenant"),
     mutant("tokens: the service hides them, too",
-        Edit(TOKENS, "not policy.visible_tokens(actor).filter(pk=token.pk).exists()", "False"),
+        Edit(TOKENS, "    if hides and not policy", "    if False and not policy"),
         "tenants/test_tenants.py::test_tokens_are_seen_found_and_revoked_by_their_own_tenant"),
     mutant("tokens: nobody makes a token for others",
         Edit(TOKENS, "or actor.pk != whose.id", ""),
@@ -314,8 +314,20 @@ SHOWN = [
         "admin/test_directions.py::test_what_ends_an_isolation_is_shown_and_ends_none"),
 ]  # fmt: skip
 
+ENDED = "api/test_stream.py::test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_ping"
 POLLER, DRAFTS = "api/poller.py", "engine/drafts.py"
 DRAFTED = [
+    mutant("listeners: none whose token or session ended",
+        Edit(POLLER, "if {bearer.token, bearer.session} <= lasting else GONE", "if True else GONE"),
+        *(f"{ENDED}[{end}]" for end in ("revoked", "the session"))),
+    mutant("listeners: none whose user is not active",
+        Edit(POLLER, "if user.is_active else GONE", "if True else GONE"), f"{ENDED}[the account]"),
+    mutant("listeners: what a user may do is looked at, too",
+        Edit(STREAM, "return state != self._known or", "return state == GONE or"),
+        f"{ENDED}[the permission]"),
+    mutant("listeners: a process has so many streams",
+        Edit(STREAM, ">= settings.API_STREAMS", ">= 10_000"),
+        "api/test_stream.py::test_a_process_has_so_many_streams_at_once"),
     mutant("streams: a newcomer takes no row from the others",
         Edit(POLLER, "since <= after and last <= until", "since <= after"),
         "api/test_drafts.py::test_who_comes_between_two_looks_takes_no_row_from_the_others"),
