@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
 from typing import Any, Self
 
 from django.db import connections, models
-from django.db.models import Q
+from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import EscapedTextField, now, user_key
 from agentruns.models.run import Run
 from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.utils.db import database_now
 from agentruns.utils.ids import secret, uuid7
 
 _identities: dict[tuple[str, str], str] = {}
@@ -84,7 +87,7 @@ class Control(models.Model):
 
 
 class StartCount(models.Model):
-    """The starts of a user or visitor with a quota in the hour from `since`; a message counts as one."""
+    """A count since `since`: the starts of a user or visitor with a quota, or a user's wrong passwords."""
 
     # As text and no foreign key: users may live in another database.
     user_id = models.CharField(primary_key=True, max_length=NAME_LENGTH)
@@ -96,6 +99,25 @@ class StartCount(models.Model):
 
     def __str__(self) -> str:
         return self.user_id
+
+    @classmethod
+    def count_one(cls, alias: str, key: str, limit: int, window: timedelta) -> int:
+        """Count one more under `key`; at `limit`, count nothing and return the seconds until the window ends.
+
+        A window begins with what it counts first, by the database's clock.
+        """
+        key, now, counts = key[:NAME_LENGTH], database_now(alias), cls._default_manager.using(alias)
+        counts.bulk_create([cls(user_id=key, since=now, count=0)], ignore_conflicts=True)
+        is_over = Q(since__lte=now - window)
+        # The condition is judged on the locked row, so that of two racing at the limit one passes.
+        counted = limit > 0 and counts.filter(is_over | Q(count__lt=limit), user_id=key).update(
+            since=Case(When(is_over, then=Value(now)), default=F("since")),
+            count=Case(When(is_over, then=Value(1)), default=F("count") + 1),
+        )
+        if counted:
+            return 0
+        since = counts.values_list("since", flat=True).get(user_id=key)
+        return max(1, math.ceil((since + window - now).total_seconds()))
 
 
 class IdempotencyRecord(models.Model):

@@ -7,13 +7,16 @@ many.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
 from django.contrib.auth import authenticate, get_user_model
+from django.contrib.auth.signals import user_login_failed
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -41,15 +44,17 @@ from agentruns.journal.policy import (
     visible_approvals,
     visible_runs,
 )
-from agentruns.models import Approval, Message, Run, SessionBearer
+from agentruns.models import Approval, Message, Run, SessionBearer, StartCount
 from agentruns.models.parts import HAS
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
+from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import get_logger
 
-logger = get_logger("agentruns.reveals")
+logger, passwords = get_logger("agentruns.reveals"), get_logger("agentruns.passwords")
 
 CONFIRMED_AT = "agentruns_password_at"  # in Django's session
+WRONG_PASSWORDS, PASSWORD_WINDOW = 5, timedelta(minutes=15)
 GIVEN = ("pk", "run_id", "call_id", "approved_count")
 BUSY_UNSEEN = gettext_lazy("The session has an unfinished run that you may not see. Use another session.")
 KEY_UNSEEN = gettext_lazy(
@@ -319,11 +324,28 @@ def needs_password(request: Any, approval: Approval, *, has_session: bool = True
     return given_at is None or clock.now(settings.DATABASE).timestamp() - given_at > seconds
 
 
-def confirm_password(request: Any, password: str) -> bool:
-    """Check the password of the request's user; store the time in the session, or return False if wrong."""
-    name = {get_user_model().USERNAME_FIELD: request.user.get_username()}
-    user = authenticate(request, password=password, **name)
-    if user is None or user.pk != request.user.pk:
-        return False
-    request.session[CONFIRMED_AT] = clock.now(settings.DATABASE).timestamp()
-    return True
+def confirm_password(request: Any, password: str) -> str:
+    """Check the password of the request's user, and store the time in the session; else explain the refusal.
+
+    The user has WRONG_PASSWORDS tries in PASSWORD_WINDOW, in all processes together. After them no password
+    is checked until the window ends. Django sends `user_login_failed` for each wrong password.
+    """
+    user, who = request.user, f"password:{request.user.pk}"
+    alias, address = settings.DATABASE, request.META.get("REMOTE_ADDR")
+    # Counted before the check, or many at once would all be checked.
+    if seconds := StartCount.count_one(alias, who, WRONG_PASSWORDS, PASSWORD_WINDOW):
+        passwords.warning("No password is checked user=%s address=%s for %s s", user.pk, address, seconds)
+        text = _(
+            "There were %(count)s wrong passwords. No password is taken for %(minutes)s min, then try again."
+        )
+        return text % {"count": WRONG_PASSWORDS, "minutes": math.ceil(seconds / 60)}
+    given = {get_user_model().USERNAME_FIELD: user.get_username()}
+    found = authenticate(request, password=password, **given)
+    if found is None or found.pk != user.pk:
+        if found is not None:  # somebody else's
+            user_login_failed.send(__name__, credentials=given, request=request)
+        passwords.warning("Wrong password for a decision user=%s address=%s", user.pk, address)
+        return _("That is not your password.")
+    StartCount.objects.using(alias).filter(user_id=who[:NAME_LENGTH]).delete()
+    request.session[CONFIRMED_AT] = clock.now(alias).timestamp()
+    return ""

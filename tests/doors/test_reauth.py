@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
+from django.contrib.auth.signals import user_login_failed
+from django.db.models import F
 from django.test import Client
 
 from agentruns import Policy, approve, run_agent, tool
-from agentruns.models import Approval, Message
+from agentruns.models import Approval, Message, StartCount
 from agentruns.services.api_tokens import create_token
 from agentruns.services.permissions import CONFIRMED_AT
 from agentruns.utils import clock
 from tests.admin.pages import read, url
 from tests.api.http import Api, make_user
+from tests.db.racing import together
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -117,6 +122,59 @@ def test_several_at_once_ask_likewise(ann: Any) -> None:
         assert "my note" in str(page.forms)
         answer = client.post(to, {**given, **how, "password": PASSWORD})
         assert (answer.status_code in (200, 302), decided()) == (True, decisions + 2)
+
+
+@pytest.fixture
+def failed() -> Iterator[list[dict[str, Any]]]:
+    """What Django's signal of a failed login told, for example to django-axes."""
+    told: list[dict[str, Any]] = []
+
+    def hear(sender: Any, credentials: Any, request: Any = None, **more: Any) -> None:
+        told.append({"name": credentials["username"], "user": request.user.get_username()})
+
+    user_login_failed.connect(hear)
+    yield told
+    user_login_failed.disconnect(hear)
+
+
+def give(client: Client, card: Approval, password: str, verb: str = "approve") -> tuple[int, str]:
+    answer: Any = client.post(url(card, verb), {"digest": card.digest, "reason": "x", "password": password})
+    return answer.status_code, read(answer).text
+
+
+def test_wrong_passwords_are_counted_told_and_logged_until_none_is_checked(
+    ann: Any, failed: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_user("bob", "decide_approval", "view_approval", is_staff=True, password=PASSWORD)
+    first, second, third = cards(*(call("pay", cents=cents) for cents in (1, 2, 3)))
+    (plain,) = cards(call("note", text="x"), session="s2")
+    clients = [Api(ann).client, Api(ann).client]  # of two browsers
+    for number in range(5):
+        status, text = give(clients[number % 2], first, "wrong")
+        assert (status, "That is not your password" in text, len(failed)) == (403, True, number + 1)
+    assert failed == [{"name": "ann", "user": "ann"}] * 5
+    for password in (PASSWORD, "wrong"):
+        status, text = give(clients[0], first, password)
+        assert (status, "No password is taken for 15 min" in text) == (403, True)
+    both = {f"digest-{first.pk}": first.digest, "_selected_action": [str(first.pk)], "password": PASSWORD}
+    in_bulk = clients[1].post(LIST, {**both, "action": "approve_selected", "confirmed": "1"})
+    assert (in_bulk.status_code, decided(), len(failed)) == (403, 0, 5)
+    records = [each.getMessage() for each in caplog.records if each.name == "agentruns.passwords"]
+    assert (len(records), f"user={ann.pk} address=127.0.0.1" in records[0]) == (8, True)
+    assert PASSWORD not in caplog.text
+    # Everything else goes on, for ann and for others.
+    assert (give(clients[0], plain, "")[0], give(clients[0], second, "", "deny")[0]) == (302, 302)
+    assert give(Api(User.objects.get(username="bob")).client, third, PASSWORD)[0] == 302
+    StartCount.objects.filter(user_id=f"password:{ann.pk}").update(since=F("since") - timedelta(minutes=15))
+    assert give(clients[0], first, PASSWORD)[0] == 302
+    assert not StartCount.objects.exists(), "the count begins anew"
+
+
+def test_of_many_tries_at_once_no_more_are_checked(ann: Any, failed: list[dict[str, Any]]) -> None:
+    (card,) = cards(call("pay", cents=5))
+    clients = [Api(ann).client for _number in range(8)]
+    answers = together(lambda number: give(clients[number], card, "wrong"))
+    assert ([status for status, _text in answers], len(failed), decided()) == ([403] * 8, 5, 0)
 
 
 def test_the_api_says_what_is_missing(ann: Any, settings: Any) -> None:

@@ -13,7 +13,7 @@ SUBMIT, SESSIONS, WRITE = "services/runs/submit.py", "services/runs/sessions.py"
 REFUSED = "providers/test_refused.py::test_"
 REQUESTS = "services/runs/requests.py"
 STARTING = "services/runs/starting.py"
-TOKENS = "services/api_tokens.py"
+TOKENS, REAUTH = "services/api_tokens.py", "doors/test_reauth.py::test_"
 ALTERED = "db/test_altered_columns.py"
 DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
@@ -206,6 +206,13 @@ POLICY = [
     mutant("tokens: one that expired stays until its run has ended",
         Edit(TOKENS, "if not runs.exists():", "if True:"),
         "api/test_visitors.py::test_what_a_visitor_confirmed_is_void_when_the_token_is_revoked[expired]"),
+    mutant("passwords: none is checked after some wrong ones",
+        Edit(PERMISSIONS, "= 5, timedelta(minutes=15)", "= 500, timedelta(minutes=15)"),
+        f"{REAUTH}wrong_passwords_are_counted_told_and_logged_until_none_is_checked",
+        f"{REAUTH}of_many_tries_at_once_no_more_are_checked"),
+    mutant("passwords: the right one begins a new count",
+        Edit(PERMISSIONS, "    StartCount.objects.using(alias).filter(user_id=who[:NAME_LENGTH]).delete()\n", ""),
+        f"{REAUTH}wrong_passwords_are_counted_told_and_logged_until_none_is_checked"),
     mutant("policy: tokens of owners of the same scope only",
         Edit(POLICIES, 'ask("scope", None, one) == mine', "True"),
         "tenants/test_tenants.py::test_tokens_are_seen_found_and_revoked_by_their_own_tenant"),
@@ -235,7 +242,7 @@ POLICY = [
         Edit(STARTING, "or not (is_own or ask(", "or not (True or ask("),
         "api/test_starting.py::test_acting_for_another"),
     mutant("quotas: the count is judged as it is raised",
-        Edit(SUBMIT, "filter(is_over | Q(count__lt=limit), user_id=user_id)", "filter(user_id=user_id)"),
+        Edit("models/bookkeeping.py", "filter(is_over | Q(count__lt=limit), user_id=key)", "filter(user_id=key)"),
         "db/test_scope.py::test_a_quota_counts_what_a_user_starts"),
 ]  # fmt: skip
 

@@ -121,9 +121,8 @@ def _why_no_password(request: HttpRequest, approvals: Sequence[Approval]) -> str
     password = request.POST.get("password", "")
     if not password:
         return _("Nothing was decided. The risk is high: give your password, too.")
-    if not permissions.confirm_password(request, password):
-        return _("Nothing was decided. That is not your password.")
-    return ""
+    why = permissions.confirm_password(request, password)
+    return _("Nothing was decided. %(why)s") % {"why": why} if why else ""
 
 
 def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
 from django.db import IntegrityError, connections, transaction
-from django.db.models import Case, F, Q, QuerySet, Value, When
+from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent, CommonOptions
@@ -64,7 +63,7 @@ from agentruns.services.runs.sessions import require_writable
 from agentruns.services.runs.write import find_run, lock_session, require_no_record, require_task
 from agentruns.tools.options import REQUESTER
 from agentruns.utils.bounds import check_name
-from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, short_lock_waits, uptime
+from agentruns.utils.db import RACES, close_stale, in_transaction, short_lock_waits, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.ids import uuid7
 
@@ -397,19 +396,9 @@ def count_start(alias: str, actor: Any, limit: int | None) -> None:
     if limit is None:
         return
     user_id = actor.actor_id if isinstance(actor, SessionBearer) else str(actor.pk)
-    now = database_now(alias)
-    counts = StartCount.objects.using(alias)
-    counts.bulk_create([StartCount(user_id=user_id, since=now, count=0)], ignore_conflicts=True)
-    is_over = Q(since__lte=now - HOUR)
-    # The condition is judged on the locked row, so that of two racing starts at the limit one passes.
-    counted = limit > 0 and counts.filter(is_over | Q(count__lt=limit), user_id=user_id).update(
-        since=Case(When(is_over, then=Value(now)), default=F("since")),
-        count=Case(When(is_over, then=Value(1)), default=F("count") + 1),
-    )
-    if counted:
+    seconds = StartCount.count_one(alias, user_id, limit, HOUR)
+    if not seconds:
         return
-    since = counts.values_list("since", flat=True).get(user_id=user_id)
-    seconds = max(1, math.ceil((since + HOUR - now).total_seconds()))
     text = _("%(name)s may start %(limit)s runs in an hour. Start the next one in %(seconds)s s.")
     facts = {"name": actor.get_username(), "limit": limit, "seconds": seconds}
     raise QuotaExceededError(text % facts, seconds)
