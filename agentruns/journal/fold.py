@@ -304,7 +304,8 @@ def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
     state.agent, state.version, state.definition = payload["agent"], payload["version"], payload["definition"]
     state.actor, state.owner = payload.get("actor"), payload.get("owner")
     state.requesters = payload.get("requesters", [])
-    state.session, state.key = payload.get("session", ""), payload.get("idempotency_key", "")
+    state.session = payload.get("session", "")
+    state.key = payload.get("idempotency_key", payload.get("key_hash", ""))
     state.task = payload.get("task") or str(row.run_id)
     state.scope, state.context = payload.get("scope", ""), payload.get("context", {})
     due = events.moment(payload.get("not_before"))

@@ -146,7 +146,8 @@ class RunStarted(Payload):
     owner: Fact[Actor | None]  # of the session
     context: NotRequired[dict[str, Any]]  # what the caller says about the task
     actor: Fact[Actor | None]
-    idempotency_key: Fact[str]
+    idempotency_key: NotRequired[Gone[str]]
+    key_hash: NotRequired[Fact[str]]  # of the idempotency key, by which it is recognised once it is erased
     requesters: NotRequired[Fact[list[str]]]  # ids of all who asked for it: owner, actor, those of its origin
     task: NotRequired[Fact[str]]  # the run's name in its calls' keys, if the caller gave an idempotency key
     origin: NotRequired[Fact[Origin]]
@@ -165,7 +166,8 @@ class User(Payload):
     content: Blocks  # those with a `sha256` name a file
     reason: NotRequired[Fact[str]]  # output_invalid | message; absent from the task
     actor: NotRequired[Fact[Actor | None]]  # of a message, as is the key below
-    idempotency_key: NotRequired[Fact[str]]
+    idempotency_key: NotRequired[Gone[str]]
+    key_hash: NotRequired[Fact[str]]
     stored: NotRequired[Gone[StoredFile | list[StoredFile]]]  # a list holds the files of its blocks
 
 

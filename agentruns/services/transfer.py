@@ -40,6 +40,7 @@ from agentruns.models import Approval, ContextValue, Definition, Message, Run, S
 from agentruns.models.fields import check_columns
 from agentruns.models.kinds import split
 from agentruns.models.parts import commitment
+from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
 from agentruns.services.data.retention import delete_files
 from agentruns.services.runs.submit import pruned_keys, refuse_pruned
@@ -470,10 +471,15 @@ def _refuse_known(alias: str, export: _Export) -> None:
     if Session.objects.using(alias).filter(same).exists():
         raise RunStateError(_THERE % (session.pk, session.key))
     started = [row.payload for row in export.rows if row.kind == events.RUN_STARTED]
-    keys = {payload["idempotency_key"] for payload in started if events.COPIED not in payload} - {""}
+    kept = [payload for payload in started if events.COPIED not in payload]
+    keys = {payload.get("idempotency_key", payload.get("key_hash", "")) for payload in kept} - {""}
     for key in keys:
         refuse_pruned(key, pruned_keys(alias, key, None, session.scope))
-    taken = Run.objects.using(alias).filter(owner=None, scope=session.scope, idempotency_key__in=keys).first()
+    taken = (
+        Run.objects.using(alias)
+        .filter(owner=None, scope=session.scope, idempotency_key__in=keys | {*map(forgotten, keys)})
+        .first()
+    )
     if taken is not None:
         raise RunStateError(
             f"Idempotency key {taken.idempotency_key!r} stands for run {taken.pk} here; nothing was imported."

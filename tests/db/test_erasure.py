@@ -13,13 +13,16 @@ import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection, transaction
+from django.db.models.functions import Now
 
-from agentruns import answer, approve, ask_human, deny, replay_run, run_agent, start_run
+from agentruns import answer, approve, ask_human, deny, replay_run, run_agent, send_message, start_run
 from agentruns import exceptions as errors
 from agentruns.journal import events
 from agentruns.journal.outbox import notice_of
+from agentruns.journal.read import session_rows
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, IdempotencyRecord, Message, Notification, Run, Session, triggers
+from agentruns.models import Approval, Draft, IdempotencyRecord, Message, Notification, Run, Session, triggers
+from agentruns.models.tombstone import forgotten
 from agentruns.services.data import retention
 from agentruns.services.data.erasure import (
     erase_call,
@@ -293,7 +296,7 @@ def test_a_user_is_erased_but_for_what_goes_on() -> None:
     run_agent(shop_agent("hers"), "EVES", "hers", idempotency_key="3", actor=eve)
     waiting = start_run("two", "ADA-MORE", "two", idempotency_key="4", actor=ada)
     would = erase_user(ada, None, WHY, dry_run=True)
-    assert (len(would.rows), would.sessions, len(would.refused)) == (3, 1, 1) and "ADA-ONE" in everywhere()
+    assert (len(would.rows), would.sessions, len(would.refused)) == (4, 1, 1) and "ADA-ONE" in everywhere()
     found = erase_user(ada, None, WHY)
     assert (found.rows, found.refused) == (would.rows, would.refused)
     assert found.refused[0].startswith(f"Session 'two': Run {waiting.pk} (queued) reads")
@@ -305,6 +308,34 @@ def test_a_user_is_erased_but_for_what_goes_on() -> None:
     assert erase_user(ada, None, WHY).rows == []
     assert "backups" in str(found.record()["not_reached"])
     intact()
+
+
+def test_the_key_of_a_request_goes_and_still_stands_for_its_task() -> None:
+    ada, keys = user("ada"), ("ada@example.org run", "ada@example.org message")
+    agent = shop_agent("shop", {"text": "ok"})
+    waiting = start_run(agent, "pay", "s1", idempotency_key=keys[0], actor=ada)
+    send_message("s1", "more", idempotency_key=keys[1], actor=ada)
+    sweep()
+    Draft.objects.create(run=waiting, watched_until=Now(), text="ada@example.org wrote")
+    fork_run(waiting.pk, 3, text="go on")
+    for unfinished in Run.objects.unfinished():
+        cancel_run(unfinished.pk)
+    assert "ada@example.org" in everywhere()
+    erase_user(ada, None, WHY)
+    assert "ada@example.org" not in everywhere()
+    run, rows = Run.objects.get(pk=waiting.pk), Message.objects.count()
+    assert (run.idempotency_key, Draft.objects.count()) == (forgotten(keys[0]), 0)
+    erased = [row.payload for row in session_rows("default", run.session_id) if "key_hash" in row.payload]
+    assert [row["key_hash"] for row in erased] == [forgotten(key) for key in keys]
+    for _round in range(2):
+        with pytest.raises(errors.RunStateError, match=f"belongs to run {run.pk}"):
+            start_run(agent, "pay", "s1", idempotency_key=keys[0], actor=ada)
+        if not Session.objects.filter(pk=run.session_id).exists():
+            break
+        assert send_message("s1", "anything", idempotency_key=keys[1], actor=ada).pk == run.pk
+        assert Message.objects.count() == rows
+        intact()
+        erase_session("s1")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ SUBMIT, SESSIONS, WRITE = "services/runs/submit.py", "services/runs/sessions.py"
 REFUSED = "providers/test_refused.py::test_"
 REQUESTS = "services/runs/requests.py"
 STARTING = "services/runs/starting.py"
+ERASED_KEY = "db/test_erasure.py::test_the_key_of_a_request_goes_and_still_stands_for_its_task"
 TOKENS, REAUTH = "services/api_tokens.py", "doors/test_reauth.py::test_"
 ALTERED = "db/test_altered_columns.py"
 DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
@@ -51,6 +52,17 @@ DECISIONS = [
         Edit("services/data/erasure.py", "filter(owner_id=whose.id)", "filter(owner_id=user.pk)"),
         Edit("services/data/erasure.py", "Owner.of_user(user)", "user"),
         "db/test_actors.py::test_what_belongs_to_nobody_is_no_users"),
+    mutant("erasure: a key that was erased still stands for its task",
+        Edit(SUBMIT, "scope=scope, idempotency_key__in=keys)", "scope=scope, idempotency_key=request.key)"),
+        ERASED_KEY),
+    mutant("erasure: and for its message",
+        Edit("services/runs/messages.py", "kept in (request.key, forgotten(request.key))", "False"),
+        ERASED_KEY),
+    mutant("erasure: the column has the hash of the key that went",
+        Edit("journal/fold.py", 'payload.get("key_hash", "")', '""'), ERASED_KEY),
+    mutant("erasure: what a dead worker left of a reply goes",
+        Edit("services/data/erasure.py", "filter(run__session_id=session_id).delete()", "none()"),
+        ERASED_KEY),
     mutant("erasure: no run that reads the value goes on",
         Edit("services/data/erasure.py", "        if hindrance is not None:", "        if False:"),
         "db/test_erasure.py::test_erased_in_a_fork_it_is_gone_from_the_origin"),
@@ -211,7 +223,7 @@ POLICY = [
         f"{REAUTH}wrong_passwords_are_counted_told_and_logged_until_none_is_checked",
         f"{REAUTH}of_many_tries_at_once_no_more_are_checked"),
     mutant("passwords: the right one begins a new count",
-        Edit(PERMISSIONS, "    StartCount.objects.using(alias).filter(user_id=who[:NAME_LENGTH]).delete()\n", ""),
+        Edit(PERMISSIONS, "filter(user_id=who[:NAME_LENGTH]).delete()", "none()"),
         f"{REAUTH}wrong_passwords_are_counted_told_and_logged_until_none_is_checked"),
     mutant("policy: tokens of owners of the same scope only",
         Edit(POLICIES, 'ask("scope", None, one) == mine', "True"),
@@ -242,7 +254,7 @@ POLICY = [
         Edit(STARTING, "or not (is_own or ask(", "or not (True or ask("),
         "api/test_starting.py::test_acting_for_another"),
     mutant("quotas: the count is judged as it is raised",
-        Edit("models/bookkeeping.py", "filter(is_over | Q(count__lt=limit), user_id=key)", "filter(user_id=key)"),
+        Edit("models/bookkeeping.py", "filter(is_over | Q(count__lt=limit), ", "filter("),
         "db/test_scope.py::test_a_quota_counts_what_a_user_starts"),
 ]  # fmt: skip
 

@@ -32,8 +32,8 @@ NESTED = {"calls": events.AskedCall, "error": events.Error}
 
 # Kind -> members that can be erased. Listed, not read from the annotations: decide about each new member.
 CONTENT: dict[str, set[str]] = {
-    events.RUN_STARTED: {"context", "instructions", "stored"},
-    events.USER: {"content", "stored"},
+    events.RUN_STARTED: {"context", "idempotency_key", "instructions", "stored"},
+    events.USER: {"content", "idempotency_key", "stored"},
     events.ASSISTANT: {"calls", "content", "left_out", "sent"},
     events.MODEL_FAILED: {"error"},
     events.APPROVAL_REQUESTED: {"arguments", "preview", "title", "why"},

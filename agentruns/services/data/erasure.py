@@ -26,7 +26,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.read import session_rows
 from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import History
-from agentruns.models import Approval, ContextValue, Message, Review, Run, Session
+from agentruns.models import Approval, ContextValue, Draft, Message, Review, Run, Session
 from agentruns.models.kinds import split
 from agentruns.models.parts import ERASED
 from agentruns.services import permissions
@@ -291,9 +291,9 @@ class _Erasure:
     def _project(self, session_id: UUID, erased: Erased) -> None:
         """Bring other columns and tables in line with a session's rows after an erasure.
 
-        Rewrites titles, inputs, contexts, approvals, notes and texts in Django's admin log. Deletes the API's
-        idempotency records. Replaces the session's secret, because old digests would help to guess arguments.
-        Counts in `erased`.
+        Rewrites titles, inputs, contexts, approvals, notes, keys and texts in Django's admin log. Deletes the
+        API's idempotency records and drafts. Replaces the session's secret, because old digests would help to
+        guess arguments. Counts in `erased`.
         """
         sessions = Session.objects.using(self.alias).filter(pk=session_id)
         session = sessions.get()
@@ -312,6 +312,10 @@ class _Erasure:
         started = [row for row in left if row.kind == events.RUN_STARTED]
         without = runs.filter(pk__in=[row.run_id for row in started if row.is_erased])
         without.update(context={})
+        for row in started:
+            if row.is_erased and events.COPIED not in row.payload:
+                runs.filter(pk=row.run_id).update(idempotency_key=row.payload.get("key_hash", ""))
+        Draft.objects.using(self.alias).filter(run__session_id=session_id).delete()  # of a worker that died
         ContextValue.objects.using(self.alias).filter(run__in=without).delete()
         # A note may repeat the erased text.
         Review.objects.using(self.alias).filter(run__in=runs).exclude(note="").update(note=ERASED)

@@ -119,7 +119,7 @@ def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run
     if permissions.hides(actor):
         runs = runs.filter(pk__in=visible_runs(actor).filter(session_id=session.pk))
     last = runs.order_by("-created_at", "-id")
-    return (key and last.filter(idempotency_key=key).first()) or last.first()
+    return (key and last.filter(idempotency_key__in=[key, forgotten(key)]).first()) or last.first()
 
 
 class _Sending:
@@ -147,7 +147,8 @@ class _Sending:
         for row in read_rows(rows.own().order_by("seq")) if request.key or self.tried else ():
             if row.hash in self.tried:
                 return find_run(row.run_id)
-            if request.key and row.payload.get("idempotency_key") == request.key:
+            kept = row.payload.get("idempotency_key", row.payload.get("key_hash"))
+            if request.key and kept in (request.key, forgotten(request.key)):
                 stored = row.payload.get("stored")
                 if row.is_erased:  # nobody can tell whether it was another text
                     is_same = True
@@ -195,7 +196,7 @@ class _Sending:
         payload = user_row(request)
         payload |= {"reason": events.MESSAGE, "actor": events.actor_ref(request.actor)}
         if request.key:
-            payload["idempotency_key"] = request.key
+            payload["idempotency_key"], payload["key_hash"] = request.key, forgotten(request.key)
         row = batch.add(events.USER, payload)
         self.tried.append(row.hash)
         store.append(batch)

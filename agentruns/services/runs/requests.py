@@ -32,6 +32,7 @@ from agentruns.journal.deciders import requester_ids
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import veiling
 from agentruns.models import Control, Run, Session, SessionBearer
+from agentruns.models.tombstone import forgotten
 from agentruns.providers import attachments
 from agentruns.services.runs.sessions import NOBODY, Owner, checked_context, place
 from agentruns.tools import RunContext
@@ -176,7 +177,6 @@ def first_row(request: RunRequest) -> events.RunStarted:
         "version": request.agent.version,
         "definition": request.agent.definition_hash,
         "actor": events.actor_ref(request.actor),
-        "idempotency_key": request.key,
         "session": request.session,
         "scope": request.scope,
         "owner": request.owner.ref(),
@@ -187,6 +187,7 @@ def first_row(request: RunRequest) -> events.RunStarted:
     if request.key:  # equal if a restore loses the run and its task comes again; differs between databases
         place = [Control.objects.using(settings.DATABASE).identity(), request.scope, str(request.owner.id)]
         begun["task"] = canonical.digest([*place, request.session, request.key])
+        begun["idempotency_key"], begun["key_hash"] = request.key, forgotten(request.key)
     return begun
 
 

@@ -118,7 +118,7 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
     is_plain = request.again is None and request.join is None
     if renders(request.agent):  # before any transaction, unless the run or another unfinished one exists
         there = runs.unfinished().filter(session__key=request.session)
-        keyed = runs.filter(owner_id=request.owner.id, idempotency_key=request.key)
+        keyed, _pruned = uses_of_key(alias, request)
         if not there.exists() and not (request.key and keyed.exists()):
             request = rendered(request)
     texts = (request.text, request.rendered.get("instructions", ""))
@@ -323,7 +323,8 @@ def uses_of_key(alias: str, request: RunRequest) -> tuple[QuerySet[Run], QuerySe
     owner_id, scope = request.owner.id, request.scope
     # The program may have started the pruned run for an owner; users find only their own runs.
     session = request.session if request.actor is None else ""
-    runs = Run.objects.using(alias).filter(owner_id=owner_id, scope=scope, idempotency_key=request.key)
+    keys = [request.key, forgotten(request.key)]  # of a run whose key was erased
+    runs = Run.objects.using(alias).filter(owner_id=owner_id, scope=scope, idempotency_key__in=keys)
     return runs, pruned_keys(alias, request.key, owner_id, scope, session)
 
 
