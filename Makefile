@@ -25,6 +25,9 @@ POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
 	$(patsubst %,tests/db/test_%.py,cost deploys draining executor hostile journal payloads retention rewound) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs watch) \
+	$(addprefix tests/db/test_givers.py::test_a_,revocation_races_with_the_start \
+	token_that_is_revoked_while_a_worker_drives_lets_nothing_start) \
+	tests/doors/test_reauth.py::test_of_many_tries_at_once_no_more_are_checked \
 	tests/db/test_decisions.py::test_what_happened_just_before_a_card_is_ended_counts \
 	$(addprefix tests/db/test_forks.py::test_,two_at_once_with_the_same_key_inside_their_callers_transactions \
 	a_fork_joins_the_callers_transaction_and_is_made_once_if_its_acknowledgement_is_lost) \

@@ -27,7 +27,7 @@ from agentruns.utils import failpoints
 from tests.api.http import Program
 from tests.db.dying import elsewhere
 from tests.db.helpers import payloads, run_turns, the_run, transfer, transferring, user
-from tests.db.racing import together
+from tests.db.racing import at_once, together
 from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
 
@@ -231,6 +231,19 @@ def test_a_token_that_is_revoked_while_a_worker_drives_lets_nothing_start(
     assert payloads(the_run(result), "tool_started") == []
     with_token(card, ann)
     assert (sweep().completed, effects.count()) == (1, 1)
+
+
+def test_a_revocation_races_with_the_start(effects: Effects) -> None:
+    ann, started = user("ann", "decide_approval"), 0
+    for number in range(4):
+        result = run_turns({"tools": [call("refund", cents=5000)]}, session=f"s{number}")
+        token = with_token(result.pending[0], ann)
+        at_once(sweep, lambda token=token: revoke(token.pk, ann))
+        sweep()
+        run = the_run(result)
+        ran, voided = effects.count() - started, len(payloads(run, "approval_voided"))
+        started = effects.count()
+        assert (ran, voided, run.status) in ((1, 0, "completed"), (0, 1, "awaiting-approval"))
 
 
 def test_a_requester_whose_key_has_a_space_is_one(effects: Effects) -> None:
