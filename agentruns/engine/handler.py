@@ -35,7 +35,7 @@ from agentruns.models import CommitFence, Message, Run
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
-from agentruns.utils.db import cannot_pass, is_read_only, read_committed, uptime
+from agentruns.utils.db import cannot_pass, delete_rows, is_read_only, read_committed, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import conceal, driven, get_logger
 
@@ -259,11 +259,12 @@ def fenced(alias: str) -> Iterator[None]:
 
     Sets the savepoint MARK. Raises RuntimeError at the end of the block if another transaction is open then.
     """
-    fence = CommitFence.objects.using(alias).create(nothing_id=NOWHERE)
+    fences = CommitFence.objects.using(alias)
+    (fence,) = fences.bulk_create([CommitFence(nothing_id=NOWHERE)])
     with connections[alias].cursor() as cursor:
         cursor.execute(f"SAVEPOINT {MARK}")
     yield
-    if CommitFence.objects.using(alias).filter(pk=fence.pk).delete()[0] != 1:
+    if delete_rows(fences.filter(pk=fence.pk)) != 1:
         raise RuntimeError("The transaction is not the one in which the handler began.")
 
 

@@ -237,7 +237,7 @@ def drain(alias: str) -> None:
     def stamp() -> None:
         # Later than the request before, whatever the clock says: stamps are compared with stamps only.
         at = max(database_now(alias), last_request(alias) + timedelta(milliseconds=1))
-        Control.objects.using(alias).update_or_create(name=Control.DRAINING, defaults={"seen_at": at})
+        Control.objects.using(alias).put(name=Control.DRAINING, seen_at=at)
 
     in_transaction(alias, stamp)
 

@@ -141,9 +141,10 @@ def project(alias: str, batch: Batch) -> None:
     revoked. The session is locked: who revokes a token locks it afterwards, and then finds what was consumed.
     """
     requested = {row.call_id for row in batch.rows if row.kind == events.APPROVAL_REQUESTED}
+    new: list[Approval] = []
     for call, approval, before in batch.changed_approvals():
         if call.id in requested:
-            new_approval(call, approval, batch.state.run.run_id).save(force_insert=True, using=alias)
+            new.append(new_approval(call, approval, batch.state.run.run_id))
             continue
         rows = Approval.objects.using(alias).filter(pk=approval.id, status=before)
         if batch.guard is not None and before == ApprovalStatus.PENDING:
@@ -153,6 +154,8 @@ def project(alias: str, batch: Batch) -> None:
         columns = card_columns(call, approval)
         if rows.update(**columns, same_call=same_call(call.tool, call.arguments)) != 1:
             raise JournalConflictError(f"Approval {approval.id} is not {before} any more.")
+    # Not save(), whose signals would let receivers of the project work inside this transaction.
+    Approval.objects.using(alias).bulk_create(new)
 
 
 def new_approval(call: Call, approval: CallApproval, run_id: UUID) -> Approval:

@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError, connectio
 from django.db.models import Func, QuerySet, TextField
 
 from agentruns.models import Control
-from agentruns.utils.db import always_rollback, close_stale
+from agentruns.utils.db import always_rollback, close_stale, delete_rows
 
 CURRENT = "substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
 # Commits wait for a replica: nothing that was acknowledged is missing on the one that is promoted.
@@ -61,7 +61,7 @@ def server(alias: str) -> Server | None:
             )
             return Server(*cursor.fetchone())
     except ProgrammingError:  # no right to call these functions: without the note, no claim calls them
-        Control.objects.using(alias).filter(name=Control.SERVER).delete()
+        delete_rows(Control.objects.using(alias).filter(name=Control.SERVER))
     except (DatabaseError, InterfaceError):  # such as a standby's
         close_stale(alias)
     return None

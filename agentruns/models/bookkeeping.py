@@ -25,12 +25,16 @@ class ControlQuerySet(models.QuerySet["Control"]):
         """Set the time of the row `name` to now, by the database's clock; create the row if it is missing."""
         name = name[: self.model._meta.get_field("name").max_length]
         if not self.filter(name=name).update(seen_at=Now()):
-            self.update_or_create(name=name, defaults={"seen_at": Now()})
+            self.put(name=name, seen_at=Now())
 
     def note(self, server: Any) -> None:
         """Store the timeline and replication of a `journal.timeline.Server` in the row named SERVER."""
-        noted = {"reason": server.timeline, "actor": server.replication, "seen_at": Now()}
-        self.update_or_create(name=self.model.SERVER, defaults=noted)
+        self.put(self.model.SERVER, reason=server.timeline, actor=server.replication, seen_at=Now())
+
+    def put(self, name: str, **columns: Any) -> None:
+        """Set these columns of the row `name`, or create the row, in one statement that sends no signal."""
+        row = self.model(name=name, **columns)
+        self.bulk_create([row], update_conflicts=True, unique_fields=["name"], update_fields=[*columns])
 
     def sweepers(self) -> Self:
         """Select the rows of sweepers: all rows except switches and those with a fixed name."""
@@ -43,8 +47,11 @@ class ControlQuerySet(models.QuerySet["Control"]):
         connection = connections[self.db]
         place = self.db, getattr(connection, "schema_name", "")  # of django-tenants
         if place not in _identities:
-            made = {"reason": secret(), "seen_at": Now()}
-            name: str = self.get_or_create(name=self.model.DATABASE, defaults=made)[0].reason
+            rows = self.filter(name=self.model.DATABASE)
+            if (name := rows.values_list("reason", flat=True).first()) is None:
+                made = self.model(name=self.model.DATABASE, reason=secret(), seen_at=Now())
+                self.bulk_create([made], ignore_conflicts=True)
+                name = rows.get().reason
             if connection.in_atomic_block:  # which may be rolled back
                 return name
             _identities[place] = name

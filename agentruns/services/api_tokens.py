@@ -39,7 +39,7 @@ from agentruns.services.runs.write import require_no_record, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import check_name
-from agentruns.utils.db import later
+from agentruns.utils.db import delete_rows, later
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tokens")
@@ -104,7 +104,8 @@ def _make(lifetime: timedelta, owner: Any = None, **columns: Any) -> tuple[ApiTo
     text = begun + _checksum(begun)
     columns |= {} if owner is None else {"credential": _credentials(text, owner)[0]}
     ends, tokens = clock.now(settings.DATABASE) + lifetime, ApiToken.objects.using(settings.DATABASE)
-    token = tokens.create(prefix=prefix, digest=canonical.sha256(text), expires_at=ends, **columns)
+    token = ApiToken(prefix=prefix, digest=canonical.sha256(text), expires_at=ends, **columns)
+    tokens.bulk_create([token])
     # The descriptor would refuse a user from another database than the journal's.
     ApiToken._meta.get_field("owner").set_cached_value(token, owner)
     return token, text
@@ -205,7 +206,7 @@ def session_token(
     of_session = ApiToken.objects.using(settings.DATABASE).filter(session_id=session.pk)
     runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, status__in=Run.UNFINISHED)
     if not runs.exists():  # an approval counts while the row of its token is there
-        of_session.filter(expires_at__lte=Now()).delete()  # a chat page creates a token each time it loads
+        delete_rows(of_session.filter(expires_at__lte=Now()))  # a chat page creates a token each time it loads
     token, text = _make(ttl, session_id=session.pk)
     logger.info("Session token made prefix=%s session=%s", token.prefix, session.pk)
     return text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import PermissionsMixin
+from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
@@ -64,8 +66,11 @@ def review_run(
         "updated_at": clock.now(settings.DATABASE),
     }
     reviews = Review.objects.using(settings.DATABASE)
+    is_done = False
     if seen is None:
-        is_done = reviews.get_or_create(run_id=run.pk, defaults=columns)[1]
+        with suppress(IntegrityError), transaction.atomic(using=reviews.db):  # somebody else was first
+            reviews.bulk_create([Review(run_id=run.pk, **columns)])
+            is_done = True
     else:
         is_done = bool(reviews.filter(pk=run.pk, updated_at=seen).update(**columns))
     if not is_done:

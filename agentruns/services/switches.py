@@ -16,7 +16,7 @@ from agentruns.models import Control
 from agentruns.services import permissions
 from agentruns.tools.card import one_line
 from agentruns.utils.bounds import REASON_LENGTH
-from agentruns.utils.db import in_transaction
+from agentruns.utils.db import delete_rows, in_transaction
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.switches")
@@ -55,9 +55,11 @@ def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str =
 
     def change() -> bool:
         if state == "on":
-            return controls.filter(name=key).delete()[0] == 1
-        given = {"seen_at": Now(), "reason": reason, "actor": who}
-        return controls.get_or_create(name=key, defaults=given)[1]
+            return delete_rows(controls.filter(name=key)) == 1
+        if controls.filter(name=key).exists():
+            return False
+        controls.bulk_create([Control(name=key, seen_at=Now(), reason=reason, actor=who)])
+        return True
 
     changed = in_transaction(settings.DATABASE, change)
     forget_switches()

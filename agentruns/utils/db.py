@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,9 +14,10 @@ from uuid import UUID
 
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import DateTimeField, ExpressionWrapper, Value
+from django.db.models import DateTimeField, ExpressionWrapper, Model, QuerySet, Value
+from django.db.models.deletion import Collector
 from django.db.models.functions import Now
-from django.db.models.sql import Query
+from django.db.models.sql import DeleteQuery, Query
 
 from agentruns.exceptions import JournalConflictError, JournalLockedError
 
@@ -60,6 +62,29 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
                 raise
             time.sleep(random.uniform(0, min(0.01 * 2**attempt, 0.5)))  # noqa: S311 - spreads load
     raise AssertionError("unreachable")
+
+
+def delete_rows(rows: QuerySet[Any]) -> int:
+    """Delete rows of this app, and what refers to the rows, without a signal about rows of this app.
+
+    A receiver of the project would work inside the journal's transaction. Rows of the project that refer to
+    the deleted rows are deleted by Django, with signals. Returns the number of deleted `rows`. Raises
+    ProtectedError or RestrictedError, as Django does, before anything is deleted.
+    """
+    using, deleted = rows.db, Counter[type[Model]]()
+    collector = Collector(using=using)
+    collector.collect(rows.order_by())
+    collector.sort()
+    app = rows.model._meta.app_label
+    ours = {model: collector.data.pop(model) for model in [*collector.data] if model._meta.app_label == app}
+    whole = [each for each in collector.fast_deletes if each.model._meta.app_label == app]
+    collector.fast_deletes = [each for each in collector.fast_deletes if each not in whole]
+    collector.delete()
+    for each in whole:
+        deleted[each.model] += each._raw_delete(using) or 0  # None if no row can match
+    for model, instances in ours.items():
+        deleted[model] += DeleteQuery(model).delete_batch([instance.pk for instance in instances], using)
+    return deleted[rows.model]
 
 
 def cannot_pass(error: BaseException) -> bool:

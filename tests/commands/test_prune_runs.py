@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from django.db.models.functions import Now
-from django.db.models.signals import pre_delete
 
 from agentruns import cancel_run, fork_run, run_agent, start_run
 from agentruns.management.commands import prune_runs
 from agentruns.models import Message, Run, Session, Tombstone
+from agentruns.services.data import retention
+from agentruns.services.data.retention import delete_rows
 from tests.commands.running import run
 from tests.db.helpers import user
 from tests.shop.agents import shop_agent
@@ -56,15 +57,15 @@ def test_what_is_old_is_pruned_in_portions_in_one_database() -> None:
 
 
 @pytest.mark.usefixtures("old")
-def test_sigterm_ends_it_between_two_sessions() -> None:
-    def stop(**about: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+def test_sigterm_ends_it_between_two_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def delete_and_stop(rows: Any) -> int:
+        if rows.model is Session:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return delete_rows(rows)
 
-    pre_delete.connect(stop, sender=Session)
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "delete_rows", delete_and_stop)
         outcome = run("prune_runs", "--older-than=90")
-    finally:
-        pre_delete.disconnect(stop, sender=Session)
     assert (outcome.code, outcome.out) == (0, f"Pruned: sessions 1, runs 1, rows {ROWS}.\n")
     assert len(keys()) == 3
     assert run("prune_runs", "--older-than=90").out.startswith("Pruned: sessions 2,")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 from django.db import transaction
-from django.db.models.signals import post_save
 
 from agentruns import ToolContext, approve, signals, tool
 from agentruns.journal.verify import problems
@@ -54,11 +53,6 @@ def write(ctx: ToolContext) -> str:
     return "written"
 
 
-def later(sender: type, **facts: object) -> None:
-    """Do something once what was saved is committed, as a project's receivers do."""
-    transaction.on_commit(fall)
-
-
 shop_agent("asks-after-a-post", {"tools": [call("post", text="hello"), call("refund", cents=5000)]})
 shop_agent("charges-then-posts", {"tools": [call("charge", cents=500), call("post", text="hello")]})
 shop_agent("writes-then-posts", {"tools": [call("write"), call("post", text="hello")]}, tools=[*TOOLS, write])
@@ -71,14 +65,12 @@ def perform(orders: child.Orders, pipe: Connection) -> None:
         django_settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.fall"]
     elif told == "signal":
         signals.approval_requested.connect(fall)
-    elif told == "model signal":
-        post_save.connect(later, sender=Approval)
     elif told == "telemetry":
         django_settings.AGENTRUNS_TELEMETRY = f"{__name__}.Listener"
     child.serve(orders, pipe)
 
 
-@pytest.mark.parametrize("told", ["notifier", "signal", "model signal"])
+@pytest.mark.parametrize("told", ["notifier", "signal"])
 def test_a_card_is_told_of_before_the_call_beside_it_starts(told: str, effects: Effects) -> None:
     run = die("run", "asks-after-a-post", "s1", serve=perform, TOLD=told)
     assert names(effects) == ["told"]

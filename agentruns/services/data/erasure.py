@@ -35,7 +35,7 @@ from agentruns.services.runs.sessions import Owner
 from agentruns.services.runs.write import find_run, lock_session
 from agentruns.tools.excerpts import READER
 from agentruns.utils import json as canonical
-from agentruns.utils.db import TRIES, in_transaction
+from agentruns.utils.db import TRIES, delete_rows, in_transaction
 from agentruns.utils.ids import secret
 from agentruns.utils.redaction import get_logger
 
@@ -315,8 +315,8 @@ class _Erasure:
         for row in started:
             if row.is_erased and events.COPIED not in row.payload:
                 runs.filter(pk=row.run_id).update(idempotency_key=row.payload.get("key_hash", ""))
-        Draft.objects.using(self.alias).filter(run__session_id=session_id).delete()  # of a worker that died
-        ContextValue.objects.using(self.alias).filter(run__in=without).delete()
+        delete_rows(Draft.objects.using(self.alias).filter(run__session_id=session_id))  # of a dead worker
+        delete_rows(ContextValue.objects.using(self.alias).filter(run__in=without))
         # A note may repeat the erased text.
         Review.objects.using(self.alias).filter(run__in=runs).exclude(note="").update(note=ERASED)
         sessions.update(secret=secret())  # with the old key, erased arguments could be guessed from digests

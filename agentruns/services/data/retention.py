@@ -40,7 +40,7 @@ from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import NAMED, forgotten
 from agentruns.services.runs.sessions import require_one_scope
 from agentruns.utils import clock
-from agentruns.utils.db import database_now, in_transaction
+from agentruns.utils.db import database_now, delete_rows, in_transaction
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.retention")
@@ -222,13 +222,14 @@ def _prune(
     tombstones = Tombstone.objects.using(alias)
     if not tombstones.filter(pk=session.pk).exists():  # else it was restored with the triggers lifted
         hashes = {forgotten(key): str(run_id) for key, (_, run_id) in keys.items()}
-        tombstones.create(
+        tombstone = Tombstone(
             session_id=session.pk,
             scope=session.scope,
             key=session.key,
             head=session.head,
             idempotency_keys={NAMED: forgotten(session.key), **hashes},
         )
+        tombstones.bulk_create([tombstone])
     PrunedKey.objects.using(alias).bulk_create(
         PrunedKey(tombstone_id=session.pk, owner_id=owner_id, key=forgotten(key), run_id=run_id)
         for key, (owner_id, run_id) in keys.items()
@@ -246,12 +247,12 @@ def _prune(
             pruned.answers = delete_answers_of(alias, session, runs)
         approvals = Approval.objects.using(alias).filter(run__in=runs).values_list("pk", flat=True)
         clear_admin_log(alias, [*runs.values_list("pk", flat=True)], [*approvals])
-        pruned.rows, _ = Message.objects.using(alias).filter(session_id=session.pk).delete()
-        pruned.approvals, _ = Approval.objects.using(alias).filter(run__session_id=session.pk).delete()
+        pruned.rows = delete_rows(Message.objects.using(alias).filter(session_id=session.pk))
+        pruned.approvals = delete_rows(Approval.objects.using(alias).filter(run__session_id=session.pk))
         notifications = Notification.objects.using(alias).filter(run__session_id=session.pk)
-        pruned.notifications, _ = notifications.delete()
-        pruned.runs = runs.delete()[1].get(Run._meta.label, 0)
-        sessions.delete()
+        pruned.notifications = delete_rows(notifications)
+        pruned.runs = delete_rows(runs)
+        delete_rows(sessions)
     except (ProtectedError, RestrictedError) as error:
         rows = error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
         kept_by = sorted({row._meta.label for row in rows})
@@ -266,7 +267,6 @@ def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UU
     if not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import LogEntry
-    from django.contrib.contenttypes.models import ContentType
 
     using = router.db_for_write(LogEntry)
 
@@ -274,8 +274,8 @@ def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UU
         # The name of a run does not contain its task, but that of an approval may be its title.
         named = {"object_repr": ERASED, "change_message": ERASED}
         for model, ids in ((Run, runs), (Approval, approvals)):
-            about = ContentType.objects.db_manager(using).get_for_model(model)
-            entries = LogEntry.objects.using(using).filter(content_type=about, object_id__in=map(str, ids))
+            about = {"content_type__app_label": "agentruns", "content_type__model": model._meta.model_name}
+            entries = LogEntry.objects.using(using).filter(**about, object_id__in=map(str, ids))
             entries.update(**named if model is Approval else {"change_message": ERASED})
 
     if using == alias:
@@ -287,7 +287,7 @@ def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UU
 def delete_answers_of(alias: str, session: Session, runs: QuerySet[Run]) -> int:
     """Delete the API's idempotency records about some runs of a session; return their number."""
     records = IdempotencyRecord.objects.using(alias).filter(created_at__gte=session.created_at)
-    return records.filter(run_id__in=list(runs.values_list("pk", flat=True))).delete()[0]
+    return delete_rows(records.filter(run_id__in=list(runs.values_list("pk", flat=True))))
 
 
 def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
@@ -305,7 +305,7 @@ def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
         naming = Message.objects.using(alias).filter(kind__in=NAMING)
         if not naming.annotate(text=Cast("facts", TextField())).filter(text__contains=name).exists():
             this = unused.filter(pk=name)
-            pruned.definitions += in_transaction(alias, this.delete)[0]
+            pruned.definitions += in_transaction(alias, partial(delete_rows, this))
 
 
 def delete_files(names: Collection[str]) -> int:
