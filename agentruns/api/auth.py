@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from ninja import security
 from ninja.conf import settings as ninja_settings
 from ninja.errors import AuthenticationError
-from ninja.operation import Operation
+from ninja.operation import Operation, PathView
 from ninja.throttling import SimpleRateThrottle
 from ninja.utils import check_csrf
 
@@ -117,6 +117,30 @@ class SessionAuth(security.SessionAuth):
         """Find the signed-in, active user; None if there is none."""
         user = request.user
         return user if user.is_authenticated and user.is_active else None
+
+
+def without_login(view: Any) -> Any:
+    """Let the requests of anonymous users pass the middlewares that require a login, up to this view.
+
+    These middlewares would redirect a request with a token to the login page. The first attribute is that of
+    Django's LoginRequiredMiddleware, the second that of django-stronghold.
+    """
+    view.login_required, view.STRONGHOLD_IS_PUBLIC = False, True
+    return view
+
+
+class OpenPath(PathView):
+    """A path whose view is called without a login, because its operations authenticate by themselves."""
+
+    def get_view(self) -> Any:
+        """Build the view for Django's URLs."""
+        return without_login(super().get_view())
+
+    def clone(self) -> OpenPath:
+        """Copy the path for another API that mounts the router."""
+        cloned = super().clone()
+        cloned.__class__ = OpenPath
+        return cast(OpenPath, cloned)
 
 
 class Throttle(SimpleRateThrottle):

@@ -24,7 +24,7 @@ from ninja.params import models as parameters
 from pydantic import BaseModel
 
 from agentruns import content
-from agentruns.api.auth import BearerAuth, SessionAuth, entry_for, entry_of, user_of
+from agentruns.api.auth import BearerAuth, OpenPath, SessionAuth, entry_for, entry_of, user_of
 from agentruns.api.docs import illustrated
 from agentruns.api.errors import MARK, Problem
 from agentruns.api.schemas import Keyed
@@ -50,6 +50,7 @@ class RunsRouter(Router):
 
     def add_api_operation(self, path: str, methods: list[str], view_func: Any, **options: Any) -> None:
         """Add an operation; the function's name becomes its id and finds its examples."""
+        self.path_operations.setdefault(path, OpenPath())
         name, is_open = view_func.__name__, options["auth"] is None
         options |= {"operation_id": name, "openapi_extra": illustrated(name, methods[0], is_open=is_open)}
         super().add_api_operation(path, methods, decorate_view(watched)(view_func), **options)

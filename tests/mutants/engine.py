@@ -351,9 +351,10 @@ RECOVERY = [
 
 TRANSACTIONAL = [
     mutant("transactional: the database refuses any other COMMIT (the fence)",
-        Edit(HANDLER, "fence = CommitFence.objects.using(alias).create(nothing_id=NOWHERE)",
+        Edit(HANDLER, "(fence,) = fences.bulk_create([CommitFence(nothing_id=NOWHERE)])",
              "fence = CommitFence(pk=0)"),
-        Edit(HANDLER, "filter(pk=fence.pk).delete()[0] != 1:", "filter(pk=fence.pk).delete()[0] > 1:"),
+        Edit(HANDLER, "if delete_rows(fences.filter(pk=fence.pk)) != 1:",
+             "if delete_rows(fences.filter(pk=fence.pk)) > 1:"),
         "db/test_hostile.py::test_a_transactional_handler_cannot_end_its_transaction"),
     mutant("transactional: the transaction is the one that the handler was entered in (the savepoint)",
         Edit(HANDLER, "                require_same_transaction(connection)\n", ""),
