@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
+from django.apps import apps
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import NoReverseMatch, Resolver404, resolve, reverse
 from ninja import security
 from ninja.conf import settings as ninja_settings
 from ninja.errors import AuthenticationError
@@ -35,6 +38,11 @@ VISITORS = {
     "list_runs", "start_run", "get_run", "list_messages", "stream_events", "list_sessions", "get_session",
     "send_message", "list_conversation", "list_approvals", "get_approval", "approve", "deny", "answer",
 }  # fmt: skip
+
+NOT_LET_IN = (
+    "The admin site does not let this session in; it may ask for a second factor. Sign in there first, or "
+    "send a token."
+)
 
 logger = get_logger("agentruns.api.auth")
 
@@ -111,6 +119,8 @@ class SessionAuth(security.SessionAuth):
         _throttle(request, user)
         if user is not None and check_csrf(request):
             raise Problem.named("csrf", "Send the CSRF cookie's value in the X-CSRFToken header.")
+        if user is not None and not is_let_in(request):
+            raise Problem.named("permission-denied", NOT_LET_IN)
         return user
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Any | None:
@@ -158,6 +168,29 @@ class Throttle(SimpleRateThrottle):
         is_declared = ninja_settings.NUM_PROXIES is not None
         address = self.get_ident(request) if is_declared else request.META.get("REMOTE_ADDR")
         return f"throttle_agentruns_anonymous_{address}"
+
+
+def is_let_in(request: HttpRequest) -> bool:
+    """Check whether the admin site with the console lets a staff user's session in; True for other users.
+
+    A project's site may ask more than a password, such as a second factor. The site is that of the console's
+    URL; without such a URL, each site with the console has to let the session in.
+    """
+    if not getattr(request.user, "is_staff", False) or not apps.is_installed("django.contrib.admin"):
+        return True
+    from django.contrib.admin.sites import all_sites
+
+    sites, mounted = [site for site in all_sites if site.is_registered(Run)], []
+    for name in {site.name for site in sites}:
+        with suppress(NoReverseMatch, Resolver404, AttributeError):
+            page: Any = resolve(reverse(f"{name}:agentruns_run_changelist")).func
+            mounted.append(page.model_admin.admin_site)
+    try:
+        answers = [bool(site.has_permission(request)) for site in mounted or sites]
+    except Exception:  # a project's site may raise anything
+        logger.warning("An admin site failed in has_permission(); nobody is let in.", exc_info=True)
+        return False
+    return any(answers) if mounted else all(answers)
 
 
 def user_of(request: HttpRequest) -> Any:

@@ -9,7 +9,7 @@ from django.db.models import Min
 from django.db.models.functions import Coalesce, Greatest
 from django.http import HttpRequest
 
-from agentruns.api.auth import HEADER, token_of
+from agentruns.api.auth import HEADER, is_let_in, token_of
 from agentruns.api.errors import Problem
 from agentruns.api.routing import router
 from agentruns.api.schemas import Health
@@ -36,6 +36,8 @@ def health(request: HttpRequest) -> Health:
         user: Any = token.owner if token else getattr(request, "user", None)
         if HEADER in request.headers and (token is None or ApiToken.Scope.RUNS_READ not in token.scopes):
             user = None  # with that header, Django's session is ignored
+        elif token is None and user is not None and not is_let_in(request):
+            user = None
         if not policy.is_somebody(user) or not permissions.may(user, "monitor"):
             return Health(status="ok")
         runs: Any = policy.visible_runs(user)

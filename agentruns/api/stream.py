@@ -8,6 +8,7 @@ of their `seq`, so a query for the rows after the last sent row misses no row.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import time
@@ -83,6 +84,9 @@ class Entrance:
         if user is not None and session is not None and session.get(SESSION_KEY) == str(user.pk):
             request.session = type(session)(session.session_key)
             request.user = get_user(request)
+            # What a middleware noted on the user, such as a second factor.
+            notes = {name: each for name, each in vars(copy.copy(user)).items() if not name.startswith("_")}
+            request.user.__dict__.update(notes | vars(request.user) if request.user.is_authenticated else {})
         callbacks = self._entry.operation.auth_callbacks
         for authenticate in callbacks:
             try:
