@@ -17,7 +17,7 @@ ENGINE = tests/db tests/crash tests/properties
 # Tests whose subject is the database: locks, races, transactions, queries. What is not here and not in BOTH does the
 # same on either database, and `make test` has it on SQLite.
 POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
-	$(patsubst %,tests/db/test_%.py,claims clock databases forged_rows hard_cases isolation \
+	$(patsubst %,tests/db/test_%.py,claims clock databases forged_rows hard_cases isolation schemas \
 	notifications pgbouncer races routers storage_away sweep transactional zombies) \
 	$(patsubst %,tests/api/test_%.py,drafts races runs stream uploads) \
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \

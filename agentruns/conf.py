@@ -16,6 +16,7 @@ class Defaults:
     """The types of the AGENTRUNS_* settings, and their values in a project that does not set them."""
 
     DATABASE: str = "default"
+    CONNECTION_STATE: str | None = None
     DISPATCHER: str = "agentruns.engine.wakeup.SweepDispatcher"
     LEASE_SECONDS: float = 60
     HEARTBEAT_SECONDS: float = 20
@@ -89,6 +90,7 @@ class Settings(Typed):
             self.__dict__.clear()
 
     policy = _named("POLICY")  # a class
+    connection_state = _named("CONNECTION_STATE")  # a function that reads what is set on a connection
     anchor = _named("ANCHOR")  # a function that receives the heads of ended runs
     scanner = _named("SCANNER")  # a function that checks files, and raises to refuse one
     redact = _named("REDACT")  # a function that redacts shown, exported and logged texts

@@ -29,7 +29,7 @@ from ninja.errors import AuthenticationError
 
 from agentruns.api.auth import entry_of, find_run, row_for, user_of
 from agentruns.api.errors import MARK, Problem
-from agentruns.api.poller import GONE, WAITS_FOR, Bearer, Head, poller, turns
+from agentruns.api.poller import GONE, WAITS_FOR, Bearer, Head, Poller, poller, turns
 from agentruns.api.routing import PAGE, router
 from agentruns.api.schemas import AFTER, LastEventId, MessageOut, RunId, Seq
 from agentruns.conf import settings
@@ -39,6 +39,7 @@ from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import NAMING, run_rows
 from agentruns.models import ApiToken, SessionBearer
 from agentruns.models.querysets import ENDED
+from agentruns.utils.carry import carried, state_of
 from agentruns.utils.json import legal
 from agentruns.utils.redaction import get_logger
 
@@ -221,6 +222,9 @@ class Feed:
 
     def __init__(self, entrance: Entrance, user: Any, run_id: UUID, after: int, over: Event) -> None:
         self.over = over
+        self._state = state_of(settings.DATABASE)
+        # In a schema or a policy of their own, others may not see the rows of this listener.
+        self._poller = poller if self._state is None else Poller()
         self._entrance = entrance
         self._user = user
         self._run_id = run_id
@@ -230,7 +234,7 @@ class Feed:
         self._draft = ""
         self._waits_for: str | None = None
         self._mask: Mask | None = None
-        self._bearer, self._known = entrance.bearer, poller.credentials(entrance.bearer)
+        self._bearer, self._known = entrance.bearer, self._poller.credentials(entrance.bearer)
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
 
     def asks(self) -> bool:
@@ -238,8 +242,8 @@ class Feed:
 
         Claims the poll for all listeners if it is due.
         """
-        head = poller.head(self._run_id) if self._seen >= 0 else None
-        self._claims = head is not None and poller.claim()
+        head = self._poller.head(self._run_id) if self._seen >= 0 else None
+        self._claims = head is not None and self._poller.claim()
         is_news = head is None or head.seq != self._seen
         return self._claims or is_news or self._is_due()
 
@@ -249,20 +253,24 @@ class Feed:
         Sets `over` if the run has ended, the user may no longer see it, or the database fails. Closes the
         connections of this thread.
         """
+        with carried(settings.DATABASE, self._state):
+            return self._poll()
+
+    def _poll(self) -> str:
         try:
             # Before any other query: a thread must hold no connection while it waits for the poller's lock.
             if self._claims:
-                poller.look(self._run_id)
-            head = poller.head(self._run_id) if self._seen >= 0 else None
+                self._poller.look(self._run_id)
+            head = self._poller.head(self._run_id) if self._seen >= 0 else None
             if head is None and not self._claims:
-                head = poller.join(self._run_id)
+                head = self._poller.join(self._run_id)
             if head is None:
                 raise DurableRunNotFoundError(f"There is no run {self._run_id}.")
             ping = ""
             if self._is_due():
                 self._user = self._entrance.recheck_auth()
                 find_run(self._user, str(self._run_id))
-                self._known = poller.credentials(self._bearer)
+                self._known = self._poller.credentials(self._bearer)
                 self._ping_at = time.monotonic() + settings.API_PING_SECONDS
                 ping = PING
             text = ping + (self._rows(head) if head.seq != self._seen else "")
@@ -283,12 +291,12 @@ class Feed:
 
     def pass_on(self) -> str:
         """Format a changed draft or wait that another listener's poll read; "" if none. Makes no query."""
-        head = poller.head(self._run_id)
+        head = self._poller.head(self._run_id)
         return self._live(head) if head is not None else ""
 
     def _is_due(self) -> bool:
         """Check whether to authenticate again: for a ping, or because the last look at the bearer differs."""
-        state = poller.credentials(self._bearer)
+        state = self._poller.credentials(self._bearer)
         self._known = state if self._known is None and state != GONE else self._known
         return state != self._known or time.monotonic() >= self._ping_at
 
@@ -296,7 +304,7 @@ class Feed:
         """Compute the seconds until the next poll; 0 if more rows may be ready."""
         if self._is_behind:
             return 0.0
-        return min(poller.pause(), max(poller.FIRST_PAUSE, self._ping_at - time.monotonic()))
+        return min(self._poller.pause(), max(self._poller.FIRST_PAUSE, self._ping_at - time.monotonic()))
 
     def _rows(self, head: Head) -> str:
         """Format the new rows: those that the last poll read, or else a page from the database.
@@ -304,7 +312,7 @@ class Feed:
         Raises DurableRunNotFoundError if the user may no longer see the run.
         """
         run = find_run(self._user, str(self._run_id))
-        rows = poller.rows_between(self._run_id, max(self._after, self._seen), head.seq)
+        rows = self._poller.rows_between(self._run_id, max(self._after, self._seen), head.seq)
         if rows is None:
             rows = run_rows(settings.DATABASE, self._run_id, self._after, limit=PAGE)
         self._is_behind = len(rows) >= PAGE

@@ -52,6 +52,12 @@ def check_deployment() -> Iterator[CheckMessage]:
             f"transaction.non_atomic_requests(using={alias!r}). Then silence this check.",
             id="agentruns.W007",
         )
+    engine = str(connections[alias].settings_dict["ENGINE"])
+    is_known = hasattr(connections[alias], "set_tenant") or settings.CONNECTION_STATE is not None
+    if any(word in engine for word in ("tenant", "schema")) and not is_known:
+        text = f"The journal's own connection does not know the schema that {engine!r} has chosen."
+        hint = "Set AGENTRUNS_CONNECTION_STATE; see docs/howto/hosts.md."
+        yield Error(text, hint=hint, id="agentruns.E025")
     run = Run.from_db(alias, ["id"], [None])  # not Run(), which would query the time
     if (sent := router.db_for_read(Session, instance=run)) != alias:
         text = f"DATABASE_ROUTERS reads the journal's tables from {sent!r}, which may be behind {alias!r}."

@@ -104,7 +104,7 @@ def check_policy() -> Iterator[CheckMessage]:
 
 @check()
 def check_values() -> Iterator[CheckMessage]:
-    """Check the values of ANCHOR, API_THROTTLE, REFUSALS, TELEMETRY, SCANNER and of three limits of size."""
+    """Check ANCHOR, API_THROTTLE, CONNECTION_STATE, REFUSALS, TELEMETRY, SCANNER and three limits of size."""
 
     def uncalled(name: str, *parameters: str) -> str:
         named = getattr(settings, name.lower())
@@ -122,6 +122,9 @@ def check_values() -> Iterator[CheckMessage]:
 
     hint = "AGENTRUNS_ANCHOR = 'shop.audit.anchor', of a function of a session's id, a number and a hash."
     yield from unusable("ANCHOR", wrong_anchor, hint, id="agentruns.E019")
+    hint = "AGENTRUNS_CONNECTION_STATE = 'shop.tenants.state', of a function of a connection."
+    state = ("CONNECTION_STATE", "connection")
+    yield from unusable("CONNECTION_STATE", lambda: uncalled(*state), hint, id="agentruns.E024")
     hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
     yield from unusable("API_THROTTLE", lambda: settings.api_throttle, hint, id="agentruns.E013")
     hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."

@@ -24,6 +24,7 @@ from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.models import Draft, Message, Run
 from agentruns.providers.base import ProviderError
+from agentruns.utils.carry import State, carried, keep, state_of
 from agentruns.utils.db import in_transaction, later, short_lock_waits, uptime
 from agentruns.utils.forks import in_child
 from agentruns.utils.redaction import bound, get_logger, is_on, redact
@@ -51,6 +52,7 @@ class Reply:
         self.stored, self.stored_at = "", 0.0
         self.mask: Mask | None = None
         self.is_known = False
+        self.state: State = None  # of the drive's connections
 
     def __call__(self, piece: str) -> None:
         if self.is_stopped:
@@ -75,6 +77,7 @@ def drafting(driver: Driver) -> Iterator[Reply | None]:
         yield None
         return
     reply = Reply(lease.alias, lease.run_id, lease.epoch, run.step, driver.state.next_seq)
+    reply.state = state_of(lease.alias)
     try:
         yield reply
     finally:
@@ -115,8 +118,11 @@ class Writer:
                 self.wake.clear()
                 if looks := uptime() >= looked + LOOKS:
                     looked = uptime()
-                for alias in {reply.alias for reply in replies}:
-                    _serve(alias, [reply for reply in replies if reply.alias == alias], looks, own)
+                for place in {(reply.alias, reply.state) for reply in replies}:
+                    mine = [reply for reply in replies if (reply.alias, reply.state) == place]
+                    with carried(*place):
+                        keep(connections[own_alias(place[0])], place[1])
+                        _serve(place[0], mine, looks, own)
         finally:
             own.close()
             connections.close_all()  # of this thread

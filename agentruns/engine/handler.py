@@ -35,6 +35,7 @@ from agentruns.models import CommitFence, Message, Run
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
+from agentruns.utils.carry import carrying, restore
 from agentruns.utils.db import cannot_pass, delete_rows, is_read_only, read_committed, uptime
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import conceal, driven, get_logger
@@ -141,11 +142,12 @@ def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
     """Run `work` in a new thread that then closes its connections; in a TestCase run it in this thread."""
     future: Future[T] = Future()
     carried = telemetry.carried()
+    carrying_work = carrying(alias, work)
 
     def target() -> None:
         with carried:
             try:
-                future.set_result(work())
+                future.set_result(carrying_work())
             except BaseException as error:
                 future.set_exception(error)
             finally:
@@ -213,6 +215,7 @@ def run_transactional(
                         observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
                 reached("after_tool")
                 require_same_transaction(connection)
+                restore(alias)  # the journal's rows follow
                 if observation.is_error:
                     raise _RollBack(observation)
                 if connection.atomic_blocks != blocks:  # the end of our block would then commit nothing

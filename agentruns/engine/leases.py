@@ -22,6 +22,7 @@ from agentruns.journal.store import Claimed, claim_one
 from agentruns.models import Control, Message, Run
 from agentruns.models.run import RunQuerySet
 from agentruns.utils import clock
+from agentruns.utils.carry import carrying, schema_of
 from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, later, uptime
 from agentruns.utils.ids import uuid7
 from agentruns.utils.redaction import bound, get_logger
@@ -166,7 +167,8 @@ class Heartbeat:
     def __enter__(self) -> Self:
         connection = connections[self.lease.alias]
         if not connection.in_atomic_block:  # inside a TestCase another connection would see nothing
-            self._thread = threading.Thread(target=self._run, name="agentruns-heartbeat", daemon=True)
+            work = carrying(self.lease.alias, self._run)
+            self._thread = threading.Thread(target=work, name="agentruns-heartbeat", daemon=True)
             self._thread.start()
         return self
 
@@ -212,7 +214,7 @@ class Heartbeat:
 DRAIN_CHECK_SECONDS = 5.0  # seconds between two queries while a run is driven
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
-_at_start: dict[str, datetime] = {}
+_at_start: dict[tuple[str, str], datetime] = {}  # by alias and schema
 
 
 def last_request(alias: str) -> datetime:
@@ -227,7 +229,7 @@ def request_at_start(alias: str) -> datetime:
     This is the last request at the process's first query. `is_draining` changes the time if the stored
     request was lost, or if a newer request came.
     """
-    name = alias.removesuffix(OWN)
+    name = alias.removesuffix(OWN), schema_of(alias)
     return _at_start[name] if name in _at_start else _at_start.setdefault(name, last_request(alias))
 
 
@@ -259,11 +261,12 @@ def is_draining(alias: str) -> bool:
     if last != known:
         # Earlier than known: the database was restored, or a replica took over that lacks the request.
         # Later: NEVER makes this process obey the request even after such a loss.
-        _at_start[alias.removesuffix(OWN)] = last if last < known else NEVER
+        _at_start[alias.removesuffix(OWN), schema_of(alias)] = last if last < known else NEVER
     return last > known
 
 
-_switches: dict[str, tuple[float, dict[str, Control]]] = {}  # alias -> time of the query, its result
+# (alias, schema) -> time of the query, its result
+_switches: dict[tuple[str, str], tuple[float, dict[str, Control]]] = {}
 
 
 def why_off(alias: str, kind: str, name: str) -> str:
@@ -272,11 +275,12 @@ def why_off(alias: str, kind: str, name: str) -> str:
     A process queries the switches every `DRAIN_CHECK_SECONDS`. If the query fails, the last result
     counts, and the next call of this function queries again.
     """
-    asked, off = _switches.get(alias, (-DRAIN_CHECK_SECONDS, dict[str, Control]()))
+    place = alias, schema_of(own_alias(alias))
+    asked, off = _switches.get(place, (-DRAIN_CHECK_SECONDS, dict[str, Control]()))
     if uptime() - asked >= DRAIN_CHECK_SECONDS:
         with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
             off = Control.objects.using(own_alias(alias)).switches().in_bulk()
-            _switches[alias] = uptime(), off
+            _switches[place] = uptime(), off
     switch = off.get(f"off:{kind}:{name}")
     if switch is None:
         return ""

@@ -22,6 +22,7 @@ from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.exceptions import NotDurableError
+from agentruns.utils.carry import carried, keep, restore, state_of
 from agentruns.utils.db import is_of_test_case, uptime
 from agentruns.utils.redaction import get_logger
 
@@ -47,7 +48,7 @@ def own_connection(alias: str) -> Iterator[None]:
     if alias in names or connections[alias].in_atomic_block:
         yield
         return
-    connection = _taken(connections[alias])
+    state, connection = state_of(alias), _taken(connections[alias])
     if connection is not None:
         connection.close_if_unusable_or_obsolete()
     if connection is None or connection.connection is None:
@@ -55,10 +56,12 @@ def own_connection(alias: str) -> Iterator[None]:
     if connection is None:
         yield
         return
+    keep(connection, state)
     names[alias] = connection.alias
     connections[connection.alias] = connection
     try:
-        yield
+        with carried(alias, state):
+            yield
     finally:
         del names[alias], connections[connection.alias]
         connection.close_if_unusable_or_obsolete()
@@ -137,11 +140,15 @@ def require_no_transaction(alias: str) -> None:
 
 
 def mend_connection(alias: str) -> None:
-    """Close the thread's connection if user code left a transaction open, to roll that transaction back."""
+    """Close the thread's connection if user code left a transaction open, to roll that transaction back.
+
+    Sets what the drive's connections carry again, such as a tenant, because user code may have changed it.
+    """
     # Under an open transaction the journal's own connection could wait for locks of this very thread.
     connection = connections[alias]
     left = [block for block in connection.atomic_blocks if not is_of_test_case(block)]
     if not left and not _is_inside(connection):
+        restore(alias)
         return
     logger.error("A handler or another function left a transaction open on %r; it is rolled back.", alias)
     connection.in_atomic_block = False

@@ -26,6 +26,7 @@ from agentruns.management.base import call_text, escaped, moment, shortened
 from agentruns.models import Approval, Run, Session
 from agentruns.services.runs import waiting
 from agentruns.utils import json as canonical
+from agentruns.utils.carry import carrying
 from agentruns.utils.redaction import get_logger, redact, redacted
 
 logger = get_logger("agentruns.management")
@@ -204,7 +205,7 @@ def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> 
         finally:
             connections[alias].close()
 
-    thread = threading.Thread(target=follow, name="agentruns-follower", daemon=True)
+    thread = threading.Thread(target=carrying(alias, follow), name="agentruns-follower", daemon=True)
     thread.start()
     try:
         yield

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from agentruns.models.fields import EscapedTextField, now, user_key
 from agentruns.models.run import Run
 from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.utils.carry import schema_of
 from agentruns.utils.db import database_now
 from agentruns.utils.ids import secret, uuid7
 
@@ -45,7 +46,7 @@ class ControlQuerySet(models.QuerySet["Control"]):
     def identity(self) -> str:
         """Find the database's random name, or create it; remember it if no transaction can roll it back."""
         connection = connections[self.db]
-        place = self.db, getattr(connection, "schema_name", "")  # of django-tenants
+        place = self.db, schema_of(self.db)
         if place not in _identities:
             rows = self.filter(name=self.model.DATABASE)
             if (name := rows.values_list("reason", flat=True).first()) is None:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
+from agentruns.utils.carry import carrying
+
 T = TypeVar("T")
 
 
@@ -73,17 +75,18 @@ async def in_thread(alias: str, function: Callable[..., T], *args: Any, **option
     Inside a transaction, or for an in-memory database, calls it in the thread that runs all other sync code.
     """
 
-    def is_alone() -> bool:  # other threads do not see its rows
-        connection: Any = connections[alias]
-        in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
-        return bool(connection.in_atomic_block or in_memory)
-
     def call() -> T:
         try:
             return function(*args, **options)
         finally:
             connections.close_all()
 
-    if await sync_to_async(is_alone)():
+    def elsewhere() -> Callable[[], T] | None:
+        connection: Any = connections[alias]
+        in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
+        is_alone = connection.in_atomic_block or in_memory  # other threads do not see its rows
+        return None if is_alone else carrying(alias, call)
+
+    if (work := await sync_to_async(elsewhere)()) is None:
         return await sync_to_async(function)(*args, **options)
-    return await sync_to_async(call, thread_sensitive=False)()
+    return await sync_to_async(work, thread_sensitive=False)()

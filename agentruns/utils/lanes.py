@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from django.db import connections
 
+from agentruns.conf import settings
+from agentruns.utils.carry import carrying
 from agentruns.utils.forks import in_child
 
 T = TypeVar("T")
@@ -34,6 +36,7 @@ class Lane:
         if not self._free.acquire(timeout=seconds):
             raise late
         done: Future[T] = Future()
+        work = carrying(settings.DATABASE, work)
 
         def target() -> None:
             try:
