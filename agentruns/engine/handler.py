@@ -36,7 +36,16 @@ from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolC
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
 from agentruns.utils.carry import carrying, restore
-from agentruns.utils.db import cannot_pass, delete_rows, is_read_only, read_committed, uptime
+from agentruns.utils.db import (
+    ABORTED,
+    cannot_pass,
+    delete_rows,
+    is_conflict,
+    is_read_only,
+    read_committed,
+    sqlstate,
+    uptime,
+)
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import conceal, driven, get_logger
 
@@ -68,6 +77,8 @@ class Observation:
     content: Any
     is_error: bool = False
     in_doubt: bool = False  # an error that leaves open whether the effect happened
+    is_refusal: bool = False  # an error of the handler's own that says that nothing happened
+    may_pass: bool = False  # rolled back because of a conflict with another transaction
     flags: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -103,8 +114,9 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
                 raise Interrupted(f"{type(error).__name__} inside the handler.") from error
             attributes.update(error=type(error).__name__, outcome="error")
             failed = Observation(described(error), is_error=True, seconds=time.perf_counter() - began)
+            failed.is_refusal = tool.refused(error)
             if tool.recovery in ("nothing", "reconcile"):
-                failed.in_doubt = not tool.refused(error)
+                failed.in_doubt = not failed.is_refusal
                 if not failed.in_doubt:
                     failed.content += NOTHING_HAPPENED
                 elif tool.recovery == "nothing":
@@ -116,7 +128,7 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
                     texts[id(cause)] = words(cause)
                     cause = cause.__cause__ or cause.__context__
                 conceal([*texts.values()])
-            level = logging.INFO if tool.refused(error) else logging.ERROR  # a refusal is expected
+            level = logging.INFO if failed.is_refusal else logging.ERROR  # a refusal is expected
             logger.log(level, "Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
             return failed
         conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
@@ -193,11 +205,12 @@ def run_transactional(
 ) -> Observation | None:
     """Run a handler and `record` its result in one transaction; return None if this is committed.
 
-    Returns the error as an Observation if the transaction is rolled back. Raises LeaseLostError, NotEntered,
+    Returns the error as an Observation if the transaction is rolled back; `may_pass` says that the call can
+    be entered again. Raises LeaseLostError, NotEntered,
     Interrupted if the handler ended its transaction by itself, and errors that may pass, such as a lost
     connection.
     """
-    done, alias = set[str](), driver.alias
+    done, alias, broken = set[str](), driver.alias, list[Exception]()
 
     def attempt() -> None:
         with transaction.atomic(using=alias, durable=True):
@@ -207,14 +220,18 @@ def run_transactional(
             read_committed(alias)
             blocks = list(connection.atomic_blocks)
             with fenced(alias):
-                with contained(alias):
+                with contained(alias, broken):
                     done.add("entered")
                     try:
                         observation = enter(tool, context, call.arguments)
                     except Interrupted as interruption:
                         observation = Observation(f"{interruption}{ROLLED_BACK}", is_error=True)
                 reached("after_tool")
-                require_same_transaction(connection)
+                try:
+                    require_same_transaction(connection)
+                except RuntimeError:  # the handler's own error, if it raised, says more
+                    if not observation.is_error:
+                        raise
                 restore(alias)  # the journal's rows follow
                 if observation.is_error:
                     raise _RollBack(observation)
@@ -236,7 +253,7 @@ def run_transactional(
             mend_connection(alias)
     except _RollBack as rolled_back:
         observation: Observation = rolled_back.args[0]
-        return observation
+        return observation if observation.is_refusal else explained(observation, tool, broken)
     except (LeaseLostError, Interrupted, NotEntered):
         raise
     except Exception as error:
@@ -252,8 +269,21 @@ def run_transactional(
         may_pass = isinstance(error, OperationalError | InterfaceError | MemoryError)
         if stateless_commit_failed or (may_pass and not is_read_only(error)):
             raise
-        return Observation(described(error) + ROLLED_BACK, is_error=True)
+        if tool.sensitive_results:
+            conceal([words(error)])
+        return explained(Observation(described(error) + ROLLED_BACK, is_error=True), tool, broken)
     return None
+
+
+def explained(observation: Observation, tool: Tool, broken: list[Exception]) -> Observation:
+    """Add the error of the statement that broke a handler's transaction, and whether that error may pass."""
+    for error in broken:
+        observation.may_pass = is_conflict(error)
+        if words(error) not in str(observation.content):
+            observation.content = f"{observation.content} The statement that failed: {described(error)}"
+        if tool.sensitive_results:
+            conceal([words(error)])
+    return observation
 
 
 @contextmanager
@@ -302,12 +332,22 @@ def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
 
 
 @contextmanager
-def contained(alias: str) -> Iterator[None]:
-    """Raise RuntimeError for SQL of a handler that would end its transaction or survive a rollback."""
+def contained(alias: str, broken: list[Exception]) -> Iterator[None]:
+    """Raise RuntimeError for SQL of a handler that would end its transaction or survive a rollback.
+
+    `broken` gets the error of the last statement if that failed, without errors that only follow from it.
+    """
 
     def check_own(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if not _ENDS_TRANSACTION.match(sql):
-            return execute(sql, params, many, context)
+            try:
+                result = execute(sql, params, many, context)
+            except Exception as error:
+                if sqlstate(error) not in ("", ABORTED):
+                    broken[:] = [error]
+                raise
+            broken.clear()
+            return result
         raise RuntimeError("A transactional tool may not begin or end a transaction by SQL: use atomic().")
 
     def check_other(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -34,6 +36,7 @@ RETURNED_LATE = "Said not to have happened, but its handler has returned without
 TIMED_OUT = "The handler did not return within {seconds} s."
 # After the commit of these rows the project's own code runs, and may take long or die.
 ANNOUNCED = {*outbox.EVENTS, *telemetry.EVENT_ATTRIBUTES}
+CONFLICTS = 5  # times that a transactional call enters again after a conflict with another transaction
 PARALLEL = 8  # threads for the parallel calls of one reply; further calls wait for their turn
 Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time at which it is too late
 
@@ -262,6 +265,7 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
 def _run_one(driver: Driver, call: Call) -> None:
     tool, context = driver.agent.tools[call.tool], driver.context(call.id, call.tool, call)
     observation: Observation | None
+    conflicts = 0
     reached("before_tool")
     while True:
         try:
@@ -279,6 +283,10 @@ def _run_one(driver: Driver, call: Call) -> None:
             if tool.transactional:
                 record = partial(_record, driver, call, joined=True)
                 observation = handler.run_transactional(driver, tool, context, call, record)
+                if observation is not None and observation.may_pass and conflicts < CONFLICTS:
+                    conflicts += 1  # all is rolled back: the same attempt enters again
+                    time.sleep(random.uniform(0, 0.05 * 2**conflicts))  # noqa: S311 - spreads load
+                    continue
             elif tool.timeout is None:
                 try:
                     observation = handler.enter(tool, context, call.arguments)

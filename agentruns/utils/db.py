@@ -26,6 +26,8 @@ T = TypeVar("T")
 TRIES = 12
 LOCK_SECONDS = 5
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's code for a wait that `lock_timeout` ended
+ABORTED = "25P02"  # for a statement after the one that broke its transaction
+CONFLICTS = ("40P01", "40001", LOCK_NOT_AVAILABLE)  # a deadlock, a serialization failure
 LOCK_TIMEOUT = (
     "set_config('lock_timeout', CASE current_setting('lock_timeout') WHEN '0'"
     f" THEN '{LOCK_SECONDS}s' ELSE current_setting('lock_timeout') END, true)"
@@ -91,6 +93,17 @@ def cannot_pass(error: BaseException) -> bool:
     """Check whether a database would always refuse a statement, because of its values or its size."""
     code = str(getattr(error.__cause__, "sqlstate", None) or "")
     return isinstance(error, DataError) or code[:2] in ("22", "54") or bool(_TOO_LARGE.search(str(error)))
+
+
+def sqlstate(error: BaseException) -> str:
+    """Find PostgreSQL's code of an error, or SQLite's name of it; "" if there is neither."""
+    cause = error.__cause__
+    return str(getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", None) or "")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Check whether others stood in a statement's way, so that a new transaction may succeed."""
+    return sqlstate(error).startswith((*CONFLICTS, "SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
 def is_read_only(error: BaseException) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db.models import F
 
 from agentruns import Agent, RunResult, ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
@@ -110,6 +113,143 @@ def test_the_start_of_the_next_call_is_in_no_handlers_transaction(effects: Effec
     first = next(kinds for kinds in batches if "tool_result" in kinds)
     assert first == ["tool_result"]
     assert (effects.count(), Order.objects.count()) == (1, 1)
+
+
+CODES = {
+    "postgresql": {"40P01": True, "40001": True, "55P03": True, "23505": False, "P0001": False},
+    "sqlite": {
+        "SQLITE_BUSY": True,
+        "SQLITE_BUSY_SNAPSHOT": True,
+        "SQLITE_LOCKED": True,
+        "SQLITE_FULL": False,
+    },
+}[connection.vendor]
+
+
+class Meets:
+    """A wrapper of a handler's statements: so many of them meet an error of the server."""
+
+    def __init__(self, code: str, times: int) -> None:
+        self.code, self.left = code, times
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "shop_order" not in sql or not self.left:
+            return execute(sql, params, many, context)
+        self.left -= 1
+        if connection.vendor == "postgresql":  # a real error, which breaks the transaction
+            raised = (
+                f"DO $$ BEGIN RAISE EXCEPTION 'met %', '{self.code}' USING ERRCODE = '{self.code}'; END $$"
+            )
+            return execute(raised, None, False, context)
+        cause = sqlite3.OperationalError(f"met {self.code}")
+        cause.sqlite_errorname = self.code
+        raise OperationalError(str(cause)) from cause
+
+
+def meet(code: str, times: int, way: str) -> tuple[Run, int, str]:
+    """Let a handler meet an error; give its run, how often it was entered and the result."""
+    entered, meets = [], Meets(code, times)
+
+    @tool(transactional=True, refuses=[LookupError])
+    def write(ctx: ToolContext) -> str:
+        entered.append(ctx.attempt)
+        make("before")
+        with connection.execute_wrapper(meets):
+            try:
+                make(f"A{len(entered)}")
+            except DatabaseError as error:
+                if way == "raises another":
+                    raise ValueError("no order") from error
+                if way == "refuses":
+                    raise LookupError("somebody else has the order") from error
+                if way == "raises":
+                    raise
+        if way == "goes on":
+            make("after")
+        return "written"
+
+    agent = shop_agent("meeting", {"tools": [call("write")]}, tools=[write])
+    run = the_run(run_agent(agent, "do it", "s1", idempotency_key="k"))
+    assert entered == [1] * len(entered), "one attempt"
+    return run, len(entered), str(payloads(run, "tool_result")[0]["content"])
+
+
+WAYS = ["raises", "raises another", "swallows", "goes on"]
+
+
+FIRST, *_, LAST = CODES
+CASES = [*((code, "raises") for code in CODES), *((code, way) for code in (FIRST, LAST) for way in WAYS[1:])]
+
+
+@pytest.mark.parametrize(("code", "way"), CASES)
+def test_what_others_made_fail_is_tried_again_and_happens_once(code: str, way: str) -> None:
+    run, entered, told = meet(code, 2, way)
+    if CODES[code]:
+        assert (run.status, outcomes(run), entered, told) == ("completed", ["ok"], 3, "written")
+        assert {*Order.objects.values_list("number", flat=True)} - {"after"} == {"before", "A3"}
+    else:
+        assert (outcomes(run), entered, Order.objects.count()) == (["error"], 1, 0)
+        assert f"Error: met {code}" in told and told.startswith("ValueError: no") == (way == "raises another")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_conflict_that_does_not_pass_is_told_with_its_cause(way: str) -> None:
+    run, entered, told = meet(FIRST, 100, way)
+    assert (run.status, outcomes(run), entered, Order.objects.count()) == ("completed", ["error"], 6, 0)
+    assert f"OperationalError: met {FIRST}" in told
+
+
+def test_a_refusal_of_the_handlers_own_is_not_tried_again() -> None:
+    run, entered, told = meet(FIRST, 100, "refuses")
+    assert (outcomes(run), entered, Order.objects.count()) == (["error"], 1, 0)
+    assert told.startswith("LookupError: somebody else")
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_the_model_is_told_which_statement_failed(raises: bool) -> None:
+    """The database's words, not that something was broken."""
+
+    @tool(transactional=True)
+    def twice(ctx: ToolContext) -> str:
+        make("A1")
+        try:
+            make("A1")
+        except IntegrityError:
+            if raises:
+                raise
+        with suppress(DatabaseError):
+            Order.objects.count()
+        return "written"
+
+    run = the_run(run_agent(shop_agent("twice", {"tools": [call("twice")]}, tools=[twice]), "do it", "s1"))
+    told = payloads(run, "tool_result")[0]["content"]
+    assert (outcomes(run), Order.objects.count()) == (["error"], 0)
+    assert "IntegrityError: " in told and "number" in told, told
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
+def test_two_runs_that_lock_two_orders_in_opposite_order_both_count() -> None:
+    """A real deadlock: the server ends one of the two, and that one enters again."""
+    make("A1"), make("A2")
+    locked = {"A1": threading.Event(), "A2": threading.Event()}
+
+    @tool(transactional=True)
+    def count(first: str, second: str) -> str:
+        for number in (first, second):
+            Order.objects.select_for_update().get(number=number)
+            locked[number].set()
+            assert locked[second].wait(LIMIT)
+        Order.objects.update(refunded_cents=F("refunded_cents") + 1)
+        return "counted"
+
+    def run(first: str, second: str) -> str:
+        turn = {"tools": [call("count", first=first, second=second)]}
+        agent = shop_agent(f"locks-{first}", turn, tools=[count])
+        return str(run_agent(agent, "do it", first, idempotency_key=first).status)
+
+    assert at_once(partial(run, "A1", "A2"), partial(run, "A2", "A1")) == ["completed", "completed"]
+    assert [*Order.objects.values_list("refunded_cents", flat=True)] == [2, 2]
+    assert [outcomes(each) for each in Run.objects.all()] == [["ok"], ["ok"]]
 
 
 def counter(*fate: Any) -> Agent:

@@ -350,6 +350,12 @@ RECOVERY = [
 ]  # fmt: skip
 
 TRANSACTIONAL = [
+    mutant("transactional: a conflict with another transaction is tried again",
+        Edit(HANDLER, "observation.may_pass = is_conflict(error)", "pass"),
+        "db/test_transactional.py::test_what_others_made_fail_is_tried_again_and_happens_once"),
+    mutant("transactional: the statement that broke the transaction is told",
+        Edit(HANDLER, "if words(error) not in str(observation.content):", "if False:"),
+        "db/test_transactional.py::test_the_model_is_told_which_statement_failed"),
     mutant("transactional: the database refuses any other COMMIT (the fence)",
         Edit(HANDLER, "(fence,) = fences.bulk_create([CommitFence(nothing_id=NOWHERE)])",
              "fence = CommitFence(pk=0)"),
