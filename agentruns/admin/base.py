@@ -242,10 +242,17 @@ _zones = cache(available_timezones)
 
 
 def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """Wrap a view so that its response, even one rendered later, shows times in the user's time zone."""
+    """Wrap a view so that its response, even one rendered later, shows times in the user's time zone.
+
+    Notes on the request's user who acts in the user's name (`policy.identify`).
+    """
 
     @wraps(view)
     def zoned(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        try:
+            journal.policy.identify(request)
+        except PermissionDeniedError as error:
+            raise PermissionDenied(str(error)) from error
         zone = zone_of(request)
         if zone is None:
             return view(request, *args, **kwargs)

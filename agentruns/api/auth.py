@@ -125,7 +125,7 @@ class SessionAuth(security.SessionAuth):
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Any | None:
         """Find the signed-in, active user; None if there is none."""
-        user = request.user
+        user = policy.identify(request)
         return user if user.is_authenticated and user.is_active else None
 
 

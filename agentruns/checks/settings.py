@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
@@ -100,6 +102,19 @@ def check_policy() -> Iterator[CheckMessage]:
                 hint="Correct the name; begin a helper's with an underscore.",
                 id="agentruns.W015",
             )
+
+
+@check()
+def check_impersonation() -> Iterator[CheckMessage]:
+    """Check that the policy knows who acts in others' names, if an app that lets people do so is there."""
+    found = [name for name in ("loginas", "django_su") if apps.is_installed(name)]
+    with suppress(Exception):  # `check_policy` tells of a policy that cannot be used
+        if found and settings.policy.impersonator is journal.policy.Policy.impersonator:
+            text = (
+                f"With {found[0]!r} people act in others' names, and the journal would not name these people."
+            )
+            hint = "Override impersonator(request) in AGENTRUNS_POLICY; see docs/howto/hosts.md."
+            yield Warning(text, hint=hint, id="agentruns.W023")
 
 
 @check()

@@ -120,7 +120,7 @@ def _run(driver: Driver, group: list[Call]) -> None:
         approval = approvals.get(pk=call.approval.id)
         assign(approval, card_columns(call, call.approval))
         restore(approval.run, driver.run)
-        if reasons := lapsed(approval, given, call.arguments):
+        if reasons := lapsed(approval, given, call.arguments, call.approval.by):
             lost[call.id] = reasons
         driver.mend()
 

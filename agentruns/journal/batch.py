@@ -95,8 +95,7 @@ class SessionState:
                 self.home = begun["session"], begun["scope"], owner["id"] if owner else None
         elif said := events.USER.of(row):
             is_message = said.get("reason") == events.MESSAGE
-            actor = said.get("actor") or events.PROGRAM
-            self.asking[row.seq] = [actor["id"]] if is_message else self._asked
+            self.asking[row.seq] = events.people(said.get("actor")) if is_message else self._asked
         elif reply := events.ASSISTANT.of(row):
             read = reply.get("read", row.seq)
             self.asking = {seq: who for seq, who in self.asking.items() if seq > read}

@@ -76,8 +76,9 @@ def requester_ids(*ids: Any, origin: Run | None = None) -> list[str]:
 
 
 def requested(user: Any, run: Run) -> bool:
-    """Check whether a user is one of a run's requesters."""
-    return user.pk is not None and str(user.pk) in map(unquote, run.requesters.split())
+    """Check whether a user, or the person who acts in the user's name, is one of a run's requesters."""
+    people = {str(user.pk), str(events.person_id(user))} - {"None"}
+    return not people.isdisjoint(map(unquote, run.requesters.split()))
 
 
 def why_not_decide(
@@ -133,11 +134,14 @@ def is_requester(actor: Any, run: Run) -> bool:
     return is_somebody(actor) and run.owner_id is not None and run.owner_id == actor.pk
 
 
-def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) -> dict[str, str]:
+def lapsed(
+    approval: Approval, given: Iterable[str], arguments: dict[str, Any], by: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Map each user who approved a call and may not approve it any more to the reason.
 
-    `given` are user ids from the journal. The ids of the program and of the session's visitors are never in
-    the result. Calls the project's policy, so it must run outside of every transaction.
+    `given` are user ids from the journal; `by` maps some to the person who acted in the user's name. The ids
+    of the program and of the session's visitors are never in the result. Calls the project's policy, so it
+    must run outside of every transaction.
     """
     model, reasons = get_user_model(), {}
     users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
@@ -147,6 +151,8 @@ def lapsed(approval: Approval, given: Iterable[str], arguments: dict[str, Any]) 
         if user is None:
             reasons[key] = _("User %(id)s is gone.") % {"id": key}
             continue
+        if person := (by or {}).get(key):
+            user.agentruns_person = user_of_key(person, users)
         visible = visible_approvals(user)
         if is_narrowed(visible) and not visible.filter(pk=approval.pk).exists():
             reasons[key] = _("%(name)s may not see it any more.") % {"name": user.get_username()}

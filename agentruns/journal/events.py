@@ -94,7 +94,20 @@ def actor_ref(actor: Any) -> kinds.Actor | None:
         return None if actor is None else {"id": "", "name": actor.name}
     if isinstance(actor, SessionBearer):
         return {"id": actor.actor_id, "name": actor.get_username()}
-    return {"id": str(actor.pk), "name": actor.get_username()}
+    name, person = actor.get_username(), getattr(actor, "agentruns_person", None)
+    if person is None:
+        return {"id": str(actor.pk), "name": name}
+    return {"id": str(actor.pk), "name": f"{person.get_username()} as {name}", "by": str(person.pk)}
+
+
+def people(actor: kinds.Actor | None) -> list[str]:
+    """List the ids of a recorded actor: the user's, and that of the person who acts in the user's name."""
+    return [] if actor is None else [each for each in (actor["id"], actor.get("by", "")) if each]
+
+
+def person_id(actor: Any) -> Any:
+    """Find the id of the person who acts in a user's name; None if that is the user or the program."""
+    return getattr(getattr(actor, "agentruns_person", None), "pk", None)
 
 
 def timestamp(moment: datetime) -> str:

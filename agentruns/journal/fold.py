@@ -47,6 +47,7 @@ class CallApproval:
     given: list[str] = field(default_factory=list)  # ids of the users who approved this digest
     names: list[str] = field(default_factory=list)
     channels: dict[str, str] = field(default_factory=dict)  # id of a user -> channel of the last approval
+    by: dict[str, str] = field(default_factory=dict)  # id of a user -> id of the person in the user's name
     actor: Actor | None = None
     reason: str = ""
     text: str = ""
@@ -326,9 +327,7 @@ def _rendered(state: RunState, row: Row, payload: events.RunStarted | events.Run
 
 def _user(state: RunState, row: Row, payload: events.User) -> None:
     state.corrections += payload.get("reason") == events.OUTPUT_INVALID
-    asker = (payload.get("actor") or events.PROGRAM)["id"]
-    if asker and asker not in state.requesters:
-        state.requesters = [*state.requesters, asker]
+    state.requesters = [*dict.fromkeys([*state.requesters, *events.people(payload.get("actor"))])]
 
 
 def _assistant(state: RunState, row: Row, payload: events.Assistant) -> None:
@@ -382,12 +381,13 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
         if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals
             call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
             approval.digest, approval.title = payload["digest"], payload["title"]
-            approval.given, approval.names = [], []
+            approval.given, approval.names, approval.by = [], [], {}
         actor = approval.actor or events.PROGRAM
         call.asked_since = (0 if "arguments" in payload else call.asked_since) + call.may_be_lost
         approval.given.append(actor["id"])
         approval.names.append(actor["name"])
         approval.channels[actor["id"]] = payload["channel"]
+        approval.by |= {actor["id"]: actor["by"]} if "by" in actor else {}
         is_enough = len(approval.given) >= approval.required
         approval.status = ApprovalStatus.APPROVED if is_enough else ApprovalStatus.PENDING
         return
@@ -413,6 +413,7 @@ def _approval_voided(state: RunState, row: Row, payload: events.ApprovalVoided) 
     given = zip(approval.given, approval.names, strict=True)
     kept = [(key, name) for key, name in given if key not in payload["voided"]]
     approval.given, approval.names = [key for key, _ in kept], [name for _, name in kept]
+    approval.by = {key: person for key, person in approval.by.items() if key in approval.given}
     approval.status, approval.actor = ApprovalStatus.PENDING, None
     approval.reason, approval.decided_at = "", None
     approval.why = payload.get("asks") or approval.why

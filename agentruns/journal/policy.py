@@ -206,6 +206,16 @@ class Policy:
         """Check whether a request's user has proved their identity, as AGENTRUNS_REAUTH_SECONDS requires."""
         return False
 
+    def impersonator(self, request: Any) -> Any:
+        """Find the person who acts in the name of the request's user; None if that is the user.
+
+        Knows django-hijack, by the session, and django-impersonate, by the request.
+        """
+        history = getattr(request, "session", {}).get("hijack_history")
+        if history:
+            return get_user_model()._default_manager.get(pk=history[0])
+        return getattr(request, "impersonator", None)
+
     def starts(self, user: Any, starters: str | None) -> bool:
         """Check whether a user may start an agent with these `starters`; everybody may if they are ANYONE.
 
@@ -273,6 +283,20 @@ def is_somebody(user: Any) -> bool:
     """Check whether an actor is a user who is signed in and active; only such users reach the policy."""
     is_user = not is_program(user) and not isinstance(user, SessionBearer)
     return bool(is_user and user.is_authenticated and user.is_active)
+
+
+def identify(request: Any) -> Any:
+    """Get a request's user, and note on the user who acts in the user's name (`Policy.impersonator`).
+
+    Raises PermissionDeniedError if the policy fails, because the journal would name the wrong person.
+    """
+    user, failed = request.user, object()
+    if is_somebody(user):
+        person: Any = ask("impersonator", failed, request)
+        if person is failed:
+            raise PermissionDeniedError(_("The project's policy failed to say who acts for this user."))
+        user.agentruns_person = None if person is not None and person.pk == user.pk else person
+    return user
 
 
 def user_of_key(key: Any, users: QuerySet[Any] | None = None) -> Any:

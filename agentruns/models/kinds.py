@@ -29,7 +29,8 @@ class Actor(TypedDict):
     """A user, a visitor, or a part of the program with id ""; None in a payload is the program itself."""
 
     id: str
-    name: str
+    name: str  # "X as Y" if the person X acts in the name of Y
+    by: NotRequired[str]  # the id of X
 
 
 PROGRAM: Actor = {"id": "", "name": "the program"}

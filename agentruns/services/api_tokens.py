@@ -85,6 +85,8 @@ def create_token(
     lifetime = timedelta(days=settings.TOKEN_DAYS) if expires_in is None else expires_in
     if not timedelta() < lifetime <= timedelta(days=settings.TOKEN_MAX_DAYS):
         raise ValueError(f"A token's lifetime must be positive and at most {settings.TOKEN_MAX_DAYS} days.")
+    if events.person_id(owner) is not None:  # whom no request with the token would name
+        raise PermissionDeniedError(_("Nobody makes a token in another person's name."))
     granted = [scope for scope in known if scope in asked]
     token, text = _make(lifetime, owner, name=name, scopes=granted, owner_id=whose.id)
     logger.info("API token made prefix=%s owner=%s scopes=%s", token.prefix, owner.pk, " ".join(token.scopes))

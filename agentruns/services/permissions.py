@@ -243,7 +243,8 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
         names = {"", *held, *(name.rpartition(".")[2] for name in held)}
         allowed &= Q(approvers__in=names | groups_of(user))
     if not settings.REQUESTER_MAY_APPROVE:
-        allowed &= ~Q(run__requesters__contains=f" {quote(str(user.pk))} ")
+        for person in events.people(events.actor_ref(user)):
+            allowed &= ~Q(run__requesters__contains=f" {quote(person)} ")
     return ask("decidable", pending.none(), user, pending.filter(in_time, own | allowed))
 
 
@@ -251,12 +252,15 @@ def already_given(actor: Any, approvals: Iterable[Approval]) -> set[UUID]:
     """Find the ids of `approvals` that the actor approved, except voided ones; none if `actor` is None."""
     if actor is None:
         return set()
-    who = (events.actor_ref(actor) or events.PROGRAM)["id"]
-    return {key for key, given in givers(approvals).items() if who in given}
+    who = {*events.people(events.actor_ref(actor))}
+    return {key for key, given in givers(approvals).items() if who & {*given, *given.values()}}
 
 
-def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
-    """Map the id of each partly approved approval to the ids of the people whose approval still counts."""
+def givers(approvals: Iterable[Approval]) -> dict[UUID, dict[str, str]]:
+    """Map the id of each partly approved approval to the ids of the users whose approval still counts.
+
+    Each user's id is mapped to the id of the person who acted in the user's name, "" if nobody did.
+    """
     partly = {
         (approval.run_id, approval.call_id): approval for approval in approvals if approval.approved_count
     }
@@ -266,7 +270,7 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
         run_id__in=[run_id for run_id, _ in partly],
         kind__in=(events.APPROVAL_DECIDED, events.APPROVAL_VOIDED),
     )
-    people: dict[UUID, list[str]] = {approval.pk: [] for approval in partly.values()}
+    people: dict[UUID, dict[str, str]] = {approval.pk: {} for approval in partly.values()}
     for run_id, call_id, facts in rows.order_by("seq").values_list("run_id", "call_id", "facts"):
         approval = partly.get((run_id, call_id))
         if approval is None:
@@ -275,8 +279,10 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, list[str]]:
         if "arguments" in facts.get(HAS, ()):  # an edit voids earlier approvals
             given.clear()
         if facts.get("verb") == "approve":
-            given.append(str((facts.get("actor") or events.PROGRAM)["id"]))
-        given[:] = [key for key in given if key not in facts.get("voided", ())]
+            actor = facts.get("actor") or events.PROGRAM
+            given[str(actor["id"])] = actor.get("by", "")
+        for key in facts.get("voided", ()):
+            given.pop(key, None)
     return people
 
 

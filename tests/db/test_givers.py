@@ -91,7 +91,7 @@ def test_an_approval_counts_no_more_once_its_giver_may_not_give_it(
         card.refresh_from_db()
         assert (card.status, card.approved_count) == ("pending", 1)
         assert (card.decided_at, card.decided_by_id) == (None, None)
-        assert permissions.givers([card]) == {card.pk: [str(bob.pk)]}
+        assert permissions.givers([card]) == {card.pk: {str(bob.pk): ""}}
         (voided,) = payloads(run, "approval_voided")  # once
         assert (voided["approval"], voided["voided"]) == (str(card.pk), [str(ann.pk)])
     assert loss != "without the permission" or "ann lacks the permission" in voided["why"]

@@ -139,7 +139,7 @@ EXECUTOR = [
              '    observation = Observation("too late", is_error=True)\n' + 20 * " " + "break"),
         "db/test_executor.py::test_a_timeout_is_no_result_and_what_comes_late_is_evidence"),
     mutant("executor: an exception does not say that nothing happened",
-        Edit(HANDLER, "failed.in_doubt = not tool.refused(error)", "failed.in_doubt = False"),
+        Edit(HANDLER, "failed.in_doubt = not failed.is_refusal", "failed.in_doubt = False"),
         "db/test_refusals.py::test_any_other_exception_leaves_a_doubt_and_the_next_call_asks"),
     mutant("executor: after such an error the tool's other calls of the reply are not run",
         Edit(CALLS, "each.tool == call.tool])", "False])"),

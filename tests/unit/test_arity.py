@@ -146,9 +146,17 @@ def deaf() -> None:
 
 def test_functions_that_settings_name(settings: Any) -> None:
     settings.AGENTRUNS_SCANNER = settings.AGENTRUNS_ANCHOR = f"{__name__}.deaf"
+    settings.AGENTRUNS_CONNECTION_STATE = f"{__name__}.deaf"
+    assert "agentruns.E024" in {each.id for each in check_values(None)}
     settings.AGENTRUNS_REFUSALS = settings.AGENTRUNS_NOTIFIERS = [f"{__name__}.deaf"]
     said = " ".join(str(each.msg) for each in (*check_values(None), *check_notifiers(None)))
-    for called in ("f(name, media_type, data)", "f(session_id, seq, head)", "f(error)", "f(notice)"):
+    for called in (
+        "f(name, media_type, data)",
+        "f(session_id, seq, head)",
+        "f(connection)",
+        "f(error)",
+        "f(notice)",
+    ):
         assert called in said
     with pytest.raises(TypeError, match=r"is called as f\(notice\)"):
         load_notifier(f"{__name__}.deaf")

@@ -66,8 +66,8 @@ def approve(
         if why := unfit(approval):
             raise ApprovalStateError(why)
     # Before the transaction, as `lapsed` calls users' code; an edit voids other approvals in any case.
-    givers = permissions.givers([approval]).get(approval.pk, []) if edit is None else []
-    lost = lapsed(approval, givers, approval.arguments)
+    givers = permissions.givers([approval]).get(approval.pk, {}) if edit is None else {}
+    lost = lapsed(approval, givers, approval.arguments, givers)
 
     def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
         if pending.only_answers:
@@ -101,7 +101,8 @@ def approve(
             payload |= {"arguments": edit["arguments"], "edited": edit["edited"]}
             payload |= {"title": edit["title"], "preview": edit["preview"]}
             payload["digest"] = call_digest(batch.state.secret, call.tool, edit["arguments"])
-        elif who["id"] in pending.given:  # an earlier giver may still deny, answer or edit
+        elif {who["id"], who.get("by")} & {*pending.given, *pending.by.values()}:
+            # An earlier giver may still deny, answer or edit.
             text = _("%(name)s approved %(id)s already; it takes %(required)d people.")
             facts = {"name": who["name"], "id": approval_id, "required": pending.required}
             raise ApprovalStateError(text % facts)

@@ -341,7 +341,8 @@ def write_end(
         text = _("Run %(run)s has nothing left to do at row %(seq)s: say in a text what to do.")
         raise RunStateError(text % {"run": origin.pk, "seq": at})
     mine, begun = fold(origin.pk, rows), first_row(request)
-    begun["requesters"] = requester_ids(request.owner.id, getattr(request.actor, "pk", None), origin=origin)
+    asked = request.owner.id, getattr(request.actor, "pk", None), events.person_id(request.actor)
+    begun["requesters"] = requester_ids(*asked, origin=origin)
     steps = mine.inherited + mine.step
     begun["origin"] = {"run": str(origin.pk), "seq": at, "hash": rows[-1].hash, "steps": steps}
     if mine.restored_at or was_held(alias, origin):

@@ -160,7 +160,8 @@ def write_start(batch: Batch, request: RunRequest) -> None:
     request.require_home(batch.state)
     begun = first_row(request)
     unread = chain.from_iterable(batch.state.asking.values())  # the run answers these as well
-    asked = (request.owner.id, getattr(request.actor, "pk", None), *filter(None, unread))
+    mine = request.owner.id, getattr(request.actor, "pk", None), events.person_id(request.actor)
+    asked = (*mine, *filter(None, unread))
     begun["requesters"] = requester_ids(*asked, origin=request.again)
     if request.not_before:
         begun["not_before"] = events.timestamp(request.not_before)
