@@ -22,7 +22,7 @@ from ninja.utils import check_csrf
 
 from agentruns.api.errors import MARK, URN, Problem
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError, NotFoundError
+from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events, policy
 from agentruns.journal.deciders import API_CHANNEL
 from agentruns.journal.events import Row
@@ -115,7 +115,10 @@ class SessionAuth(security.SessionAuth):
     """Authentication by Django's session: 401 if nobody is signed in, 403 for a POST without CSRF token."""
 
     def __call__(self, request: HttpRequest) -> Any | None:
-        user = self.authenticate(request, None)
+        try:
+            user = self.authenticate(request, None)
+        except PermissionDeniedError as error:  # also in an API whose project registers no errors
+            raise Problem.of(error) from error
         _throttle(request, user)
         if user is not None and check_csrf(request):
             raise Problem.named("csrf", "Send the CSRF cookie's value in the X-CSRFToken header.")

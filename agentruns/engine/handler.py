@@ -35,7 +35,7 @@ from agentruns.models import CommitFence, Message, Run
 from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext, Unknown
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
-from agentruns.utils.carry import carrying, restore
+from agentruns.utils.carry import carried, restore, state_of
 from agentruns.utils.db import (
     ABORTED,
     cannot_pass,
@@ -153,13 +153,12 @@ def words(error: BaseException) -> str:
 def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
     """Run `work` in a new thread that then closes its connections; in a TestCase run it in this thread."""
     future: Future[T] = Future()
-    carried = telemetry.carried()
-    carrying_work = carrying(alias, work)
+    told, state = telemetry.carried(), state_of(alias)
 
     def target() -> None:
-        with carried:
+        with told, carried(alias, state):  # also while the future's callbacks run
             try:
-                future.set_result(carrying_work())
+                future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
             finally:

@@ -1,4 +1,4 @@
-"""What a project sets on its connection, such as a tenant's schema: set again on connections that we open.
+"""The state that a project sets on its connection, such as a tenant's schema, for the connections we open.
 
 The journal has a connection of its own, and some of a project's functions are called in threads of their own.
 """

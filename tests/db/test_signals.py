@@ -29,6 +29,7 @@ from agentruns.services.sweep import sweep
 from agentruns.services.switches import switch
 from agentruns.services.transfer import export_run, import_run
 from agentruns.utils.db import delete_rows
+from tests.admin.pages import url
 from tests.api.http import Api
 from tests.db.exports import forget_everything
 from tests.db.helpers import run_out, sound, user
@@ -77,7 +78,10 @@ def test_a_whole_life_sends_no_signal_of_ours(
     fired: list[str], effects: Effects, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AGENTRUNS_APPROVAL_EXPIRES = timedelta(days=1)
-    ada, eve = user("ada"), user("eve", "decide_approval", "review_run", "view_run", "switch", "start_run")
+    ada, eve = (
+        user("ada"),
+        user("eve", "decide_approval", "review_run", "view_run", "switch", "start_run", is_staff=True),
+    )
     turns = [{"tools": [call("pay", iban="DE02", cents=5), call("refund", cents=5000)]}, {"text": "paid"}]
     agent = shop_agent("audited", *turns, tools=[pay, refund, ask_human])
     result = run_agent(agent, "pay", "s1", actor=ada, idempotency_key="k")
@@ -99,6 +103,10 @@ def test_a_whole_life_sends_no_signal_of_ours(
     extend(late.pending[0].pk, eve, timedelta(days=1))
     run_out(Approval.objects.get(pk=late.pending[0].pk))
     expire_due()
+    sweep()
+    carded = run_agent(shop_agent("carded", {"tools": [call("refund", cents=5000)]}), "go", "s5").pending[0]
+    pressed = Api(eve).client.post(url(carded, "deny"), {"digest": carded.digest, "reason": "no"})
+    assert (pressed.status_code, Approval.objects.get(pk=carded.pk).status) == (302, "denied")
     sweep()
     for state in ("off", "off", "on"):
         switch("tool", "pay", state, eve, reason="stop")

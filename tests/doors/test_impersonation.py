@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.test import Client
+from django.urls import path
 
 from agentruns import Policy, approve, deny, export_run, run_agent, tool
 from agentruns.checks.settings import check_impersonation
@@ -20,6 +21,7 @@ from agentruns.services.api_tokens import create_token
 from agentruns.services.runs import starting
 from agentruns.services.sweep import sweep
 from tests.admin.pages import url
+from tests.api.hosting import host
 from tests.api.http import Api, make_user, refused
 from tests.shop.agents import call, shop_agent
 
@@ -179,6 +181,14 @@ def test_a_person_who_is_gone_lets_nobody_in(agent: Any, eve: Any, boss: Any) ->
         api.post(f"/approvals/{pending().pk}/approve", {"digest": pending().digest}), 403, "permission-denied"
     )
     assert api.client.get(url(pending())).status_code == 403
+
+
+def test_in_somebody_elses_api_too(eve: Any, boss: Any, urlconf: Any) -> None:
+    urlconf(path("theirs/", host(errors=False).urls))
+    api = as_(eve, boss)
+    assert api.client.get("/theirs/agents/runs").status_code == 200
+    eve.delete()
+    assert api.client.get("/theirs/agents/runs").status_code == 403
 
 
 def test_nobody_makes_a_token_in_another_name(eve: Any, boss: Any) -> None:

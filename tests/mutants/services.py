@@ -99,7 +99,7 @@ DECISIONS = [
         "doors/test_impersonation.py::test_one_person_is_no_two_under_any_name"),
     mutant("approvals: who requested a run decides in nobody's name",
         Edit(DECIDERS, 'str(events.person_id(user))} - {"None"}', "}"),
-        "doors/test_impersonation.py::test_nobody_approves_their_own_as_somebody_else"),
+        "doors/test_impersonation.py::test_nobody_approves_their_own_request_as_somebody_else"),
     mutant("approvals: what was given in another's name lapses with who gave it",
         Edit(DECIDERS, "if person := (by or {}).get(key):", "if False:"),
         "doors/test_impersonation.py::test_it_is_asked_again_before_the_call_runs"),
