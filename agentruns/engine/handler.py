@@ -205,9 +205,8 @@ def run_transactional(
     """Run a handler and `record` its result in one transaction; return None if this is committed.
 
     Returns the error as an Observation if the transaction is rolled back; `may_pass` says that the call can
-    be entered again. Raises LeaseLostError, NotEntered,
-    Interrupted if the handler ended its transaction by itself, and errors that may pass, such as a lost
-    connection.
+    be entered again. Raises LeaseLostError, NotEntered, Interrupted if the handler ended its transaction by
+    itself, and errors that may pass, such as a lost connection.
     """
     done, alias, broken = set[str](), driver.alias, list[Exception]()
 
@@ -231,9 +230,9 @@ def run_transactional(
                 except RuntimeError:  # the handler's own error, if it raised, says more
                     if not observation.is_error:
                         raise
-                restore(alias)  # the journal's rows follow
                 if observation.is_error:
                     raise _RollBack(observation)
+                restore(alias)  # the journal's rows follow
                 if connection.atomic_blocks != blocks:  # the end of our block would then commit nothing
                     raise RuntimeError("The handler left a transaction block open.")
                 reached("before_result_commit")
@@ -268,8 +267,6 @@ def run_transactional(
         may_pass = isinstance(error, OperationalError | InterfaceError | MemoryError)
         if stateless_commit_failed or (may_pass and not is_read_only(error)):
             raise
-        if tool.sensitive_results:
-            conceal([words(error)])
         return explained(Observation(described(error) + ROLLED_BACK, is_error=True), tool, broken)
     return None
 
@@ -279,7 +276,8 @@ def explained(observation: Observation, tool: Tool, broken: list[Exception]) -> 
     for error in broken:
         observation.may_pass = is_conflict(error)
         if words(error) not in str(observation.content):
-            observation.content = f"{observation.content} The statement that failed: {described(error)}"
+            text = str(observation.content).removesuffix(ROLLED_BACK)
+            observation.content = f"{text} The statement that failed: {described(error)}{ROLLED_BACK}"
         if tool.sensitive_results:
             conceal([words(error)])
     return observation

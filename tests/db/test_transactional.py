@@ -15,6 +15,8 @@ from django.db.models import F
 
 from agentruns import Agent, RunResult, ToolContext, cancel_run, run_agent, start_run, tool
 from agentruns.exceptions import ToolDurabilityError
+from agentruns.journal.masking import mask_of
+from agentruns.journal.read import run_rows
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run
 from agentruns.services.sweep import sweep
@@ -225,6 +227,22 @@ def test_the_model_is_told_which_statement_failed(raises: bool) -> None:
     told = payloads(run, "tool_result")[0]["content"]
     assert (outcomes(run), Order.objects.count()) == (["error"], 0)
     assert "IntegrityError: " in told and "number" in told, told
+    assert raises or told.endswith("Everything the tool wrote was rolled back: nothing happened.")
+
+
+def test_what_a_sensitive_tools_statement_failed_with_is_masked() -> None:
+    @tool(transactional=True, sensitive_results=["*"])
+    def twice(ctx: ToolContext) -> str:
+        make("A1")
+        with suppress(IntegrityError):
+            make("A1")
+        return "written"
+
+    run = the_run(run_agent(shop_agent("twice", {"tools": [call("twice")]}, tools=[twice]), "do it", "s1"))
+    (row,) = [row for row in run_rows("default", run.pk) if row.kind == "tool_result"]
+    assert "IntegrityError" in row.payload["content"]
+    shown = str(mask_of(run).row(row).payload["content"])
+    assert "IntegrityError" not in shown and "rolled back" in shown
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
