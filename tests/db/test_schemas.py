@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,21 +15,23 @@ from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.db import connection, connections
 from django.db.backends.postgresql import base
+from django.db.models.functions import Now
 
-from agentruns import ToolContext, approve, run_agent, start_run, tool
+from agentruns import Agent, ModelRequest, ToolContext, approve, run_agent, start_run, tool
 from agentruns.checks.deployment import check_deployment
-from agentruns.engine import leases
+from agentruns.engine import drafts, leases
 from agentruns.journal.connection import OWN
 from agentruns.journal.verify import problems
-from agentruns.models import Approval, Message, Run, Session
+from agentruns.models import Approval, Draft, Message, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.services.switches import switch
+from agentruns.testing import ScriptedModel
 from tests.api.http import Api, make_user
 from tests.db.dying import elsewhere
 from tests.db.racing import at_once
 from tests.shop.agents import call, refund, shop_agent
 from tests.shop.models import Order
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -146,6 +149,29 @@ def test_a_tenants_runs_live_in_its_schema_in_every_thread(schemas: list[str], s
         assert not leases.is_draining("default"), "another tenant's worker was asked"
         sweep()
         assert Approval.objects.filter(status="pending").count() == 2
+
+
+def test_one_writer_of_drafts_serves_all_tenants(schemas: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PERIOD": 0.02, "PERIODS": {}, "LOOKS": 0.02}.items():
+        monkeypatch.setattr(drafts, name, value)
+    barrier = threading.Barrier(len(schemas))
+
+    def live(name: str) -> None:
+        def write(request: ModelRequest) -> dict[str, str]:
+            barrier.wait(LIMIT)
+            assert request.on_text is not None
+            request.on_text(name)
+            wait_for(lambda: Draft.objects.get().text == name, f"the draft of {name}")
+            barrier.wait(LIMIT)
+            return {"text": name}
+
+        with tenant(name):
+            agent = Agent(f"talks-{name}", instructions="Talk.", model=ScriptedModel([write]))
+            run = start_run(agent, "go", "s1")
+            Draft.objects.create(run=run, watched_until=Now() + timedelta(minutes=5))
+            assert sweep().completed == 1
+
+    assert at_once(*(partial(live, name) for name in schemas)) == [None, None]
 
 
 def test_a_stream_reads_its_own_tenant(schemas: list[str], settings: Any) -> None:
