@@ -69,7 +69,7 @@ BEARERS = [*TOKENS, *VISITED]
 WHO = ["anonymous", *sorted(SIGNED), *BEARERS]
 
 
-ABOUT_NO_USER = ("has_second_factor", "visitor_quota")  # of a request, and of a session
+ABOUT_NO_USER = ("has_second_factor", "impersonator", "visitor_quota")  # of a request, and of a session
 
 
 class Wary(Policy):
