@@ -132,8 +132,9 @@ def announce_blocked(alias: str, run: Run) -> None:
     Needs an open transaction.
     """
     controls, name = Control.objects.using(alias), Control.BLOCKED + run.definition_id
-    is_new = controls.get_or_create(name=name, defaults={"seen_at": Now()})[1]
-    if is_new or controls.filter(name=name, seen_at__lt=later(-ONCE)).update(seen_at=Now()):
+    never = Control(name=name, seen_at=datetime(1970, 1, 1, tzinfo=UTC))
+    controls.bulk_create([never], ignore_conflicts=True)
+    if controls.filter(name=name, seen_at__lt=later(-ONCE)).update(seen_at=Now()):
         about: dict[str, Any] = {"run_id": run.pk, "event": BLOCKED, "created_at": clock.now(alias)}
         _store(alias, [Notification(notifier=path, **about) for path in notifiers() if _wants(path, BLOCKED)])
 

@@ -25,7 +25,7 @@ DECISIONS = [
         Edit(BLOCKED, "(rests & lacking())", "lacking()"),
         "db/test_deploys.py::test_whatever_this_code_cannot_continue_is_blocked_until_it_can"),
     mutant("blocked: one notice for a definition, also of two workers at once",
-        Edit("journal/outbox.py", "if is_new or controls.filter(", "if True or controls.filter("),
+        Edit("journal/outbox.py", "if controls.filter(", "if True or controls.filter("),
         "db/test_deploys.py::test_one_notice_says_what_a_deploy_blocks"),
     mutant("blocked: a worker that drains sends no notice",
         Edit("engine/worker.py", " and not is_draining(alias)", ""),
