@@ -208,7 +208,7 @@ def session_token(
     of_session = ApiToken.objects.using(settings.DATABASE).filter(session_id=session.pk)
     runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, status__in=Run.UNFINISHED)
     if not runs.exists():  # an approval counts while the row of its token is there
-        delete_rows(of_session.filter(expires_at__lte=Now()))  # a chat page creates a token each time it loads
+        delete_rows(of_session.filter(expires_at__lte=Now()))  # each load of a chat page makes a token
     token, text = _make(ttl, session_id=session.pk)
     logger.info("Session token made prefix=%s session=%s", token.prefix, session.pk)
     return text

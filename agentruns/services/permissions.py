@@ -49,6 +49,7 @@ from agentruns.models.parts import HAS
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
 from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.utils.db import delete_rows
 from agentruns.utils.redaction import get_logger
 
 logger, passwords = get_logger("agentruns.reveals"), get_logger("agentruns.passwords")
@@ -352,6 +353,6 @@ def confirm_password(request: Any, password: str) -> str:
             user_login_failed.send(__name__, credentials=given, request=request)
         passwords.warning("Wrong password for a decision user=%s address=%s", user.pk, address)
         return _("That is not your password.")
-    StartCount.objects.using(alias).filter(user_id=who[:NAME_LENGTH]).delete()
+    delete_rows(StartCount.objects.using(alias).filter(user_id=who[:NAME_LENGTH]))
     request.session[CONFIRMED_AT] = clock.now(alias).timestamp()
     return ""
