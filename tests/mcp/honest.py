@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import sys
+from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer  # noqa: TID253 - a process of its own
@@ -33,7 +35,18 @@ def fail() -> str:
     raise ValueError("on purpose")
 
 
+async def legacy(scope: Any, receive: Any, send: Any) -> None:
+    """Serve only the era of the protocol that has sessions."""
+    if scope["type"] == "http" and dict(scope["headers"]).get(b"mcp-protocol-version", b"") > b"2026":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+    else:
+        await app(scope, receive, send)
+
+
+app = server.streamable_http_app()
+
 if __name__ == "__main__":
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
         print(listener.getsockname()[1], flush=True)
-        uvicorn.Server(uvicorn.Config(server.streamable_http_app())).run(sockets=[listener])
+        uvicorn.Server(uvicorn.Config(app if sys.argv[2:] == ["modern"] else legacy)).run(sockets=[listener])

@@ -4,7 +4,8 @@
 does is said in its environment: LEDGER (a file of effects), ERA (legacy or modern), FORM (json or sse, over
 HTTP), CHANGED (a file: while it is there, `post` is declared in another way), CLOSES (record the end), STAYS
 (go on after it), CHILD (start another process, and record both), PAGES (seconds for each page
-of an endless list).
+of an endless list), FORGETS (have sessions, over HTTP, and forget the session of some requests: JSON with
+`at`, a list as ["tools/call 2"], and the `status`, `body` and `type` of the answer, with $id for its id).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -30,9 +33,12 @@ COMPLETE = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
 ANY = {"type": "object", "properties": {"text": {"type": "string"}, "size": {"type": "integer"}}}
 NAMES = (
     "post", "silent", "twice", "dies", "huge", "words", "asks", "fails", "rejects", "garbage", "picture",
-    "misfit", "kills", "again", "status", "slow", "unread",
+    "misfit", "kills", "again", "status", "slow", "unread", "broken",
 )  # fmt: skip
 out = threading.Lock()
+forgets: dict[str, Any] = json.loads(os.environ.get("FORGETS", "null"))
+sessions: set[str] = set()
+asked: Counter[str] = Counter()
 
 
 def record(key: str, **facts: Any) -> None:
@@ -168,7 +174,7 @@ def stdio() -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Streamable HTTP, without sessions."""
+    """Streamable HTTP, without sessions unless it FORGETS them."""
 
     protocol_version = "HTTP/1.1"
 
@@ -176,6 +182,11 @@ class Handler(BaseHTTPRequestHandler):
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         name = (message.get("params") or {}).get("name")
         given = (message.get("params") or {}).get("arguments") or {}
+        if self.path.startswith("/gone"):
+            self.reply(404, b"<html>", "text/html")
+            return
+        if forgets and "id" in message and self.forgotten(message):
+            return
         if message.get("method") == "tools/call":
             record("headers", **{each.lower(): value for each, value in self.headers.items()})
         if name == "again":  # a redirect to itself, after the effect
@@ -187,6 +198,9 @@ class Handler(BaseHTTPRequestHandler):
         elif name == "status":
             record("status")
             self.reply(given["size"], given.get("text", "no").encode(), "text/plain")
+        elif name == "broken":  # a stream that ends before the answer, and can be resumed
+            record("broken")
+            self.reply(200, b"id: 1\nretry: 1\ndata: \n\n", "text/event-stream")
         elif name == "unread":
             record("unread")
             self.send_response(200)
@@ -210,15 +224,34 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(600)  # waits: until it is killed
 
     def do_GET(self) -> None:
-        self.reply(405, b"", "text/plain")
+        self.reply(404 if self.headers["Last-Event-ID"] else 405, b"", "text/plain")
 
     do_DELETE = do_GET
+
+    def forgotten(self, message: dict[str, Any]) -> bool:
+        """Open a session, or refuse a request whose session is not known."""
+        method, session = message.get("method", ""), self.headers["Mcp-Session-Id"]
+        asked[method] += 1
+        if f"{method} {asked[method]}" in forgets["at"]:
+            sessions.discard(session)
+            body = forgets["body"].replace("$id", str(message["id"]))
+            self.reply(forgets["status"], body.encode(), forgets.get("type", "application/json"))
+        elif method in ("initialize", "server/discover"):
+            return False
+        elif session not in sessions:
+            self.reply(404, b"Session not found", "text/plain")
+        else:
+            return False
+        return True
 
     def reply(self, status: int, body: bytes, kind: str) -> None:
         """Answer a request."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        if forgets and b'"protocolVersion"' in body:  # the answer to `initialize`
+            sessions.add(session := uuid.uuid4().hex)
+            self.send_header("Mcp-Session-Id", session)
         self.end_headers()
         self.wfile.write(body)
 

@@ -91,8 +91,19 @@ def test_a_missing_lock_is_an_error_of_the_checks(tmp_path: Path, file: Path) ->
     assert (absent.id, unknown.id) == ("agentruns.E023", "agentruns.E023")
     assert "there is no" in absent.msg
     assert unknown.msg.endswith("s.mcp.json has no fly, swim.")
-    file.write_text("{")
-    with pytest.raises(ValueError, match="is no lock file of an MCP server"):
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "{}", "[]", "null", '{"tools": 3}', '{"tools": {"a": 1}}', '{"tools": [{}]}',
+        '{"tools": [{"name": "a"}]}', '{"tools": [{"name": [], "inputSchema": {}}]}',
+        '{"tools": [{"name": "a", "inputSchema": true}]}',
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_lock_file_says_what_to_do(file: Path, text: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"is no lock file of an MCP server: .*manage.py lock_mcp_tools s`"):
         mcp_tools(NOWHERE, name="s", lock=file)
 
 

@@ -20,7 +20,7 @@ from agentruns.tools.mcp import client
 from tests.effects import Effects
 from tests.mcp.hostile import HOSTILE as WORDS
 from tests.mcp.hostile import PNG
-from tests.mcp.servers import HOSTILE, Declare, acted, drive, results
+from tests.mcp.servers import HOSTILE, NOBODY, Declare, acted, drive, results
 from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
 from tests.waiting import wait_for
@@ -137,6 +137,88 @@ def test_a_status_that_refuses_does_so_with_words_of_the_protocol_too(
     (broken,) = results(drive(tools, "status", size=502, text=json.dumps(gone)))
     assert "may or may not have happened" in broken
     assert effects.count("status") == 2
+
+
+def error(text: str, number: str = "null") -> str:
+    return f'{{"jsonrpc": "2.0", "id": {number}, "error": {{"code": -32000, "message": "{text}"}}}}'
+
+
+UNKNOWN = "Bad Request: No valid session ID provided"
+
+
+@pytest.mark.parametrize(
+    ("at", "status", "body", "kind"),
+    [
+        (["tools/call 2"], 404, error("Session not found"), "application/json"),
+        (["tools/call 2"], 404, error("Session not found", "$id"), "application/json"),
+        (["tools/call 2"], 404, "<html><h1>404 Not Found</h1></html>", "text/html"),
+        (["tools/call 1"], 404, "", "text/plain"),
+        (["tools/call 2"], 400, UNKNOWN, "text/plain"),
+        (["tools/call 2"], 400, error(UNKNOWN), "application/json"),
+        (["tools/call 2"], 400, error("Bad Request: Server not initialized"), "application/json"),
+        (["tools/list 2"], 404, error("Session not found"), "application/json"),
+        (["tools/list 2", "tools/call 2"], 404, "Not Found", "text/plain"),
+    ],
+)
+def test_a_call_in_a_session_that_the_server_forgot_is_sent_again_in_a_new_one(
+    over_http: Declare, effects: Effects, at: list[str], status: int, body: str, kind: str
+) -> None:
+    """It executed nothing, and the protocol demands a new session; for the journal it is one attempt."""
+    tools = over_http(FORGETS=json.dumps({"at": at, "status": status, "body": body, "type": kind}))
+    run = drive(tools, "post", call("h__post", text="two"), text="one")
+    assert (run.status, results(run)) == ("completed", ["post: one", "post: two"])
+    started = Message.objects.filter(run=run, kind="tool_started")
+    assert [effects.count(row.payload["key"]) for row in started] == [1, 1]
+    assert problems(run.session_id) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "status", "body", "expected"),
+    [
+        (["tools/call 1", "tools/call 2"], 404, "gone", "status 404 (in a new session, too) Nothing"),
+        (["tools/call 1"], 404, error("no such order", "$id"), "no such order Nothing happened."),
+        (["tools/call 1"], 400, error("Session not found", "$id"), "Session not found Nothing happened."),
+        (["tools/call 1"], 400, error("no such order"), "no such order Nothing happened."),
+        (["tools/call 1"], 409, error("Session not found"), ""),
+        (["tools/call 1"], 503, error(UNKNOWN), ""),
+        (["initialize 2", "tools/call 1"], 404, "gone", "no MCP server answers at this URL"),
+    ],
+)
+def test_what_does_not_say_that_the_session_is_unknown_is_sent_once(
+    over_http: Declare, effects: Effects, at: list[str], status: int, body: str, expected: str
+) -> None:
+    run = drive(over_http(FORGETS=json.dumps({"at": at, "status": status, "body": body})), "post", text="one")
+    assert run.status == ("completed" if expected else "orphaned")
+    assert not expected or expected in results(run)[0]
+    assert acted(effects, "post") == 0
+
+
+def test_an_answer_that_breaks_off_is_in_doubt_although_its_session_is_unknown_then(
+    over_http: Declare, effects: Effects
+) -> None:
+    """The SDK asks for the rest, and gets 404: the call itself had been accepted."""
+    run = drive(over_http(FORGETS=json.dumps({"at": [], "status": 404, "body": ""})), "broken")
+    assert (run.status, effects.count("broken")) == ("orphaned", 1)
+
+
+def test_a_server_that_comes_back_with_other_tools_gets_no_call(
+    over_http: Declare, effects: Effects, tmp_path: Path
+) -> None:
+    tools = over_http(FORGETS=json.dumps({"at": ["tools/call 1"], "status": 404, "body": ""}))
+    (server,) = declared.servers()
+    server.listed(NOBODY)
+    (tmp_path / "changed").touch()
+    with pytest.raises(client.McpChanged):
+        server.send("post", 30, arguments={"text": "one"}, ctx=NOBODY)
+    assert acted(effects, "post") == 0 and tools
+
+
+def test_a_url_without_a_server_is_told(over_http: Declare) -> None:
+    over_http()
+    (server,) = declared.servers()
+    target = client.Target(url=server.target.url.replace("/mcp", "/gone"))
+    with pytest.raises(ToolRefused, match="HTTP status 404: no MCP server answers at this URL"):
+        client.list_tools(target, {})
 
 
 def test_a_redirect_is_not_followed(over_http: Declare, effects: Effects) -> None:

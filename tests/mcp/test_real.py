@@ -6,16 +6,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from agentruns import approve, resume_run, run_agent
+from agentruns import approve, resume_run, run_agent, tool
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
 from agentruns.tools import Tool
-from agentruns.tools.mcp import client
 from tests.mcp.servers import lock
 from tests.programs import ROOT, run_program
 from tests.shop.agents import call, shop_agent
@@ -87,23 +88,31 @@ def test_time_tells_the_time_and_needs_nobody(tmp_path: Path) -> None:
     assert "21:00" in str(Message.objects.get(kind="tool_result").payload["content"])
 
 
+@contextmanager
+def serving(port: int = 0, era: str = "modern") -> Iterator[str]:
+    """Run the SDK's server, and yield its URL."""
+    command, quiet = [sys.executable, "-m", "tests.mcp.honest", str(port), era], subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+
+        def answers() -> bool:
+            with suppress(httpx.HTTPError):
+                return httpx.get(f"http://127.0.0.1:{port}/").status_code > 0
+            return False
+
+        wait_for(answers, "the server")
+        try:
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
     """The URL of the SDK's server."""
-    command, quiet = [sys.executable, "-m", "tests.mcp.honest"], subprocess.DEVNULL
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
-        assert process.stdout is not None
-        place = f"http://127.0.0.1:{process.stdout.readline().strip()}/mcp"
-
-        def answers() -> bool:
-            try:
-                return bool(client.list_tools(client.Target(url=place), {}))
-            except Exception:
-                return False
-
-        wait_for(answers, "the server")
+    with serving() as place:
         yield place
-        process.kill()
 
 
 def test_the_server_of_the_sdk_over_http(url: str, tmp_path: Path) -> None:
@@ -114,3 +123,22 @@ def test_the_server_of_the_sdk_over_http(url: str, tmp_path: Path) -> None:
     contents = [row.payload["content"] for row in Message.objects.filter(kind="tool_result").order_by("seq")]
     assert contents[:2] == [{"total": 3}, {"result": "Hello you"}]
     assert contents[2].startswith("McpError: Error executing tool fail")
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_server_that_is_started_anew_between_two_calls_of_a_drive(tmp_path: Path, era: str) -> None:
+    """In the era with sessions it has forgotten the session, and answers 404 to the second call."""
+    with ExitStack() as first, ExitStack() as second:
+        url = first.enter_context(serving(0, era))
+
+        @tool(safe_to_retry=True)
+        def deploy() -> str:
+            first.close()
+            second.enter_context(serving(int(url.split(":")[2].split("/")[0]), era))
+            return "deployed"
+
+        tools = [*lock(url, "h", tmp_path / "h.json", requires_approval=False), deploy]
+        turns = [call("h__add", first=1, second=2), call("deploy"), call("h__add", first=3, second=4)]
+        run_agent(shop_agent("deploys", *({"tools": [each]} for each in turns), tools=tools), "do it", "s1")
+    contents = [row.payload["content"] for row in Message.objects.filter(kind="tool_result").order_by("seq")]
+    assert contents == [{"total": 3}, "deployed", {"total": 7}]

@@ -60,13 +60,25 @@ class Server:
 
     @cached_property
     def locked(self) -> dict[str, dict[str, Any]] | None:
-        """The tools in the lock file by name; None without a file. Raises ValueError if it is no JSON."""
+        """The tools in the lock file by name; None without a file. Raises ValueError for another file."""
         try:
-            return {each["name"]: each for each in json.loads(self.file.read_text())["tools"]}
+            found = {each["name"]: each for each in json.loads(self.file.read_text())["tools"]}
+            if all(
+                isinstance(each["inputSchema"], dict) and isinstance(each["name"], str)
+                for each in found.values()
+            ):
+                return found
+            wrong: Any = "a tool needs a name and an object `inputSchema`"
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise ValueError(f"{self.file} is no lock file of an MCP server: {error}") from error
+            wrong = error
+        except (LookupError, TypeError):
+            wrong = "it needs a list `tools`, each with `name` and `inputSchema`"
+        raise ValueError(
+            f"{self.file} is no lock file of an MCP server: {wrong}. Delete the file, and write it anew with "
+            f"`manage.py lock_mcp_tools {self.name}`."
+        )
 
     def listed(self, ctx: ToolContext) -> Listed:
         """List the tools that the server declares now; raises ToolRefused if it cannot be reached."""

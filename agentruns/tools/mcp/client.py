@@ -51,6 +51,10 @@ class McpChanged(ToolRefused):
     """Raised if a server declares its tools in another way than its lock file; the call was not sent."""
 
 
+class McpForgotten(ToolRefused):
+    """Raised if a server does not know the session of a request; it executed nothing."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Target:
     """The address of a server: a URL, or a command with variables that are added to a minimal environment."""
@@ -183,22 +187,29 @@ class Loop:
     async def use(self, key: Key, work: Work[T]) -> T:
         """Do `work` in the session for a key; open a session if there is none.
 
-        Retires the session after any error but McpError.
+        Retires the session after any error but McpError. Does `work` once more, in a new session, if the
+        server has forgotten the session: it executed nothing, and the protocol demands a new session.
         """
-        session = self.sessions.get(key)
-        if session is None:
-            session = self.sessions[key] = Session(self, key)
-        session.busy += 1
-        try:
-            return await work(session, await asyncio.shield(session.opened))
-        except McpError:
-            raise  # the server answered, so the session works
-        except BaseException:
-            session.retire()
-            raise
-        finally:
-            session.busy -= 1
-            session.touched.set()
+        for is_last in (False, True):
+            session = self.sessions.get(key)
+            if session is None:
+                session = self.sessions[key] = Session(self, key)
+            session.busy += 1
+            try:
+                return await work(session, await asyncio.shield(session.opened))
+            except McpError:
+                raise  # the server answered, so the session works
+            except McpForgotten as error:
+                session.retire()
+                if is_last:
+                    raise McpForgotten(f"{error} (in a new session, too)") from error
+            except BaseException:
+                session.retire()
+                raise
+            finally:
+                session.busy -= 1
+                session.touched.set()
+        raise AssertionError("The last round returns or raises.")
 
     async def close(self) -> None:
         """Leave every session, even one with a running call."""
@@ -279,8 +290,6 @@ def call_tool(
         from mcp.shared.exceptions import MCPError
         from pydantic import TypeAdapter
 
-        from agentruns.tools.mcp.http import TOKEN
-
         if why := why_not(await _tools(held, session, anew=False)):
             raise McpChanged(why)
         left = end - uptime()
@@ -300,10 +309,9 @@ def call_tool(
                 request_read_timeout_seconds=None if timeout is None else left,
             )
         except MCPError as error:
-            verdict = error.error.data.get(TOKEN) if isinstance(error.error.data, dict) else None
-            text = one_line(error.error.message, LONGEST_TEXT)
-            if verdict == "refused":
-                raise ToolRefused(text) from error
+            verdict, text = _verdict(error), one_line(error.error.message, LONGEST_TEXT)
+            if verdict in ("refused", "forgotten"):
+                raise {"refused": ToolRefused, "forgotten": McpForgotten}[verdict](text) from error
             lost = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
             if verdict == "lost" or error.code in lost:
                 raise ToolDurabilityError(f"No answer: {text}") from error
@@ -346,7 +354,18 @@ async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed
 def _refusal(target: Target, error: BaseException) -> ToolRefused:
     if isinstance(error, ToolRefused):
         return error
-    return ToolRefused(f"The MCP server {target.shown} cannot be reached: {_told(error)}")
+    kind = McpForgotten if _verdict(error) == "forgotten" else ToolRefused
+    return kind(f"The MCP server {target.shown} cannot be reached: {_told(error)}")
+
+
+def _verdict(error: BaseException) -> str:
+    """Find the verdict that the HTTP client put into an error of the SDK; "" if there is none."""
+    data = getattr(getattr(error, "error", None), "data", None)
+    if not isinstance(data, dict):
+        return ""
+    from agentruns.tools.mcp.http import TOKEN
+
+    return str(data.get(TOKEN, ""))
 
 
 def _told(error: BaseException) -> str:
