@@ -19,7 +19,7 @@ from agentruns.agents import output, prices
 from agentruns.agents.agent import Agent, unpriced
 from agentruns.conf import settings
 from agentruns.engine import gate, handler, in_doubt, tool_calls
-from agentruns.engine.drafts import Reply, drafting
+from agentruns.engine.drafts import STOPPED, Reply, drafting
 from agentruns.engine.driver import PASSING, Driver
 from agentruns.engine.leases import SERVICE, DrainCheck, Heartbeat, Lease, take
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
@@ -299,7 +299,7 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
                 params = {name: each for name, each in request.params.items() if same or name == "max_tokens"}
                 asked = replace(request, model=identity, params=params)
             with telemetry.span("model", partial(_facts, driver, model)) as attributes:
-                reply = call_model(resolve(model), asked)
+                reply = call_model(resolve(model), asked, partial(_require_wanted, driver, draft))
                 facts = {"response_model": reply.model, "usage": reply.usage}
                 attributes.update(stop_reason=reply.stop_reason, **facts)
             return reply, identity
@@ -322,6 +322,18 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             driver.commit(partial(_model_raised, driver, error))
             raise
     raise AssertionError("A fallback has no fallback.")
+
+
+def _require_wanted(driver: Driver, draft: Reply | None) -> None:
+    """Raise ProviderError if nobody waits for the reply that is being requested."""
+    lease = driver.lease
+    is_over = lease is not None and (lease.lost.is_set() or lease.cancelled.is_set())
+    if is_over or (draft is not None and draft.is_stopped):
+        raise ProviderError(STOPPED, disposition="pause", type="reply_stopped")
+    if driver.is_cancelled("", 0):
+        raise ProviderError(
+            f"No reply within {settings.TOOL_TIMEOUT:g} s.", disposition="retry", type="timeout"
+        )
 
 
 def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:

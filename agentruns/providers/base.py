@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from agentruns.exceptions import AgentRunsError
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, is_deeper
-from agentruns.utils.calls import call
+from agentruns.utils.calls import on_loop
 
 Disposition = Literal["retry", "pause", "fail"]
 # Claude's, OpenAI's two APIs' and OpenRouter's: a stored `prompt` may bring tools of its own.
@@ -106,9 +107,13 @@ class Model(Protocol):
         ...
 
 
-def call_model(model: Model, request: ModelRequest) -> ModelReply:
-    """Request a reply from a model and check it; raises ProviderError, or whatever the model raises."""
-    return check_reply(call(model.propose, request))
+def call_model(model: Model, request: ModelRequest, check: Callable[[], None] = lambda: None) -> ModelReply:
+    """Request a reply from a model and check it; raises ProviderError, or whatever the model raises.
+
+    `check` is called regularly while a coroutine runs. If it raises an exception, this cancels the coroutine.
+    """
+    reply = model.propose(request)
+    return check_reply(on_loop(reply, model, check) if inspect.isawaitable(reply) else reply)
 
 
 def check_reply(reply: Any) -> ModelReply:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections
 
 from agentruns.utils.carry import carrying
+from agentruns.utils.forks import disconnect, in_child, keep, renewed
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 0.5  # between two calls of `check` in `on_loop`
 
 
 def path_of(function: Any) -> str:
@@ -67,6 +73,68 @@ def wait(awaitable: Awaitable[T]) -> T:
         return thread.submit(copy_context().run, run).result()
     finally:
         thread.shutdown(wait=False)
+
+
+_lock = renewed(threading.Lock())
+_loop: asyncio.AbstractEventLoop | None = None
+_owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def _after_fork() -> None:
+    global _loop
+    keep(_loop)
+    _loop = None
+    for owner in [*_owners.values()]:
+        disconnect(owner)
+
+
+in_child(_after_fork)
+
+
+def on_loop(awaitable: Awaitable[T], owner: Any, check: Callable[[], None] = lambda: None) -> T:
+    """Wait for an awaitable that runs on the one event loop of this process; return its result.
+
+    The loop never ends, so an async HTTP client that `owner` keeps can use its connections again; a forked
+    process has a loop of its own, and the client no connection of its parent. ORM work runs in this thread.
+    `check` is called regularly; if it raises an exception, this cancels the awaitable and raises that
+    exception. An exception in this thread, such as a worker's time limit, cancels the awaitable, too.
+    """
+    global _loop
+    left = threading.Event()
+    with _lock:
+        if _loop is None:
+            made = asyncio.new_event_loop()
+            threading.Thread(target=made.run_forever, name="async-models", daemon=True).start()
+            _loop = made
+        loop = _loop
+        with suppress(TypeError):  # it has no weak references
+            _owners[id(owner)] = owner
+    if asyncio._get_running_loop() is loop:  # this thread runs the loop, and must not wait for it
+        return wait(awaitable)
+
+    async def finish() -> T:
+        executor = AsyncToSync.executors.current  # asgiref's for this thread; another thread would not see it
+
+        async def work() -> T:
+            AsyncToSync.executors.current = executor
+            return await awaitable
+
+        working = asyncio.run_coroutine_threadsafe(work(), loop)
+        result = asyncio.wrap_future(working)
+        try:
+            while not (await asyncio.wait({result}, timeout=LOOK_SECONDS))[0]:
+                if left.is_set():
+                    raise asyncio.CancelledError
+                check()
+            return result.result()
+        finally:
+            working.cancel()
+
+    try:
+        return wait(finish())
+    except BaseException:
+        left.set()
+        raise
 
 
 async def in_thread(alias: str, function: Callable[..., T], *args: Any, **options: Any) -> T:

@@ -28,15 +28,27 @@ def keep(inherited: Any) -> None:
 
 
 def without_connections(part: Any) -> Any:
-    """Copy an HTTP client of httpx, or a transport in it, without its open connections."""
+    """Copy a sync or async HTTP client of httpx, or a transport in it, without its open connections."""
     made = copy.copy(part)
     members = getattr(made, "__dict__", {})
     if "_connections" in members:  # a pool of httpcore; a thread of the parent may have held its lock
         members |= {"_connections": [], "_requests": []}
         made._optional_thread_lock = type(part._optional_thread_lock)()
     for name, value in [*members.items()]:
-        if hasattr(value, "handle_request"):
+        if hasattr(value, "handle_request") or hasattr(value, "handle_async_request"):
             members[name] = without_connections(value)
     if "_mounts" in members:
         members["_mounts"] = {key: each and without_connections(each) for key, each in part._mounts.items()}
     return made
+
+
+def disconnect(owner: Any) -> None:
+    """Drop, in a forked process, the open connections of each httpx client that is an attribute of `owner`.
+
+    An attribute may also be an SDK's client, which has its HTTP client as `_client`.
+    """
+    for value in [*getattr(owner, "__dict__", {}).values()]:
+        client = getattr(value, "_client", value)
+        if hasattr(client, "_transport") and hasattr(client, "_mounts"):
+            keep(copy.copy(client))
+            vars(client).update(vars(without_connections(client)))
