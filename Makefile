@@ -23,7 +23,7 @@ POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
-	$(patsubst %,tests/db/test_%.py,cost deploys draining executor hostile journal payloads retention rewound) \
+	$(patsubst %,tests/db/test_%.py,cost deploys draining executor failed_drives hostile journal payloads retention rewound) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs watch) \
 	$(addprefix tests/db/test_givers.py::test_a_,revocation_races_with_the_start \
 	token_that_is_revoked_while_a_worker_drives_lets_nothing_start) \

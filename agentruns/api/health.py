@@ -16,6 +16,7 @@ from agentruns.api.schemas import Health
 from agentruns.conf import settings
 from agentruns.journal import policy
 from agentruns.models import ApiToken, Run
+from agentruns.models.run import SERVED
 from agentruns.services import permissions
 from agentruns.services.runs.blocked import MOST, blocked
 from agentruns.services.runs.waiting import sweeper_seen
@@ -41,7 +42,7 @@ def health(request: HttpRequest) -> Health:
         if not policy.is_somebody(user) or not permissions.may(user, "monitor"):
             return Health(status="ok")
         runs: Any = policy.visible_runs(user)
-        waiting = runs.runnable().filter(status=Run.Status.QUEUED, blocked_reason="")
+        waiting = runs.runnable().filter(SERVED, status=Run.Status.QUEUED)
         since = Min(Greatest("updated_at", Coalesce("not_before", "updated_at")))
         return Health(
             status="ok",

@@ -30,7 +30,7 @@ from agentruns.engine.handler import Interrupted
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal.telemetry import Facts
 from agentruns.models import Run
-from agentruns.models.run import RunQuerySet
+from agentruns.models.run import SERVED, RunQuerySet
 from agentruns.providers.base import ProviderError
 from agentruns.services.runs.blocked import MOST, blocked
 from agentruns.utils.redaction import get_logger, redact
@@ -258,7 +258,7 @@ def queue_age(options: CallbackOptions) -> Iterable[Observation]:
     """
     times = (Coalesce(name, "updated_at") for name in ("not_before", "lease_expires_at"))
     waited = Now() - Min(Greatest("updated_at", *times))
-    for age in _read(lambda runs: runs.runnable().filter(blocked_reason="").aggregate(age=waited)["age"]):
+    for age in _read(lambda runs: runs.runnable().filter(SERVED).aggregate(age=waited)["age"]):
         yield Observation(max(0.0, age.total_seconds()) if age else 0.0)
 
 

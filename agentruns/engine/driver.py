@@ -69,6 +69,7 @@ class Driver:
         self.session_key = session_key
         self.should_stop = should_stop
         self.attempts = lease.attempts if lease else 0
+        self.last_error = ""  # of the drive before, if that failed
         self.released = False
         self.started: set[tuple[str, int]] = set()  # (call, attempt) journaled here, handler not entered yet
         # Handlers that this drive no longer waits for, by call and attempt.

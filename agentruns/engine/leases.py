@@ -73,12 +73,14 @@ class Lease:
             raise LeaseLostError(f"Run {self.run_id}: another process took over from epoch {self.epoch}.")
         self.deadline = before + settings.LEASE_SECONDS
 
-    def release(self, *, failed: bool = False, delay: float | None = None, pauses: str = "") -> None:
+    def release(
+        self, *, failed: bool = False, delay: float | None = None, why: str = "", pauses: bool = False
+    ) -> None:
         """Give the lease back between two steps; a drive that `failed` counts as an attempt.
 
-        Nobody claims the run again for `delay` seconds, unless a request to cancel is in the journal.
-        `pauses` is a reason to pause the run without a row, because nobody can read its journal or add to it.
-        Does nothing if the lease is lost.
+        Nobody claims the run again for `delay` seconds, unless a request to cancel is in the journal. `why`
+        is stored as the reason why the run waits. With `pauses`, pauses the run for that reason without a
+        row, because nobody can read its journal or add to it. Does nothing if the lease is lost.
         """
         self.ending = True
         columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
@@ -86,7 +88,7 @@ class Lease:
             columns["attempts"] = F("attempts") + 1
         columns |= {
             "status": Run.Status.PAUSED if pauses else Run.Status.QUEUED,
-            "blocked_reason": pauses,
+            "blocked_reason": why,
             "lease_owner": "",
             "lease_expires_at": None,
             "lease_epoch": F("lease_epoch") + 1,

@@ -20,7 +20,7 @@ from agentruns.agents.agent import Agent, unpriced
 from agentruns.conf import settings
 from agentruns.engine import gate, handler, in_doubt, tool_calls
 from agentruns.engine.drafts import STOPPED, Reply, drafting
-from agentruns.engine.driver import PASSING, Driver
+from agentruns.engine.driver import Driver
 from agentruns.engine.leases import SERVICE, DrainCheck, Heartbeat, Lease, take
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
 from agentruns.journal import events, omissions, telemetry
@@ -29,6 +29,7 @@ from agentruns.journal.connection import own_alias, own_connection
 from agentruns.journal.fold import RunState, text_of
 from agentruns.journal.store import DatabaseStore, Store
 from agentruns.models import Run, Session
+from agentruns.models.run import FAILED_DRIVE
 from agentruns.models.statuses import RunStatus
 from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, usage_of
 from agentruns.providers.blocks import open_turn
@@ -88,9 +89,10 @@ def drive_run(
                 isinstance(error, JournalUnreadableError) and lease.attempts + 1 >= settings.MAX_ATTEMPTS
             )
             with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
-                # Delay the next attempt: an unreadable journal stays so until somebody mends it.
-                delay = None if is_last else backoff(lease.attempts, None)
-                lease.release(failed=True, delay=delay, pauses=f"{EXHAUSTED}: {error}" if is_last else "")
+                if is_last:
+                    lease.release(failed=True, why=f"{EXHAUSTED}: {error}", pauses=True)
+                else:
+                    _back_off(lease, lease.attempts, error)
             raise
         if state.is_rewound:
             hold_rewound(lease)
@@ -102,6 +104,8 @@ def drive_run(
         stops = DrainCheck(lease.alias, should_stop, agent.name)
         key = run.session.key
         driver = Driver(agent, store, state, lease=lease, session_key=key, should_stop=stops)
+        if run.blocked_reason.startswith(FAILED_DRIVE):
+            driver.last_error = run.blocked_reason.removeprefix(FAILED_DRIVE)
         try:
             drive(driver, caller=caller, asked=asked)
         except LeaseLostError as error:
@@ -139,20 +143,32 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
                     elif not isinstance(error, LeaseLostError):
                         _pause_after(driver, error)
                         if not driver.released:
-                            lease.release(failed=True)
+                            _back_off(lease, driver.attempts, error)
             driver.released = driver.released or isinstance(error, LeaseLostError)
             raise
         finally:
             attributes.update(status=driver.run.status, steps=driver.run.step)
 
 
+def _back_off(lease: Lease, attempts: int, error: BaseException) -> None:
+    """Give the lease of a failed drive back, with a delay that grows with `attempts`, and store the error.
+
+    Without a delay if a person or the system stops the process.
+    """
+    if isinstance(error, Exception):
+        why = FAILED_DRIVE + one_line(handler.described(error), 500)
+        lease.release(failed=True, delay=backoff(attempts, None), why=why)
+    else:
+        lease.release(failed=True)
+
+
 def _pause_after(driver: Driver, error: BaseException) -> None:
     """Pause the run if `error` ended its last permitted drive, or if the database can never store the change.
 
-    A passing error of the database does not end the last drive. Does nothing if a call has started, because
-    recovery must classify that call first, or if the lease is lost.
+    Does nothing if a call has started, because recovery must classify that call first, or if the lease is
+    lost.
     """
-    last = driver.attempts + 1 >= settings.MAX_ATTEMPTS and not isinstance(error, PASSING)
+    last = driver.attempts + 1 >= settings.MAX_ATTEMPTS
     if not isinstance(error, Exception) or not (last or cannot_pass(error)):
         return
 
@@ -208,7 +224,9 @@ def _step(driver: Driver) -> None:
     elif run.pause_requested and may_stop:
         driver.commit(lambda batch: tool_calls.pause(batch, "pause requested"))
     elif driver.attempts >= settings.MAX_ATTEMPTS:
-        driver.commit(lambda batch: tool_calls.pause(batch, EXHAUSTED))
+        error = driver.last_error or run.failure
+        reason = f"{EXHAUSTED}: {error}" if error else EXHAUSTED  # a process that dies leaves no error
+        driver.commit(lambda batch: tool_calls.pause(batch, reason))
     elif (driver.should_stop() and may_stop) or not (ready or run.status == RunStatus.ACTIVE):
         # Between two steps, so that a waiting run occupies no process and costs no attempt.
         if driver.lease is not None:

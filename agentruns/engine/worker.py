@@ -19,6 +19,7 @@ from agentruns.journal.outbox import announce_blocked
 from agentruns.journal.read import definition_body
 from agentruns.journal.store import Store
 from agentruns.models import Run
+from agentruns.models.run import FAILED_DRIVE
 from agentruns.utils.db import close_stale, database_now, in_transaction, readable
 from agentruns.utils.redaction import get_logger
 
@@ -100,7 +101,8 @@ def block(run: Run, alias: str) -> int:
         why = str(error) if known else f"Its definition cannot be read: {type(error).__name__}."
         where = f"process {os.getpid()} on {socket.gethostname()}"
         reason = f"{why} (Found by {where}, {readable(database_now(alias))}.)"
-        is_new = not run.blocked_reason and not isinstance(error, SwitchedOffError) and not is_draining(alias)
+        is_new = not run.blocked_reason or run.blocked_reason.startswith(FAILED_DRIVE)
+        is_new = is_new and not isinstance(error, SwitchedOffError) and not is_draining(alias)
 
         def record() -> int:
             recorded = rows.update(blocked_reason=reason, blocked_at=Now())

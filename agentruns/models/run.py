@@ -19,6 +19,9 @@ from agentruns.utils.ids import uuid7
 
 MOST_VALUES = 16  # of one run's context
 SENSITIVE = ("sensitive", "sensitive_results")  # of a tool in a definition
+FAILED_DRIVE = "The last drive failed: "  # beginning of `blocked_reason` while a run waits to be tried again
+# No worker has recorded that it cannot drive the run.
+SERVED = Q(blocked_reason="") | Q(blocked_reason__startswith=FAILED_DRIVE)
 
 
 class Definition(models.Model):

@@ -19,6 +19,7 @@ from agentruns.exceptions import NotFoundError, RunStateError, SessionAccessDeni
 from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
 from agentruns.models import ApiToken, Approval, Message, Run, Session
+from agentruns.models.run import FAILED_DRIVE
 from agentruns.services import api_tokens
 from agentruns.services.data.retention import erase_session
 from agentruns.services.permissions import decidable_by
@@ -369,3 +370,11 @@ def test_a_visitor_reads_no_context() -> None:
     staff = Api(make_user("staff", "view_run"))
     assert "RISK-9" in str(staff.get(f"/runs/{run.pk}"))
     assert "RISK-9" in str(staff.get(f"/runs/{run.pk}/messages"))
+
+
+def test_a_visitor_does_not_read_the_error_of_a_failed_drive(chat: Agent) -> None:
+    browser = Program(session_token("chat-17", HOUR))
+    run = start_run(chat, "cancel A1", "chat-17")
+    Run.objects.update(blocked_reason=f"{FAILED_DRIVE}OSError: /srv/secret")
+    shown = browser.get(f"/runs/{run.pk}")[1]
+    assert (shown["status"], shown["blocked_reason"]) == ("queued", "")

@@ -22,7 +22,7 @@ from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from tests.db.dying import elsewhere
-from tests.db.helpers import kill
+from tests.db.helpers import forget_backoff, kill
 from tests.db.racing import decide
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
@@ -78,6 +78,7 @@ def ends_well(session: str, effects: Effects, *, exactly: bool) -> None:
         return
     if run.lease_expires_at is not None:
         kill(run)
+    forget_backoff(run)
     sweep()
     if Run.objects.get(pk=run.pk).status == "orphaned":
         resume_run(run.pk)

@@ -13,7 +13,7 @@ from agentruns.exceptions import AgentRunsError, UnknownAgentError
 from agentruns.journal.read import definition_body
 from agentruns.models import Run
 from agentruns.models.querysets import UNFINISHED
-from agentruns.models.run import RunQuerySet
+from agentruns.models.run import SERVED, RunQuerySet
 from agentruns.services.runs.control import adopt_definition, agent_again
 from agentruns.services.runs.waiting import FOR_PEOPLE, STALLED
 
@@ -29,7 +29,7 @@ def lacking() -> Q:
 def blocked() -> Q:
     """Build the condition for runs that nobody drives, and that this process or the last worker cannot."""
     rests = Q(status__in=(*FOR_PEOPLE, Run.Status.QUEUED)) | STALLED
-    is_recorded = Q(status=Run.Status.QUEUED) & ~Q(blocked_reason="")
+    is_recorded = Q(status=Run.Status.QUEUED) & ~SERVED
     return Q(status__in=UNFINISHED, session__imported_at=None) & ((rests & lacking()) | is_recorded)
 
 

@@ -22,7 +22,7 @@ from agentruns.journal.policy import is_narrowed
 from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.querysets import ACTIVE
-from agentruns.models.run import RunQuerySet
+from agentruns.models.run import SERVED, RunQuerySet
 from agentruns.utils import clock
 
 STALLED = Q(status=Run.Status.RUNNING) & FREE
@@ -238,7 +238,7 @@ def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
 
 def unserved(runs: RunQuerySet) -> RunQuerySet:
     """Select those queued `runs` that workers could not drive, by their recorded reason."""
-    return runs.filter(status=Run.Status.QUEUED).exclude(blocked_reason="")
+    return runs.filter(status=Run.Status.QUEUED).exclude(SERVED)
 
 
 def orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
