@@ -225,8 +225,8 @@ class Agent:
     async def arun(
         self, text: Input, session: Session | str | None = None, **options: Unpack[RunOptions]
     ) -> RunResult:
-        """Call `run` from async code."""
-        return await in_thread(settings.DATABASE, self.run, text, session, **options)
+        """Call `run` from async code; a process drives at most 32 runs for such callers at once."""
+        return await in_thread(settings.DATABASE, self.run, text, session, drives=True, **options)
 
     async def astart(self, text: Input, session: Session | str, **options: Unpack[StartOptions]) -> Run:
         """Call `start` from async code."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
+from functools import cache
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -20,6 +21,7 @@ from agentruns.utils.forks import disconnect, in_child, keep, renewed
 
 T = TypeVar("T")
 
+MOST_DRIVES = 32  # runs that a process drives at once for async code
 LOOK_SECONDS = 0.5  # between two calls of `check` in `on_loop`
 
 
@@ -137,9 +139,20 @@ def on_loop(awaitable: Awaitable[T], owner: Any, check: Callable[[], None] = lam
         raise
 
 
-async def in_thread(alias: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+@cache
+def _driving() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST_DRIVES, thread_name_prefix="async-drive")
+
+
+in_child(_driving.cache_clear)
+
+
+async def in_thread(
+    alias: str, function: Callable[..., T], *args: Any, drives: bool = False, **options: Any
+) -> T:
     """Call a sync function from async code, in a thread of its own that closes its database connections.
 
+    At most MOST_DRIVES functions run at once that drive a run; others use the threads of the event loop.
     Inside a transaction, or for an in-memory database, calls it in the thread that runs all other sync code.
     """
 
@@ -157,4 +170,4 @@ async def in_thread(alias: str, function: Callable[..., T], *args: Any, **option
 
     if (work := await sync_to_async(elsewhere)()) is None:
         return await sync_to_async(function)(*args, **options)
-    return await sync_to_async(work, thread_sensitive=False)()
+    return await sync_to_async(work, thread_sensitive=False, executor=_driving() if drives else None)()

@@ -192,6 +192,32 @@ def test_a_model_that_drives_another_run_on_the_loop_does_not_wait_for_itself() 
     assert Agent("outer", instructions="Ask.", model=Outer()).run("go").output == "seenseen"
 
 
+class Meeting:
+    """A model that answers once as many requests as its barrier has parties have come."""
+
+    def __init__(self, parties: int) -> None:
+        self.together = threading.Barrier(parties, timeout=LIMIT)
+
+    def propose(self, request: ModelRequest) -> ModelReply:
+        """Wait for the others."""
+        self.together.wait()
+        return ModelReply([{"type": "text", "text": "met"}], "end_turn")
+
+
+def test_many_runs_of_one_event_loop_do_not_wait_for_each_other() -> None:
+    """All 32 ask their model before one is answered, and a start does not wait for them."""
+    agent = Agent("meets", instructions="Meet.", model=Meeting(calls.MOST_DRIVES + 1))
+
+    async def drive() -> list[str]:
+        runs = [asyncio.ensure_future(agent.arun("go", f"s{each}")) for each in range(calls.MOST_DRIVES)]
+        await agent.astart("later", "queued")
+        await asyncio.get_running_loop().run_in_executor(None, agent.model.propose, request())  # type: ignore[union-attr]
+        return [(await run).output for run in runs]
+
+    assert asyncio.run(drive()) == ["met"] * 32
+    assert Run.objects.filter(status="queued").count() == 1
+
+
 class Endless:
     """A model that answers no more, until it is cancelled."""
 
