@@ -323,7 +323,7 @@ class Driver:
         if batch.failed_drive:
             self.attempts += 1
         elif batch.progressed:
-            self.attempts = 0
+            self.attempts, self.last_error = 0, ""
         if self.lease is not None:
             self.lease.deadline = sent + settings.LEASE_SECONDS
             self.lease.due = uptime() + settings.TOOL_TIMEOUT  # for the next step

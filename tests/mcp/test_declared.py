@@ -103,7 +103,7 @@ def test_a_missing_lock_is_an_error_of_the_checks(tmp_path: Path, file: Path) ->
 )  # fmt: skip
 def test_a_file_that_is_no_lock_file_says_what_to_do(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"is no lock file of an MCP server: .*manage.py lock_mcp_tools s`"):
+    with pytest.raises(ValueError, match=r"is no lock file of an MCP server: .*lock_mcp_tools s`"):
         mcp_tools(NOWHERE, name="s", lock=file)
 
 

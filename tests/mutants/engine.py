@@ -31,7 +31,7 @@ EXECUTOR = [
         Edit("utils/calls.py", "                check()", "                pass"),
         "db/test_async_models.py::test_a_drive_that_is_cut_short_cancels_its_request[lose-running-reasons1]"),
     mutant("mcp: a request goes to a new session at most once",
-        Edit("tools/mcp/client.py", "for is_last in (False, True)", "for is_last in (False, False, True)"),
+        Edit("tools/mcp/client.py", "self.use(key, work, again=False)", "self.use(key, work)"),
         "mcp/test_hostile.py::test_what_does_not_say_that_the_session_is_unknown_is_sent_once"),
     mutant("mcp: an error of the tool, with the request's id, is not sent again",
         Edit("tools/mcp/http.py", "(names_session or not is_own)", "True"),

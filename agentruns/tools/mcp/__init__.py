@@ -62,23 +62,15 @@ class Server:
     def locked(self) -> dict[str, dict[str, Any]] | None:
         """The tools in the lock file by name; None without a file. Raises ValueError for another file."""
         try:
-            found = {each["name"]: each for each in json.loads(self.file.read_text())["tools"]}
-            if all(
-                isinstance(each["inputSchema"], dict) and isinstance(each["name"], str)
-                for each in found.values()
-            ):
-                return found
-            wrong: Any = "a tool needs a name and an object `inputSchema`"
+            listed = json.loads(self.file.read_text())["tools"]
+            return {each["name"]: {**each, "inputSchema": {**each["inputSchema"]}} for each in listed}
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            wrong = error
-        except (LookupError, TypeError):
-            wrong = "it needs a list `tools`, each with `name` and `inputSchema`"
-        raise ValueError(
-            f"{self.file} is no lock file of an MCP server: {wrong}. Delete the file, and write it anew with "
-            f"`manage.py lock_mcp_tools {self.name}`."
-        )
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{self.file} is no lock file of an MCP server: it needs `tools`, each with `name` and an "
+                f"object `inputSchema` ({error}). Delete it, and run `manage.py lock_mcp_tools {self.name}`."
+            ) from error
 
     def listed(self, ctx: ToolContext) -> Listed:
         """List the tools that the server declares now; raises ToolRefused if it cannot be reached."""

@@ -184,32 +184,30 @@ class Loop:
         self.living: set[Session] = set()  # includes sessions that accept no new calls
         threading.Thread(target=self.loop.run_forever, name="mcp-sessions", daemon=True).start()
 
-    async def use(self, key: Key, work: Work[T]) -> T:
+    async def use(self, key: Key, work: Work[T], *, again: bool = True) -> T:
         """Do `work` in the session for a key; open a session if there is none.
 
-        Retires the session after any error but McpError. Does `work` once more, in a new session, if the
-        server has forgotten the session: it executed nothing, and the protocol demands a new session.
+        Retires the session after any error but McpError. With `again`, does `work` once more, in a new
+        session, if the server has forgotten the session: it executed nothing, and the protocol demands this.
         """
-        for is_last in (False, True):
-            session = self.sessions.get(key)
-            if session is None:
-                session = self.sessions[key] = Session(self, key)
-            session.busy += 1
-            try:
-                return await work(session, await asyncio.shield(session.opened))
-            except McpError:
-                raise  # the server answered, so the session works
-            except McpForgotten as error:
-                session.retire()
-                if is_last:
-                    raise McpForgotten(f"{error} (in a new session, too)") from error
-            except BaseException:
-                session.retire()
+        session = self.sessions.get(key)
+        if session is None:
+            session = self.sessions[key] = Session(self, key)
+        session.busy += 1
+        try:
+            return await work(session, await asyncio.shield(session.opened))
+        except McpError:
+            raise  # the server answered, so the session works
+        except BaseException as error:
+            session.retire()
+            if not isinstance(error, McpForgotten):
                 raise
-            finally:
-                session.busy -= 1
-                session.touched.set()
-        raise AssertionError("The last round returns or raises.")
+            if not again:
+                raise McpForgotten(f"{error} (in a new session, too)") from error
+        finally:
+            session.busy -= 1
+            session.touched.set()
+        return await self.use(key, work, again=False)
 
     async def close(self) -> None:
         """Leave every session, even one with a running call."""
