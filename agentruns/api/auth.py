@@ -314,7 +314,8 @@ def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
 def readable(user: Any, run: Run) -> Run:
     """Empty the run's context and `blocked_reason` if the user is a visitor, and return the run."""
     if isinstance(user, SessionBearer):
-        run.context, run.blocked_reason = {}, ""  # the reason may quote an error
+        run.context = {}
+        run.blocked_reason = ""  # it may quote an error
     return run
 
 

@@ -97,7 +97,7 @@ def cut_from(point: str) -> Iterator[threading.Event]:
         while uptime() < until[0] and not over.is_set():
             with suppress(DatabaseError, InterfaceError):
                 elsewhere(terminate)
-            over.wait(0.02)
+            pause()
         over.set()
 
     def strike() -> None:

@@ -112,5 +112,5 @@ def test_a_fork_opens_its_own_session_and_leaves_its_parents(
     child.join(180)
     assert child.exitcode == 0
     assert said.read_text() == "19 tools"
-    assert len(client.list_tools(target, {})) == 18
+    assert len(client.list_tools(target, {})) == 19
     assert client._loop is loop and not session.retired, "the parent's child lives on"
