@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from django.db import DatabaseError, InterfaceError, OperationalError, connection, connections
 
 from agentruns import resume_run, start_run
 from agentruns.journal.store import DatabaseStore
@@ -140,6 +140,7 @@ def test_a_database_that_is_cut_for_a_while_at_a_boundary_loses_and_repeats_noth
                     break
                 sweep()
             pause()
+    connections.close_all()  # cut, perhaps, after the last query
     assert began.is_set()
     run = sound(run)
     assert run.status in ("completed", "orphaned"), run.blocked_reason
