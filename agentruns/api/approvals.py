@@ -8,7 +8,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from agentruns.api.auth import channel_of, find_approval, require_token_scope, user_of
+from agentruns.api.auth import channel_of, find_approval, readable, require_token_scope, user_of
 from agentruns.api.errors import Problem, approval_facts
 from agentruns.api.routing import KEY, once, page, router
 from agentruns.api.schemas import (
@@ -38,11 +38,13 @@ def list_approvals(
     request: HttpRequest, status: OfApprovalStatus = None, cursor: Cursor = None
 ) -> ApprovalPage:
     """List the approvals that you may see or decide, the latest request first."""
-    approvals = visible_approvals(user_of(request)).select_related("run")
+    user = user_of(request)
+    approvals = visible_approvals(user).select_related("run")
     if status is not None:
         approvals = approvals.filter(status=PENDING if status == PENDING.value else status)
     page_rows, following = page(approvals, "requested_at", cursor)
-    return ApprovalPage(items=ApprovalOut.all(page_rows), next=following)
+    items = ApprovalOut.all(readable(user, approval) for approval in page_rows)
+    return ApprovalPage(items=items, next=following)
 
 
 @router.get("/approvals/{approval_id}", response=ApprovalOut)
@@ -56,7 +58,7 @@ def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal =
     approval = find_approval(user, approval_id)
     if reveal:
         permissions.reveal(user, approval, door=channel_of(request))
-    return ApprovalOut.of(approval, reveals=reveal)
+    return ApprovalOut.of(readable(user, approval), reveals=reveal)
 
 
 @router.post("/approvals/{approval_id}/approve", response=ApprovalOut)
@@ -111,13 +113,13 @@ def _decide(
             )
         try:
             decided = act(approval.pk, actor=user, digest=body.digest, channel=channel_of(request))
-            return ApprovalOut.of(decided)
+            return ApprovalOut.of(readable(user, decided))
         except ApprovalStateError as error:
-            raise Problem.of(error, **approval_facts(services.find_approval(approval.pk))) from error
+            raise Problem.of(error, **approval_facts(user, services.find_approval(approval.pk))) from error
 
     def again() -> ApprovalOut:
         approval = find()
         permissions.require_decide(user, approval)
-        return ApprovalOut.of(approval)
+        return ApprovalOut.of(readable(user, approval))
 
     return once(request, key, body, decide, again)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from django.apps import apps
@@ -25,7 +25,6 @@ from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events, policy
 from agentruns.journal.deciders import API_CHANNEL
-from agentruns.journal.events import Row
 from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
 from agentruns.services import api_tokens, permissions
 from agentruns.services.runs import sessions
@@ -33,6 +32,7 @@ from agentruns.utils.redaction import get_logger
 
 HEADER = "Authorization"
 SHOWN = 50  # characters of a malformed id
+Shown = TypeVar("Shown", Run, Approval)
 # The operations that accept a session token; all others refuse it.
 VISITORS = {
     "list_runs", "start_run", "get_run", "list_messages", "stream_events", "list_sessions", "get_session",
@@ -291,7 +291,7 @@ def visible_runs(user: Any) -> QuerySet[Run]:
 
 
 def find_run(user: Any, run_id: str) -> Run:
-    """Find a run that the user may see, without context for a visitor; raises DurableRunNotFoundError."""
+    """Find a run that the user may see, as `readable`; raises DurableRunNotFoundError."""
     try:
         return readable(user, visible_runs(user).get(pk=UUID(run_id)))
     except (Run.DoesNotExist, ValueError):
@@ -311,12 +311,22 @@ def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
     return readable(user, run)
 
 
-def readable(user: Any, run: Run) -> Run:
-    """Empty the run's context and `blocked_reason` if the user is a visitor, and return the run."""
-    if isinstance(user, SessionBearer):
-        run.context = {}
-        run.blocked_reason = ""  # it may quote an error
-    return run
+def readable(user: Any, shown: Shown) -> Shown:
+    """Note on a run or an approval whether the user may read all of it, and return it.
+
+    The answers show a visitor neither the run's context nor its owner.
+    """
+    shown.shows_all = permissions.reads_all(user, shown)
+    if isinstance(user, SessionBearer) and isinstance(shown, Run):
+        shown.context = {}
+        hide_owners(user, [shown])
+    return shown
+
+
+def hide_owners(user: Any, owned: Iterable[Run | Session]) -> None:
+    """Remove the owners from runs or sessions, which are not saved again, if the user is a visitor."""
+    for each in owned if isinstance(user, SessionBearer) else ():
+        each.owner_id, each.owner_name = None, ""
 
 
 def find_approval(user: Any, approval_id: str) -> Approval:
@@ -335,12 +345,3 @@ def find_session(user: Any, key: str, scope: str | None = None) -> Session:
     else:
         among = among.filter(pk__in=visible_runs(user).filter(session__key=key).values("session_id"))
     return sessions.find_session(key, scope, among)
-
-
-def row_for(user: Any, row: Row) -> Row:
-    """Copy a row without its instructions and context if the user is a visitor; else return the row."""
-    if not isinstance(user, SessionBearer):
-        return row
-    hidden = {"instructions", "stored"} if "instructions" in row.payload else set()
-    hidden |= {"context"} if row.kind == events.RUN_STARTED else set()
-    return row._replace(payload={name: each for name, each in row.payload.items() if name not in hidden})

@@ -19,6 +19,7 @@ from agentruns.conf import settings
 from agentruns.content import AS_BLOCKS, AS_TEXT
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
+from agentruns.services.permissions import reads_all
 from agentruns.tools import InvalidArguments
 from agentruns.utils import json as canonical
 from agentruns.utils.clock import utc
@@ -192,26 +193,27 @@ def _of_validation_error(error: ValidationError) -> Problem:
     return Problem.named("validation", detail, errors=redacted(errors))
 
 
-def run_facts(run: Run, call_id: str = "") -> dict[str, Any]:
+def run_facts(user: Any, run: Run, call_id: str = "") -> dict[str, Any]:
     """Describe a run for a 409: its id and status, and who ended it or, if it is paused, who paused it.
 
-    With `call_id`, adds that id, and who resolved the call. Each person is named with the time.
+    With `call_id`, adds that id, and who resolved the call. Each person is named with the time, but to `user`
+    only if the user may read all of the run or is this person.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk).own().order_by("-seq")
     facts: dict[str, Any] = {"run_id": str(run.pk), "run_status": run.status}
-    facts |= _who_and_when("ended", rows.filter(kind__in=events.CLOSING).first())
+    facts |= _who_and_when(user, run, "ended", rows.filter(kind__in=events.CLOSING).first())
     if run.status == Run.Status.PAUSED:
-        facts |= _who_and_when("paused", rows.filter(kind=events.RUN_PAUSED).first())
+        facts |= _who_and_when(user, run, "paused", rows.filter(kind=events.RUN_PAUSED).first())
     if call_id:
         verdicts = rows.filter(kind=events.ORPHAN_RESOLVED, call_id=call_id)
-        facts |= {"call_id": call_id, **_who_and_when("resolved", verdicts.first())}
+        facts |= {"call_id": call_id, **_who_and_when(user, run, "resolved", verdicts.first())}
     return facts
 
 
-def approval_facts(approval: Approval) -> dict[str, Any]:
+def approval_facts(user: Any, approval: Approval) -> dict[str, Any]:
     """Describe an approval for a 409: ids, status, digest, and who decided it last, and when.
 
-    For a cancelled approval, names who ended the run instead.
+    For a cancelled approval, names who ended the run instead. Names a person to `user` as `run_facts` does.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id).order_by("-seq")
     if approval.status == Approval.Status.CANCELLED:
@@ -223,14 +225,16 @@ def approval_facts(approval: Approval) -> dict[str, Any]:
         "approval_status": approval.status,
         "digest": approval.digest,
         "run_id": str(approval.run_id),
-        **_who_and_when("decided", last),
+        **_who_and_when(user, approval, "decided", last),
     }
 
 
-def _who_and_when(done: str, row: Message | None) -> dict[str, Any]:
+def _who_and_when(user: Any, about: Run | Approval, done: str, row: Message | None) -> dict[str, Any]:
     if row is None:
         return {}
     actor = row.payload.get("actor") or {}
+    if actor.get("id") != getattr(user, "actor_id", str(user.pk)) and not reads_all(user, about):
+        actor = {}
     return {
         f"{done}_by": actor.get("id") or None,
         f"{done}_by_name": redact(actor.get("name", "")),

@@ -21,7 +21,6 @@ from agentruns.api.auth import (
     find_run,
     readable,
     require_token_scope,
-    row_for,
     shown,
     user_of,
     visible_runs,
@@ -60,16 +59,17 @@ from agentruns.api.schemas import (
     legal,
 )
 from agentruns.conf import settings
-from agentruns.exceptions import NotFoundError, RunStateError
+from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, RunStateError
 from agentruns.journal.masking import mask_of
 from agentruns.journal.read import run_rows
 from agentruns.models import ApiToken, Message, Run
+from agentruns.models.kinds import public
 from agentruns.services import permissions
 from agentruns.services.data.erasure import erase_payload
 from agentruns.services.history import record, state_at
 from agentruns.services.runs import control, starting
 from agentruns.services.runs import lifecycle as services
-from agentruns.services.transfer import download, find_content, find_file, read_content
+from agentruns.services.transfer import Content, download, find_content, find_file, read_content
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import said
 from agentruns.utils.clock import utc
@@ -77,6 +77,11 @@ from agentruns.utils.clock import utc
 REVALIDATED = "private, no-cache"  # a client may store this answer, but must revalidate it by its ETag
 # Not "or null" in the schema, or generated clients would send a null for a missing body.
 ABSENT: Any = Body(None)
+# The members of a state for customers
+STATE = (
+    "run", "seq", "agent", "version", "status", "step", "output",
+    *(f"calls.{name}" for name in ("id", "tool", "arguments", "outcome")),
+)  # fmt: skip
 
 
 @router.post("/runs", response={201: RunOut, 200: RunOut})
@@ -138,7 +143,7 @@ def started(
         # Describe the run that is in the way, if the user may see it.
         named = visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None
         against = named or origin
-        raise Problem.of(error, **(run_facts(against) if against else {})) from error
+        raise Problem.of(error, **(run_facts(user, against) if against else {})) from error
 
 
 @router.get("/runs", response=RunPage)
@@ -182,11 +187,10 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
 @router.get("/runs/{run_id}/messages", response=MessagePage)
 def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> MessagePage:
     """List the run's journal rows whose `seq` is greater than `after`, in order."""
-    user = user_of(request)
-    run = find_run(user, run_id)
+    run = find_run(user_of(request), run_id)
     rows = run_rows(settings.DATABASE, run.pk, after, limit=routing.PAGE + 1)
     mask = mask_of(run)
-    items = [MessageOut.of(row_for(user, row), run.session.key, mask) for row in rows[: routing.PAGE]]
+    items = [MessageOut.of(row, run, mask) for row in rows[: routing.PAGE]]
     return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > routing.PAGE else None)
 
 
@@ -197,9 +201,7 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
     404 if there is no such row, or if the row holds the whole content; 403 if the content may hold sensitive
     values and you lack agentruns.reveal_arguments; 500 if the file is missing or was altered.
     """
-    user = user_of(request)
-    content = find_content(find_run(user, run_id), seq)
-    return download(request, read_content(content, user, channel_of(request)), content.headers)
+    return _download(request, find_content(find_run(user_of(request), run_id), seq))
 
 
 @router.get("/runs/{run_id}/files/{sha256}")
@@ -209,19 +211,30 @@ def get_file(request: HttpRequest, run_id: RunId, sha256: Sha256) -> StreamingHt
     404 if no row of the run names the file; 403 if the file may hold sensitive values and you lack
     agentruns.reveal_arguments; 500 if the file is missing or was altered.
     """
-    user = user_of(request)
-    content = find_file(find_run(user, run_id), sha256)
-    return download(request, read_content(content, user, channel_of(request)), content.headers)
+    return _download(request, find_file(find_run(user_of(request), run_id), sha256))
+
+
+def _download(request: HttpRequest, content: Content) -> StreamingHttpResponse:
+    """Build a content's response; raises DurableRunNotFoundError if the row hides it from the reader."""
+    run, seq = content.run, content.stored.seq
+    (row,) = run_rows(settings.DATABASE, run.pk, seq - 1, limit=1)
+    if not run.shows_all and "stored" not in public(row.kind, row.payload):
+        raise DurableRunNotFoundError(f"You may not read the content of row {seq} of run {run.pk}.")
+    chunks = read_content(content, user_of(request), channel_of(request))
+    return download(request, chunks, content.headers)
 
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any])
 def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, Any]:
-    """Compute the run's state right after row `at`, or its current state. 409 if the run has no such row."""
+    """Compute the run's state right after row `at`, or its current state. 409 if the run has no such row.
+
+    Without agentruns.view_run some members are null, and calls have only id, tool, arguments and outcome.
+    """
     run = find_run(user_of(request), run_id)
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     seq = at if at is not None else rows.latest("seq").seq
     state: dict[str, Any] = legal(record(state_at(run.pk, seq), mask_of(run)))
-    return state
+    return state if run.shows_all else {**dict.fromkeys(state), **canonical.select(state, STATE)}
 
 
 @router.post("/runs/{run_id}/resume", response=RunOut)
@@ -315,7 +328,7 @@ def _change(
         try:
             act(run.pk, user)
         except RunStateError as error:
-            raise Problem.of(error, **run_facts(find_run(user, run_id), call_id)) from error
+            raise Problem.of(error, **run_facts(user, find_run(user, run_id), call_id)) from error
         return RunOut.of(find_run(user, run_id))
 
     def again() -> RunOut:
@@ -338,6 +351,7 @@ def tag_of(run: Run) -> str:
         run.lease_epoch,
         run.attempts,
         run.blocked_reason,
+        run.shows_all,
         *(moment and utc(moment) for moment in moments),
     ]
     tag = salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import UUID
 
+from django.utils.translation import gettext as _
 from ninja import Header, Path, Query
 from ninja.params import models as parameters
 from pydantic import (
@@ -34,10 +35,12 @@ from agentruns.journal.copies import happened_at, said_in
 from agentruns.journal.events import Row
 from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masked_runs, masks_of
 from agentruns.models import Approval, Run, Session
+from agentruns.models.kinds import RUN_CANCELLED, RUN_FAILED, public
 from agentruns.services.runs import waiting
 from agentruns.services.runs.requests import checked_time
 from agentruns.services.runs.sessions import checked_context
 from agentruns.tools import Tool
+from agentruns.tools.options import REQUESTER
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, REASON_LENGTH, TEXT_LENGTH, is_deeper
 from agentruns.utils.characters import escaped
@@ -141,6 +144,7 @@ LastEventId = Annotated[
     Seq | None,
     Header(alias="Last-Event-ID", description="`id` of the last event that you received; overrides `after`"),
 ]
+FOR_OTHERS = "for a reader without agentruns.view_run"
 AFTER: Any = parameters.Query(0, description="only rows whose `seq` is greater than this")
 
 
@@ -290,8 +294,22 @@ class Out(BaseModel):
         names = cls.model_fields.keys() - given.keys()
         return cls(**{name: getattr(source, name) for name in names}, **given)
 
+    def limited(self, names: Collection[str]) -> Self:
+        """Copy the answer with "", {} or None in place of the members that are not in `names`."""
+        hidden = {name: type(value) for name, value in self if name not in names}
+        empty: dict[str, Any] = {
+            name: kind() if kind in (str, dict) else None for name, kind in hidden.items()
+        }
+        return self.model_copy(update=empty)
+
 
 class RunOut(Out):
+    PUBLIC: ClassVar = {
+        "id", "session", "scope", "owner", "owner_name", "agent", "version", "definition", "idempotency_key",
+        "status", "title", "input", "context", "origin", "origin_seq", "step", "output", "lease_expires_at",
+        "not_before", "attempts", "imported_at", "created_at", "updated_at",
+    }  # fmt: skip
+
     id: Id
     session: LegalText = Field(description="the session's key")
     scope: LegalText = Field(description="the session's scope")
@@ -308,15 +326,15 @@ class RunOut(Out):
     origin: Id | None = Field(description="run that this run repeats or was forked from")
     origin_seq: int | None = Field(description="`seq` of the last row copied by the fork")
     step: int
-    usage: dict[str, Any]
-    tokens: int = Field(description="sum of all input and output tokens")
-    cost: str | None = Field(description="null if no price of the model is known")
+    usage: dict[str, Any] = Field(description=f"tokens by kind; {{}} {FOR_OTHERS}")
+    tokens: int | None = Field(description=f"sum of all input and output tokens; null {FOR_OTHERS}")
+    cost: str | None = Field(description=f"null if no price of the model is known, and {FOR_OTHERS}")
     output: LegalText | None
-    error: LegalText
+    error: LegalText = Field(description=f"empty {FOR_OTHERS}")
     lease_expires_at: Moment | None
     not_before: Moment | None
     attempts: int
-    blocked_reason: LegalText
+    blocked_reason: LegalText = Field(description=f"empty {FOR_OTHERS}")
     imported_at: Moment | None = Field(description="time of an import: a record, decided elsewhere")
     created_at: Moment
     updated_at: Moment = Field(description="exact only to the minute while a worker drives the run")
@@ -333,7 +351,7 @@ class RunOut(Out):
 
     @classmethod
     def _of(cls, run: Run) -> RunOut:
-        return cls.made(
+        answer = cls.made(
             run,
             session=run.session.key,
             owner=run.owner_id,
@@ -343,6 +361,7 @@ class RunOut(Out):
             cost=None if run.cost is None else amount(run.cost),
             imported_at=run.session.imported_at,
         )
+        return answer if run.shows_all else answer.limited(cls.PUBLIC)
 
 
 class RunPage(BaseModel):
@@ -405,10 +424,14 @@ class SaidOut(Out):
     created_at: Moment = Field(description="for a row that a fork copied, the original's time")
 
     @classmethod
-    def of(cls, row: Row, mask: Mask) -> SaidOut | None:
-        """Build the masked entry of a conversation for a row; None if the row has no text for people."""
+    def of(cls, row: Row, mask: Mask, shows_all: bool) -> SaidOut | None:
+        """Build the masked entry of a conversation for a row; None if the row has no text for people.
+
+        Unless `shows_all`, a fixed text replaces the reason why a run failed or was cancelled.
+        """
         row = mask.row(row)
-        text = said_in(row)
+        ended = {RUN_FAILED: _("The run failed."), RUN_CANCELLED: _("The run was cancelled.")}
+        text = said_in(row) if shows_all or row.kind not in ended else ended[row.kind]
         if not text:
             return None
         role = row.kind if row.kind in ("user", "assistant") else "program"
@@ -430,15 +453,17 @@ class MessageOut(Out):
     tool_name: LegalText
     attempt: int
     epoch: int
-    payload: LegalDict = Field(description="redacted and masked; `hash` is of the stored payload")
+    payload: LegalDict = Field(description=f"redacted, masked, in parts {FOR_OTHERS}; `hash` is of it all")
     prev_hash: str
     hash: str
     created_at: Moment
 
     @classmethod
-    def of(cls, row: Row, session: str, mask: Mask) -> MessageOut:
-        """Build the answer for a journal row, with sensitive values masked."""
-        return cls.made(mask.row(row), session=session, run=row.run_id)
+    def of(cls, row: Row, run: Run, mask: Mask) -> MessageOut:
+        """Build the answer for a journal row of a run, with sensitive values masked."""
+        masked = mask.row(row)  # the mask learns from members that the reader may not see
+        payload = masked.payload if run.shows_all else public(row.kind, masked.payload)
+        return cls.made(masked, session=run.session.key, run=row.run_id, payload=payload)
 
 
 class MessagePage(BaseModel):
@@ -471,6 +496,11 @@ class Shown(BaseModel):
 
 
 class ApprovalOut(Out):
+    PUBLIC: ClassVar = {
+        "id", "run", "call_id", "tool_name", "arguments", "shown", "digest", "title", "risk", "status",
+        "required", "approved_count", "requested_at", "expires_at", "decided_at", "unread",
+    }  # fmt: skip
+
     id: Id
     run: Id
     call_id: str
@@ -510,13 +540,17 @@ class ApprovalOut(Out):
             if approval.status == Approval.Status.PENDING
         }
         unread = waiting.unread(settings.DATABASE, {*pending.values()})
-        return [
-            cls.made(
+        answers = []
+        for approval in approvals:
+            is_theirs = approval.shows_all or approval.approvers == REQUESTER
+            approval.why = approval.why if is_theirs else ""
+            answer = cls.made(
                 approval, run=approval.run_id, shown=Shown.of(approval), decided_by=approval.decided_by_id,
                 unread=[at for _seq, at in unread.get(pending.get(approval.pk), [])],
-            )
-            for approval in approvals
-        ]  # fmt: skip
+            )  # fmt: skip
+            names = cls.PUBLIC | ({"why", "approvers"} if is_theirs else set())
+            answers.append(answer if approval.shows_all else answer.limited(names))
+        return answers
 
 
 class ApprovalPage(BaseModel):

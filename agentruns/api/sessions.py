@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import Status
 
 from agentruns.api import routing
-from agentruns.api.auth import find_session, has_token_scope, readable, user_of, visible_runs
+from agentruns.api.auth import find_session, has_token_scope, hide_owners, readable, user_of, visible_runs
 from agentruns.api.routing import KEY, UPLOAD, blocks_of, key_of, page, router
 from agentruns.api.runs import started
 from agentruns.api.schemas import (
@@ -48,6 +48,7 @@ def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = 
     later = runs.filter(session_id=OuterRef("session_id"), pk__gt=OuterRef("pk"))
     last_runs, following = page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
     titled = permissions.titled(user, {run.session_id for run in last_runs})
+    hide_owners(user, (run.session for run in last_runs))
     return SessionPage(items=ListedSession.all(last_runs, titled), next=following)
 
 
@@ -56,6 +57,8 @@ def list_conversation(
     request: HttpRequest, key: SessionKey, scope: OfScope = None, after: Seq = AFTER
 ) -> Conversation:
     """List a session's conversation: tasks, messages, replies, and why runs failed or were cancelled.
+
+    The reasons are only for readers who may view all runs.
 
     In order, only rows whose `seq` is greater than `after`, of runs that you may see. A page may be short or
     empty although there is a `next`. 404 and 409 as for the session.
@@ -66,7 +69,8 @@ def list_conversation(
     page_rows = read_rows(rows.filter(seq__gt=after).order_by("seq")[: routing.PAGE + 1])
     first = runs.first()
     mask = mask_of(first) if first else NOTHING
-    said = (SaidOut.of(row, mask) for row in page_rows[: routing.PAGE])
+    shows_all = first is not None and permissions.reads_all(user, first)
+    said = (SaidOut.of(row, mask, shows_all) for row in page_rows[: routing.PAGE])
     following = str(page_rows[routing.PAGE - 1].seq) if len(page_rows) > routing.PAGE else None
     return Conversation(items=[each for each in said if each is not None], next=following)
 
@@ -85,6 +89,7 @@ def get_session(
     page_runs, following = page(visible_runs(user).filter(session=session), "updated_at", cursor)
     runs = RunPage(items=RunOut.all(readable(user, run) for run in page_runs), next=following)
     first = visible_runs(user).filter(session=session).first()
+    hide_owners(user, [session])
     if not permissions.titled(user, {session.pk}):
         session.title = ""
     return SessionOut.of(session, mask_of(first) if first else NOTHING, runs)

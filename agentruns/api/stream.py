@@ -27,7 +27,7 @@ from django.db import Error, connections
 from django.http import HttpRequest, StreamingHttpResponse
 from ninja.errors import AuthenticationError
 
-from agentruns.api.auth import entry_of, find_run, row_for, user_of
+from agentruns.api.auth import entry_of, find_run, user_of
 from agentruns.api.errors import MARK, Problem
 from agentruns.api.poller import GONE, WAITS_FOR, Bearer, Head, Poller, poller, turns
 from agentruns.api.routing import PAGE, router
@@ -322,7 +322,7 @@ class Feed:
             return ""
         if self._mask is None or any(row.kind in NAMING for row in rows):
             self._mask = mask_of(run)  # from now on, the mask learns from the rows that it masks
-        shown = (MessageOut.of(row_for(self._user, row), run.session.key, self._mask) for row in rows)
+        shown = (MessageOut.of(row, run, self._mask) for row in rows)
         text = "".join(f"id: {one.seq}\n{_note(one.kind, **one.model_dump(mode='json'))}" for one in shown)
         self._after, self._draft = rows[-1].seq, ""
         return text

@@ -27,6 +27,8 @@ class ApprovalQuerySet(models.QuerySet["Approval"]):
 class Approval(models.Model):
     """The approval of one call, copied from the journal for fast lists."""
 
+    shows_all = False  # as of a run
+
     class Status(models.TextChoices):
         PENDING = ApprovalStatus.PENDING, _("waiting")
         APPROVED = ApprovalStatus.APPROVED, _("approved")

@@ -13,6 +13,7 @@ from django.dispatch import Signal
 
 from agentruns import signals
 from agentruns.models.parts import Blocks, Fact, Form, Gone, joined
+from agentruns.utils.json import select
 
 VERSION = 1
 
@@ -53,6 +54,9 @@ class Payload(TypedDict):
     copied: NotRequired[Fact[Copied]]
 
 
+PUBLIC = ("v", "copied")
+FILE = ("stored.sha256", "stored.size", "stored.form")
+
 P = TypeVar("P", bound=Payload)
 KINDS: dict[str, Kind[Any]] = {}  # by name
 
@@ -76,6 +80,7 @@ class Kind(str, Generic[P]):
         moves_doubts: bool = False,
         announced: tuple[str, Signal] | None = None,
         telemetry: tuple[str, ...] = (),
+        public: tuple[str, ...] = (),
     ) -> None:
         self.payload = payload
         self.form = Form(payload)
@@ -87,6 +92,8 @@ class Kind(str, Generic[P]):
         # The event for notifiers, with its signal; the event for telemetry, with the members that it reports.
         self.announced = (f"run.{ends}", signals.run_ended) if ends else announced
         self.telemetry = ("ended",) if ends else telemetry
+        # Members for visitors and customers, as paths; members that are not listed are hidden from them.
+        self.public = (*PUBLIC, *public)
         KINDS[name] = self
 
     def of(self, row: Any) -> P | None:
@@ -158,7 +165,9 @@ class RunStarted(Payload):
     stored: NotRequired[Gone[StoredFile]]  # of which `instructions` is a preview
 
 
-RUN_STARTED = Kind("run_started", RunStarted, names_definitions=True)
+RUN_STARTED = Kind(
+    "run_started", RunStarted, names_definitions=True, public=("agent", "version", "session", "not_before")
+)
 
 
 class User(Payload):
@@ -172,7 +181,7 @@ class User(Payload):
     stored: NotRequired[Gone[StoredFile | list[StoredFile]]]  # a list holds the files of its blocks
 
 
-USER = Kind("user", User, has_blocks=True)
+USER = Kind("user", User, has_blocks=True, public=("content", "reason", *FILE))
 
 
 class Assistant(Payload):
@@ -191,7 +200,13 @@ class Assistant(Payload):
     fallback: NotRequired[Fact[str]]  # the model that was asked, where it is not the agent's first
 
 
-ASSISTANT = Kind("assistant", Assistant, is_progress=True)
+ASSISTANT = Kind(
+    "assistant", Assistant, is_progress=True,
+    public=(
+        *(f"content.{name}" for name in ("type", "text", "id", "name", "input")),  # but no thinking
+        *(f"calls.{name}" for name in ("id", "tool", "arguments")), "stop_reason",
+    ),
+)  # fmt: skip
 
 
 class ModelFailed(Payload):
@@ -230,8 +245,9 @@ class ApprovalRequested(Payload):
 
 
 APPROVAL_REQUESTED = Kind(
-    "approval_requested", ApprovalRequested, announced=("approval.requested", signals.approval_requested)
-)
+    "approval_requested", ApprovalRequested,
+    announced=("approval.requested", signals.approval_requested), public=("approval", "expires_at"),
+)  # fmt: skip
 
 
 class ApprovalDecided(Payload):
@@ -256,6 +272,7 @@ APPROVAL_DECIDED = Kind(
     moves_doubts=True,
     announced=("approval.decided", signals.approval_decided),
     telemetry=("decision", "verb"),
+    public=("verb",),
 )
 
 
@@ -272,7 +289,7 @@ class ApprovalExtended(Payload, _Extended):
     channel: Fact[str]
 
 
-APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended)
+APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended, public=("expires_at",))
 
 
 class ApprovalVoided(Payload):
@@ -293,6 +310,7 @@ APPROVAL_VOIDED = Kind(
     ApprovalVoided,
     moves_doubts=True,
     announced=("approval.requested", signals.approval_requested),  # people are asked again
+    public=("approval",),
 )
 
 
@@ -336,7 +354,10 @@ class ToolResult(ResultFacts):
     outcome: Fact[str]  # ok | error | denied | answered | expired | cancelled | unknown
 
 
-TOOL_RESULT = Kind("tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True)
+TOOL_RESULT = Kind(
+    "tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True,
+    public=("content", "is_error", "outcome", *FILE),
+)  # fmt: skip
 
 
 class LateResult(_Returned):
@@ -449,7 +470,7 @@ class RunCompleted(Payload):
     earlier: NotRequired[Fact[bool]]  # the last reply had no text: this is the text of the one before
 
 
-RUN_COMPLETED = Kind("run_completed", RunCompleted, ends="completed")
+RUN_COMPLETED = Kind("run_completed", RunCompleted, ends="completed", public=("output", "truncated"))
 
 
 class RunFailed(Payload):
@@ -477,7 +498,7 @@ class PayloadErased(Payload):
     file: NotRequired[Fact[str]]  # that held the content, or several, separated by spaces
 
 
-PAYLOAD_ERASED = Kind("payload_erased", PayloadErased)
+PAYLOAD_ERASED = Kind("payload_erased", PayloadErased, public=("seq",))
 
 
 class LeftOut(_Asked):
@@ -502,6 +523,19 @@ def form_of(kind: str) -> Form:
     A kind that this code does not know, because newer code wrote it, has only `v` and `copied` as facts.
     """
     return KINDS[kind].form if kind in KINDS else _UNKNOWN
+
+
+def public(kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the members of a payload that visitors and customers may read.
+
+    Leaves out the content that the program or a person wrote: of a request to correct an answer, and of a
+    result that is no handler's return value, such as an error or a denial.
+    """
+    written = payload.get("is_error") or payload.get("outcome", "ok") != "ok"
+    hidden = ("content", "stored") if written or payload.get("reason") == OUTPUT_INVALID else ()
+    paths = KINDS[kind].public if kind in KINDS else PUBLIC
+    selected: dict[str, Any] = select({**payload}, [path for path in paths if not path.startswith(hidden)])
+    return selected
 
 
 def split(kind: str, payload: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

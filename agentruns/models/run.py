@@ -64,6 +64,8 @@ class RunQuerySet(models.QuerySet["Run"]):
 class Run(models.Model):
     """One task given to one agent in a session."""
 
+    shows_all = False  # no column: whether answers of the API show the reader all of it
+
     class Status(models.TextChoices):
         QUEUED = RunStatus.QUEUED, _("queued")
         RUNNING = RunStatus.RUNNING, _("running")

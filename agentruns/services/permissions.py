@@ -303,6 +303,22 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
         return False
 
 
+def reads_all(user: Any, shown: Approval | Run) -> bool:
+    """Check whether a user may read all of a run or an approval, such as names of staff, reasons and costs.
+
+    Visitors, and users without the permission to view runs, read only what their answers list (`public` of a
+    row). An approval is read whole by its decider, too, and by users who may view or decide approvals.
+    """
+    if is_program(user) or may(user, "monitor", shown if isinstance(shown, Run) else shown.run):
+        return True
+    if isinstance(shown, Run):
+        return False
+    if isinstance(user, SessionBearer):
+        return shown.decided_by_id is None and shown.decided_by_name == user.get_username()
+    is_own = user.pk is not None and shown.decided_by_id == user.pk
+    return is_own or user.has_perm("agentruns.view_approval") or may(user, "decide", shown)
+
+
 def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> None:
     """Log that a user sees sensitive values through the channel `door`; PermissionDeniedError if refused."""
     name, pk = shown._meta.model_name, shown.pk

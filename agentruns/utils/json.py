@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain, count
 from typing import Any, NamedTuple
 
@@ -124,6 +124,21 @@ def free_name(name: Any, taken: dict[Any, Any]) -> Any:
     """Choose a key that `taken` does not have: `name`, or else `name` with a number after it, from 2 on."""
     names = chain([name], (f"{name} ({number})" for number in count(2)))
     return next(each for each in names if each not in taken)
+
+
+def select(value: Any, paths: Iterable[str]) -> Any:
+    """Copy the members of an object, or of each object in a list, that paths such as `calls.id` name.
+
+    A value that is neither becomes {}.
+    """
+    if isinstance(value, list):
+        return [select(each, paths) for each in value]
+    inner: dict[str, list[str]] = {}
+    for path in paths:
+        name, _dot, rest = path.partition(".")
+        inner.setdefault(name, []).extend([rest] if rest else [])
+    named = inner.keys() & value.keys() if isinstance(value, dict) else ()
+    return {name: select(value[name], inner[name]) if inner[name] else value[name] for name in named}
 
 
 def _legal_text(text: str) -> str:

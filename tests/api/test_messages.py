@@ -283,9 +283,11 @@ def test_a_conversation_is_what_people_read(api: Api, owner: Any, monkeypatch: A
     cancel_run(stopped.pk, reason="changed my mind")
     said = [
         ("user", "find it"), ("assistant", "I look."), ("assistant", "all done"), ("user", "again"),
-        ("assistant", "all done"), ("user", "never mind"), ("program", "changed my mind"),
+        ("assistant", "all done"), ("user", "never mind"), ("program", "The run was cancelled."),
     ]  # fmt: skip
     assert conversation(api, "s1") == said
+    staff = conversation(Api(make_user("staff", "view_run")), "s1")
+    assert staff == [*said[:-1], ("program", "changed my mind")]
     assert conversation(api, "a/b") == said[:3]
     page = api.get("/sessions/s1/messages")[1]
     first = Message.objects.get(run__session__key="s1", seq=2)
@@ -324,7 +326,7 @@ def test_a_visitor_reads_the_conversation_but_not_what_the_agent_was_told(api: A
     assert listed(visitor) == [("s1", "completed")]
     assert conversation(visitor, "s1") == [("user", "hello"), ("assistant", "all done")]
     for path in (f"/runs/{run.run_id}/messages", f"/runs/{run.run_id}/events"):
-        for reader, is_told in ((visitor, False), (api, True)):
+        for reader, is_told in ((visitor, False), (api, False), (Api(make_user(path, "view_run")), True)):
             answer: Any = reader.client.get(f"/api{path}")
             text = answer.getvalue().decode()
             assert ("recall" in text, "run_started" in text) == (is_told, True)

@@ -51,7 +51,7 @@ def test_the_cost_is_with_the_usage(api: Api, settings: Any) -> None:
     settings.AGENTRUNS_PRICES = {model_identity(agent.model): {"input": 3, "output": 15}}
     _, run = api.post("/runs", {"agent": "priced", "input": "hello", "idempotency_key": "k1"})
     sweep()
-    _, run = api.get(f"/runs/{run['id']}")
+    _, run = Api(make_user("staff", "view_run")).get(f"/runs/{run['id']}")
     assert run["usage"] == {"input_tokens": 10, "output_tokens": 5, "cost": "0.000105"}
 
 
@@ -151,7 +151,8 @@ def ids(api: Api, **query: str) -> list[str]:
     return [item["id"] for item in body["items"]]
 
 
-def test_messages_are_the_journal_in_order(api: Api, owner: Any) -> None:
+def test_messages_are_the_journal_in_order(owner: Any) -> None:
+    api = Api(make_user("staff", "view_run"))
     agent = shop_agent("poster", {"tools": [call("post", text="<b>hi</b>")]})
     result = run_agent(agent, "say hi", "s1", actor=owner)
     run = Run.objects.get(pk=result.run_id)

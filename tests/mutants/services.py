@@ -273,7 +273,7 @@ POLICY = [
         "db/test_scope.py::test_a_quota_counts_what_a_user_starts"),
 ]  # fmt: skip
 
-MASKING, STREAM = "journal/masking.py", "api/stream.py"
+MASKING, STREAM, CUSTOMERS = "journal/masking.py", "api/stream.py", "api/test_customers.py"
 NO_EXIT = "masks/test_masks.py::test_no_exit_shows_what_is_sensitive"
 VISITED = "doors/test_matrix.py::test_the_api[visitor]"
 
@@ -292,6 +292,31 @@ SHOWN = [
     mutant("contexts: an erased one is found no more",
         Edit("services/data/erasure.py", "delete_rows(ContextValue", "len(ContextValue"),
         "db/test_context_values.py::test_forks_and_runs_again_are_found_and_values_go_with_the_context_and_with_the_run"),
+    mutant("customers: of a row only the members that its kind lists",
+        Edit("models/kinds.py", "select({**payload}, [", "select({**payload}, [*payload] or ["),
+        f"{CUSTOMERS}::test_neither_a_visitor_nor_a_customer_reads_what_is_staff_s"),
+    mutant("customers: no error or denial as the content of a result",
+        Edit("models/kinds.py", 'payload.get("outcome", "ok") != "ok"', "False"),
+        f"{CUSTOMERS}::test_what_the_program_or_a_person_wrote_is_no_content_for_them"),
+    mutant("customers: of a run only the members that are listed",
+        Edit("api/schemas.py", "answer if run.shows_all else answer.limited(cls.PUBLIC)", "answer"),
+        f"{CUSTOMERS}::test_neither_a_visitor_nor_a_customer_reads_what_is_staff_s"),
+    mutant("customers: of an approval only the members that are listed",
+        Edit("api/schemas.py", "answer if approval.shows_all else answer.limited(names)", "answer"),
+        f"{CUSTOMERS}::test_neither_a_visitor_nor_a_customer_reads_what_is_staff_s"),
+    mutant("customers: no errors that name staff",
+        Edit("api/errors.py", "and not reads_all(user, about)", "and False"),
+        f"{CUSTOMERS}::test_neither_a_visitor_nor_a_customer_reads_what_is_staff_s"),
+    mutant("customers: no decision of staff in the text of an error",
+        Edit(APPROVALS, "by if permissions.reads_all(actor, now)", "by if True"),
+        f"{CUSTOMERS}::test_neither_a_visitor_nor_a_customer_reads_what_is_staff_s"),
+    mutant("customers: no file of a row that hides it",
+        Edit("api/runs.py", "if not run.shows_all and", "if False and"),
+        f"{CUSTOMERS}::test_neither_a_visitor_nor_a_customer_reads_what_is_staff_s"),
+    mutant("customers: the mask knows the values of members that they do not read",
+        Edit("api/schemas.py", "masked = mask.row(row)",
+             "masked = mask.row(row._replace(payload=public(row.kind, row.payload)))"),
+        f"{CUSTOMERS}::test_a_value_that_staff_edited_is_masked_although_the_edit_is_hidden"),
     mutant("masking: texts that repeat a value",
         Edit(MASKING, "return self.secrets.walk(value, short=bool(self.names(tool))) if self else value",
              "return value"),

@@ -277,6 +277,7 @@ def _decide(
             now = find_approval(approval.pk)
             if now.status != Approval.Status.PENDING:
                 by = now.decided_by_name or _("nobody")
+                by = by if permissions.reads_all(actor, now) else _("somebody")
                 when = readable(now.decided_at) if now.decided_at else _("when its run ended")
                 text = _(
                     "Approval %(id)s is closed (%(status)s): decided by %(name)s, %(when)s. "
