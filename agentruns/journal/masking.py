@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -272,7 +273,25 @@ class Blind(Mask):
         return MASK if value not in (None, "") else value
 
 
-NOTHING = Mask()
+class _Nothing(Mask):
+    """A mask without sensitive names, which never changes, because all code shares it."""
+
+    def __init__(self) -> None:
+        vars(self).update(dict.fromkeys(("arguments_of", "results_of", "taken"), MappingProxyType({})))
+
+    @property
+    def secrets(self) -> Secrets:  # type: ignore[override]
+        """No values; a caller who adds some changes nothing."""
+        return Secrets()
+
+    def add(self, definition: dict[str, Any]) -> None:
+        raise TypeError("NOTHING is shared and learns no names. Build a Mask.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("NOTHING is shared and never changes. Build a Mask.")
+
+
+NOTHING = _Nothing()
 
 
 def mask_of(run: Run) -> Mask:

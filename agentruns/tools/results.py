@@ -102,13 +102,13 @@ class _Walk:
         self.inside.add(id(value))
         try:
             if isinstance(value, Mapping):
-                members: dict[str, Any] = {}
+                members = list[tuple[str, Any]]()
                 for key, item in value.items():
                     plain = self.convert(key, MAX_RESULT_DEPTH)
                     name = json.dumps(plain) if plain is None or isinstance(plain, bool) else str(plain)
-                    self.stringified = self.stringified or name in members
-                    members[canonical.free_name(name, members)] = self.convert(item, depth + 1)
-                return members
+                    members.append((name, self.convert(item, depth + 1)))
+                self.stringified = self.stringified or len(dict(members)) < len(members)
+                return canonical.distinct(members)
             if is_container:
                 return [self.convert(item, depth + 1) for item in value]
             return self.convert(self.foreign(value), depth + 1)

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
-from itertools import chain, count
 from typing import Any, NamedTuple
 
 ESCAPE = "\x10"
@@ -120,10 +119,20 @@ def _walk(value: Any, text: Callable[[str], Any], mark: str) -> Any:
     return value
 
 
-def free_name(name: Any, taken: dict[Any, Any]) -> Any:
-    """Choose a key that `taken` does not have: `name`, or else `name` with a number after it, from 2 on."""
-    names = chain([name], (f"{name} ({number})" for number in count(2)))
-    return next(each for each in names if each not in taken)
+def distinct(members: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Build a dict of all members; a name that is taken gets a number after it, from 2 on.
+
+    Two names may become equal when secrets in them are masked, and no member may be lost.
+    """
+    made: dict[Any, Any] = {}
+    numbers: dict[Any, int] = {}
+    for name, value in members:
+        free = name
+        while free in made:
+            numbers[name] = numbers.get(name, 1) + 1
+            free = f"{name} ({numbers[name]})"
+        made[free] = value
+    return made
 
 
 def select(value: Any, paths: Iterable[str]) -> Any:

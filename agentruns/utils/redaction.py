@@ -9,23 +9,27 @@ from __future__ import annotations
 import json
 import logging
 import re
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from operator import neg
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
 
 from agentruns.conf import settings
-from agentruns.utils.json import free_name, is_utf8
+from agentruns.utils.json import distinct, is_utf8
 
 FAILED = "[not shown: AGENTRUNS_REDACT failed]"
 MASK = "***"
 SHORT = 3  # characters; shorter values are searched only in texts that were made from them
 LONG_NUMBER = 6  # digits; a shorter number is not searched inside longer numbers
 LONG = 16  # characters; a value of at least so many is found by its first ones
-MOST_COMPARED = 1_000  # characters of values compared per character of a text; beyond, all of it is hidden
+# The work of a search per character of a text, beyond which all of the text is hidden. To compare a value
+# takes TRIED and its length. A short text may take as much as one of LEAST_WORK characters.
+MOST_WORK, TRIED, LEAST_WORK = 500, 64, 1_000
 
 _NUMBER = re.compile(r"[-+.,\d]+")
 
@@ -40,14 +44,14 @@ class Driven(NamedTuple):
 class Secrets:
     """Sensitive values, with methods to mask them in texts and numbers that repeat them exactly.
 
-    Values are found by their beginnings, so the time of a search does not grow with their number.
+    Values are found by their beginnings. The time of a search is linear in the text, whatever the values are.
     """
 
     def __init__(self, value: Any = None) -> None:
         self._known: set[str] = set()
         self._forms: set[str] = set()  # ways to write a value
+        self._begins: set[str] = set()  # the first SHORT characters of each
         self._lengths: dict[str, list[int]] = {}  # their beginnings -> their lengths, the longest first
-        self._first = 0, re.compile("")  # of so many: matches the first character of each
         self.add(value)
 
     def __bool__(self) -> bool:
@@ -69,56 +73,55 @@ class Secrets:
 
     def _add_form(self, form: str) -> None:
         if form not in self._forms:
+            lengths = self._lengths.setdefault(form[: LONG if len(form) >= LONG else SHORT], [])
+            if len(form) not in lengths:
+                insort(lengths, len(form), key=neg)
+            self._begins.add(form[:SHORT])
             self._forms.add(form)
-            self._lengths.setdefault(form[:SHORT], [])  # for `settled`
-            beginning = form[: LONG if len(form) >= LONG else SHORT]
-            lengths = {len(form), *self._lengths.get(beginning, ())}
-            self._lengths[beginning] = sorted(lengths, reverse=True)
 
     def hide(self, text: str, *, short: bool = False) -> str:
         """Mask each value in a text, from left to right, and the longest value at each place.
 
         Values of fewer than SHORT characters are masked only with `short`, for a text that was made from the
         values. A short value or number is not masked inside a longer word or number (`_stands`). The whole
-        text is masked if many long values begin alike, so that the search would take long.
+        text is masked if so many values begin alike that the search would take long.
         """
-        if not self._forms:
-            return text
-        if self._first[0] != len(self._forms):  # another thread may add more at any time
-            forms = list(self._forms)
-            firsts = re.escape("".join(sorted({form[0] for form in forms})))
-            self._first = len(forms), re.compile(f"[{firsts}]")
-        first, sizes = self._first[1], (LONG, SHORT, 2, 1) if short else (LONG, SHORT)
-        shown, start, compared = list[str](), 0, 0
-        match = first.search(text)
-        while match:
-            at = match.start()
-            begins = (text[at : at + size] for size in sizes)
-            for length in (each for begin in begins for each in self._lengths.get(begin, ())):
-                end, compared = at + length, compared + min(length, len(text))
+        found = self._find(text, short) if self._forms else []
+        if not found:
+            return MASK if found is None else text
+        starts, ends = zip(*found, strict=True)
+        return MASK.join(text[end:start] for end, start in zip((0, *ends), (*starts, len(text)), strict=True))
+
+    def _find(self, text: str, short: bool) -> list[tuple[int, int]] | None:
+        """Find where each value begins and ends, as `hide` masks them; None if the search would take long."""
+        begins, found, end, work = self._begins, list[tuple[int, int]](), 0, 0
+        most = MOST_WORK * (len(text) + LEAST_WORK)
+        sizes, first = ((LONG, SHORT, 2, 1), 1) if short else ((LONG, SHORT), SHORT)
+        begins = {begin[:first] for begin in list(begins)} if short else begins
+        for at in (at for at in range(len(text)) if text[at : at + first] in begins):
+            keys = (text[at : at + size] for size in sizes) if at >= end else ()
+            for length in (each for key in keys for each in self._lengths.get(key, ())):
+                work += TRIED + min(length, len(text))
                 is_long = short or length >= SHORT
-                if is_long and text[at:end] in self._forms and _stands(text, at, end):
-                    shown += [text[start:at], MASK]
-                    start = end
+                if is_long and text[at : at + length] in self._forms and _stands(text, at, at + length):
+                    end = at + length
+                    found.append((at, end))
                     break
-            if compared > MOST_COMPARED * len(text):
-                return MASK
-            match = first.search(text, max(start, at + 1))
-        return "".join([*shown, text[start:]])
+            if work > most:
+                return None
+        return found
 
     def settled(self, text: str) -> int:
         """Find the place in an unfinished text from which a value may have begun; else the text's length."""
-        end, longest = len(text), max(map(len, self._forms), default=0)
-        start = max(0, end - longest)
-        while start < end:
-            tail = text[start:end]
-            may = len(tail) < SHORT or tail[:SHORT] in self._lengths
-            if may and any(len(form) > len(tail) and form.startswith(tail) for form in self._forms):
-                end = start  # another value may begin before it
-                start = max(0, end - longest)
-            else:
-                start += 1
-        return end
+        forms, end = sorted(self._forms), len(text)
+        for start in range(max(0, end - max(map(len, forms), default=0)), end):
+            at = bisect_right(forms, text[start:])
+            if at < len(forms) and forms[at].startswith(text[start:]):
+                end = start
+                break
+        found = self._find(text, False)
+        # A value that goes over this place must not be cut in two.
+        return 0 if found is None else next((start for start, stop in found if start < end < stop), end)
 
     def walk(self, value: Any, *, short: bool = False) -> Any:
         """Copy a JSON value with the values masked: parts of texts and keys, and numbers as a whole."""
@@ -129,7 +132,7 @@ class Secrets:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return MASK if any(self.hide(each, short=short) != each for each in _leaves(value)) else value
         if isinstance(value, dict):
-            return {self.walk(key): self.walk(each, short=short) for key, each in value.items()}
+            return distinct((self.walk(key), self.walk(each, short=short)) for key, each in value.items())
         return [self.walk(each, short=short) for each in value] if isinstance(value, list | tuple) else value
 
 
@@ -320,10 +323,7 @@ def _walk(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return value if (shown := _made(str(value))) == str(value) else shown  # as a credit card number
     if isinstance(value, dict):
-        found: dict[Any, Any] = {}
-        for key, item in value.items():  # two secrets may be redacted to the same text; keep both entries
-            found[free_name(_walk(key), found)] = _walk(item)
-        return found
+        return distinct((_walk(key), _walk(item)) for key, item in value.items())
     if isinstance(value, list):
         return [_walk(item) for item in value]
     return tuple(_walk(item) for item in value) if isinstance(value, tuple) else value

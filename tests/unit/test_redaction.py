@@ -6,15 +6,17 @@ import importlib
 import logging
 import pkgutil
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import agentruns
 from agentruns.journal import events
-from agentruns.journal.masking import Mask, carries_mask
+from agentruns.journal.masking import NOTHING, Mask, carries_mask
 from agentruns.utils import redaction
 from agentruns.utils.redaction import FAILED, Secrets, get_logger, redact, redacted
+from tests.cost import grows_at_most
 from tests.redacting import CARD, FAIL, HIDE, KEY, NOT_TEXT, leaks
 from tests.rows import row
 
@@ -190,6 +192,70 @@ def test_very_many_values_that_begin_alike_hide_the_whole_text() -> None:
     assert values.hide(f"Once: {begins}") == f"Once: {begins}"
     assert values.hide(begins + "a" * 300 + "b.") == "***."
     assert values.hide(f"{begins}{'a' * 40} " * 50) == "***"
+
+
+# Values by their number, and a text that comes as near to them as it can
+ALIKE = {
+    "alike": (lambda number: ["a" * (16 + each) + "b" for each in range(number)], "a"),
+    "words": (lambda number: ["ab" * (2 + each % 7) + "c" * (each // 7) for each in range(number)], "ab"),
+    "long": (lambda number: ["a" * 100 * number + "b"], "a"),
+    "short": (lambda number: [f"{each:x}" for each in range(number)], "0123456789abcdef "),
+}
+
+
+@pytest.mark.parametrize("family", ALIKE)
+def test_a_search_is_linear_in_the_text_whatever_the_values_are(family: str) -> None:
+    make, piece = ALIKE[family]
+
+    def search(number: int, length: int) -> Callable[[], object]:
+        secrets, text = Secrets(make(number)), (piece * length)[:length]
+        return lambda: [secrets.hide(text), secrets.hide(text, short=True)]
+
+    assert grows_at_most(24, search(250, 4_000), search(250, 32_000))  # 8 times the text
+    assert grows_at_most(12, search(10, 16_000), search(250, 16_000))  # 25 times the values
+
+
+@pytest.mark.parametrize("values", [["x" * 40_000 + "y", "aX"], ["ab" * 20_000 + "c"]], ids=["far", "near"])
+def test_the_end_of_a_draft_is_found_in_linear_time(values: list[str]) -> None:
+    secrets = Secrets(values)
+    few, many = ("a" * 1_000, "a" * 8_000)
+    assert grows_at_most(24, lambda: secrets.settled(few), lambda: secrets.settled(many))
+
+
+def test_no_part_of_a_value_stands_at_the_end_of_a_draft() -> None:
+    secrets = Secrets(["abcX", "X12345", "abcdefghijklmnopqrstuvwxyz"])
+    ends = {
+        "say abcX1": 4,
+        "say abc": 4,
+        "say abcdefghijklmnopq": 4,
+        "say abX": 6,
+        "so abcd?": 8,
+        "X12345": 6,
+    }
+    assert {text: secrets.settled(text) for text in ends} == ends
+
+
+def test_members_whose_names_are_masked_alike_are_all_kept() -> None:
+    assert Secrets(["first", "other"]).walk({"first": 1, "other": 2, "*** (2)": 3}) == {
+        "***": 1, "*** (2)": 2, "*** (2) (2)": 3,
+    }  # fmt: skip
+    few, many = ({f"key {number}": number for number in range(size)} for size in (500, 8_000))
+    secrets = Secrets([*many])
+    assert len(secrets.walk(many)) == len(many)
+    assert grows_at_most(64, lambda: secrets.walk(few), lambda: secrets.walk(many))  # 16 times as many
+
+
+def test_the_mask_that_all_code_shares_learns_nothing() -> None:
+    with pytest.raises(TypeError, match="shared"):
+        NOTHING.add({"tools": {"pay": {"sensitive": ["pin"]}}})
+    with pytest.raises(TypeError):
+        NOTHING.arguments_of["pay"] = ("pin",)
+    for name, value in vars(Mask()).items():
+        with pytest.raises(AttributeError, match="shared"):
+            setattr(NOTHING, name, value)
+    NOTHING.secrets.add("4711")
+    NOTHING.know_result("pay", "4711")
+    assert not NOTHING and not NOTHING.secrets and NOTHING.json("4711") == "4711"
 
 
 def test_a_mended_input_of_a_sensitive_tool_is_masked() -> None:
