@@ -16,6 +16,7 @@ from agentruns.tools import InvalidArguments
 from agentruns.tools.mcp import servers
 from agentruns.tools.mcp.arguments import arguments_model
 from tests.commands.running import run
+from tests.cost import grows_at_most
 from tests.mcp.servers import NOBODY, Declare
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -125,6 +126,22 @@ def test_a_schema_that_cannot_be_used_refuses_the_call_and_no_error_quotes_what_
     assert "4711" not in said
 
 
+NODE = {"properties": {"child": {"$ref": "#/$defs/node"}}}
+NODES = {"$defs": {"node": {"anyOf": [{**NODE, "required": [name]} for name in ("a", "b", "c")]}}}
+TWICE = {"allOf": [{"$ref": "#/$defs/node"}] * 2}
+DEEP: dict[str, Any] = {}
+for _level in range(40):
+    DEEP = {"child": DEEP}
+
+
+def refusal(given: Any, **schema: Any) -> str:
+    try:
+        arguments_model("t", {"type": "object", **schema}, quotes=True).model_validate(given)
+    except ValidationError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -143,13 +160,6 @@ def test_a_regular_expression_of_a_server_holds_no_worker(schema: Any) -> None:
 
 
 def test_a_regular_expression_is_kept_where_that_is_possible() -> None:
-    def refusal(given: Any, **schema: Any) -> str:
-        try:
-            arguments_model("t", {"type": "object", **schema}, quotes=True).model_validate(given)
-        except ValidationError as error:
-            return str(error)
-        return ""
-
     text: dict[str, Any] = {"properties": {"text": {"pattern": "^a+$"}}}
     assert "'b' does not match '^a+$'" in refusal({"text": "b"}, **text)
     assert not refusal({"text": "aa"}, **text) and not refusal({"text": 3}, **text)
@@ -158,6 +168,78 @@ def test_a_regular_expression_is_kept_where_that_is_possible() -> None:
     assert "is not of type 'integer'" in refusal({"n_1": "x"}, **named)
     assert not refusal({"n_1": 1, "other": "x"}, **named)
     assert "'other' was unexpected" in refusal({"other": 1}, additionalProperties=False)
+
+
+MANY = [1] * 40_000
+NAMES = {f"name{number}": 1 for number in range(4_000)}
+ONE = {"oneOf": [{"type": "integer"}, *[{"type": "string"}] * 999]}
+ALL = {"allOf": [{"contains": {"type": "string"}}] * 99}
+LARGE = {"anyOf": [{"allOf": [{"maxItems": 1}] * 100_000}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "given"),
+    [
+        ({**NODES, "properties": {"child": {"$ref": "#/$defs/node"}}}, DEEP),
+        ({"$defs": {"node": {"properties": {"child": TWICE}}}, **TWICE}, DEEP),
+        ({"properties": {"a": {"contains": {"anyOf": [{"const": {}}] * 400}}}}, {"a": MANY}),
+        ({"properties": {"a": {"items": ONE}}}, {"a": MANY}),
+        ({"properties": {"a": LARGE}}, {"a": ["x" * 1_000] * 1_000}),
+        ({"properties": {"a": {"unevaluatedItems": False, **ALL}}}, {"a": MANY}),
+        ({"propertyNames": {"anyOf": [*[{"maxLength": 1}] * 999, {"maxLength": 9}]}}, NAMES),
+    ],
+    ids=["anyOf", "allOf", "contains", "oneOf", "large", "unevaluatedItems", "propertyNames"],
+)
+def test_arguments_that_take_too_many_steps_are_refused(schema: Any, given: Any) -> None:
+    assert "by the schema of t takes too long: give fewer or smaller ones" in refusal(given, **schema)
+
+
+def test_a_schema_that_goes_round_in_circles_refuses_the_call() -> None:
+    assert "the schema of t cannot be used" in refusal({"a": 1}, **{"$ref": "#"})
+    assert "the schema of t cannot be used" in refusal({"a": 1}, anyOf=[{"$ref": "#"}, {"$ref": "#"}])
+
+
+def test_unique_items_and_enums_are_compared_as_json_schema_says_and_in_linear_time() -> None:
+    def rule(**rules: Any) -> dict[str, Any]:
+        return {"properties": {"a": rules}}
+
+    unique = rule(uniqueItems=True)
+    for same in ([1, 1.0], [{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}], ["x", "x"], [0, -0.0], [None, None]):
+        assert "non-unique" in refusal({"a": same}, **unique)
+    for different in ([1, True], [0, False], ["1", 1], [[], {}], [1, 1.5], "xx"):
+        assert not refusal({"a": different}, **unique)
+    for value, fits in ((1.0, True), (True, False), ({"b": [2]}, True), ("1", False)):
+        assert ("is not one of" not in refusal({"a": value}, **rule(enum=[1, {"b": [2.0]}]))) == fits
+    few, many = ({"a": [{"n": number, "name": str(number)} for number in range(n)]} for n in (500, 4_000))
+    assert grows_at_most(24, lambda: refusal(few, **unique), lambda: refusal(many, **unique))
+    codes = rule(items={"enum": [str(number) for number in range(5_000)]})
+    assert not refusal({"a": ["4711"] * 5_000}, **codes)
+
+
+def test_a_part_with_a_schema_of_its_own_is_checked_by_the_same_rules() -> None:
+    own = "https://json-schema.org/draft/2020-12/schema"
+    with suppress(ValidationError):
+        refusal({"a": "a" * 60 + "!"}, properties={"a": {"$schema": own, "pattern": "^(a+)+$"}})
+    few, many = ({"a": [{"n": number} for number in range(n)]} for n in (200, 1_600))
+    part = {"properties": {"a": {"$schema": own, "uniqueItems": True}}}
+    assert grows_at_most(24, lambda: refusal(few, **part), lambda: refusal(many, **part))
+
+
+def test_an_expression_that_takes_long_for_a_long_text_is_left_to_the_server() -> None:
+    rule = {"properties": {"a": {"pattern": r"^[a-z]{100}-[a-z]{200}$"}}}
+    assert "does not match" in refusal({"a": "no"}, **rule)
+    assert not refusal({"a": "no" * 100_000}, **rule)
+
+
+def test_large_arguments_that_fit_are_checked_whole() -> None:
+    order = {"type": "object", "required": ["number"], "additionalProperties": False}
+    order["properties"] = {"number": {"type": "string", "pattern": "^[A-Z]\\d+$"}, "cents": {"minimum": 0}}
+    orders: list[dict[str, Any]] = [{"number": f"A{number}", "cents": number} for number in range(5_000)]
+    rule = {"properties": {"orders": {"type": "array", "items": order, "uniqueItems": True}}}
+    assert not refusal({"orders": orders, "note": "x" * 1_000_000}, **rule)
+    orders[-1]["number"] = "a1"
+    assert "does not match" in refusal({"orders": orders}, **rule)
+    assert "too long" not in refusal({"a": 10**400}, properties={"a": {"multipleOf": 0.01}})
 
 
 def test_the_command_writes_and_compares(hostile: Declare, tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
 """The arguments of a server's tool, validated by the JSON Schema that the server declares.
 
+A stranger wrote the schema, and a model the arguments, so a validation has a limit of work, counted in steps.
 The schema's regular expressions are matched in linear time, because Python's `re` could take hours and block
 the thread that extends the lease. The server checks patterns that cannot be matched in this way.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any
 
@@ -15,8 +19,42 @@ from pydantic import AfterValidator, BaseModel, RootModel
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from agentruns.tools.card import one_line
+from agentruns.utils import json as canonical
 
+MOST_STEPS = 100_000  # of a validation: keywords applied, and parts of large values that these read
+MOST_MATCHED = 50_000_000  # size of an expression times characters of a text
 _SHOWN_ERRORS = 10
+
+
+class _TooMuchWork(Exception):
+    """Raised inside of a validation that has taken all its steps."""
+
+
+class _Work:
+    """The steps that are left of one validation, and the sizes of the objects and lists in the arguments."""
+
+    def __init__(self, given: Any) -> None:
+        self.left = MOST_STEPS
+        self.sizes: dict[int, int] = {}
+        self._measure(given)
+
+    def _measure(self, value: Any) -> int:
+        if not isinstance(value, dict | list):
+            return len(value) if isinstance(value, str) else 1
+        names, items = (value.keys(), value.values()) if isinstance(value, dict) else ((), value)
+        size = self.sizes[id(value)] = 1 + sum(map(len, names)) + sum(map(self._measure, items))
+        return size
+
+    def spend(self, keyword: Any, given: Any) -> None:
+        """Take the steps for one keyword, whose value is `keyword`, and one value; raises _TooMuchWork."""
+        size = len(given) if isinstance(given, str) else self.sizes.get(id(given), 0)
+        lists = (each for each in (keyword, given) if isinstance(each, dict | list))
+        self.left -= 1 + size // 256 + sum(len(each) // 8 for each in lists)
+        if self.left < 0:
+            raise _TooMuchWork
+
+
+_work: ContextVar[_Work] = ContextVar("agentruns_validation")
 
 
 def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[BaseModel]:
@@ -32,32 +70,67 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
         from referencing import Registry
 
         kind = validator_for(schema)
+        enums: dict[int, set[str]] = {}  # by the id of a list in the schema
 
         def pattern(validator: Any, pattern: str, given: Any, schema: Any) -> Iterator[Any]:
-            matches = _matcher(pattern)
-            if isinstance(given, str) and matches is not None and not matches(given):
+            matches = _matcher(pattern, len(given)) if isinstance(given, str) else None
+            if matches is not None and not matches(given):
                 yield ValidationError(f"{given!r} does not match {pattern!r}")
 
         def properties(validator: Any, patterns: dict[str, Any], given: Any, schema: Any) -> Iterator[Any]:
             for pattern, inner in patterns.items() if isinstance(given, dict) else ():
-                matches = _matcher(pattern)
-                for name in filter(matches, given) if matches is not None else ():
-                    yield from validator.descend(given[name], inner, path=name, schema_path=pattern)
+                for name in given:
+                    _work.get().spend(pattern, name)
+                    matches = _matcher(pattern, len(name))
+                    if matches is not None and matches(name):
+                        yield from validator.descend(given[name], inner, path=name, schema_path=pattern)
 
         def additional(validator: Any, allowed: Any, given: Any, schema: Any) -> Iterator[Any]:
             if "patternProperties" not in schema:  # it would match these by Python's `re`
                 yield from kind.VALIDATORS["additionalProperties"](validator, allowed, given, schema)
 
-        mine: dict[str, Any] = {"pattern": pattern, "patternProperties": properties}
-        mine["additionalProperties"] = additional
+        def unique(validator: Any, wanted: Any, given: Any, schema: Any) -> Iterator[Any]:
+            if wanted and isinstance(given, list) and len({*map(_key, given)}) < len(given):
+                yield ValidationError(f"{given!r} has non-unique elements")
+
+        def among(validator: Any, values: list[Any], given: Any, schema: Any) -> Iterator[Any]:
+            keys = enums.get(id(values)) or enums.setdefault(id(values), {*map(_key, values)})
+            if _key(given) not in keys:
+                yield ValidationError(f"{given!r} is not one of {values!r}")
+
+        def counted(check: Any, validator: Any, keyword: Any, given: Any, schema: Any) -> Any:
+            _work.get().spend(None if check is among else keyword, given)
+            return check(validator, keyword, given, schema)
+
+        mine: dict[str, Any] = {"pattern": pattern, "patternProperties": properties, "uniqueItems": unique}
+        mine |= {"additionalProperties": additional, "enum": among}
         mine["unevaluatedProperties"] = lambda validator, value, given, schema: ()  # left to the server
-        return extend(kind, mine)(schema, registry=Registry())
+        checks = {**kind.VALIDATORS, **mine}
+        made: Any = extend(kind, {word: partial(counted, check) for word, check in checks.items()})
+
+        def evolve(self: Any, **changes: Any) -> Any:
+            # The original would validate a part that has its own `$schema` without our keywords.
+            return made(
+                **{alias: getattr(self, name) for alias, name in fields if alias not in changes}, **changes
+            )
+
+        fields = [(each.alias, each.name) for each in made.__attrs_attrs__ if each.init]
+        made.evolve = evolve
+        return made(schema, registry=Registry())
 
     def fitting(given: dict[str, Any]) -> dict[str, Any]:
+        token = _work.set(_Work(given))
         try:
             errors = [*islice(validator().iter_errors(given), _SHOWN_ERRORS)]
+        except _TooMuchWork:
+            text = (
+                f"to check these arguments by the schema of {name} takes too long: give fewer or smaller ones"
+            )
+            raise ValueError(text) from None
         except Exception as error:
             raise ValueError(f"the schema of {name} cannot be used: {one_line(str(error))}") from None
+        finally:
+            _work.reset(token)
         if errors:
             texts = [(e.json_path, e.message if quotes else f"does not fit {e.validator}") for e in errors]
             raise ValueError("; ".join(one_line(": ".join(each), 300) for each in texts))
@@ -66,9 +139,31 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
     return RootModel[Annotated[dict[str, Any], AfterValidator(fitting)]]
 
 
+def _key(value: Any) -> str:
+    """Convert a JSON value to a text, the same for values that are equal in JSON Schema, as 1 and 1.0."""
+    return canonical.dumps(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _matcher(pattern: str, length: int) -> Callable[[Any], bool] | None:
+    """Build a predicate that searches a text of this length for the pattern; None if that may take long.
+
+    None as well for a pattern that Rust's engine cannot match.
+    """
+    counts = [max(map(int, filter(None, each))) for each in re.findall(r"\{(\d+),?(\d*)\}", pattern)]
+    is_quick = len(pattern) * math.prod(counts) * length <= MOST_MATCHED
+    return _compiled(pattern) if is_quick else None
+
+
 @cache
-def _matcher(pattern: str) -> Callable[[Any], bool] | None:
-    """Build a predicate that searches a text for the pattern; None if Rust's engine cannot match it."""
+def _compiled(pattern: str) -> Callable[[Any], bool] | None:
     try:
         form = core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True)
         return SchemaValidator(form).isinstance_python
