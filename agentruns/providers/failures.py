@@ -99,7 +99,7 @@ class SDKModel:
             given = self.make_client() if self._given is None else self._given
             http = getattr(given, "_client", None) if is_forked and self._given is not None else None
             own = {} if http is None else {"http_client": without_connections(http)}
-            self._client = given.with_options(max_retries=0, **own)
+            self._client = _direct(given.with_options(max_retries=0, **own))
             self._pid = os.getpid()
         return self._client
 
@@ -122,6 +122,19 @@ class SDKModel:
             text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=text)
 
 
+def _direct(client: Any) -> Any:
+    """Make a client of an SDK follow no redirect, because a redirect could lead the key to another server."""
+    prepare = client._prepare_options
+
+    def prepared(options: Any) -> Any:
+        options = prepare(options)
+        options.follow_redirects = False
+        return options
+
+    client._prepare_options = prepared
+    return client
+
+
 def refuse(params: Iterable[str], reserved: frozenset[str]) -> None:
     """Raise TypeError if `params` has a reserved parameter, which the request sets itself."""
     if names := sorted(reserved.intersection(params)):
@@ -138,10 +151,10 @@ def plain(answer: Any) -> dict[str, Any]:
 
 
 def of_status(status: int) -> Disposition | None:
-    """Choose the disposition for an HTTP status; None if the status is below 400."""
+    """Choose the disposition for an HTTP status; None if the status is below 300."""
     if status in (408, 409, 429) or status >= 500:
         return "retry"
-    if status in (401, 402, 403, 404):
+    if status in (401, 402, 403, 404) or 300 <= status < 400:
         return "pause"
     return "fail" if status >= 400 else None
 
@@ -200,6 +213,12 @@ def classify(
     if isinstance(error, sdk.APIStatusError):
         who = {"anthropic": "Anthropic"}.get(package, "The provider")
         about = {"request_id": error.request_id or "", "retry_after": retry_after(error.response.headers)}
+        if error.response.has_redirect_location:
+            to = error.response.headers["location"].partition("?")[0]
+            body, name = (
+                f"a redirect to {to} is not followed. Set the base_url to the right server.",
+                "redirect",
+            )
         return answered(body, secrets, who, status=error.status_code, name=name, **about)
     if isinstance(error, sdk.APIError) and body is not None:  # an error inside OpenAI's stream
         return answered(body, secrets)

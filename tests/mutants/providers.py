@@ -9,6 +9,12 @@ BLOCKS, CHAT, CLAUDE = "providers/blocks.py", "providers/chat.py", "providers/an
 EXCERPTS = "tools/excerpts.py"
 
 MUTANTS = [
+    mutant("providers: no client follows a redirect",
+        Edit("providers/failures.py", "options.follow_redirects = False", "pass"),
+        "providers/test_redirects.py::test_a_client_of_the_project_still_follows_redirects_for_the_project"),
+    mutant("providers: after a redirect the run waits for a person",
+        Edit("providers/failures.py", " or 300 <= status < 400:", ":"),
+        "providers/test_redirects.py::test_no_client_follows_a_redirect_and_the_run_waits_for_a_person"),
     mutant("providers: the fallback answers an overload only",
         Edit(LOOP, "model is driver.agent.model and error.is_overload", "model is driver.agent.model"),
         "providers/test_runs.py::test_the_fallback_is_not_for_other_troubles"),
