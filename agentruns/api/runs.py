@@ -77,11 +77,7 @@ from agentruns.utils.clock import utc
 REVALIDATED = "private, no-cache"  # a client may store this answer, but must revalidate it by its ETag
 # Not "or null" in the schema, or generated clients would send a null for a missing body.
 ABSENT: Any = Body(None)
-# The members of a state for customers
-STATE = (
-    "run", "seq", "agent", "version", "status", "step", "output",
-    *(f"calls.{name}" for name in ("id", "tool", "arguments", "outcome")),
-)  # fmt: skip
+STATE = "run seq agent version status step output calls.id calls.tool calls.arguments calls.outcome"  # public
 
 
 @router.post("/runs", response={201: RunOut, 200: RunOut})
@@ -234,7 +230,7 @@ def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, A
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     seq = at if at is not None else rows.latest("seq").seq
     state: dict[str, Any] = legal(record(state_at(run.pk, seq), mask_of(run)))
-    return state if run.shows_all else {**dict.fromkeys(state), **canonical.select(state, STATE)}
+    return state if run.shows_all else {**dict.fromkeys(state), **canonical.select(state, STATE.split())}
 
 
 @router.post("/runs/{run_id}/resume", response=RunOut)

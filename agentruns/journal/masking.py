@@ -276,13 +276,10 @@ class Blind(Mask):
 class _Nothing(Mask):
     """A mask without sensitive names, which never changes, because all code shares it."""
 
-    def __init__(self) -> None:
-        vars(self).update(dict.fromkeys(("arguments_of", "results_of", "taken"), MappingProxyType({})))
+    arguments_of = results_of = taken = MappingProxyType[str, Any]({})  # type: ignore[assignment]
+    secrets = property(lambda _self: Secrets())  # a new one each time
 
-    @property
-    def secrets(self) -> Secrets:  # type: ignore[override]
-        """No values; a caller who adds some changes nothing."""
-        return Secrets()
+    def __init__(self) -> None: ...
 
     def add(self, definition: dict[str, Any]) -> None:
         raise TypeError("NOTHING is shared and learns no names. Build a Mask.")

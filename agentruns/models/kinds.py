@@ -55,7 +55,7 @@ class Payload(TypedDict):
 
 
 PUBLIC = ("v", "copied")
-FILE = ("stored.sha256", "stored.size", "stored.form")
+_FILE = "stored.sha256 stored.size stored.form"
 
 P = TypeVar("P", bound=Payload)
 KINDS: dict[str, Kind[Any]] = {}  # by name
@@ -80,7 +80,7 @@ class Kind(str, Generic[P]):
         moves_doubts: bool = False,
         announced: tuple[str, Signal] | None = None,
         telemetry: tuple[str, ...] = (),
-        public: tuple[str, ...] = (),
+        public: str = "",
     ) -> None:
         self.payload = payload
         self.form = Form(payload)
@@ -92,8 +92,7 @@ class Kind(str, Generic[P]):
         # The event for notifiers, with its signal; the event for telemetry, with the members that it reports.
         self.announced = (f"run.{ends}", signals.run_ended) if ends else announced
         self.telemetry = ("ended",) if ends else telemetry
-        # Members for visitors and customers, as paths; members that are not listed are hidden from them.
-        self.public = (*PUBLIC, *public)
+        self.public = (*PUBLIC, *public.split())  # what visitors and customers read; all else is hidden
         KINDS[name] = self
 
     def of(self, row: Any) -> P | None:
@@ -166,7 +165,7 @@ class RunStarted(Payload):
 
 
 RUN_STARTED = Kind(
-    "run_started", RunStarted, names_definitions=True, public=("agent", "version", "session", "not_before")
+    "run_started", RunStarted, names_definitions=True, public="agent version session not_before"
 )
 
 
@@ -181,7 +180,7 @@ class User(Payload):
     stored: NotRequired[Gone[StoredFile | list[StoredFile]]]  # a list holds the files of its blocks
 
 
-USER = Kind("user", User, has_blocks=True, public=("content", "reason", *FILE))
+USER = Kind("user", User, has_blocks=True, public=f"content reason {_FILE}")
 
 
 class Assistant(Payload):
@@ -200,13 +199,8 @@ class Assistant(Payload):
     fallback: NotRequired[Fact[str]]  # the model that was asked, where it is not the agent's first
 
 
-ASSISTANT = Kind(
-    "assistant", Assistant, is_progress=True,
-    public=(
-        *(f"content.{name}" for name in ("type", "text", "id", "name", "input")),  # but no thinking
-        *(f"calls.{name}" for name in ("id", "tool", "arguments")), "stop_reason",
-    ),
-)  # fmt: skip
+_REPLY = "content.type content.text content.id content.name content.input calls.id calls.tool calls.arguments"
+ASSISTANT = Kind("assistant", Assistant, is_progress=True, public=f"{_REPLY} stop_reason")  # no thinking
 
 
 class ModelFailed(Payload):
@@ -244,10 +238,10 @@ class ApprovalRequested(Payload):
     settles: NotRequired[Fact[list[str]]]  # calls in doubt that its card shows and its approval settles
 
 
+_ASKED = ("approval.requested", signals.approval_requested)
 APPROVAL_REQUESTED = Kind(
-    "approval_requested", ApprovalRequested,
-    announced=("approval.requested", signals.approval_requested), public=("approval", "expires_at"),
-)  # fmt: skip
+    "approval_requested", ApprovalRequested, announced=_ASKED, public="approval expires_at"
+)
 
 
 class ApprovalDecided(Payload):
@@ -272,7 +266,7 @@ APPROVAL_DECIDED = Kind(
     moves_doubts=True,
     announced=("approval.decided", signals.approval_decided),
     telemetry=("decision", "verb"),
-    public=("verb",),
+    public="verb",
 )
 
 
@@ -289,7 +283,7 @@ class ApprovalExtended(Payload, _Extended):
     channel: Fact[str]
 
 
-APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended, public=("expires_at",))
+APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended, public="expires_at")
 
 
 class ApprovalVoided(Payload):
@@ -305,12 +299,8 @@ class ApprovalVoided(Payload):
     expires_at: NotRequired[Fact[str]]
 
 
-APPROVAL_VOIDED = Kind(
-    "approval_voided",
-    ApprovalVoided,
-    moves_doubts=True,
-    announced=("approval.requested", signals.approval_requested),  # people are asked again
-    public=("approval",),
+APPROVAL_VOIDED = Kind(  # people are asked again
+    "approval_voided", ApprovalVoided, moves_doubts=True, announced=_ASKED, public="approval"
 )
 
 
@@ -354,10 +344,10 @@ class ToolResult(ResultFacts):
     outcome: Fact[str]  # ok | error | denied | answered | expired | cancelled | unknown
 
 
+_RESULT = f"content is_error outcome {_FILE}"
 TOOL_RESULT = Kind(
-    "tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True,
-    public=("content", "is_error", "outcome", *FILE),
-)  # fmt: skip
+    "tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True, public=_RESULT
+)
 
 
 class LateResult(_Returned):
@@ -470,7 +460,7 @@ class RunCompleted(Payload):
     earlier: NotRequired[Fact[bool]]  # the last reply had no text: this is the text of the one before
 
 
-RUN_COMPLETED = Kind("run_completed", RunCompleted, ends="completed", public=("output", "truncated"))
+RUN_COMPLETED = Kind("run_completed", RunCompleted, ends="completed", public="output truncated")
 
 
 class RunFailed(Payload):
@@ -498,7 +488,7 @@ class PayloadErased(Payload):
     file: NotRequired[Fact[str]]  # that held the content, or several, separated by spaces
 
 
-PAYLOAD_ERASED = Kind("payload_erased", PayloadErased, public=("seq",))
+PAYLOAD_ERASED = Kind("payload_erased", PayloadErased, public="seq")
 
 
 class LeftOut(_Asked):
@@ -534,8 +524,7 @@ def public(kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
     written = payload.get("is_error") or payload.get("outcome", "ok") != "ok"
     hidden = ("content", "stored") if written or payload.get("reason") == OUTPUT_INVALID else ()
     paths = KINDS[kind].public if kind in KINDS else PUBLIC
-    selected: dict[str, Any] = select({**payload}, [path for path in paths if not path.startswith(hidden)])
-    return selected
+    return dict(select({**payload}, [path for path in paths if not path.startswith(hidden)]))
 
 
 def split(kind: str, payload: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

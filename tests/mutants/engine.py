@@ -46,7 +46,7 @@ EXECUTOR = [
     mutant("mcp: equal items are found in linear time",
         Edit("tools/mcp/arguments.py", ', "uniqueItems": unique}', "}"),
         "mcp/test_declared.py::"
-        "test_unique_items_and_enums_are_compared_as_json_schema_says_and_in_linear_time"),
+        "test_unique_items_are_found_as_json_schema_says_and_in_linear_time"),
     mutant("mcp: a part with a schema of its own is checked by the same rules",
         Edit("tools/mcp/arguments.py", "        made.evolve = evolve\n", ""),
         "mcp/test_declared.py::test_a_part_with_a_schema_of_its_own_is_checked_by_the_same_rules"),

@@ -70,7 +70,6 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
         from referencing import Registry
 
         kind = validator_for(schema)
-        enums: dict[int, set[str]] = {}  # by the id of a list in the schema
 
         def pattern(validator: Any, pattern: str, given: Any, schema: Any) -> Iterator[Any]:
             matches = _matcher(pattern, len(given)) if isinstance(given, str) else None
@@ -90,20 +89,19 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
                 yield from kind.VALIDATORS["additionalProperties"](validator, allowed, given, schema)
 
         def unique(validator: Any, wanted: Any, given: Any, schema: Any) -> Iterator[Any]:
-            if wanted and isinstance(given, list) and len({*map(_key, given)}) < len(given):
+            if (
+                wanted
+                and isinstance(given, list)
+                and len({canonical.dumps(_equal(each)) for each in given}) < len(given)
+            ):
                 yield ValidationError(f"{given!r} has non-unique elements")
 
-        def among(validator: Any, values: list[Any], given: Any, schema: Any) -> Iterator[Any]:
-            keys = enums.get(id(values)) or enums.setdefault(id(values), {*map(_key, values)})
-            if _key(given) not in keys:
-                yield ValidationError(f"{given!r} is not one of {values!r}")
-
         def counted(check: Any, validator: Any, keyword: Any, given: Any, schema: Any) -> Any:
-            _work.get().spend(None if check is among else keyword, given)
+            _work.get().spend(keyword, given)
             return check(validator, keyword, given, schema)
 
         mine: dict[str, Any] = {"pattern": pattern, "patternProperties": properties, "uniqueItems": unique}
-        mine |= {"additionalProperties": additional, "enum": among}
+        mine["additionalProperties"] = additional
         mine["unevaluatedProperties"] = lambda validator, value, given, schema: ()  # left to the server
         checks = {**kind.VALIDATORS, **mine}
         made: Any = extend(kind, {word: partial(counted, check) for word, check in checks.items()})
@@ -139,16 +137,12 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
     return RootModel[Annotated[dict[str, Any], AfterValidator(fitting)]]
 
 
-def _key(value: Any) -> str:
-    """Convert a JSON value to a text, the same for values that are equal in JSON Schema, as 1 and 1.0."""
-    return canonical.dumps(_plain(value))
-
-
-def _plain(value: Any) -> Any:
+def _equal(value: Any) -> Any:
+    """Convert integral floats in a JSON value to integers, which are equal to them in JSON Schema."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _equal(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [*map(_plain, value)]
+        return [*map(_equal, value)]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
