@@ -32,6 +32,7 @@ logger = get_logger("agentruns.tools")
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
 
+MOST_TRIES = 300_000  # of validating an object of one input, about a second
 _MAX_ERRORS = 10
 _MAX_NAME = 60
 
@@ -216,6 +217,11 @@ class Tool(Options, Generic[P, R]):
         # `effective` also reads its own result, because a parameter may read a text as JSON.
         if is_deeper(raw, MAX_DEPTH):
             raise InvalidArguments(f"The arguments are nested more than {MAX_DEPTH} levels deep.")
+        if (most := self.signature.alternatives) > 1 and _tries(raw, 1, most) > MOST_TRIES:
+            raise InvalidArguments(
+                "The arguments are nested too deeply: each level has several types, and to try all of them "
+                "takes too long. Give fewer levels, or fewer values at the deepest ones."
+            )
         if not isinstance(raw, dict):
             raise InvalidArguments(f"The input must be a JSON object, not {type(raw).__name__}.")
         try:
@@ -302,6 +308,13 @@ class Tool(Options, Generic[P, R]):
             return verdict
         kind = verdict.__name__ if isinstance(verdict, type) else type(verdict).__name__
         return Unknown(f"reconcile returned {kind}, not an Occurred(), NotOccurred() or Unknown().")
+
+
+def _tries(value: Any, times: int, alternatives: int) -> int:
+    """Count how often the objects in a value are validated, if each level has so many alternatives."""
+    if isinstance(value, dict):
+        return times + sum(_tries(each, times * alternatives, alternatives) for each in value.values())
+    return sum(_tries(each, times, alternatives) for each in value) if isinstance(value, list) else 0
 
 
 def _misfit(error: Exception) -> str:

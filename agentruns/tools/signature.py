@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import inspect
+import json
 import re
 import types
 import typing
@@ -51,6 +52,7 @@ class Signature:
     description: str
     schema: dict[str, Any]
     returns: TypeAdapter[Any] | None
+    alternatives: int = 1  # most models of a union in the definitions; validation tries all at each level
 
 
 def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> Signature:
@@ -121,7 +123,10 @@ def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> S
                     f"Field {field!r} of {kind.__name__!r}, which tool {name!r} takes, has `exclude`: it "
                     "would be neither shown nor stored, and its default computed again each time. Remove it."
                 )
-    return Signature(model, parameters, context, description, schema, _returns(hints))
+    unions = re.findall(r'"anyOf": \[([^\]]*)\]', json.dumps(schema.get("$defs", {})))
+    # A discriminator ("oneOf") names the one type to try.
+    alternatives = max((union.count('"$ref"') for union in unions if '"oneOf"' not in union), default=1)
+    return Signature(model, parameters, context, description, schema, _returns(hints), alternatives)
 
 
 def _is_context(annotation: Any) -> bool:

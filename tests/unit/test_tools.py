@@ -653,3 +653,57 @@ def test_the_context_asks_the_engine_and_does_nothing_by_itself(caplog: pytest.L
     ctx.heartbeat()
     ctx.progress("x")
     assert ctx.is_cancelled() and beats == ["beat", "x"]
+
+
+class Both(BaseModel):
+    """A condition: pydantic tries both types of each part."""
+
+    parts: list[Both | Either] = []
+    first: Both | Either | None = None
+
+
+class Either(BaseModel):
+    """Another condition with the same members."""
+
+    parts: list[Both | Either] = []
+    first: Both | Either | None = None
+
+
+class Leaf(BaseModel):
+    kind: Literal["leaf"]
+
+
+class Branch(BaseModel):
+    kind: Literal["branch"]
+    first: Annotated[Branch | Leaf, Field(discriminator="kind")] | None = None
+
+
+def test_a_union_in_a_recursive_type_takes_no_exponential_time() -> None:
+    @tool
+    def search(condition: Both | Either) -> str:
+        """Search."""
+        return ""
+
+    @tool
+    def plain(condition: Both, more: Any = None) -> str:
+        """Take no union at the top."""
+        return ""
+
+    @tool
+    def named(condition: Branch) -> str:
+        """Take parts that say which type they are."""
+        return ""
+
+    def nested(levels: int, **leaf: Any) -> dict[str, Any]:
+        for _level in range(levels):
+            leaf = {"kind": "branch", "first": leaf} if "kind" in leaf else {"first": leaf}
+        return leaf
+
+    for levels in (17, 60):
+        with pytest.raises(InvalidArguments, match="nested too deeply: each level has several types"):
+            search.effective({"condition": nested(levels)})
+    with pytest.raises(InvalidArguments, match="nested too deeply"):
+        search.effective({"condition": nested(9, parts=[{"parts": [{}]}] * 200)})
+    assert search.effective({"condition": nested(8, parts=[{}] * 20)})
+    assert named.effective({"condition": nested(50, kind="leaf")})
+    assert plain.effective({"condition": {"parts": [{}, {}]}, "more": 1})
