@@ -281,7 +281,8 @@ def test_what_a_visitor_confirmed_is_void_when_the_token_is_revoked(chat: Agent,
         assert api_tokens.revoke(token.get().pk, None)
         row = Program(second).get(f"/runs/{card.run_id}/messages")[1]["items"][-1]
         visitor = f"session:{card.run.session_id}"
-        assert (row["kind"], row["payload"]["voided"]) == ("approval_voided", [visitor])
+        assert (row["kind"], row["payload"]["approval"]) == ("approval_voided", str(card.pk))
+        assert Message.objects.get(kind="approval_voided").payload["voided"] == [visitor]
         assert Program(second).post(where, body)[0] == 200
     sweep()
     assert (CANCELLED, problems(card.run.session_id)) == (["A1"], [])
