@@ -29,7 +29,7 @@ _MODULES = {
     "agentruns.services.transfer": ("export_run",),
     "agentruns.tools": (
         "tool", "ask_human", "question_to", "read_result", "RunContext", "ToolContext", "Occurred",
-        "NotOccurred", "Unknown", "http_refusal",
+        "NotOccurred", "Unknown", "http_refusal", "service_refusal",
     ),
     "agentruns.tools.mcp": ("mcp_tools",),
 }  # fmt: skip
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from agentruns.tools import http_refusal as http_refusal
     from agentruns.tools import question_to as question_to
     from agentruns.tools import read_result as read_result
+    from agentruns.tools import service_refusal as service_refusal
     from agentruns.tools import tool as tool
     from agentruns.tools.mcp import mcp_tools as mcp_tools
 else:

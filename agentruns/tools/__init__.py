@@ -5,10 +5,11 @@ from agentruns.tools.context import NotOccurred, Occurred, RunContext, ToolConte
 from agentruns.tools.decorator import tool
 from agentruns.tools.questions import ask_human, question_to
 from agentruns.tools.reading import read_result
-from agentruns.tools.refusals import http_refusal
+from agentruns.tools.refusals import http_refusal, service_refusal
 from agentruns.tools.results import to_jsonable
 
 __all__ = [
     "InvalidArguments", "NotOccurred", "Occurred", "RunContext", "Tool", "ToolContext", "ToolOutput",
-    "Unknown", "ask_human", "http_refusal", "question_to", "read_result", "to_jsonable", "tool",
+    "Unknown", "ask_human", "http_refusal", "question_to", "read_result", "service_refusal", "to_jsonable",
+    "tool",
 ]  # fmt: skip

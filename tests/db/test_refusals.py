@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,10 +33,12 @@ from agentruns import (
     resolve_orphan,
     resume_run,
     run_agent,
+    send_message,
+    service_refusal,
     start_run,
     tool,
 )
-from agentruns.exceptions import ToolDurabilityError
+from agentruns.exceptions import SessionBusyError, ToolDurabilityError
 from agentruns.models import Approval, Run
 from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.runs.waiting import uncleared
@@ -128,6 +131,143 @@ def again(run_id: object) -> RunResult:
     """Sweep, and return the result of a run."""
     sweep()
     return result_of(Run.objects.get(pk=str(run_id)).pk)
+
+
+def busy_agent() -> Agent:
+    """Make an agent of which the session "busy" has an unfinished run."""
+    agent = Agent("other", instructions="Help.", model=ScriptedModel([{"text": "done"}]))
+    start_run(agent, "first", "busy")
+    return agent
+
+
+NOBODYS = "00000000-0000-7000-8000-000000000000"
+charged: list[object] = []  # what a handler did before a service refused
+
+
+def charge(amount: object = 0) -> str:
+    charged.append(amount)
+    return "busy"
+
+
+def tell(text: str) -> Run:
+    return start_run("other", text, "busy")
+
+
+# Handlers whose first call is a service, which refuses.
+def starts(ctx: ToolContext, cents: int) -> str:
+    run = start_run("other", f"{cents} of {ctx.call_id}", "busy", owner=ctx.user, context={"cents": cents})
+    return str(run.pk)
+
+
+def starts_by_module(ctx: ToolContext, cents: int) -> None:
+    import agentruns
+
+    if cents != 0:
+        agentruns.start_run("other", "more", session="busy")
+
+
+def starts_by_agent(ctx: ToolContext, cents: int) -> None:
+    OTHER[-1].start("more", "busy")
+
+
+def writes(ctx: ToolContext, cents: int) -> None:
+    send_message("nowhere", "hello")
+
+
+def cancels(ctx: ToolContext, cents: int) -> None:
+    cancel_run(NOBODYS)
+    charge(cents)
+
+
+def approves(ctx: ToolContext, cents: int) -> None:
+    approve(NOBODYS, None)
+
+
+# Handlers that did something before the refusal, or may have.
+def charges_first(ctx: ToolContext, cents: int) -> None:
+    charge(cents)
+    start_run("other", "more", "busy")
+
+
+def charges_in_arguments(ctx: ToolContext, cents: int) -> None:
+    start_run("other", "more", charge(cents))
+
+
+def charges_after(ctx: ToolContext, cents: int) -> None:
+    try:
+        start_run("other", "more", "busy")
+    except SessionBusyError:
+        charge(cents)
+        raise
+
+
+def starts_several(ctx: ToolContext, cents: int) -> None:
+    for session in ("free", "busy"):
+        start_run("other", "more", session)
+
+
+def starts_again(ctx: ToolContext, cents: int) -> None:
+    session = "free"
+    while True:
+        start_run("other", "more", session)
+        session = "busy"
+
+
+def starts_as_a_key(ctx: ToolContext, cents: int) -> None:
+    sorted(("free", "busy"), key=BY_SESSION)
+
+
+def drives(ctx: ToolContext, cents: int) -> None:
+    run_agent("other", "more", "busy")
+
+
+def raises(ctx: ToolContext, cents: int) -> None:
+    raise SessionBusyError("It is busy.")
+
+
+def changes(ctx: ToolContext, cents: int) -> None:
+    LATEST["cents"] = cents
+    start_run("other", "more", "busy")
+
+
+def starts_through_another(ctx: ToolContext, cents: int) -> None:
+    tell("more")
+
+
+OTHER: list[Agent] = []
+LATEST: dict[str, int] = {}
+BY_SESSION = partial(start_run, "other", "more")
+FIRST = [starts, starts_by_module, starts_by_agent, writes, cancels, approves]
+LATER = [
+    charges_first, charges_in_arguments, charges_after, starts_several, starts_again, starts_as_a_key, drives,
+    raises, changes, starts_through_another,
+]  # fmt: skip
+
+
+def refused_inside(handler: Any, **options: Any) -> Run:
+    """Drive a run that calls a tool with this handler twice, while the session "busy" is busy."""
+    OTHER[:] = [busy_agent()]
+    result = go_on(PAY, MORE, tools=[tool(name="pay", **options)(handler)])
+    check_messages(result.messages[: None if result.status == "completed" else -1])
+    return the_run(result)
+
+
+@pytest.mark.parametrize("handler", FIRST)
+def test_a_service_that_refuses_the_first_call_of_a_handler_leaves_no_doubt(handler: Any) -> None:
+    run = refused_inside(handler)
+    assert (run.status, outcomes(run)) == ("completed", ["error", "error"])
+    assert all(told["content"].endswith(" Nothing happened.") for told in payloads(run, "tool_result"))
+    assert Run.objects.exclude(pk=run.pk).count() == 1
+
+
+@pytest.mark.parametrize("refuses", [(), service_refusal])
+@pytest.mark.parametrize("handler", LATER)
+def test_a_service_that_refuses_a_later_call_leaves_a_doubt_unless_the_tool_names_it(
+    handler: Any, refuses: Any
+) -> None:
+    run = refused_inside(handler, refuses=refuses)
+    expected = ("completed", ["error", "error"]) if refuses else ("awaiting-approval", ["error"])
+    assert (run.status, outcomes(run)) == expected
 
 
 PAY, MORE = {"tools": [call("pay", cents=1)]}, {"tools": [call("pay", cents=2)]}

@@ -10,6 +10,10 @@ STATEMENTS = "journal/store.py"
 DRIVER, LEASES, LOOP, WORKER = "engine/driver.py", "engine/leases.py", "engine/loop.py", "engine/worker.py"
 FOLD, TOOL = "journal/fold.py", "tools/base.py"
 
+REFUSALS = "tools/refusals.py"
+REFUSED_LATER = (
+    "db/test_refusals.py::test_a_service_that_refuses_a_later_call_leaves_a_doubt_unless_the_tool_names_it"
+)
 EXECUTOR = [
     mutant("executor: an approval counts only while its giver may give it",
         Edit(CALLS, "    if lost:\n", "    if False:\n"),
@@ -177,6 +181,18 @@ EXECUTOR = [
     mutant("executor: an exception does not say that nothing happened",
         Edit(HANDLER, "failed.in_doubt = not failed.is_refusal", "failed.in_doubt = False"),
         "db/test_refusals.py::test_any_other_exception_leaves_a_doubt_and_the_next_call_asks"),
+    mutant("executor: a service's refusal says nothing of what the handler did before",
+        Edit(REFUSALS, "return all(_QUIET.match(each.opname) for each in before) and", "return"),
+        REFUSED_LATER),
+    mutant("executor: nor of what it did in its `except`, or in an earlier round of its loop",
+        Edit(REFUSALS, "if loops or code.co_exceptiontable or not is_call:", "if not is_call:"),
+        REFUSED_LATER),
+    mutant("executor: nor of what another function called before",
+        Edit(REFUSALS, " and names[-1:] == [called]", ""),
+        REFUSED_LATER),
+    mutant("executor: nor of what a drive did",
+        Edit(REFUSALS, " or doors[0][1].co_name not in SERVICES:", ":"),
+        REFUSED_LATER),
     mutant("executor: after such an error the tool's other calls of the reply are not run",
         Edit(CALLS, "each.tool == call.tool])", "False])"),
         "db/test_refusals.py::test_the_other_calls_of_the_reply_to_that_tool_are_not_run"),
