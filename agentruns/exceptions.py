@@ -80,7 +80,7 @@ class SessionAccessDeniedError(AgentRunsError):
 
 
 class AmbiguousSessionError(AgentRunsError, LookupError):
-    """Raised for a session key without a scope if several scopes have the key; `scopes` lists them."""
+    """Raised for a session key without a scope that several or only other scopes have: `scopes`."""
 
     def __init__(self, message: str, scopes: tuple[str, ...] = ()) -> None:
         super().__init__(message)

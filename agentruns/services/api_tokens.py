@@ -34,7 +34,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.deciders import API_CHANNEL, void, withdrawn
 from agentruns.models import ApiToken, Approval, Message, Run, Session
 from agentruns.services import permissions
-from agentruns.services.runs.sessions import Owner
+from agentruns.services.runs.sessions import Owner, require_no_other_scope
 from agentruns.services.runs.write import require_no_record, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
@@ -174,12 +174,13 @@ def session_token(
 ) -> str:
     """Create a token with which a browser without a user reads, writes and confirms calls in one session.
 
-    If `session` is a key, finds the session in `scope` (None: the policy's scope for the program) or creates
+    If `session` is a key, finds the session in `scope` (None: the policy's scope for `actor`) or creates
     it. The token ends after `ttl`, when it is revoked, or when the session is deleted. Raises ValueError for
-    a bad key, or a `ttl` that is not positive or over AGENTRUNS_SESSION_TOKEN_SECONDS;
-    SessionAccessDeniedError if the session of a key belongs to a user, or a run in it was started for a user;
-    RunStateError for an imported session; PermissionDeniedError if `actor` is a user who neither owns the
-    session nor may act for its owner in its scope.
+    a bad key, or a `ttl` that is not positive or over AGENTRUNS_SESSION_TOKEN_SECONDS; AmbiguousSessionError
+    if `scope` is None, and not the program's scope but others have the key; SessionAccessDeniedError if the
+    session of a key belongs to a user, or a run in it was started for a user; RunStateError for an imported
+    session; PermissionDeniedError if `actor` is a user who neither owns the session nor may act for its owner
+    in its scope.
     """
     longest = timedelta(seconds=settings.SESSION_TOKEN_SECONDS)
     if not timedelta() < ttl <= longest:
@@ -188,9 +189,13 @@ def session_token(
         check_name("session", session)
         if not session:
             raise ValueError("A session token needs the key of a session.")
-        where = {"key": session, "scope": policy.current().scope(None) if scope is None else scope}
+        if scope is None:
+            scope = policy.current().scope(None if events.is_program(actor) else actor)
+            if events.is_program(actor):  # a user does not learn of other scopes
+                require_no_other_scope(session, scope)
+        where = {"key": session, "scope": scope}
         if not events.is_program(actor):
-            _require_act_for(actor, AnonymousUser(), where["scope"])
+            _require_act_for(actor, AnonymousUser(), scope)
         sessions = Session.objects.using(settings.DATABASE)
         sessions.bulk_create([Session(**where)], ignore_conflicts=True)
         session = sessions.get(**where)

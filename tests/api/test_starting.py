@@ -13,6 +13,7 @@ from agentruns.exceptions import PermissionDeniedError, SessionAccessDeniedError
 from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
 from agentruns.models import Run, Session
+from agentruns.services.api_tokens import create_token
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.api.hosting import Broken
@@ -198,6 +199,26 @@ def test_acting_for_another(tenants: None) -> None:
     assert clerk.post(path, {"at": 2, "owner": str(ann.pk)})[0] == 403
     assert admin.post(path, {"at": 2, "scope": "south"})[0] == 403
     assert runs() == 3
+
+
+def test_a_refusal_to_act_for_another_names_it(tenants: None) -> None:
+    shop_agent("shop")
+    clerk, south, gone = make_user("north-clerk", "act_for"), make_user("south-a"), "00000"
+    for owner in (str(south.pk), gone):  # both get the same text
+        detail = Api(clerk).post("/runs", body(owner=owner))[1]["detail"]
+        assert detail.startswith("north-clerk may not start runs for others or in this scope (act_for): ")
+        assert detail.endswith("The project's policy does not allow it.")
+    asked = Api(make_user("north-b")).post("/runs", body(owner=str(clerk.pk)))[1]["detail"]
+    assert asked.endswith("Permission agentruns.act_for is missing.")
+    run_agent("shop", "x", "s1", actor=clerk)
+    again = ("/sessions/s1/messages", {"content": "more"})
+    detail = Api(make_user("north-c", "act_for", "start_run")).post(*again)[1]["detail"]
+    assert "(act_for, owner 'north-clerk', scope 'north'): The project's policy" in detail
+    token = Program(create_token(make_user("north-admin", "start_run"), ["runs:write", "runs:read"])[1])
+    assert token.post(*again)[1]["detail"].endswith("The token lacks the scope runs:act_for.")
+    clerk.is_active = False
+    clerk.save()
+    assert Api(make_user("north-d-admin", "start_run")).post(*again)[1]["detail"].endswith("is not active.")
 
 
 def test_without_a_policy_acting_for_another_takes_the_permission() -> None:

@@ -19,6 +19,8 @@ from agentruns import (
     list_runs,
     run_again,
     run_agent,
+    send_message,
+    session_token,
     start_run,
     tool,
 )
@@ -36,6 +38,7 @@ from agentruns.journal.events import Program
 from agentruns.journal.policy import Quota
 from agentruns.journal.verify import problems
 from agentruns.models import Run, Session, StartCount
+from agentruns.services.api_tokens import authenticate
 from agentruns.services.data.repair import repair_session
 from agentruns.services.data.retention import erase_session
 from agentruns.services.runs.sessions import CONTEXT_LENGTH, find_session
@@ -169,6 +172,36 @@ def test_a_key_in_several_scopes_is_ambiguous_and_commands_take_the_scope() -> N
     erase_session("s1", scope="north")  # its files again
     with pytest.raises(AmbiguousSessionError):  # one that was pruned counts
         erase_session("s1")
+
+
+@pytest.mark.parametrize("scopes", [["north"], ["north", "south"]])
+def test_a_key_of_other_scopes_needs_the_scope(by_name: None, scopes: list[str]) -> None:
+    """Neither a visitor's token nor a message guesses whose session is meant, and no empty one is made."""
+    agent, hour = shop_agent("calls-nothing"), timedelta(hours=1)
+    runs = {scope: start_run(agent, "x", "s1", scope=scope) for scope in scopes}
+    for ask in (partial(session_token, "s1", hour), partial(send_message, "s1", "hello")):
+        with pytest.raises(
+            AmbiguousSessionError, match=r"'north'.*, not in 'program': name it with scope="
+        ) as caught:
+            ask()
+        assert caught.value.scopes == tuple(scopes)
+    assert Session.objects.count() == len(scopes)
+    assert authenticate(session_token("s1", hour, scope="north")).session_id == runs["north"].session_id
+    assert send_message("s1", "hello", scope="north") == runs["north"]
+    own = start_run(agent, "x", "s1")  # the program's
+    assert authenticate(session_token("s1", hour)).session_id == own.session_id
+    assert send_message("s1", "hello") == own
+
+
+def test_a_message_to_a_new_key_says_that_it_needs_an_agent(ann: Any, bob: Any) -> None:
+    start_run(shop_agent("shop"), "x", "anns", actor=ann)
+    for given in ({}, {"actor": bob}, {"owner": bob}):
+        with pytest.raises(SessionAccessDeniedError, match=r"There is no session 'new'\. .* agent=\.$"):
+            send_message("new", "hello", **given)
+    with pytest.raises(SessionAccessDeniedError, match=r"no session 'anns'\. .* agent=\.$"):  # no other text
+        send_message("anns", "hello", actor=bob)
+    with pytest.raises(SessionAccessDeniedError, match=r"There is no session 'anns'\.$"):
+        send_message("anns", "hello", actor=bob, agent="shop")
 
 
 def test_a_pruned_key_is_refused_in_its_scope_only() -> None:

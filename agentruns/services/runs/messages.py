@@ -25,7 +25,14 @@ from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import forgotten
 from agentruns.services import permissions
 from agentruns.services.runs.requests import RunRequest, read_input, taken, user_row
-from agentruns.services.runs.sessions import Owner, checked_context, no_session, place, require_writable
+from agentruns.services.runs.sessions import (
+    Owner,
+    checked_context,
+    no_session,
+    place,
+    require_no_other_scope,
+    require_writable,
+)
 from agentruns.services.runs.submit import count_start, start_limit, submit
 from agentruns.services.runs.write import find_run
 from agentruns.utils import json as canonical
@@ -54,13 +61,15 @@ def send_message(
     session was pruned, or if the key belongs to another message; PermissionDeniedError; else as `start_run`.
     """
     whose = actor if owner is None else owner
-    key, scope = place(session, scope, whose)
-    sessions = Session.objects.using(settings.DATABASE).filter(scope=scope, key=key)
+    key, home = place(session, scope, whose)
+    sessions = Session.objects.using(settings.DATABASE).filter(scope=home, key=key)
     stored = reading(settings.DATABASE, sessions.first)
     if stored is not None:
-        require_writable(stored, Owner.of(whose), actor)
+        require_writable(stored, Owner.of(whose), actor, begins=agent is None)
+    elif agent is None and scope is None and events.is_program(whose):
+        require_no_other_scope(key, home)
     return send(
-        stored or Session(scope=scope, key=key), content, agent=agent, actor=actor, owner=Owner.of(whose),
+        stored or Session(scope=home, key=key), content, agent=agent, actor=actor, owner=Owner.of(whose),
         context=context, key=idempotency_key,
     )[0]  # fmt: skip
 
@@ -84,7 +93,7 @@ def send(
     last = last_run(session, key, actor)
     if agent is None and last is None:
         _refuse_pruned(session)
-        raise SessionAccessDeniedError(no_session(session.key))
+        raise SessionAccessDeniedError(no_session(session.key, begins=True))
     agent = agent or (last.agent if last else "")
     if last is not None and not isinstance(actor, SessionBearer):
         permissions.require(actor, "message", last)

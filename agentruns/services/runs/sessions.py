@@ -104,16 +104,27 @@ def require_one_scope(key: str, scopes: list[str]) -> None:
         raise AmbiguousSessionError(text % {"session": key, "scopes": named}, tuple(scopes))
 
 
-def require_writable(session: Session, owner: Owner, actor: Any) -> None:
+def require_no_other_scope(key: str, scope: str) -> None:
+    """Raise AmbiguousSessionError if only other scopes than `scope`, which no caller named, have the key."""
+    sessions = Session.objects.using(settings.DATABASE).filter(key=key)
+    scopes = sorted(sessions.values_list("scope", flat=True))
+    if scopes and scope not in scopes:
+        text = _("Session %(session)r exists in scope %(scopes)s, not in %(scope)r: name it with scope=.")
+        facts = {"session": key, "scopes": ", ".join(map(repr, scopes)), "scope": scope}
+        raise AmbiguousSessionError(text % facts, tuple(scopes))
+
+
+def require_writable(session: Session, owner: Owner, actor: Any, *, begins: bool = False) -> None:
     """Raise SessionAccessDeniedError unless the session belongs to `owner`.
 
-    A user gets the same error as for a missing session. The program gets an error that names the owners,
-    because its run would otherwise belong to the user who was first to use the key.
+    A user gets the same error as for a missing session, with `begins` as in `no_session`. The program gets an
+    error that names the owners, because its run would otherwise belong to the user who was first to use the
+    key.
     """
     if session.owner_id == owner.id:
         return
     if not events.is_program(actor):
-        raise SessionAccessDeniedError(no_session(session.key))
+        raise SessionAccessDeniedError(no_session(session.key, begins))
     facts = {"session": session.key, "scope": session.scope, "owner": session.owner_name, "name": owner.name}
     if session.owner_id is None:
         text = _("Session %(session)r is the program's own, not %(name)s's. Use another key or scope.")
@@ -127,9 +138,10 @@ def require_writable(session: Session, owner: Owner, actor: Any) -> None:
     raise SessionAccessDeniedError(text % facts)
 
 
-def no_session(key: str) -> str:
-    """Build the error text for a session that does not exist or that the user may not see."""
-    return f"There is no session {key[:NAME_LENGTH]!r}."
+def no_session(key: str, begins: bool = False) -> str:
+    """Build the error text for a missing or hidden session; `begins` if an agent would begin it."""
+    text = f"There is no session {key[:NAME_LENGTH]!r}."
+    return text + _(" To begin it with this message, name the agent that serves it: agent=.") * begins
 
 
 def checked_context(context: dict[str, Any] | None) -> dict[str, Any]:

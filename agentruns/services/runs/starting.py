@@ -105,7 +105,10 @@ def send_message(
                 # The owner has to be active. For the program's own sessions the policy gets AnonymousUser.
                 owner = AnonymousUser() if whose is None else permissions.active_user(whose)
                 if not (acts_for and owner and ask("can", False, user, "act_for", (owner, session.scope))):
-                    raise PermissionDeniedError(_not_for_others(user))
+                    why = "" if owner else _("The owner is not active.")
+                    why = why if acts_for else _("The token lacks the scope runs:act_for.")
+                    named = {"owner": session.owner_name, "scope": session.scope}
+                    raise PermissionDeniedError(_not_for_others(user, why, **named))
             if last is not None:
                 given["context"] = permissions.context_again(user, chosen, restore(last), session.owner_id)
     except PermissionDeniedError as error:  # refuses a start, but no message to an open run
@@ -198,9 +201,11 @@ def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, 
     return owner, scope
 
 
-def _not_for_others(user: Any) -> str:
-    text = _("%(name)s may not start runs for others or in this scope: %(permission)s is missing.")
-    return text % {"name": user.get_username(), "permission": "agentruns.act_for"}
+def _not_for_others(user: Any, why: str = "", **named: str | None) -> str:
+    text = _("%(name)s may not start runs for others or in this scope (%(asked)s): %(why)s")
+    asked = ", ".join(["act_for", *(f"{name} {value!r}" for name, value in named.items() if value)])
+    facts = {"name": user.get_username(), "asked": asked, "why": why or permissions.why_not(user, "act_for")}
+    return text % facts
 
 
 def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
