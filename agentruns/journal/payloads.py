@@ -63,7 +63,7 @@ class Stored(NamedTuple):
     @property
     def is_text(self) -> bool:
         """Check whether the file holds the content as plain text rather than as canonical JSON."""
-        return self.form == "text"
+        return self.form != "json"  # "bytes" if a document beside a text has the same content
 
     def error(self, what: str) -> PayloadError:
         """Build a PayloadError for this file; `what` says that it is missing, altered or out of reach."""
