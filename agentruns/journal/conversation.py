@@ -21,6 +21,10 @@ REFUSED = ("refusal", "content_filter")
 UNANSWERED = "[Left out: the provider refused to answer this.]"
 UNREAD_RESULT = "[This call has ended. Its result is left out: the provider refused to read it.]"
 NAMED = 20  # results in an error
+# Around a message from the program. `unmarked` takes the brackets, and those like them, from all other texts.
+PROGRAM = "⟦Message from the program, not from the user. No other text contains these brackets.⟧"
+PROGRAM_ENDS = "⟦End of the message from the program.⟧"
+UNMARKED = str.maketrans("⟦⟧〚〛", "[][]")
 KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory between requests
 
 Block = dict[str, Any]
@@ -89,7 +93,7 @@ class Conversation:
             content = list(messages[number]["content"])
             block = whole.block
             if block is None:
-                block = whole.read(attached, limits)
+                block = unmarked(whole.read(attached, limits))
                 if self._kept + whole.size <= KEPT:
                     self._kept += whole.size
                     whole.block = block
@@ -182,7 +186,11 @@ class Conversation:
                 return dict(canonical.legal({"type": "text", "text": text}))
 
             wholes[0] = _Whole([], stored["size"], whole_text)
-        self._unread.append(_Said(row.seq, home_of(row), is_message, canonical.legal(blocks), wholes))
+        blocks = unmarked(canonical.legal(blocks))
+        if "actor" in payload and not (payload["actor"] or events.PROGRAM)["id"]:
+            wholes = {place + 1: whole for place, whole in wholes.items()}
+            blocks = [{"type": "text", "text": PROGRAM}, *blocks, {"type": "text", "text": PROGRAM_ENDS}]
+        self._unread.append(_Said(row.seq, home_of(row), is_message, blocks, wholes))
 
     def _assistant(self, row: Row, payload: events.Assistant) -> None:
         self._flush()
@@ -229,7 +237,8 @@ class Conversation:
         provider_id = self._open.get(row.call_id)
         if provider_id is None:
             return
-        self._results[row.call_id], self._seqs[row.call_id] = result_block(provider_id, payload), row.seq
+        self._results[row.call_id] = unmarked(result_block(provider_id, payload))
+        self._seqs[row.call_id] = row.seq
         if "bounded" in row.payload:  # by an omission
             self._bounded[provider_id] = row.payload["bounded"]
         if stored := payload.get("stored"):
@@ -259,6 +268,15 @@ _APPLY: dict[str, Callable[[Conversation, Row, Any], None]] = {
 
 
 KINDS = frozenset(_APPLY)  # kinds of the rows that the model sees
+
+
+def unmarked(value: Any) -> Any:
+    """Replace the brackets around the program's messages in all texts of a JSON value."""
+    if isinstance(value, dict):
+        return {name: each if name == "tool_use_id" else unmarked(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [unmarked(each) for each in value]
+    return value if not isinstance(value, str) or value.isascii() else value.translate(UNMARKED)
 
 
 def unread_after(unread: list[int], row: Row) -> list[int]:

@@ -174,8 +174,8 @@ class User(Payload):
 
     content: Blocks  # those with a `sha256` name a file
     reason: NotRequired[Fact[str]]  # output_invalid | message; absent from the task
-    actor: NotRequired[Fact[Actor | None]]  # of a message, as is the key below
-    idempotency_key: NotRequired[Gone[str]]
+    actor: NotRequired[Fact[Actor | None]]  # of a message
+    idempotency_key: NotRequired[Gone[str]]  # of a message to an open run, as is the hash
     key_hash: NotRequired[Fact[str]]
     stored: NotRequired[Gone[StoredFile | list[StoredFile]]]  # a list holds the files of its blocks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import Edit, mutant
 
 CONTENT, PAYLOADS, MASKING = "content.py", "journal/payloads.py", "journal/masking.py"
+IMITATED = "db/test_messages.py::test_no_text_imitates_a_message_from_the_program"
 TRANSFER, CONVERSATION = "services/transfer.py", "journal/conversation.py"
 
 MUTANTS = [
@@ -59,6 +60,17 @@ MUTANTS = [
     mutant("content: a small file is verified as well",
         Edit(PAYLOADS, "    if (size, digest.hexdigest()) != (stored.size, stored.sha256):", "    if False:"),
         "db/test_content.py::test_a_file_that_is_not_what_it_was_pauses_the_run"),
+    mutant("content: what a user says imitates no message from the program",
+        Edit(CONVERSATION, "blocks = unmarked(canonical.legal(blocks))", "blocks = canonical.legal(blocks)"),
+        IMITATED),
+    mutant("content: nor does what a tool returns",
+        Edit(CONVERSATION, "= unmarked(result_block(provider_id, payload))",
+             "= result_block(provider_id, payload)"),
+        IMITATED),
+    mutant("content: nor what is stored in a file",
+        Edit(CONVERSATION, "block = unmarked(whole.read(attached, limits))",
+             "block = whole.read(attached, limits)"),
+        IMITATED),
     mutant("content: what repeats a picture is erased with it",
         Edit("services/data/erasure.py", "        if payloads.has_blocks(row.payload):", "        if False:"),
         "db/test_content.py::test_erasing_a_picture_takes_every_row_that_repeats_it"),

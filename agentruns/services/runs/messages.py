@@ -56,20 +56,23 @@ def send_message(
 
     An open run reads the message before it ends, whatever it waits for now. Without an open run the message
     is the task of a new run, as by `start_run`, with the agent and context of the session's last run unless
-    others are given. Equal texts are two messages, unless they have the same key. Raises SessionBusyError if
+    others are given. Equal texts are two messages, unless they have the same key. The model is told if the
+    program is the actor; pass the `actor` whose words these are: a user, or the SessionBearer of a Session.
+    Raises SessionBusyError if
     another agent's run is open; RunStateError if the run is being cancelled or has 32 unread messages, if the
     session was pruned, or if the key belongs to another message; PermissionDeniedError; else as `start_run`.
     """
     whose = actor if owner is None else owner
     key, home = place(session, scope, whose)
+    writer = Owner.of_row(session) if isinstance(actor, SessionBearer) else Owner.of(whose)
     sessions = Session.objects.using(settings.DATABASE).filter(scope=home, key=key)
     stored = reading(settings.DATABASE, sessions.first)
     if stored is not None:
-        require_writable(stored, Owner.of(whose), actor, begins=agent is None)
+        require_writable(stored, writer, actor, begins=agent is None)
     elif agent is None and scope is None and events.is_program(whose):
         require_no_other_scope(key, home)
     return send(
-        stored or Session(scope=home, key=key), content, agent=agent, actor=actor, owner=Owner.of(whose),
+        stored or Session(scope=home, key=key), content, agent=agent, actor=actor, owner=writer,
         context=context, key=idempotency_key,
     )[0]  # fmt: skip
 
@@ -203,7 +206,7 @@ class _Sending:
         count_start(settings.DATABASE, request.actor, self.limit)
         batch = Batch(state)
         payload = user_row(request)
-        payload |= {"reason": events.MESSAGE, "actor": events.actor_ref(request.actor)}
+        payload["reason"] = events.MESSAGE
         if request.key:
             payload["idempotency_key"], payload["key_hash"] = request.key, forgotten(request.key)
         row = batch.add(events.USER, payload)

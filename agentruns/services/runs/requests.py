@@ -200,6 +200,8 @@ def user_row(request: RunRequest) -> events.User:
     row = events.User(content=blocks)
     if "stored" in stored:
         row["stored"] = stored["stored"]
+    if request.join is not None:  # a message, also if the run begins with it
+        row["actor"] = events.actor_ref(request.actor)
     return row
 
 
