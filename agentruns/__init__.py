@@ -15,7 +15,7 @@ _MODULES = {
     "agentruns.journal.store": ("MemoryStore", "DatabaseStore"),
     "agentruns.providers.base": ("ModelRequest", "ModelReply"),
     "agentruns.services.api_tokens": ("session_token",),
-    "agentruns.services.approvals.decisions": ("approve", "deny", "answer", "extend"),
+    "agentruns.services.approvals.decisions": ("get_approval", "approve", "deny", "answer", "extend"),
     "agentruns.services.runs.control": (
         "adopt_definition", "cancel_run", "leave_out", "pause_run", "resolve_orphan",
     ),
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from agentruns.services.approvals.decisions import approve as approve
     from agentruns.services.approvals.decisions import deny as deny
     from agentruns.services.approvals.decisions import extend as extend
+    from agentruns.services.approvals.decisions import get_approval as get_approval
     from agentruns.services.data.erasure import erase_call as erase_call
     from agentruns.services.data.erasure import erase_payload as erase_payload
     from agentruns.services.data.erasure import erase_user as erase_user

@@ -27,6 +27,7 @@ from agentruns.journal import policy
 from agentruns.journal.deciders import API_CHANNEL
 from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
 from agentruns.services import api_tokens, permissions
+from agentruns.services.approvals import decisions
 from agentruns.services.runs import sessions
 from agentruns.utils.redaction import get_logger
 
@@ -331,10 +332,7 @@ def hide_owners(user: Any, owned: Iterable[Run | Session]) -> None:
 
 def find_approval(user: Any, approval_id: str) -> Approval:
     """Find an approval that the user may see, with its run and session; raises NotFoundError."""
-    try:
-        return policy.visible_approvals(user).select_related("run__session").get(pk=UUID(approval_id))
-    except (Approval.DoesNotExist, ValueError):
-        raise NotFoundError(f"There is no approval {approval_id[:SHOWN]}.") from None
+    return decisions.find_approval(approval_id, policy.visible_approvals(user))
 
 
 def find_session(user: Any, key: str, scope: str | None = None) -> Session:

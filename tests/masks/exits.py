@@ -9,10 +9,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from django.contrib.auth import get_user
 from django.core import mail
 from django.test import Client
 from django.urls import reverse
 
+from agentruns import get_approval
 from agentruns.contrib.mail import MailNotifier
 from agentruns.journal import outbox
 from agentruns.journal.verify import problems
@@ -108,6 +110,10 @@ def others(client: Client, run: Run) -> dict[str, str]:
         "webhook": "".join(json.dumps(notice.payload()) for notice in notices),
         "mail": "".join(one.subject + one.body for one in mail.outbox),
         "export": "".join(map(json.dumps, export_run(run.pk))),
+        "get_approval": "".join(
+            f"{vars(seen.approval)} {seen.preview} {seen.asked_by}"
+            for seen in (get_approval(each.pk, get_user(client)) for each in run.approvals.all())
+        ),
         "verify": "".join(problems(run.session_id)),
         "str": "".join(map(str, [run, run.session, *Approval.objects.all(), *Message.objects.all()])),
     }

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.test import Client
+from django.contrib.auth.models import AnonymousUser
+from django.test import Client, override_settings
 from django.urls import get_resolver
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import agentruns
-from agentruns import Agent, Policy, RunContext, approve, run_agent, tool
+from agentruns import Agent, Policy, RunContext, approve, get_approval, run_agent, tool
 from agentruns.api import router
-from agentruns.exceptions import ToolDurabilityError
+from agentruns.exceptions import NotFoundError, ToolDurabilityError
 from agentruns.journal import masking
 from agentruns.models import Approval, Message, Run
 from agentruns.services.sweep import sweep
@@ -202,8 +203,42 @@ def test_revealing_over_the_api_is_allowed_asked_for_and_logged(caplog: Any, set
     assert Approval.objects.get(pk=waits.pk).arguments["pin"] == PIN
 
 
+def test_a_projects_own_page_gets_an_approval_as_one_person_may_see_it(settings: Any) -> None:
+    waits = waiting(note="a letter")
+    clerk, viewer = make_user("clerk", "decide_approval"), make_user("viewer", "view_approval")
+    seen, listed = get_approval(waits.pk, clerk), Api(clerk).get(f"/approvals/{waits.pk}")[1]
+    assert (seen.may_decide, get_approval(str(waits.pk), viewer).may_decide) == (True, False)
+    assert (seen.approval.arguments, seen.approval.title) == (listed["arguments"], listed["title"])
+    assert (seen.approval.arguments["pin"], seen.approval.digest) == ("***", waits.digest)
+    assert (seen.preview["after"], seen.asked_by) == ({"note": "with ***", "number": "***"}, "")
+    settings.AGENTRUNS_REDACT = f"{__name__}.no_letters"
+    assert get_approval(waits.pk, clerk).approval.arguments["note"] == "a [redacted]"
+    gone = make_user("gone", "view_approval", is_active=False)
+    for nobody in (make_user("stranger"), gone, AnonymousUser(), None):
+        with pytest.raises(NotFoundError, match=f"There is no approval {waits.pk}"):
+            get_approval(waits.pk, nobody)
+    hiding = override_settings(AGENTRUNS_POLICY=f"{__name__}.Discreet")
+    with hiding, pytest.raises(NotFoundError):
+        get_approval(waits.pk, clerk)
+    edited = {"pin": "pin-new-0002", "number": 5, "note": ""}
+    approve(waits.pk, clerk, digest=seen.approval.digest, arguments=edited)
+    after = get_approval(waits.pk, clerk)
+    decided = (after.approval.status, after.approval.decided_by_name, after.may_decide)
+    assert decided == ("approved", "clerk", False)
+    assert after.preview["after"] == {"note": "with ***", "number": "***"}
+    with pytest.raises(NotFoundError, match="no approval x"):
+        get_approval("x" * 400, clerk)
+
+
+def no_letters(text: str) -> str:
+    return text.replace("letter", "[redacted]")
+
+
 class Discreet(agentruns.Policy):
-    """Reveals nothing."""
+    """Reveals nothing, and hides approvals."""
+
+    def visible_approvals(self, user: Any, approvals: Any) -> Any:
+        return approvals.none() if user.username == "clerk" else approvals
 
     def can_reveal(self, user: Any, shown: Any) -> bool:
         return False

@@ -136,6 +136,7 @@ DECISIONS = [
         "db/test_key_of_another_session.py::test_python_refuses_the_key_and_names_the_run_and_its_session"),
 ]  # fmt: skip
 
+OWN_PAGE = "masks/test_masks.py::test_a_projects_own_page_gets_an_approval_as_one_person_may_see_it"
 POLICY = [
     mutant("policy: who may not decide decides nothing",
         Edit(PERMISSIONS, "    if why:\n        raise PermissionDeniedError(why)", "    pass"),
@@ -271,6 +272,15 @@ POLICY = [
     mutant("sessions: a key that only other scopes have is nobody's to guess",
         Edit(SESSIONS, "if scopes and scope not in scopes:", "if False:"),
         "db/test_scope.py::test_a_key_of_other_scopes_needs_the_scope"),
+    mutant("approvals: a project's page gets only what its user may see",
+        Edit("services/approvals/decisions.py", "approval_id, visible_approvals(user))", "approval_id)"),
+        OWN_PAGE),
+    mutant("approvals: a project's page gets no sensitive value",
+        Edit("services/approvals/decisions.py", "shown = mask.approval(approval)", "shown = approval"),
+        OWN_PAGE),
+    mutant("approvals: nor one that the preview repeats",
+        Edit("services/approvals/decisions.py", "mask.row(row).payload for", "row.payload for"),
+        OWN_PAGE),
     mutant("quotas: the count is judged as it is raised",
         Edit("models/bookkeeping.py", "filter(is_over | Q(count__lt=limit), ", "filter("),
         "db/test_scope.py::test_a_quota_counts_what_a_user_starts"),

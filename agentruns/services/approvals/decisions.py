@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
@@ -21,8 +21,10 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.deciders import lapsed, void, why_own, withdrawn
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.masking import carries_mask, mask_of
+from agentruns.journal.policy import visible_approvals
+from agentruns.journal.read import read_rows
 from agentruns.journal.store import card_columns
-from agentruns.models import Approval, Run
+from agentruns.models import Approval, Message, Run
 from agentruns.models.kinds import Kind, P
 from agentruns.services import permissions
 from agentruns.services.runs.write import write
@@ -32,10 +34,11 @@ from agentruns.tools.options import REQUESTER
 from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils.db import readable, reading
 from agentruns.utils.failpoints import reached
-from agentruns.utils.redaction import Secrets, get_logger
+from agentruns.utils.redaction import Secrets, get_logger, redacted
 
 logger = get_logger("agentruns.approvals")
 
+SHOWN = 50  # characters of a malformed id
 LONGEST_EXTENSION = timedelta(days=366)
 DUE_AT_ONCE = 200  # in one sweep, so that a thousand expiries at once delay no run
 IN_TIME = Q(expires_at__isnull=True) | Q(expires_at__gt=Now())
@@ -247,13 +250,38 @@ def expire_due() -> int:
     return len(ended)
 
 
-def find_approval(approval_id: UUID | str) -> Approval:
-    """Find an approval, with its run; raises NotFoundError."""
-    approvals = Approval.objects.using(settings.DATABASE).select_related("run__session")
+class SeenApproval(NamedTuple):
+    """An approval as one person may see it: masked and redacted, and never to be saved."""
+
+    approval: Approval
+    preview: Any  # made when the model asked, or by the last edit; None if there is none
+    asked_by: str  # who owns the run; "" for the program
+    may_decide: bool  # whether the person may approve it now
+
+
+def get_approval(approval_id: UUID | str, user: Any) -> SeenApproval:
+    """Find an approval as a user may see it, for a project's page; NotFoundError if the policy hides it."""
+    approval = find_approval(approval_id, visible_approvals(user))
+    waits = [approval] if approval.status == Approval.Status.PENDING else []
+    may_decide, mask = any(permissions.decidable(user, waits)), mask_of(approval.run)
+    rows = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id, call_id=approval.call_id)
+    rows = rows.filter(kind__in=(events.APPROVAL_REQUESTED, events.APPROVAL_DECIDED)).order_by("seq")
+    cards = [mask.row(row).payload for row in read_rows(rows)]
+    shown = mask.approval(approval)
+    for name in ("title", "why", "reason", "arguments", "decided_by_name"):
+        setattr(shown, name, redacted(getattr(shown, name)))
+    preview = [card["preview"] for card in cards if "preview" in card][-1:]
+    by = redacted(approval.run.owner_name)
+    return SeenApproval(shown, redacted(preview[0]) if preview else None, by, may_decide)
+
+
+def find_approval(approval_id: UUID | str, among: QuerySet[Approval] | None = None) -> Approval:
+    """Find an approval, with its run, `among` those that a user may see (None: all); raises NotFoundError."""
+    among = Approval.objects.using(settings.DATABASE) if among is None else among
     try:
-        return approvals.get(pk=UUID(str(approval_id)))
+        return among.select_related("run__session").get(pk=UUID(str(approval_id)))
     except (Approval.DoesNotExist, ValueError):
-        raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval_id}) from None
+        raise NotFoundError(_("There is no approval %(id)s.") % {"id": str(approval_id)[:SHOWN]}) from None
 
 
 def _decide(
