@@ -135,7 +135,7 @@ class JournalConflictError(AgentRunsError):
 
 
 class BudgetExceededError(AgentRunsError):
-    """Never raised. Its name begins the `error` of a run that failed because a budget is used up."""
+    """Begins, by its name, the `error` of a run that failed because a budget is used up. Never raised."""
 
 
 class PayloadError(AgentRunsError):

@@ -245,6 +245,7 @@ def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
     """Wrap a view so that its response, even one rendered later, shows times in the user's time zone.
 
     Notes on the request's user who acts in the user's name (`policy.identify`).
+    Removes NUL characters from the URL's query, because lists repeat its values in their forms.
     """
 
     @wraps(view)
@@ -253,6 +254,8 @@ def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
             journal.policy.identify(request)
         except PermissionDeniedError as error:
             raise PermissionDenied(str(error)) from error
+        if "%00" in (query := request.META["QUERY_STRING"]):
+            request.GET = QueryDict(query.replace("%00", ""))
         zone = zone_of(request)
         if zone is None:
             return view(request, *args, **kwargs)

@@ -54,7 +54,6 @@ class ToolContext(OfRun):
     approved_by: tuple[str, ...] = ()
     _is_cancelled: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
     _heartbeat: Callable[[], object] | None = field(default=None, repr=False, compare=False)
-    _progress: Callable[[str], object] | None = field(default=None, repr=False, compare=False)
     _result: Callable[[str], str] = field(default=lambda id: "", repr=False, compare=False)
     _covers: Callable[..., bool] = field(default=lambda extend=False: True, repr=False, compare=False)
 
@@ -81,11 +80,8 @@ class ToolContext(OfRun):
             raise NotEntered(self.call_id)
 
     def progress(self, text: str) -> None:
-        """Report the progress of a long handler; it is logged."""
-        if self._progress is not None:
-            self._progress(text)
-        else:
-            logger.info("%s %s: %s", self.tool_name, self.call_id, text)
+        """Log the progress of a long handler, by the logger agentruns.tools; nothing is stored or shown."""
+        logger.info("%s %s: %s", self.tool_name, self.call_id, text)
 
 
 class NotEntered(Exception):

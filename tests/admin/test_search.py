@@ -112,6 +112,31 @@ def without_acme(text: str) -> str:
     return text.replace("acme", "[...]")
 
 
+@pytest.mark.parametrize("model", ["approval", "run", "apitoken"])
+def test_no_list_repeats_a_nul_of_its_url(model: str, world: World) -> None:
+    world.waiting("letters")
+    reader = browser("superuser")
+    names = [
+        "same",
+        "mine",
+        "status",
+        "agent",
+        "tool",
+        "session",
+        "requester",
+        "cause",
+        "review",
+        "q",
+        "o",
+        "all",
+    ]
+    for name in (*names, "started_from", "started_to", "p", "e", "_changelist_filters", "unknown"):
+        answer = reader.get(f"/admin/agentruns/{model}/?{name}=a%00b", follow=True)
+        assert (answer.status_code, b"\0" in answer.content) == (200, False), name
+    found = {each: reader.get(f"/admin/agentruns/run/?q=let{each}ters") for each in ("", "%00")}
+    assert len({page.content.count(b"/change/") for page in found.values()}) == 1
+
+
 def test_an_empty_answer_says_how_far_was_looked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         world.waiting(f"w{number}", 5000 + number, tools=[secretive])
