@@ -22,7 +22,7 @@ from ninja.utils import check_csrf
 
 from agentruns.api.errors import MARK, URN, Problem
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, PermissionDeniedError
+from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
 from agentruns.journal import policy
 from agentruns.journal.deciders import API_CHANNEL
 from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer

@@ -23,9 +23,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 
+from agentruns import list_runs
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval
+from agentruns.services.data.erasure import require_one_customer
 from agentruns.utils import characters, redaction
 from agentruns.utils import json as canonical
 
@@ -46,7 +48,27 @@ def flag(name: str, help: str) -> Argument:
 
 
 RUN_ID = argument("run_id", metavar="ID", help="The run's id.")
+RUN_OR_CUSTOMER = argument("run_id", nargs="?", metavar="ID", help="The run's id.")
 SESSIONS_SCOPE = argument("--scope", metavar="S", help="With --session: its scope, if several have its key.")
+
+
+CUSTOMER = (  # a run's, in place of its id; together they narrow
+    argument("--owner", metavar="NAME", help="The runs that this user owns."),
+    argument("--scope", metavar="S", help="The runs in this scope."),
+    argument(
+        "--context", metavar="K=V", action="append", help="Of the runs with this context value. Repeatable."
+    ),
+)
+
+
+def customer(owner: str | None, scope: str | None, context: list[str] | None) -> dict[str, Any]:
+    """Build the arguments of `list_runs` from the options of CUSTOMER; {} if none of them is given."""
+    pairs = [each.partition("=") for each in context or ()]
+    if not all(key and equals for key, equals, _value in pairs):
+        usage("Give --context as KEY=VALUE, such as tenant=7.")
+    user = None if owner is None else user_named(owner, is_active=False)  # the account may be closed already
+    given = {"owner": user, "scope": scope, "context": {key: value for key, _equals, value in pairs} or None}
+    return given if any(each is not None for each in given.values()) else {}
 
 
 class AgentRunsCommand(BaseCommand):
@@ -98,6 +120,30 @@ class AgentRunsCommand(BaseCommand):
     def act(self, *args: Any, **options: Any) -> int | None:
         """Do the command's work. Return the exit code, or True for 1; None and False count as 0."""
         raise NotImplementedError
+
+    def each_run(
+        self, run_id: str | None, act: Callable[[str], bool], options: dict[str, Any], per: str = "pk"
+    ) -> bool:
+        """Call `act` with a run's id, or with those of a customer's runs (of the last one for each `per`).
+
+        Return True if a call returned False or failed. A failure is reported and stops no other call.
+        """
+        whose, wrong = customer(options["owner"], options["scope"], options["context"]), 0
+        if (run_id is None) != bool(whose):
+            usage("Give the ID of a run, or a customer by --owner, --scope and --context.")
+        if run_id is not None:
+            return not act(run_id)
+        runs = list_runs(**whose).order_by("pk").values_list(per, "pk")
+        for key, pk in (found := dict(runs)).items():
+            try:
+                if per == "session_id":
+                    require_one_customer(key, whose["context"])
+                wrong += not act(str(pk))
+            except Exception as error:  # of a provider or the project, too: go on with the next run
+                wrong += 1
+                self.tell({"run": str(pk), "error": redaction.redact(str(error))}, f"Run {pk}: {error}")
+        self.tell({"runs": len(found), "wrong": wrong}, f"Runs: {len(found)}, of which {wrong} went wrong.")
+        return wrong > 0
 
     def say(self, text: str = "") -> None:
         """Redact and escape a text, print it as one line, and flush it because a reader may wait for it."""

@@ -1,12 +1,12 @@
-"""`manage.py erase --row RUN SEQ | --user NAME | --session KEY`: destroy content for good."""
+"""`manage.py erase --row RUN SEQ | --session KEY | --owner NAME`: destroy content for good."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from agentruns.journal.events import Program
-from agentruns.management.base import SESSIONS_SCOPE, AgentRunsCommand, argument, flag, usage, user_named
-from agentruns.services.data.erasure import Erased, erase_rows, erase_user, erase_whole_session
+from agentruns.management.base import CUSTOMER, AgentRunsCommand, argument, customer, flag, usage
+from agentruns.services.data.erasure import Erased, erase_customer, erase_rows, erase_whole_session
 from agentruns.utils.redaction import redacted
 
 ACTOR = Program("erase")
@@ -14,34 +14,32 @@ ACTOR = Program("erase")
 
 class Command(AgentRunsCommand):
     help = (
-        "Destroy the content of a journal row, of all rows of a user's sessions, or a whole session, with "
+        "Destroy the content of a journal row, of all rows of a customer's sessions, or of a session, with "
         "what repeats it. The chain stays, and says who erased what and why. Exit 1 if something was refused."
     )
 
-    one_of = (
-        argument("--row", nargs=2, metavar=("RUN", "SEQ"), help="One row, and what repeats it."),
-        argument("--user", metavar="NAME", help="Every row of the sessions that this user owns."),
-        argument("--session", metavar="KEY", help="A session with its journal; its keys are hashed."),
-    )
     arguments = (
-        SESSIONS_SCOPE,
+        argument("--row", nargs=2, metavar=("RUN", "SEQ"), help="One row, and what repeats it."),
+        argument("--session", metavar="KEY", help="A session with its journal; its keys are hashed."),
+        argument("--user", dest="owner", metavar="NAME", help="As --owner."),
+        *CUSTOMER,
         argument("--reason", default="", metavar="TEXT", help="Kept in the journal; not for --session."),
         flag("--dry-run", "Only say what would go."),
     )
 
-    def act(self, *, row: list[str] | None, user: str | None, session: str | None, **options: Any) -> bool:
-        scope, reason, dry_run = options["scope"], options["reason"], options["dry_run"]
+    def act(self, *, row: list[str] | None, session: str | None, scope: str | None, **options: Any) -> bool:
+        reason, dry_run = options["reason"], options["dry_run"]
+        whose = customer(options["owner"], scope if session is None else None, options["context"])
+        if [row is not None, session is not None, bool(whose)].count(True) != 1:
+            usage("Give --row, --session, or a customer by --owner, --scope and --context.")
         if session is None and not reason.strip():
             usage("Give a --reason: it is kept in the journal.")
-        if session is None and scope is not None:
-            usage("--scope goes with --session only.")
         if row is not None:
             if not row[1].isdecimal():
                 usage("SEQ is the number of a row.")
             erased = erase_rows(row[0], ACTOR, reason, seq=int(row[1]), dry_run=dry_run)
-        elif user is not None:
-            owner = user_named(user, is_active=False)  # the account may be closed already
-            erased = erase_user(owner, ACTOR, reason, dry_run=dry_run)
+        elif whose:
+            erased = erase_customer(ACTOR, reason, **whose, dry_run=dry_run)
         else:
             erased = erase_whole_session(session or "", scope=scope, dry_run=dry_run)
         record = redacted(erased.record())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
-from agentruns.management.base import RUN_ID, AgentRunsCommand, flag
+from agentruns.management.base import CUSTOMER, RUN_OR_CUSTOMER, AgentRunsCommand, argument, flag, usage
 from agentruns.services.transfer import export_run
 
 
@@ -16,12 +18,21 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        RUN_ID,
+        RUN_OR_CUSTOMER,
+        *CUSTOMER,
+        argument("--folder", metavar="DIR", help="Write each session of a customer into this folder."),
         flag("--true-values", "Print every row as it is stored, with its secrets."),
     )
 
-    def act(self, *, run_id: str, true_values: bool, **options: Any) -> None:
-        for line in export_run(run_id, true_values=true_values):
-            # In ASCII, so that no text acts on a terminal, and each is unchanged once decoded.
-            self.stdout.write(json.dumps(line))
-        self.stdout.flush()
+    def act(self, *, run_id: str | None, true_values: bool, folder: str | None, **options: Any) -> bool:
+        if (run_id is None) != (folder is not None):
+            usage("Give the ID of a run, or a customer and the --folder for its exports.")
+
+        def export(pk: str) -> bool:
+            with open(Path(folder, f"{pk}.jsonl"), "w") if folder else nullcontext(self.stdout) as file:
+                for line in export_run(pk, true_values=true_values):
+                    # In ASCII, so that no text acts on a terminal, and each is unchanged once decoded.
+                    file.write(json.dumps(line) + "\n")
+            return True
+
+        return self.each_run(run_id, export, options, per="session_id")

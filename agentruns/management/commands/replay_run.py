@@ -1,13 +1,14 @@
-"""`manage.py replay_run ID`: repeat a run's requests, and compare them with the recorded requests."""
+"""`manage.py replay_run ID`: repeat the requests of runs, and compare them with the recorded requests."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from agentruns.management.base import RUN_ID, WRONG, AgentRunsCommand, argument
+from agentruns.management.base import CUSTOMER, RUN_OR_CUSTOMER, WRONG, AgentRunsCommand, argument
 from agentruns.services.history import replay_run
 from agentruns.utils.redaction import redacted
 
@@ -20,13 +21,19 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        RUN_ID,
+        RUN_OR_CUSTOMER,
+        *CUSTOMER,
         argument("--model", metavar="M", help="Ask this model; 'own' is the agent's current one."),
     )
 
-    def act(self, *, run_id: str, model: str | None, **options: Any) -> None:
+    def act(self, *, run_id: str | None, model: str | None, **options: Any) -> None:
+        if self.each_run(run_id, partial(self.replay, model=model), options):
+            raise CommandError("The replay differs.", returncode=WRONG)
+
+    def replay(self, run_id: str, model: str | None) -> bool:
+        """Replay a run and print the report; return False if something differs."""
         report = replay_run(run_id, model=model)
-        record, lines = redacted(report.record()), list[str]()
+        record, lines = redacted(report.record()), [f"Run {run_id}"]
         lines += [f"note: {note}" for note in record["notes"]]
         for step in record["steps"]:
             lines.append(f"seq {step['seq']:<5} reply {step['step'] + 1}: {_short(step['then'])}")
@@ -39,8 +46,7 @@ class Command(AgentRunsCommand):
             for name in ("then", "now"):
                 lines.append(f"  {name}: {json.dumps(difference[name], ensure_ascii=False)}")
         self.tell(record, *lines)
-        if not report.is_equal:
-            raise CommandError("The replay differs.", returncode=WRONG)
+        return report.is_equal
 
 
 def _short(said: dict[str, Any]) -> str:

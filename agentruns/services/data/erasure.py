@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -31,10 +31,12 @@ from agentruns.models.kinds import split
 from agentruns.models.parts import ERASED
 from agentruns.services import permissions
 from agentruns.services.data.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
+from agentruns.services.runs.lifecycle import list_runs
 from agentruns.services.runs.sessions import Owner
 from agentruns.services.runs.write import find_run, lock_session
 from agentruns.tools.excerpts import READER
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import said
 from agentruns.utils.db import TRIES, delete_rows, in_transaction
 from agentruns.utils.ids import secret
 from agentruns.utils.redaction import get_logger
@@ -123,21 +125,44 @@ def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run
 
 
 def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> Erased:
-    """Destroy the content of all rows of the sessions that a user owns, and of their copies in forks.
+    """Erase all sessions that a user owns, as `erase_customer`. Raises TypeError if `user` is the program."""
+    Owner.of_user(user)
+    return erase_customer(actor, reason, dry_run=dry_run, owner=user)
 
-    Rows that record earlier erasures stay. Each session is one transaction. A session that cannot be erased,
-    such as one with an unfinished run, is only reported in `refused`. Raises ValueError without a reason if
-    the user has a session, TypeError if `user` is the program.
+
+def erase_customer(actor: Any, reason: str, *, dry_run: bool = False, **whose: Any) -> Erased:
+    """Destroy the content of all rows of a customer's sessions, and of their copies in forks.
+
+    `whose` selects the sessions as in `list_runs`, by their owner, scope and the contexts of their runs. Rows
+    that record earlier erasures stay. Each session is one transaction. A session that cannot be erased is
+    only reported in `refused`, such as one with an unfinished run, or with another customer's. Raises
+    ValueError without a customer, and without a reason if there is a session.
     """
-    report, whose = Erased(), Owner.of_user(user)
+    report = Erased()
     events.is_program(actor)  # raises for what is no actor: there may be no session to erase
-    sessions = Session.objects.using(settings.DATABASE).filter(owner_id=whose.id).order_by("pk")
-    for session in list(sessions.only("pk", "key")):
+    if all(value in (None, {}) for value in whose.values()):
+        raise ValueError(_("Say whose: give an owner, a scope or values of a context."))
+    given = {"owner_id": Owner.of(whose.get("owner")).id, "scope": whose.get("scope")}
+    sessions = Session.objects.using(settings.DATABASE)
+    sessions = sessions.filter(**{name: value for name, value in given.items() if value is not None})
+    if whose.get("context"):
+        sessions = sessions.filter(pk__in=list_runs(context=whose["context"]).values("session_id"))
+    for session in list(sessions.order_by("pk").only("pk", "key")):
         try:
+            require_one_customer(session.pk, whose.get("context"))
             report.add(_erase(session.pk, _may_go, actor, reason, None, dry_run=dry_run))
-        except AgentRunsError as error:
+        except (AgentRunsError, DatabaseError, OSError) as error:  # goes on with the next session
             report.refused.append(_("Session %(key)r: %(why)s") % {"key": session.key, "why": error})
     return _log(report)
+
+
+def require_one_customer(session_id: UUID, context: dict[str, Any] | None) -> None:
+    """Raise RunStateError if another run of the session has another of these values in its context."""
+    for name, value in (context or {}).items():
+        values = ContextValue.objects.using(settings.DATABASE).filter(run__session_id=session_id, key=name)
+        if values.exclude(value=said(value)).exists():
+            text = _("A run of the session has another %(name)s in its context, so it has two customers.")
+            raise RunStateError(text % {"name": name})
 
 
 def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = False) -> Erased:

@@ -171,13 +171,17 @@ def get_run(run_id: UUID | str) -> Run:
     return find_run(run_id)
 
 
-def list_runs(status: str | None = None, agent: str | None = None, owner: Any = None) -> RunQuerySet:
-    """Select runs, the last updated first; None as status, agent or owner selects all."""
-    runs = Run.objects.using(settings.DATABASE).order_by("-updated_at", "-id")
-    if status is not None:
-        runs = runs.filter(status=status)
-    if agent is not None:
-        runs = runs.filter(agent=agent)
+def list_runs(
+    status: str | None = None,
+    agent: str | None = None,
+    owner: Any = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
+) -> RunQuerySet:
+    """Select runs, by searchable values of their `context` too, the last updated first; None selects all."""
+    given = {"status": status, "agent": agent, "scope": scope}
+    runs = Run.objects.using(settings.DATABASE).with_context(context).order_by("-updated_at", "-id")
+    runs = runs.filter(**{name: value for name, value in given.items() if value is not None})
     if not events.is_program(owner):
         # AnonymousUser has no id, and does not own the program's runs.
         runs = runs.none() if owner.pk is None else runs.filter(owner_id=owner.pk)
