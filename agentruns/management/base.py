@@ -135,13 +135,14 @@ class AgentRunsCommand(BaseCommand):
             return not act(run_id)
         runs = list_runs(**whose).order_by("pk").values_list(per, "pk")
         for key, pk in (found := dict(runs)).items():
+            self.tell(None, f"Run {pk}")
             try:
                 if per == "session_id":
                     require_one_customer(key, whose["context"])
                 wrong += not act(str(pk))
             except Exception as error:  # of a provider or the project, too: go on with the next run
                 wrong += 1
-                self.tell({"run": str(pk), "error": redaction.redact(str(error))}, f"Run {pk}: {error}")
+                self.tell({"run": str(pk), "error": redaction.redact(str(error))}, f"Failed: {error}")
         self.tell({"runs": len(found), "wrong": wrong}, f"Runs: {len(found)}, of which {wrong} went wrong.")
         return wrong > 0
 

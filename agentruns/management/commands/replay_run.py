@@ -33,7 +33,7 @@ class Command(AgentRunsCommand):
     def replay(self, run_id: str, model: str | None) -> bool:
         """Replay a run and print the report; return False if something differs."""
         report = replay_run(run_id, model=model)
-        record, lines = redacted(report.record()), [f"Run {run_id}"]
+        record, lines = redacted(report.record()), list[str]()
         lines += [f"note: {note}" for note in record["notes"]]
         for step in record["steps"]:
             lines.append(f"seq {step['seq']:<5} reply {step['step'] + 1}: {_short(step['then'])}")
