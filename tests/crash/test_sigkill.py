@@ -17,6 +17,7 @@ from agentruns import (
     send_message,
     start_run,
 )
+from agentruns.journal.conversation import PROGRAM, PROGRAM_ENDS
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs.lifecycle import result_of
@@ -150,12 +151,13 @@ def test_a_process_that_dies_in_every_attempt_is_paused(settings: object) -> Non
 
 
 def conversation(run: Run) -> list[str]:
-    """List what the user said in a run's conversation, which the provider takes."""
+    """List what was said to the model in a conversation, which the provider takes, without marks."""
     assert sound(run).status == "completed"
     messages = result_of(run.pk).messages
     check_messages([*messages, GO_ON])
     blocks = [block for one in messages if one["role"] == "user" for block in one["content"]]
-    return [block["text"] for block in blocks if block["type"] == "text"]
+    texts = [block["text"] for block in blocks if block["type"] == "text"]
+    return [text for text in texts if text not in (PROGRAM, PROGRAM_ENDS)]
 
 
 @pytest.mark.parametrize(("point", "there"), [("before_start_commit", 0), ("after_start", 1)])
