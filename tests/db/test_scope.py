@@ -191,6 +191,9 @@ def test_a_key_of_other_scopes_needs_the_scope(by_name: None, scopes: list[str])
     own = start_run(agent, "x", "s1")  # the program's
     assert authenticate(session_token("s1", hour)).session_id == own.session_id
     assert send_message("s1", "hello") == own
+    boss = user("boss", is_superuser=True)  # a user's own scope, and no word of the others
+    theirs = authenticate(session_token("s1", hour, actor=boss)).session_id
+    assert Session.objects.get(pk=theirs).scope == "boss"
 
 
 def test_a_message_to_a_new_key_says_that_it_needs_an_agent(ann: Any, bob: Any) -> None:
