@@ -60,6 +60,7 @@ def test_no_permission_to_write_is_ever_granted(db: None) -> None:
         }  # fmt: skip
         assert set(model_admin.get_actions(request)) <= {
             "approve_selected", "deny_selected", "resume_selected", "pause_selected", "cancel_selected",
+            "adopt_selected",
         }  # fmt: skip
 
 

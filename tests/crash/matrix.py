@@ -7,7 +7,7 @@ from typing import NamedTuple
 # What a cell says of the run whose process met the fault:
 #
 # here   that very process completed it, and no caller saw an error
-# again  a caller saw an error of the database; the same call repeated completed it
+# again  a caller saw an error of the database; the same call repeated completed it at once
 # sweep  the process did not go on with it; a sweep completed it
 # doubt  one call's outcome is known to nobody: held for a person, who had it completed
 #
@@ -38,7 +38,7 @@ server_after_tool       doubt    here       here       here         here        
 after_tool:2            sweep    here       here       here         here            here              sweep
 after_tool:3            sweep    here       here       here         here            here              sweep
 before_result_commit    doubt    here       here       here         here            here              doubt
-before_result_commit:4  sweep    again      here       again        again           again             sweep
+before_result_commit:4  sweep    sweep      here       sweep        sweep           sweep             sweep
 after_result            sweep    here       here       here         here            here              sweep
 before_finish           sweep    here       here       here         here            here              sweep
 after_finish            here     here       here       here         here            here              here

@@ -20,6 +20,7 @@ from tests.crash.child import Orders, perform
 from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, SERVED, Cell, cells
 from tests.crash.processes import LEASE, Forked, expire_lease, is_any_backend
 from tests.crash.proxy import PORT, Proxy
+from tests.db.helpers import forget_backoff
 from tests.effects import VARIABLE, Effects
 from tests.settings import BRIEF as BRIEFLY
 from tests.settings import DATABASE
@@ -206,6 +207,7 @@ def operate(stage: Stage, word: str) -> str:
         return word
     if run.lease_expires_at is not None:
         expire_lease(run)
+    forget_backoff(run)
     sweep()
     run.refresh_from_db()
     if run.status != "orphaned":

@@ -26,6 +26,7 @@ from agentruns.models import Approval, Draft, Message, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.services.switches import switch
 from agentruns.testing import ScriptedModel
+from agentruns.utils import calls
 from tests.api.http import Api, make_user
 from tests.db.dying import elsewhere
 from tests.db.racing import at_once
@@ -84,11 +85,13 @@ def schemas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 cursor.execute(f'CREATE TABLE {name}."{table}" (LIKE public."{table}" INCLUDING ALL)')
     monkeypatch.setattr(base, "DatabaseWrapper", TenantWrapper)  # for the connections of new threads
     monkeypatch.setattr(leases, "_at_start", {})
+    calls._driving.cache_clear()  # its threads may have connections of the other kind
     shared: Any = connections["default"]
     kind = type(shared)
     shared.close()
     shared.__class__ = TenantWrapper
     yield names
+    calls._driving.cache_clear()
     shared.close()
     shared.__class__ = kind
     for made in ("tenant", "schema_name", "include_public_schema"):

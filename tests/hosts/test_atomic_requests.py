@@ -124,6 +124,10 @@ QUIET: dict[str, Callable[[World], Post]] = {
         {"kind": "tool", "name": "paint", "state": "off", "reason": "no"},
         world.completed(),
     ),
+    "run_leave_out": lambda world: console(world.completed(), "leave_out", 2),
+    "/runs/{run_id}/rows/{seq}/leave-out": lambda world: service(
+        world.completed(), "rows/2/leave-out", reason="no"
+    ),
     "run_verify": lambda world: console(world.completed(), "verify"),
     "run_reveal": lambda world: about_a_call(world.orphaned(), "reveal"),
     "/runs/{run_id}/pause": lambda world: service(world.waiting().run, "pause", reason="lunch"),

@@ -352,7 +352,7 @@ def test_one_that_was_approved_before_does_not_run(effects: Effects) -> None:
     sweep()
     approve(Approval.objects.get().pk, None)
     declared(float)  # as if code from before this rule had recorded the call
-    assert sweep().completed == 1
-    assert (Run.objects.get().status, effects.count()) == ("completed", 0)
-    (row,) = Message.objects.filter(kind=events.TOOL_RESULT)
-    assert "finite number" in row.payload["content"]
+    assert sweep().waiting == 1
+    assert (Run.objects.get().status, effects.count()) == ("awaiting-approval", 0)
+    (row,) = Message.objects.filter(kind=events.APPROVAL_VOIDED)
+    assert "finite number" in row.payload["why"]

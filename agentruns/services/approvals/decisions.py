@@ -66,10 +66,9 @@ def approve(
     edit = _edited(actor, approval, arguments) if arguments is not None else None
     if edit is None:
         permissions.require_decide(actor, approval)
-        if why := unfit(approval):
-            raise ApprovalStateError(why)
     # Before the transaction, as `lapsed` calls users' code; an edit voids other approvals in any case.
     givers = permissions.givers([approval]).get(approval.pk, {}) if edit is None else {}
+    why = unfit(approval) if edit is None else ""
     lost = lapsed(approval, givers, approval.arguments, givers)
 
     def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
@@ -79,6 +78,8 @@ def approve(
                 "Answer it, or deny it with a reason."
             )
             raise ApprovalStateError(text % {"id": approval_id, "tool": call.tool})
+        if why:
+            raise ApprovalStateError(why)
         void(batch, call, lost | withdrawn(settings.DATABASE, pending))
         by, who = events.actor_ref(actor), events.actor_ref(actor) or events.PROGRAM
         payload = events.ApprovalDecided(

@@ -10,6 +10,7 @@ from django.db.models import Count, Q
 
 from agentruns.agents.agent import definition_difference, registered
 from agentruns.exceptions import AgentRunsError, UnknownAgentError
+from agentruns.journal import events
 from agentruns.journal.read import definition_body
 from agentruns.models import Run
 from agentruns.models.querysets import UNFINISHED
@@ -61,11 +62,16 @@ def adopt_all(runs: RunQuerySet, actor: Any = None, *, reason: str = "") -> Iter
     """Let each of `runs` that this code cannot continue adopt its agent's definition, oldest first.
 
     Yields each run's id with the reason why the run did not adopt, or "". A refusal stops no other run.
+    Raises TypeError if the actor is neither a user nor None.
     """
-    for run_id in list(runs.filter(lacking()).order_by("created_at").values_list("pk", flat=True)):
-        why = ""
+    events.is_program(actor)
+
+    def adopted(run_id: UUID) -> tuple[UUID, str]:
         try:
             adopt_definition(run_id, actor, reason=reason)
         except AgentRunsError as error:
-            why = str(error)
-        yield run_id, why
+            return run_id, str(error)
+        return run_id, ""
+
+    lost = runs.filter(lacking()).order_by("created_at")
+    return map(adopted, list(lost.values_list("pk", flat=True)))
