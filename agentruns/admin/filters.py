@@ -125,8 +125,7 @@ def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str
 
 
 def _texts_of(run: Run) -> Iterator[str]:
-    context = redacted(run.context)
-    values = (said(each) for each in context.values())  # with their names: _in_context
+    values = (said(each) for each in redacted(run.context).values())  # with their names: _in_context
     yield from (redact(run.title), redact(run.session.key), redact(run.owner_name), *values)
 
 
@@ -205,8 +204,7 @@ class KnownValues(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Select the rows of the chosen value; all rows if no value is chosen, none if it is no choice."""
-        value = self.value()
-        if not value:
+        if not (value := self.value()):
             return queryset
         known = value in [str(offered) for offered, _title in self.lookup_choices]
         self.user = request.user
@@ -457,8 +455,7 @@ class LinkFilter(KnownValues):
 
         The label comes from a run with this value that the user may see; without one it is "unknown".
         """
-        value = self.value()
-        if not value:
+        if not (value := self.value()):
             return []
         self.run = None
         with suppress(ValueError, OverflowError, ValidationError):  # a URL may hold anything

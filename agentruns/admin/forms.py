@@ -127,8 +127,7 @@ class AnswerForm(ShownForm):
 
     def clean(self) -> dict[str, Any]:
         """Use the choice whose button was pressed. A button sends a number, because a text may be masked."""
-        chosen = self.data.get("choice", "")
-        if chosen in self.choices:
+        if (chosen := self.data.get("choice", "")) in self.choices:
             self.errors.pop("text", None)
             self.cleaned_data["text"] = self.choices[chosen]
         return self.cleaned_data

@@ -272,8 +272,7 @@ def duration(length: timedelta) -> str:
 
 
 def _element(moment: datetime, text: str) -> SafeString:
-    html = '<time datetime="{}" title="{}">{}</time>'
-    return format_html(html, moment.isoformat(), exact(moment), text)
+    return format_html('<time datetime="{}" title="{}">{}</time>', moment.isoformat(), exact(moment), text)
 
 
 TONES = {

@@ -109,7 +109,6 @@ class Agent:
                     f"The {what} of an agent must be 1 to {_MAX_NAME} printable characters, not {value!r}."
                 )
         self.name, self.version = name, version
-        self.name, self.version = name, version
         self.instructions = instructions
         if inspect.isroutine(tools):
             raise TypeError(
@@ -268,8 +267,7 @@ class Agent:
                 f"{where}: starters must be a permission, a group or 'anyone', not {self.starters!r}."
             )
         for option in ("max_steps", "token_budget"):
-            value = getattr(self, option)
-            if value is None and option == "token_budget":
+            if (value := getattr(self, option)) is None and option == "token_budget":
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{where}: {option} must be a whole number, not {value!r}.")
@@ -335,12 +333,10 @@ def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
 
     def rank(each: Agent) -> tuple[bool, list[str | int], str]:
         # Texts and numbers by turns, so that equals are compared.
-        numbered = enumerate(_NUMBER.split(each.version))
-        parts = [int(part) if place % 2 else part for place, part in numbered]
+        parts = [int(part) if place % 2 else part for place, part in enumerate(_NUMBER.split(each.version))]
         return bool(_DOTTED.fullmatch(each.version)), parts, each.version
 
-    among = [each for each in registered() if each.name == agent and version in (None, each.version)]
-    if among:
+    if among := [each for each in registered() if each.name == agent and version in (None, each.version)]:
         return max(among, key=rank)
     wanted = f"{agent!r}" if version is None else f"{agent!r} version {version!r}"
     known = ", ".join(f"{each.name} version {each.version}" for each in registered()) or "none"

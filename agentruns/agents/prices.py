@@ -51,8 +51,7 @@ def price_of(*models: str) -> dict[str, Decimal] | None:
 
 def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
     """Compute the cost of a reply from its usage, by `price_of`; None if there is no valid price."""
-    price = price_of(*models)
-    if price is None:
+    if (price := price_of(*models)) is None:
         return None
     written = token_count(usage, "cache_creation_input_tokens")
     longer = min(written, token_count(usage.get("cache_creation"), "ephemeral_1h_input_tokens"))

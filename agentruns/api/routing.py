@@ -116,8 +116,7 @@ def require_small(request: HttpRequest) -> None:
     """Raise Problem (413) if an upload's Content-Length exceeds MOST, the limit of a model's provider."""
     length = request.META.get("CONTENT_LENGTH") or "0"
     if length.isascii() and length.isdecimal() and (len(length) > len(str(MOST)) or int(length) > MOST):
-        detail = f"The request has more than {MOST} bytes."
-        raise Problem.named("too-large", detail, max_bytes=MOST)
+        raise Problem.named("too-large", f"The request has more than {MOST} bytes.", max_bytes=MOST)
 
 
 class UploadModel(parameters.BodyModel):
@@ -235,8 +234,7 @@ def once(
             return Status(record.status, repeated)
         done: Any = act()
         run_id = getattr(done, "run", None) or done.id  # `done` names a run, or is a run
-        unanswered = records.filter(pk=record.pk, status=0)
-        if unanswered.update(status=HTTPStatus.OK, run_id=run_id) != 1:
+        if records.filter(pk=record.pk, status=0).update(status=HTTPStatus.OK, run_id=run_id) != 1:
             raise AssertionError(f"The record of idempotency key {key!r} was answered or removed meanwhile.")
         return done
 

@@ -384,8 +384,7 @@ class SessionOut(_OfSession):
     @classmethod
     def of(cls, session: Session, mask: Mask, runs: RunPage) -> SessionOut:
         """Build the answer for a session with a page of its runs; `mask` hides sensitive values."""
-        title = mask.json(session.title)
-        return cls.made(session, title=title, owner=session.owner_id, runs=runs)
+        return cls.made(session, title=mask.json(session.title), owner=session.owner_id, runs=runs)
 
 
 class ListedSession(_OfSession):

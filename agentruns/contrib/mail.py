@@ -43,8 +43,7 @@ class MailNotifier:
         approval or run. Sends nothing for an approval that is no longer pending. Raises ImproperlyConfigured
         if the setting has no address, TimeoutError after TIMEOUT, and the errors of the mail backend.
         """
-        people = settings.NOTIFY_EMAILS
-        if not people:
+        if not (people := settings.NOTIFY_EMAILS):
             raise ImproperlyConfigured(MISSING)
         if notice.type == "approval.requested" and notice.status != "pending":
             return  # somebody decided before the delivery

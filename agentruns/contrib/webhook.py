@@ -159,7 +159,6 @@ class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
 
     def end(self) -> None:
         for connection in self._opened:
-            sock = connection.sock
-            if sock is not None:
+            if (sock := connection.sock) is not None:
                 with suppress(OSError):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -104,8 +104,7 @@ class SessionState:
         elif (pause := events.RUN_PAUSED.of(row)) and pause.get("restored"):
             self.restored_at = row.created_at
         elif (result := events.TOOL_RESULT.of(row)) and "open_in" in result:
-            open_in = UUID(result["open_in"])
-            self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = open_in
+            self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = UUID(result["open_in"])
         elif (start := events.TOOL_STARTED.of(row)) and "approval" in start and events.COPIED not in start:
             self.open_elsewhere.pop(row.tool_name, None)  # a person let a call run, knowing of these
         self._unread.append(row)
@@ -130,8 +129,7 @@ class SessionState:
 
     def was_sent_for(self, reply: Row) -> bool | None:
         """Check whether a reply's request sent this conversation; None if unknown, as after an erasure."""
-        sent = reply.payload.get("sent")
-        if sent is None or reply.content_salt is None or self.has_erased:
+        if (sent := reply.payload.get("sent")) is None or reply.content_salt is None or self.has_erased:
             return None
         now = self.conversation.fingerprint(reply.payload.get("read"))
         return bool(sent == keyed(reply.content_salt, now))

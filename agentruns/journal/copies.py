@@ -53,9 +53,7 @@ def _says(row: Row, *, is_whole: bool) -> list[Any]:
 def task_of(rows: Iterable[Row]) -> str:
     """Read the text of the last task in these rows; "" if there is no task. Raises PayloadError."""
     asked = last_task(rows)
-    if asked is None:
-        return ""
-    return payloads.said_in(asked.run_id, asked.seq, asked.payload)
+    return "" if asked is None else payloads.said_in(asked.run_id, asked.seq, asked.payload)
 
 
 def title_of(text: str) -> str:
@@ -101,8 +99,7 @@ def copy_of(row: Row) -> Copy | None:
     source: events.Copied = row.payload[events.COPIED]
     if "hash" not in source:
         return None
-    source_seq = int(source["seq"])
-    return Copy(row.seq, row.kind, UUID(source["run"]), source_seq, source["hash"], row)
+    return Copy(row.seq, row.kind, UUID(source["run"]), int(source["seq"]), source["hash"], row)
 
 
 def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:

@@ -96,8 +96,7 @@ def why_not_decide(
     """
     if events.is_program(actor):
         return ""
-    name = actor.get_username()
-    facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": name}
+    facts = {"tool": approval.tool_name, "approvers": approval.approvers, "name": actor.get_username()}
     refused = _("The project's policy does not let %(name)s decide this.") % facts
     if approval.approvers == REQUESTER:  # others than the requester may only deny the call
         if is_requester(actor, approval.run):
@@ -147,8 +146,7 @@ def lapsed(
     users = model._base_manager.using(router.db_for_write(model))  # a replica may not know yet
     confirmed = f"{VISITOR}{approval.run.session_id}"  # a visitor, whose token was checked at the decision
     for key in dict.fromkeys(each for each in given if each not in ("", confirmed)):
-        user = user_of_key(key, users)
-        if user is None:
+        if (user := user_of_key(key, users)) is None:
             reasons[key] = _("User %(id)s is gone.") % {"id": key}
             continue
         if person := (by or {}).get(key):
@@ -182,8 +180,7 @@ def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
     approval = call.approval
     if approval is None or approval.status not in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED):
         return
-    gone = [key for key in approval.given if key in lost]
-    if gone:
+    if gone := [key for key in approval.given if key in lost]:
         why = " ".join(lost[key] for key in dict.fromkeys(gone))
         payload: events.ApprovalVoided = {"approval": str(approval.id), "voided": gone, "why": why}
         batch.add(events.APPROVAL_VOIDED, payload, call=call)

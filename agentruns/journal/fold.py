@@ -281,9 +281,8 @@ class RunState:
 def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:
     """Compute the state of a run from its rows in order; skip rows of other runs."""
     state = RunState(run_id)
-    for row in rows:
-        if row.run_id == run_id:
-            state.apply(row)
+    for row in (row for row in rows if row.run_id == run_id):
+        state.apply(row)
     return state
 
 
@@ -332,8 +331,7 @@ def _user(state: RunState, row: Row, payload: events.User) -> None:
 
 def _assistant(state: RunState, row: Row, payload: events.Assistant) -> None:
     state.step += 1
-    state.failures, state.failure = 0, ""
-    state.stop_reason = payload.get("stop_reason")
+    state.failures, state.failure, state.stop_reason = 0, "", payload.get("stop_reason")
     state.pauses = state.pauses + 1 if state.stop_reason == "pause_turn" else 0
     _add_usage(state, payload)
     state.calls = {
@@ -372,8 +370,7 @@ def _approval_requested(state: RunState, row: Row, payload: events.ApprovalReque
 
 def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided) -> None:
     call = state.calls[row.call_id]
-    approval = call.approval
-    if approval is None:
+    if (approval := call.approval) is None:
         return
     approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
     approval.decided_at = row.created_at
@@ -391,24 +388,20 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
         is_enough = len(approval.given) >= approval.required
         approval.status = ApprovalStatus.APPROVED if is_enough else ApprovalStatus.PENDING
         return
-    status = DECIDED.get(payload["verb"])
-    if status is None:  # a verb of newer code
+    if (status := DECIDED.get(payload["verb"])) is None:  # a verb of newer code
         return
-    approval.status = status
-    approval.text = payload.get("text", "")
+    approval.status, approval.text = status, payload.get("text", "")
     if status == ApprovalStatus.DENIED:
         state.refusals[(call.tool, call.digest)] = approval.reason
 
 
 def _approval_extended(state: RunState, row: Row, payload: events.ApprovalExtended) -> None:
-    approval = state.calls[row.call_id].approval
-    if approval is not None:
+    if approval := state.calls[row.call_id].approval:
         approval.expires_at = events.moment(payload["expires_at"])
 
 
 def _approval_voided(state: RunState, row: Row, payload: events.ApprovalVoided) -> None:
-    approval = state.calls[row.call_id].approval
-    if approval is None:
+    if (approval := state.calls[row.call_id].approval) is None:
         return
     given = zip(approval.given, approval.names, strict=True)
     kept = [(key, name) for key, name in given if key not in payload["voided"]]
@@ -461,8 +454,7 @@ def _orphan_found(state: RunState, row: Row, payload: events.OrphanFound) -> Non
 def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) -> None:
     if did_nothing(payload):
         state.acted -= {row.call_id}
-    call = state.calls.get(row.call_id)
-    if call is None or payload["verdict"] not in events.CLEARING:
+    if (call := state.calls.get(row.call_id)) is None or payload["verdict"] not in events.CLEARING:
         return
     call.in_doubt = False
     if call.is_open and payload["verdict"] == Verdict.NOT_OCCURRED:

@@ -197,8 +197,7 @@ def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> 
         for notification in due[: max(1, PER_SWEEP // len(paths))]:
             if should_stop():
                 return sent
-            delivered = _deliver(alias, notification)
-            if delivered is False:
+            if (delivered := _deliver(alias, notification)) is False:
                 break
             sent += delivered is True
     return sent

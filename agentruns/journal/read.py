@@ -139,8 +139,7 @@ def definition_bodies(alias: str, digests: Collection[str]) -> dict[str, Any]:
     agents = (agent for agent in registered() if agent.definition_hash in digests)
     bodies = {agent.definition_hash: agent.definition() for agent in agents}
     if missing := {*digests} - bodies.keys():
-        stored = Definition.objects.using(alias).filter(pk__in=missing)
-        bodies |= dict(stored.values_list("hash", "body"))
+        bodies |= dict(Definition.objects.using(alias).filter(pk__in=missing).values_list("hash", "body"))
     return bodies
 
 

@@ -402,10 +402,8 @@ def begin(
         head += f" AND next_seq = %s AND head = %s{where}"
     values += [value for _, parameters in looks for value in parameters]
     defined, body = _insert(connection, definition)
-    until = clock(connection, lease) if lease else None
-    begun, columns = _insert(connection, run, lease_expires_at=until)
-    at = connection.ops.adapt_datetimefield_value(batch.at)
-    last = [batch.epoch, at, *row_values(connection, batch)]
+    begun, columns = _insert(connection, run, lease_expires_at=clock(connection, lease) if lease else None)
+    last = [batch.epoch, connection.ops.adapt_datetimefield_value(batch.at), *row_values(connection, batch)]
     row = ", ".join(f"%s::{kind}" if is_one else "%s" for kind in COLUMNS.values())
     rows = f"(VALUES {', '.join([f'({row})'] * len(batch.rows))}) AS v"
     kept, pairs = "", list[Any]()

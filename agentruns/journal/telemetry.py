@@ -84,15 +84,13 @@ def carried() -> AbstractContextManager[None]:
 
 def event(name: str, facts: Facts) -> None:
     """Report an event that has no row in the journal; do nothing without a listener."""
-    active = listener()
-    if active is not None:
+    if (active := listener()) is not None:
         _guarded(active.event, name, facts)
 
 
 def stored(batch: Batch, alias: str | None) -> None:
     """Report the events of a stored batch once, after its commit; `alias` is None for a stateless run."""
-    active = listener()
-    if active is None or batch.quiet:
+    if (active := listener()) is None or batch.quiet:
         return
     reports = [report for row in batch.rows if (report := _guarded(_report, row, batch.state.run.agent))]
     if not reports:
@@ -113,8 +111,7 @@ def stored(batch: Batch, alias: str | None) -> None:
 
 def listener() -> Listener | None:
     """Find this process's listener, built at first use; None if no listener is set or building it failed."""
-    path = settings.TELEMETRY
-    if not path:
+    if not (path := settings.TELEMETRY):
         return None
     if path not in _made:
         with _making:

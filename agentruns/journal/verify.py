@@ -111,8 +111,7 @@ def strays(alias: str) -> Iterator[Problem]:
 
 def _check(alias: str, session: Session, files: bool) -> list[Problem]:
     history = History(session)
-    problem = history.read(alias)
-    if problem is not None:  # a fold of a wrong journal means nothing
+    if (problem := history.read(alias)) is not None:  # a fold of a wrong journal means nothing
         return [problem]
     problems: list[Problem] = []
     for row in history.pointing if files else ():
@@ -159,8 +158,7 @@ class History:
         rows = Message.objects.using(alias).filter(session_id=self.session.pk)
         try:
             for row, parts in stored_rows(rows):  # a parsed payload would hide changes of its text
-                wrong = self.add(row, parts)
-                if wrong is not None:
+                if (wrong := self.add(row, parts)) is not None:
                     return wrong
         except (ValueError, TypeError) as error:
             return self.problem(self.seq + 1, "", f"cannot be read: {error}.")
@@ -188,8 +186,7 @@ class History:
         calls = self.calls.setdefault(row.run_id, {})
         try:
             row = row._replace(payload=parts.payload(row.kind))
-            what = self._unpaired(row, state, calls)
-            if not what:
+            if not (what := self._unpaired(row, state, calls)):
                 state.apply(row)
         except Exception as error:  # a forged row can be wrong in any way
             what = f"cannot be folded: {error!r}."
@@ -223,8 +220,7 @@ class History:
     def cut(self) -> Problem | None:
         """Find a problem at the journal's end: lost rows, a wrong head, or an erasure that no row records."""
         # Called after the last row, as only then all rows about erased contents have been read.
-        remembered = self.session.next_seq - 1
-        if remembered != self.seq:
+        if (remembered := self.session.next_seq - 1) != self.seq:
             is_lost = remembered > self.seq and self.session.head != self.head
             why = f"rows {self.seq + 1} to {remembered} are lost" if is_lost else "the session was altered"
             what = f"its head is seq {remembered}, the journal ends at {self.seq}: {why}."
@@ -274,8 +270,7 @@ class History:
         if known is None:
             return f"is of call {row.call_id}, which no reply asked for."
         if request := events.APPROVAL_REQUESTED.of(row):
-            approval = UUID(request["approval"])
-            if approval in self.approvals or known.approval is not None:
+            if (approval := UUID(request["approval"])) in self.approvals or known.approval is not None:
                 return f"asks for an approval of call {known.id} a second time."
             if not known.is_open:
                 return f"asks for an approval of call {known.id}, which has a result."
@@ -286,8 +281,7 @@ class History:
 
 
 def _decided(row: Row, call: Call, payload: events.ApprovalDecided) -> str:
-    approval = call.approval
-    if approval is None:
+    if (approval := call.approval) is None:
         return f"decides on call {call.id}, for which no approval was asked."
     if approval.status != ApprovalStatus.PENDING:
         return f"decides on approval {approval.id}, which is {approval.status} already."
@@ -297,8 +291,7 @@ def _decided(row: Row, call: Call, payload: events.ApprovalDecided) -> str:
 
 
 def _voided(row: Row, call: Call, payload: events.ApprovalVoided) -> str:
-    approval = call.approval
-    if approval is None or str(approval.id) != payload["approval"]:
+    if (approval := call.approval) is None or str(approval.id) != payload["approval"]:
         return f"voids an approval of call {call.id} that was not asked for."
     if approval.status not in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED):
         return f"voids approval {approval.id}, which is {approval.status}."
@@ -366,12 +359,10 @@ def _runs(alias: str, history: History) -> Iterator[Problem]:
     imported_into = session.scope if session.imported_at else None
     runs = Run.objects.using(alias).filter(session_id=history.session.pk).order_by("created_at", "pk")
     for pk, stored in _stored(runs):
-        state = unseen.pop(pk, None)
-        if state is None:
+        if (state := unseen.pop(pk, None)) is None:
             yield Problem(key, f"run {pk} has no row in the journal.", run=pk)
             continue
-        status = str(stored["status"])
-        if status in (Run.Status.QUEUED, Run.Status.RUNNING):
+        if (status := str(stored["status"])) in (Run.Status.QUEUED, Run.Status.RUNNING):
             stored["status"] = RunStatus.ACTIVE
         about = Problem(key, f"run {pk}", run=pk, status=status)
         asked = _asked(history.tasks.get(pk), stored["input"])

@@ -230,8 +230,7 @@ def user_named(name: str, *, is_active: bool = True) -> Any:
     Accepts an inactive user only if `is_active` is False.
     """
     users = get_user_model()
-    user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
-    if user is None:
+    if (user := users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()) is None:
         usage(f"There is no user {escaped(name)}.")
     if is_active and not user.is_active:
         usage(f"User {escaped(name)} is not active, so nothing can be done in their name.")

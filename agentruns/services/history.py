@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.utils.translation import gettext as _
@@ -88,8 +88,7 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayStep:
+class ReplayStep(NamedTuple):
     """A recorded reply (`then`), and the reply that a model gives now (`now`; None without a model)."""
 
     seq: int
@@ -123,12 +122,7 @@ class ReplayReport:
             "model": self.model,
             "equal": self.is_equal,
             "steps": [
-                {
-                    "seq": step.seq,
-                    "step": step.step,
-                    "then": self.masked(step.then),
-                    "now": self.masked(step.now),
-                }
+                {**step._asdict(), "then": self.masked(step.then), "now": self.masked(step.now)}
                 for step in self.steps
             ],
             "difference": difference
@@ -201,8 +195,7 @@ def replay_run(
             seen = {"limit": limit, "replies": sum(_is_reply(row, run) for row in rows)}
             report.notes.append(_("Only the first %(limit)d of %(replies)d replies were looked at.") % seen)
             break
-        version = one.made.version
-        if version not in agents:
+        if (version := one.made.version) not in agents:
             agents[version] = _agent_now(run, version, report)
         agent = agents[version]
         report.mask.add(agent.definition() if agent else {})
@@ -259,8 +252,7 @@ def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, 
     then = SessionState(run.session_id, run.pk)
     now = SessionState(run.session_id, run.pk) if observations else then
     altered_at = None
-    unknown = {*observations} - {row.seq for row in rows if row.kind == events.TOOL_RESULT}
-    if unknown:
+    if unknown := {*observations} - {row.seq for row in rows if row.kind == events.TOOL_RESULT}:
         raise RunStateError(f"Run {run.pk} has no result of a call at row {min(unknown)}.")
     for row in rows:
         if _is_reply(row, run):
@@ -353,15 +345,12 @@ def _head(body: dict[str, Any]) -> dict[str, Any]:
 
     The tools are a dict by name, so that a comparison ignores their order.
     """
-    tools = body.get("tools", {})
+    parts = ("name", "description", "input_schema")
     return {
         "model": body["model"],
         "system": body["instructions"],
         "params": body["model_params"],
-        "tools": {
-            name: {part: tool[part] for part in ("name", "description", "input_schema")}
-            for name, tool in tools.items()
-        },
+        "tools": {name: {part: tool[part] for part in parts} for name, tool in body.get("tools", {}).items()},
         "output_schema": body.get("output"),
     }
 

@@ -98,8 +98,7 @@ def find_content(run: Run, seq: int) -> Content:
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq=seq)
     for tool, content in rows.values_list("tool_name", "content"):
-        stored = payloads.of(run.pk, seq, content or {})
-        if stored is not None:
+        if (stored := payloads.of(run.pk, seq, content or {})) is not None:
             return Content(stored, mask_of(run).guards_file(tool), run)
     text = _("Run %(run)s has no row %(seq)s whose content is stored in a file.")
     raise DurableRunNotFoundError(text % {"run": run.pk, "seq": seq})
@@ -354,8 +353,7 @@ class _Export:
                 self._parts.setdefault((line["of"], line["file"]), []).append((place, length))
             else:
                 self._add(line)
-        wrong = self.history.cut()
-        if wrong is not None:
+        if (wrong := self.history.cut()) is not None:
             raise RunStateError(str(wrong))
         if self.run_id not in self.history.states:
             raise RunStateError(f"The export has no row of run {self.run_id}.")
@@ -381,8 +379,7 @@ class _Export:
             created_at=datetime.fromisoformat(line["created_at"]),
             consumes=UUID(line["consumes"]) if line["consumes"] else None,
         )
-        wrong = self.history.add(row, parts)
-        if wrong is not None:
+        if (wrong := self.history.add(row, parts)) is not None:
             raise RunStateError(str(wrong))
         row = row._replace(payload=parts.payload(row.kind))
         check_columns(_message(self.session.pk, row, parts))
@@ -412,8 +409,7 @@ def _store(alias: str, export: _Export, runs: list[Run], tried: list[datetime]) 
     session.owner_name, session.title = runs[0].owner_name, runs[0].title
     Session.objects.using(alias).bulk_create([session], ignore_conflicts=True)
     tried.append(session.created_at)
-    stored = Session.objects.using(alias).filter(pk=session.pk, created_at=session.created_at)
-    if not stored.exists():
+    if not Session.objects.using(alias).filter(pk=session.pk, created_at=session.created_at).exists():
         raise RunStateError(_THERE % (session.pk, session.key))
     Definition.objects.using(alias).bulk_create(
         [Definition(hash=key, body=body) for key, body in export.definitions.items()], ignore_conflicts=True
@@ -444,10 +440,9 @@ def _store(alias: str, export: _Export, runs: list[Run], tried: list[datetime]) 
 
 
 def _message(session_id: UUID, row: Row, parts: Parts) -> Message:
-    columns = row._asdict()
-    del columns["payload"]
-    content = None if parts.content is None else canonical.loads(parts.content)
-    return Message(session_id=session_id, facts=canonical.loads(parts.facts), content=content, **columns)
+    columns = {name: value for name, value in row._asdict().items() if name != "payload"}
+    facts, content = (text and canonical.loads(text) for text in parts)
+    return Message(session_id=session_id, facts=facts, content=content, **columns)
 
 
 def _close(run: Run, batch: Batch) -> None:
@@ -485,8 +480,7 @@ def _refuse_known(alias: str, export: _Export) -> None:
             f"Idempotency key {taken.idempotency_key!r} stands for run {taken.pk} here; nothing was imported."
         )
     for model, ids in ((Run, {*export.history.states}), (Approval, export.history.approvals)):
-        known = model.objects.using(alias).filter(pk__in=ids).first()
-        if known is not None:
+        if (known := model.objects.using(alias).filter(pk__in=ids).first()) is not None:
             raise RunStateError(f"{model.__name__} {known.pk} is here already; nothing was imported.")
 
 

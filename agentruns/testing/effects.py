@@ -23,8 +23,7 @@ class EffectsLedger:
 
         Raises LookupError if AGENTRUNS_EFFECTS is not set, so that no tool uses a ledger in production.
         """
-        path = os.environ.get(VARIABLE)
-        if not path:
+        if not (path := os.environ.get(VARIABLE)):
             raise LookupError(f"{VARIABLE} names no file; the fixture `effects` sets it for one test.")
         return cls(path)
 

@@ -186,8 +186,7 @@ def _tool_result(block: dict[str, Any], where: str) -> None:
     _require(is_list, where, "the content of a tool_result is a string or a list of blocks")
     for position, inner in enumerate(content):
         at = f"{where}.content.{position}"
-        kind = _typed(inner, at)
-        if kind == "text":
+        if (kind := _typed(inner, at)) == "text":
             _text(inner, at)
         elif kind in ("image", "document"):
             _file(inner, at)

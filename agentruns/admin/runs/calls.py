@@ -107,8 +107,7 @@ class CallHistory:
 
 def _shown_by(run: Run, call_id: str) -> Approval | Run:
     """Find the approval of a call, by which the call may be revealed; without one, return the run."""
-    approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=call_id)
-    return approvals.first() or run
+    return Approval.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=call_id).first() or run
 
 
 def call_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:
@@ -207,8 +206,7 @@ def story(past: CallHistory) -> list[str]:
         else:
             text, facts["outcome"] = _("%(outcome)s, on %(when)s."), steps.outcome_words(outcome)[0]
         lines.append(text % facts)
-    result = past.last(events.TOOL_RESULT)
-    if result is None and not past.waits:
+    if (result := past.last(events.TOOL_RESULT)) is None and not past.waits:
         if call.attempt == 0:
             lines.append(_("It has not been started."))
         elif call.is_contradicted:
@@ -242,8 +240,7 @@ def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
     for raw in read.read_rows(replies):
         reply = mask.row(raw)
         its = [copies.original(reply), *(copies.original(row) for row in rows if row.kind in _FOLDED)]
-        call = fold(run.pk, its).calls.get(call_id)
-        if call is not None:
+        if (call := fold(run.pk, its).calls.get(call_id)) is not None:
             # The reply's later calls, which will not run if the model is told that this call is unknown.
             still_open = set(run.pending_calls)
             later = [
@@ -348,15 +345,13 @@ def verdict_form(past: CallHistory, verdict: str = "", data: Any = None, *, keep
             text = html.plain_line(html.as_text(mask_for(past.run).row(row).payload.get("content")))
             help_text = _("An earlier call of it returned: %(result)s") % {"result": text}
     form.fields["result"].help_text = help_text
-    lines = initial["result"].count("\n") + 1
-    form.fields["result"].widget.attrs["rows"] = min(max(lines, 2), 16)
+    form.fields["result"].widget.attrs["rows"] = min(max(initial["result"].count("\n") + 1, 2), 16)
     return form
 
 
 def prefilled(past: CallHistory) -> str:
     """Format the late result as the form's initial text; "" without a late result or if it is too long."""
-    late = past.returned
-    if late is None:
+    if (late := past.returned) is None:
         return ""
     text = html.bare(html.as_text(late.payload.get("content"))).strip()
     return text if len(text) <= TEXT_LENGTH else ""
@@ -485,8 +480,7 @@ def entered(past: CallHistory, text: str) -> Any:
 
     A text that is a JSON object, array or number is parsed; any other text stays a text.
     """
-    late = past.returned
-    if late is not None and text == prefilled(past):
+    if (late := past.returned) is not None and text == prefilled(past):
         rows = Message.objects.using(settings.DATABASE).filter(run_id=past.run.pk, seq=late.seq)
         return rows.get().payload.get("content")  # not as the page masks it
 

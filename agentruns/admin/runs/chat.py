@@ -155,8 +155,7 @@ class Talk:
         elif row.kind == events.USER:
             starter = "" if events.COPIED in payload else self.starter
             who, self.starter = steps.actor_name(payload) or starter or self.run.owner_name, ""
-            text = body("", fold.text_of(payload["content"]), limit)
-            turn = Turn(person(who), "person", row.seq, text)
+            turn = Turn(person(who), "person", row.seq, body("", fold.text_of(payload["content"]), limit))
             turn.file, turn.files = steps.file_of(payload), steps.attachments(payload)
             self.turns.append(turn)
         elif row.kind == events.ASSISTANT:

@@ -155,8 +155,7 @@ class Moment:
         for message in messages[-MESSAGES:]:
             bodies = list[Body]()
             for block in message["content"]:
-                kind = str(block.get("type"))
-                if kind == "text":
+                if (kind := str(block.get("type"))) == "text":
                     label, text = _("Text"), block.get("text", "")
                 elif kind == "tool_use":
                     label, text = (

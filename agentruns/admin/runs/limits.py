@@ -182,8 +182,7 @@ def meters(
     if limit := definition.get("token_budget"):
         add("token_budget", _("Tokens"), sum(usage.get(kind, 0) for kind in TOKENS), limit, count)
     if limit := definition.get("cost_budget"):
-        spent = Decimal(usage.get("cost", "0"))
-        add("cost_budget", _("Cost"), spent, Decimal(limit), "{:f}".format)
+        add("cost_budget", _("Cost"), Decimal(usage.get("cost", "0")), Decimal(limit), "{:f}".format)
     if (limit := definition.get("deadline")) and elapsed is not None:
         label, whole = _("Time, without waiting for people"), timedelta(seconds=int(elapsed.total_seconds()))
         add("deadline", label, whole, timedelta(seconds=limit), duration)
@@ -198,8 +197,7 @@ def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
     if ended:
         stopped = [each.label for each in budgets if error.startswith(f"{_STOPPED}{each.name}:")]
         return _("It was stopped by this limit: %(label)s.") % {"label": stopped[0]} if stopped else ""
-    used_up = [each.label for each in budgets if each.is_used_up]
-    if used_up:
+    if used_up := [each.label for each in budgets if each.is_used_up]:
         text = _("Used up: %(label)s. The run fails before its next request to the model.")
         return text % {"label": used_up[0]}
     nearest = max(budgets, key=lambda each: each.percent, default=None)

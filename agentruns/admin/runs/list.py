@@ -117,8 +117,7 @@ def reviewed(review: Review | None) -> str:
 
 def tokens(usage: dict[str, Any]) -> SafeString | str:
     """Format the number of tokens that a budget counts, each kind in a tooltip; "" if none was used."""
-    kinds = {kind: usage[kind] for kind in TOKENS if usage.get(kind)}
-    if not kinds:
+    if not (kinds := {kind: usage[kind] for kind in TOKENS if usage.get(kind)}):
         return ""
     each = ", ".join(f"{kind} {amount}" for kind, amount in kinds.items())
     return format_html('<span title="{}">{}</span>', each, short(sum(kinds.values())))

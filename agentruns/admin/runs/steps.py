@@ -16,19 +16,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns.admin.html import (
-    EMPTY,
-    Body,
-    Fact,
-    as_text,
-    body,
-    duration,
-    plain,
-    pretty,
-    spoken,
-    stamp,
-    visible,
-)
+from agentruns.admin import html
 from agentruns.conf import settings
 from agentruns.content import IMAGES, PLAIN, described
 from agentruns.journal import events, fold
@@ -114,9 +102,9 @@ class RowCard:
     call: str
     attempt: int
     who: SafeString
-    payload: Body
-    facts: list[Fact] = field(default_factory=list)
-    bodies: list[Body] = field(default_factory=list)
+    payload: html.Body
+    facts: list[html.Fact] = field(default_factory=list)
+    bodies: list[html.Body] = field(default_factory=list)
     call_url: str = ""
     approval: str = ""
     file: File | None = None
@@ -129,14 +117,14 @@ class RowCard:
     def add_fact(self, label: str, value: object) -> None:
         """Add a line with a label, unless the value is empty."""
         if value not in (None, "", [], {}):
-            self.facts.append(Fact(label, visible(value)))
+            self.facts.append(html.Fact(label, html.visible(value)))
 
     def add_text(self, label: str, value: object) -> None:
         """Add a text, unless it is empty; the beginning of the first text stands beside the title."""
         if value not in (None, "", [], {}):
-            text = as_text(value)
-            self.bodies.append(body(label, text, self.limit))
-            line = body("", " ".join(text[: 4 * BRIEF].split()), BRIEF)
+            text = html.as_text(value)
+            self.bodies.append(html.body(label, text, self.limit))
+            line = html.body("", " ".join(text[: 4 * BRIEF].split()), BRIEF)
             self.brief = self.brief or format_html("{}…" if line.left_out else "{}", line.inline)
 
 
@@ -160,18 +148,18 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
     name = actor_name(row.payload)
     result = RowCard(
         seq=str(row.seq),
-        title=plain(row.kind),
+        title=html.plain(row.kind),
         tone="plain",
-        at=stamp(row.created_at),
-        tool=visible(row.tool_name),
+        at=html.stamp(row.created_at),
+        tool=html.visible(row.tool_name),
         call=row.call_id,
         attempt=row.attempt,
-        who=visible(name or (_("worker") if row.epoch else _("the program"))),
-        payload=body(row.kind, pretty(row.payload), None if whole else PAYLOAD_LIMIT),
+        who=html.visible(name or (_("worker") if row.epoch else _("the program"))),
+        payload=html.body(row.kind, html.pretty(row.payload), None if whole else PAYLOAD_LIMIT),
         file=file_of(row.payload),
         files=attachments(row.payload),
         limit=None if whole else TEXT_LIMIT,
-        person=visible(name),
+        person=html.visible(name),
         approval=row.payload.get("approval", "") if row.kind == events.APPROVAL_REQUESTED else "",
     )
     if row.kind in _DESCRIBE:
@@ -189,9 +177,9 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
             return result
         result.title = _("Copied: %(title)s") % {"title": result.title}
         names = {"run": str(source["run"])[:13], "seq": source["seq"]}
-        result.who = visible(_("run %(run)s, row %(seq)s") % names)
+        result.who = html.visible(_("run %(run)s, row %(seq)s") % names)
         try:
-            result.at = stamp(events.moment(source.get("at")))
+            result.at = html.stamp(events.moment(source.get("at")))
         except (TypeError, ValueError):
             result.at = ""
     return result
@@ -202,7 +190,7 @@ def file_of(payload: Payload) -> File | None:
     stored = payload.get("stored")
     if not isinstance(stored, dict) or not names_in(payload):
         return None
-    return File(filesizeformat(stored.get("size", 0)), plain(stored.get("sha256", "")))
+    return File(filesizeformat(stored.get("size", 0)), html.plain(stored.get("sha256", "")))
 
 
 def attachments(payload: Payload) -> list[Attachment]:
@@ -210,8 +198,8 @@ def attachments(payload: Payload) -> list[Attachment]:
     blocks = payload["content"] if has_blocks(payload) and isinstance(payload["content"], list) else []
     return [
         Attachment(
-            plain(block.get("name") or block.get("media_type", PLAIN)),
-            f"{plain(block.get('media_type', PLAIN))}, {filesizeformat(block.get('size', 0))}",
+            html.plain(block.get("name") or block.get("media_type", PLAIN)),
+            f"{html.plain(block.get('media_type', PLAIN))}, {filesizeformat(block.get('size', 0))}",
             block["sha256"],
             block.get("media_type") in IMAGES,
         )
@@ -233,7 +221,7 @@ def returned(row: Row) -> str:
     content = row.payload.get("content")
     if has_blocks(row.payload) and isinstance(content, list):
         content = fold.text_of(content)
-    return spoken(content) or EMPTY
+    return html.spoken(content) or html.EMPTY
 
 
 def actor_name(payload: Payload) -> str:
@@ -244,7 +232,7 @@ def actor_name(payload: Payload) -> str:
 
 def actor(row: Row) -> str:
     """Name the actor of a row for a page; "the program" if the row has no actor."""
-    return plain(actor_name(row.payload) or _("the program"))
+    return html.plain(actor_name(row.payload) or _("the program"))
 
 
 def describe(card: RowCard, row: Row) -> None:
@@ -253,15 +241,15 @@ def describe(card: RowCard, row: Row) -> None:
     if form.title:
         card.title, card.tone = str(form.title), form.tone
     if row.kind == events.RUN_STARTED:
-        agent = format_html("{} {}", visible(payload["agent"]), visible(payload["version"]))
-        card.facts.append(Fact(_("Agent"), agent))
+        agent = format_html("{} {}", html.visible(payload["agent"]), html.visible(payload["version"]))
+        card.facts.append(html.Fact(_("Agent"), agent))
     elif row.kind == events.USER and payload.get("reason") == events.OUTPUT_INVALID:
         card.title, card.tone = _("Answer sent back: not of the required form"), "bad"
         card.add_text(_("Told to the model"), fold.text_of(payload["content"]))
     elif row.kind == events.USER:
         is_message = payload.get("reason") == events.MESSAGE
         card.title, card.tone = _("Message") if is_message else _("Task given"), "said"
-        card.who = visible(actor_name(payload) if is_message else "")
+        card.who = html.visible(actor_name(payload) if is_message else "")
         label = _("Input, its beginning") if card.file else _("Input")
         text = content_of(payload) if has_blocks(payload) else fold.text_of(payload["content"])
         card.add_text(label, text)
@@ -275,7 +263,7 @@ def describe(card: RowCard, row: Row) -> None:
         for call in calls:
             verdict = _VERDICTS.get(call["verdict"], call["verdict"])
             label = _("%(tool)s: %(verdict)s") % {"tool": call["tool"], "verdict": verdict}
-            card.add_text(label, pretty(call["arguments"]))
+            card.add_text(label, html.pretty(call["arguments"]))
         if payload.get("stop_reason") not in ("end_turn", "tool_use"):
             card.add_fact(_("Stopped because"), payload.get("stop_reason"))
     elif row.kind == events.APPROVAL_DECIDED:
@@ -297,7 +285,7 @@ def describe(card: RowCard, row: Row) -> None:
         card.add_text(label, content_of(payload))
     elif row.kind == events.ORPHAN_FOUND:
         if known := payload.get("evidence"):
-            card.facts.append(Fact(_("Evidence"), evidence(known)))
+            card.facts.append(html.Fact(_("Evidence"), evidence(known)))
         card.add_fact(_("What becomes of it"), ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
     elif row.kind == events.ORPHAN_RESOLVED:
         card.title = _("Verdict: %(verdict)s") % {"verdict": verdict_words(payload["verdict"])}
@@ -384,12 +372,12 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
                 wait, why = row.created_at - (since or before.created_at), str(WAITS[begin or before.kind])
             elif row.epoch and not before.epoch:
                 wait, why = gap, _("waited %(time)s for a worker")
-            waited = why % {"time": duration(wait)} if wait >= NOTICED else ""
+            waited = why % {"time": html.duration(wait)} if wait >= NOTICED else ""
             by_seq[row.seq] = Timing(waited)
             if length is not None:
                 length = max(length, timedelta())  # clocks may disagree
                 bar = min(log10(max(length / timedelta(milliseconds=1), 1)), 6)
-                by_seq[row.seq] = Timing(waited, words % {"time": duration(length)}, f"{bar:.1f}")
+                by_seq[row.seq] = Timing(waited, words % {"time": html.duration(length)}, f"{bar:.1f}")
         begun[row.kind, row.call_id] = row.created_at
         if row.kind == events.ORPHAN_FOUND:  # a later row is no result of this attempt
             begun.pop((events.TOOL_STARTED, row.call_id), None)
@@ -399,18 +387,18 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
 
 def evidence(text: str) -> str:
     """Format the engine's evidence about a call in doubt for people, with "tool" in place of "handler"."""
-    return plain(_HANDLER.sub(r"\1 tool", text, count=1))
+    return html.plain(_HANDLER.sub(r"\1 tool", text, count=1))
 
 
 def verb_words(verb: Any) -> tuple[str, str]:
     """Describe a decision for a page, as (words, tone of the badge)."""
-    words, tone = _VERBS.get(verb, (plain(verb), "plain"))
+    words, tone = _VERBS.get(verb, (html.plain(verb), "plain"))
     return str(words), tone
 
 
 def verdict_words(verdict: Any) -> str:
     """Describe a verdict on a call in doubt for a page."""
-    return str(_VERDICTS_GIVEN.get(verdict, plain(verdict)))
+    return str(_VERDICTS_GIVEN.get(verdict, html.plain(verdict)))
 
 
 def outcome_words(outcome: Any, *, in_doubt: bool = False, is_started: bool = True) -> tuple[str, str]:
@@ -419,7 +407,7 @@ def outcome_words(outcome: Any, *, in_doubt: bool = False, is_started: bool = Tr
         return _("Tool gave an error, in doubt: it may have happened"), "bad"
     if outcome == "error" and not is_started:
         return _("Not executed: refused"), "bad"
-    words, tone = _OUTCOMES.get(outcome if isinstance(outcome, str) else "", (plain(outcome), "plain"))
+    words, tone = _OUTCOMES.get(outcome if isinstance(outcome, str) else "", (html.plain(outcome), "plain"))
     return str(words), tone
 
 

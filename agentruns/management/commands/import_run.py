@@ -29,8 +29,7 @@ class Command(AgentRunsCommand):
         except OSError as error:
             usage(f"{file} cannot be read: {error.strerror}.")
         with lines:
-            read = (json.loads(line) for line in lines if line.strip())
-            run = import_run(read, scope=scope)
+            run = import_run((json.loads(line) for line in lines if line.strip()), scope=scope)
         rows = run.session.next_seq - 1
         text = f"Imported run {run.pk} ({run.status}): session {run.session.key!r}, {rows} rows, intact."
         self.tell(run_record(run), text)

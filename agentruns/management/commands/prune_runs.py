@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from agentruns.management.base import (
-    COUNT,
-    SESSIONS_SCOPE,
-    AgentRunsCommand,
-    Stop,
-    argument,
-    flag,
-    number,
-    usage,
-)
+from agentruns.management import base
+from agentruns.management.base import COUNT, AgentRunsCommand, Stop, argument, flag, number, usage
 from agentruns.services.data.retention import count_ended, erase_session, prune_ended
 from agentruns.utils.redaction import redact
 
@@ -33,7 +25,7 @@ class Command(AgentRunsCommand):
         argument("--session", metavar="KEY", help="This session, now: for a request of erasure."),
     )
     arguments = (
-        SESSIONS_SCOPE,
+        base.SESSIONS_SCOPE,
         argument("--limit", type=COUNT, metavar="N", help="At most N sessions, oldest first."),
         flag("--dry-run", "Only count the sessions to delete."),
         flag("--forget-key", "With --session: keep a hash in place of the session's key."),

@@ -14,18 +14,8 @@ from agentruns.conf import settings
 from agentruns.engine import leases
 from agentruns.engine.wakeup import Listener
 from agentruns.journal.masking import masked_runs
-from agentruns.management import timeline
-from agentruns.management.base import (
-    COUNT,
-    AgentRunsCommand,
-    Stop,
-    argument,
-    flag,
-    number,
-    shortened,
-    table,
-    usage,
-)
+from agentruns.management import base, timeline
+from agentruns.management.base import COUNT, AgentRunsCommand, Stop, argument, flag, number, usage
 from agentruns.services.runs.waiting import standing
 from agentruns.services.sweep import Swept, candidates, hold_all, sweep
 from agentruns.utils.redaction import get_logger, redact
@@ -87,11 +77,10 @@ class Command(AgentRunsCommand):
                 return False
             heading, rows = ("RUN", "STATUS", "AGENT", "SESSION", "INPUT"), list[tuple[object, ...]]()
             for run in masked_runs(runs):
-                task = shortened(run.input, 50)
-                rows.append((run.pk, run.status, run.agent, run.session.key, task))
+                rows.append((run.pk, run.status, run.agent, run.session.key, base.shortened(run.input, 50)))
             alias, run_id = settings.DATABASE, options["run"]
             none = () if rows else (timeline.idle(standing(alias, run_id)), *timeline.unserved(alias, run_id))
-            self.tell(None, *(table([heading, *rows]) if rows else none))
+            self.tell(None, *(base.table([heading, *rows]) if rows else none))
             return False
         which |= {"drives": not options["no_drive"], "tell_model": options["surface_orphans"]}
         with Stop() as stop:

@@ -54,11 +54,9 @@ class Command(AgentRunsCommand):
         except (SessionAccessDeniedError, AmbiguousSessionError) as error:
             usage(escaped(error))
         connection = connections[alias]
-        wrong = triggers.differences(connection)
-        if wrong and repair:
+        if (wrong := triggers.differences(connection)) and repair:
             triggers.install(connection)
-            left = triggers.differences(connection)
-            if left != wrong:
+            if (left := triggers.differences(connection)) != wrong:
                 self.tell({"repaired": INSTALLED}, INSTALLED)
                 self.counts["repaired"] += 1
             wrong = left  # foreign triggers stay

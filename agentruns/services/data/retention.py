@@ -24,20 +24,10 @@ from agentruns.journal import payloads
 from agentruns.journal.connection import has_foreign_blocks
 from agentruns.journal.copies import kin
 from agentruns.journal.read import NAMING, definitions_of
-from agentruns.models import (
-    Approval,
-    Definition,
-    IdempotencyRecord,
-    Message,
-    Notification,
-    PrunedKey,
-    Run,
-    Session,
-    Tombstone,
-)
+from agentruns.models import Approval, Definition, IdempotencyRecord, Message, Notification, Run, Session
 from agentruns.models.parts import ERASED
 from agentruns.models.querysets import UNFINISHED
-from agentruns.models.tombstone import NAMED, forgotten
+from agentruns.models.tombstone import NAMED, PrunedKey, Tombstone, forgotten
 from agentruns.services.runs.sessions import require_one_scope
 from agentruns.utils import clock
 from agentruns.utils.db import database_now, delete_rows, in_transaction
@@ -118,8 +108,7 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
 def count_ended(days: int) -> Pruned:
     """Count the sessions and runs that are due for `prune_ended` now."""
     alias = settings.DATABASE
-    cutoff = database_now(alias) - timedelta(days=days)
-    sessions = _ended(alias, cutoff).values("session_id").distinct()
+    sessions = _ended(alias, database_now(alias) - timedelta(days=days)).values("session_id").distinct()
     runs = Run.objects.using(alias).filter(session_id__in=sessions)
     return Pruned(sessions=sessions.count(), runs=runs.count())
 
@@ -151,8 +140,7 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
         return pruned
 
     pruned = _committed(alias, action)
-    session_ids = list(tombstones.values_list("pk", flat=True))
-    if not session_ids:
+    if not (session_ids := list(tombstones.values_list("pk", flat=True))):
         raise RunStateError(f"There is no session {key!r}, and none was pruned.")
     if payloads.is_configured():
         storage = storages[settings.PAYLOAD_STORAGE]
@@ -304,8 +292,7 @@ def _delete_definitions(alias: str, hashes: set[str], pruned: Pruned) -> None:
     for name in list(unused.values_list("pk", flat=True)):
         naming = Message.objects.using(alias).filter(kind__in=NAMING)
         if not naming.annotate(text=Cast("facts", TextField())).filter(text__contains=name).exists():
-            this = unused.filter(pk=name)
-            pruned.definitions += in_transaction(alias, partial(delete_rows, this))
+            pruned.definitions += in_transaction(alias, partial(delete_rows, unused.filter(pk=name)))
 
 
 def delete_files(names: Collection[str]) -> int:

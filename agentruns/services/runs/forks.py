@@ -27,18 +27,9 @@ from agentruns.journal.read import NAMING, definition_body, read_rows, rows_unti
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
 from agentruns.services import permissions
+from agentruns.services.runs import requests
 from agentruns.services.runs.control import agent_again
-from agentruns.services.runs.requests import (
-    RunRequest,
-    first_row,
-    kept,
-    new_session,
-    put_away,
-    rendered,
-    renders,
-    request_again,
-    user_row,
-)
+from agentruns.services.runs.requests import RunRequest, new_session, rendered, renders, request_again
 from agentruns.services.runs.sessions import Owner, checked_context
 from agentruns.services.runs.submit import begin_run, run_of_key, start_limit, submit
 from agentruns.services.runs.write import find_run, lock_session, require_task
@@ -122,9 +113,9 @@ def get_or_fork(
             gone = any(row.is_erased and row.kind in NAMING and row.run_id == origin.pk for row in rows)
             if request.agent.name == origin.agent and not gone:
                 mine = fold(origin.pk, rows)
-                made = kept(request.agent, mine, definition_body(alias, mine.definition))
+                made = requests.kept(request.agent, mine, definition_body(alias, mine.definition))
             request = rendered(replace(request, rendered=made), origin=origin)
-        request = put_away(request, request.session_id or uuid7(), has_text=text is not None)
+        request = requests.put_away(request, request.session_id or uuid7(), has_text=text is not None)
         given = {"has_text": text is not None, "has_context": has_context}
         run = in_transaction(alias, lambda: make_fork(alias, origin, rows, request, **given))
     return run, run.pk == new_id
@@ -301,8 +292,7 @@ def make_fork(
 def made_before(alias: str, request: RunRequest, origin: Run, at: int) -> Run | None:
     """Find the fork that this call or a call with its key made; RunStateError if the key is another run's."""
     runs = Run.objects.using(alias).select_related("session")
-    run = runs.filter(pk=request.run_id).first() or run_of_key(alias, request)
-    if run is None:
+    if (run := runs.filter(pk=request.run_id).first() or run_of_key(alias, request)) is None:
         return None
     if (run.origin_id, run.origin_seq) != (origin.pk, at):
         what = f"which is not a fork of run {origin.pk} at row {at}"
@@ -340,7 +330,7 @@ def write_end(
     if not asks and not has_text:
         text = _("Run %(run)s has nothing left to do at row %(seq)s: say in a text what to do.")
         raise RunStateError(text % {"run": origin.pk, "seq": at})
-    mine, begun = fold(origin.pk, rows), first_row(request)
+    mine, begun = fold(origin.pk, rows), requests.first_row(request)
     asked = request.owner.id, getattr(request.actor, "pk", None), events.person_id(request.actor)
     begun["requesters"] = requester_ids(*asked, origin=origin)
     steps = mine.inherited + mine.step
@@ -349,7 +339,7 @@ def write_end(
         begun["origin"]["restored"] = True
     batch.add(events.RUN_STARTED, begun)
     if has_text:
-        batch.add(events.USER, user_row(request))
+        batch.add(events.USER, requests.user_row(request))
 
 
 def copy(batch: Batch, row: Row) -> None:

@@ -100,8 +100,7 @@ def send_message(
         if last is not None and isinstance(user, SessionBearer):
             given["context"] = _visitors_context(session, last)
         else:
-            whose = session.owner_id
-            if whose != user.pk:
+            if (whose := session.owner_id) != user.pk:
                 # The owner has to be active. For the program's own sessions the policy gets AnonymousUser.
                 owner = AnonymousUser() if whose is None else permissions.active_user(whose)
                 if not (acts_for and owner and ask("can", False, user, "act_for", (owner, session.scope))):
@@ -238,13 +237,11 @@ def _conversation(bearer: SessionBearer, session: str | None, agent: str | None)
     Raises SessionAccessDeniedError for another session, and PermissionDeniedError for another agent or if
     the session has no run.
     """
-    own = Session.objects.using(settings.DATABASE).filter(pk=bearer.session_id).first()
-    if own is None:
+    if (own := Session.objects.using(settings.DATABASE).filter(pk=bearer.session_id).first()) is None:
         raise SessionAccessDeniedError(_("The session of this token is gone."))
     if session is not None and session != own.key:
         raise SessionAccessDeniedError(f"There is no session {session!r}.")
-    last = messages.last_run(own)
-    if last is None:
+    if (last := messages.last_run(own)) is None:
         raise PermissionDeniedError(_("The session has no run yet, and the program starts the first one."))
     restore(last)
     if agent is not None and agent != last.agent:

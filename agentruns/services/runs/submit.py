@@ -34,31 +34,12 @@ from agentruns.journal.deciders import restore
 from agentruns.journal.policy import limits_of
 from agentruns.journal.read import run_rows
 from agentruns.journal.store import begin
-from agentruns.models import (
-    ApiToken,
-    Definition,
-    PrunedKey,
-    Run,
-    Session,
-    SessionBearer,
-    StartCount,
-    Tombstone,
-)
-from agentruns.models.tombstone import forgotten
+from agentruns.models import ApiToken, Definition, Run, Session, SessionBearer, StartCount
+from agentruns.models.tombstone import PrunedKey, Tombstone, forgotten
 from agentruns.services import permissions
 from agentruns.services.api_tokens import VALID
-from agentruns.services.runs.requests import (
-    RunRequest,
-    checked_time,
-    derived,
-    new_session,
-    put_away,
-    rendered,
-    renders,
-    request_for,
-    taken,
-    write_start,
-)
+from agentruns.services.runs import requests
+from agentruns.services.runs.requests import RunRequest, new_session, rendered, renders, taken
 from agentruns.services.runs.sessions import require_writable
 from agentruns.services.runs.write import find_run, lock_session, require_no_record, require_task
 from agentruns.tools.options import REQUESTER
@@ -91,10 +72,10 @@ def get_or_start(
 
     If `session` is None, a new run gets a new session, and a run with the key is found in any session.
     """
-    request = request_for(agent, text, str(uuid7()) if session is None else session, **options)
+    request = requests.request_for(agent, text, str(uuid7()) if session is None else session, **options)
     if session is None and request.key:  # the same session and call keys if a restore loses the run
-        request = replace(request, session=str(UUID(derived(request, "session")[:32])))
-    given = {"names_session": session is not None, "not_before": checked_time(not_before)}
+        request = replace(request, session=str(UUID(requests.derived(request, "session")[:32])))
+    given = {"names_session": session is not None, "not_before": requests.checked_time(not_before)}
     submission = submit(replace(request, **given))  # type: ignore[arg-type]
     return submission.run, submission.is_new
 
@@ -128,7 +109,7 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
         # A text that was submitted before most likely belongs to an existing run.
         given = runs.filter(session__in=sessions, input=request.text)
         if not is_plain or request.rendered or not given.exists():
-            request = put_away(request, sessions.values_list("pk", flat=True).first() or uuid7())
+            request = requests.put_away(request, sessions.values_list("pk", flat=True).first() or uuid7())
     owner, limit = uuid7().hex if leased else "", start_limit(request.actor, request.agent)
     submission: Submission | None = None
     with permissions.discreet(request.actor):
@@ -227,7 +208,7 @@ def begin_run(
     owner: str = "",
     limit: int | None = None,
     *,
-    write: Callable[[Batch, RunRequest], None] = write_start,
+    write: Callable[[Batch, RunRequest], None] = requests.write_start,
     **columns: Any,
 ) -> Submission:
     """Store a run and its first rows, which `write` adds, in a locked session or with a new one.
@@ -312,8 +293,7 @@ def run_of_key(alias: str, request: RunRequest) -> Run | None:
     if not request.key:
         return None
     runs, pruned = uses_of_key(alias, request)
-    run = runs.select_related("session").first()
-    if run is None:
+    if (run := runs.select_related("session").first()) is None:
         refuse_pruned(request.key, pruned)
     return run
 
@@ -338,8 +318,7 @@ def pruned_keys(alias: str, key: str, owner_id: Any, scope: str, session: str = 
 
 def refuse_pruned(key: str, pruned: QuerySet[PrunedKey]) -> None:
     """Raise RunStateError if one of the pruned runs had the idempotency key."""
-    run_id = pruned.values_list("run_id", flat=True).first()
-    if run_id is not None:
+    if (run_id := pruned.values_list("run_id", flat=True).first()) is not None:
         raise RunStateError(
             f"Idempotency key {key!r} belongs to run {run_id}, which was pruned. Its task was done; "
             "use a new key for a new task."
