@@ -74,10 +74,9 @@ def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts,
     term = term.strip().replace("\x00", "")
     newest = list(rows.order_by("-pk")[: SEARCHED + 1])
     request.agentruns_cut = len(newest) > SEARCHED  # type: ignore[attr-defined]
-    wanted, keys = term.casefold(), []
-    for pk, displayed in texts(newest[:SEARCHED]):
-        if any(wanted in text.casefold() for text in displayed):
-            keys.append(pk)
+    wanted = term.casefold()
+    displayed = texts(newest[:SEARCHED])
+    keys = [pk for pk, each in displayed if any(wanted in text.casefold() for text in each)]
     if not run:
         return rows.filter(matching(term, rows, also=keys))
     # An OR of two tables would read both.
@@ -326,9 +325,8 @@ class StartedFilter(admin.ListFilter):
         self.days = {name: params.pop(name, [""])[-1].strip() for name in (self.first, self.last)}
         self.used_parameters = {name: day for name, day in self.days.items() if day}
         mine = (self.first, self.last, PAGE_VAR, ERROR_FLAG)
-        self.others = [
-            (name, value) for name, values in request.GET.lists() if name not in mine for value in values
-        ]
+        kept = ((name, values) for name, values in request.GET.lists() if name not in mine)
+        self.others = [(name, value) for name, values in kept for value in values]
 
     def expected_parameters(self) -> list[str | None]:
         """List this filter's parameters of the URL."""

@@ -188,20 +188,13 @@ def body(label: str, text: object, limit: int | None = None, kind: str = "") -> 
 
 def arguments(values: dict[str, Any]) -> list[Body]:
     """Format the arguments of a call, each with its name and type and in full."""
-    kinds = {
-        type(None): _("nothing"),
-        bool: _("yes or no"),
-        int: _("number"),
-        float: _("number"),
-        str: _("text"),
-        list: _("list"),
-    }
-    return [
-        body(
-            name, as_text(value), kind=_("empty text") if value == "" else kinds.get(type(value), _("object"))
-        )
-        for name, value in values.items()
-    ]
+    kinds = {type(None): _("nothing"), bool: _("yes or no"), int: _("number"), float: _("number")}
+    kinds |= {str: _("text"), list: _("list")}
+    bodies = []
+    for name, value in values.items():
+        kind = _("empty text") if value == "" else kinds.get(type(value), _("object"))
+        bodies.append(body(name, as_text(value), kind=kind))
+    return bodies
 
 
 def _code(character: str) -> str:

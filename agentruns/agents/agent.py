@@ -105,15 +105,13 @@ class Agent:
             if not isinstance(value, str):
                 raise TypeError(f"The {what} of an agent must be a string, not {value!r}.")
             if not value.strip() or len(value) > _MAX_NAME or not value.isprintable():
-                raise ValueError(
-                    f"The {what} of an agent must be 1 to {_MAX_NAME} printable characters, not {value!r}."
-                )
+                form = f"1 to {_MAX_NAME} printable characters"
+                raise ValueError(f"The {what} of an agent must be {form}, not {value!r}.")
         self.name, self.version = name, version
         self.instructions = instructions
         if inspect.isroutine(tools):
-            raise TypeError(
-                f"Agent {name!r}: tools is a function; list the tools, and let tools_for= choose among them."
-            )
+            text = "tools is a function; list the tools, and let tools_for= choose among them."
+            raise TypeError(f"Agent {name!r}: {text}")
         self.tools: dict[str, Tool] = {}
         for each in tools:
             if not isinstance(each, Tool):
@@ -143,9 +141,8 @@ class Agent:
                 raise TypeError
             self.model_params = dict(canonical.loads(canonical.dumps(model_params or {})))
         except (TypeError, ValueError):
-            raise TypeError(
-                f"Agent {name!r}: model_params must be a dict of JSON values, not {model_params!r}."
-            ) from None
+            text = f"model_params must be a dict of JSON values, not {model_params!r}."
+            raise TypeError(f"Agent {name!r}: {text}") from None
         self.output_type = output_type
         self.starters = starters
         self.unjournaled_tools = unjournaled_tools
@@ -180,17 +177,14 @@ class Agent:
             "deadline": self.deadline.total_seconds() if self.deadline else None,
         }
         # Only where they are set: an agent without them keeps the definition of its older runs.
-        if self.tools_for is not None:
-            body["tools_for"] = path_of(self.tools_for)
-        if self.cost_budget is not None:
-            body["cost_budget"] = amount(self.cost_budget)
-        if self.fallback is not None:
-            body["fallback"] = model_identity(self.fallback)
-        if self.output_type is not None:
-            body["output"] = schema_of(self.output_type)
-        if self.unjournaled_tools:
-            body["unjournaled_tools"] = True
-        return body
+        optional = {
+            "tools_for": self.tools_for and path_of(self.tools_for),
+            "cost_budget": self.cost_budget and amount(self.cost_budget),
+            "fallback": None if self.fallback is None else model_identity(self.fallback),
+            "output": schema_of(self.output_type),
+            "unjournaled_tools": self.unjournaled_tools or None,
+        }
+        return body | {name: value for name, value in optional.items() if value is not None}
 
     @property
     def models(self) -> list[Model | str]:
@@ -262,10 +256,9 @@ class Agent:
                 raise TypeError(f"{where}: propose() of {what} {wrong}.")
         if self.fallback is not None and model_identity(self.fallback) == model_identity(self.model):
             raise ValueError(f"{where}: fallback must be another model than {self.fallback!r}.")
-        if self.starters is not None and not (isinstance(self.starters, str) and self.starters.strip()):
-            raise TypeError(
-                f"{where}: starters must be a permission, a group or 'anyone', not {self.starters!r}."
-            )
+        starters = self.starters
+        if starters is not None and not (isinstance(starters, str) and starters.strip()):
+            raise TypeError(f"{where}: starters must be a permission, a group or 'anyone', not {starters!r}.")
         for option in ("max_steps", "token_budget"):
             if (value := getattr(self, option)) is None and option == "token_budget":
                 continue
@@ -305,11 +298,7 @@ def register(agent: Agent) -> None:
     key = (agent.name, agent.version)
     with _lock:
         other = _registry.get(key)
-        if (
-            other is not None
-            and other.module != agent.module
-            and other.definition_hash != agent.definition_hash
-        ):
+        if other and other.module != agent.module and other.definition_hash != agent.definition_hash:
             parts = ", ".join(definition_difference(other.definition(), agent.definition()))
             raise ValueError(
                 f"Agent {agent.name!r} version {agent.version!r} is declared differently in {other.module} "

@@ -19,7 +19,6 @@ from pydantic import (
     AwareDatetime,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     PlainSerializer,
@@ -148,10 +147,8 @@ FOR_OTHERS = "for a reader without agentruns.view_run"
 AFTER: Any = parameters.Query(0, description="only rows whose `seq` is greater than this")
 
 
-class Request(BaseModel):
+class Request(BaseModel, extra="forbid"):
     """A body that refuses unknown members: a mistyped `arguments` would approve the unedited arguments."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Keyed(Request):
@@ -257,10 +254,8 @@ class Answer(Keyed):
     text: Text = Field(description="result of the call for the model")
 
 
-class Problem(BaseModel):
+class Problem(BaseModel, extra="allow"):
     """An error (RFC 9457). Some types have more members, such as `run_id`, `decided_by` or `errors`."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str
     title: str
@@ -533,11 +528,7 @@ class ApprovalOut(Out):
     def all(cls, approvals: Iterable[Approval], *, reveals: bool = False) -> list[ApprovalOut]:
         """Build the answers for several approvals; sensitive values are masked unless `reveals` is True."""
         approvals = [*approvals] if reveals else masked_approvals(approvals)
-        pending = {
-            approval.pk: approval.run_id
-            for approval in approvals
-            if approval.status == Approval.Status.PENDING
-        }
+        pending = {each.pk: each.run_id for each in approvals if each.status == Approval.Status.PENDING}
         unread = waiting.unread(settings.DATABASE, {*pending.values()})
         answers = []
         for approval in approvals:

@@ -51,18 +51,15 @@ AGENT = {"gen_ai.agent.name": "agent"}
 TOOL = {"gen_ai.tool.name": "tool"}
 MODEL = {"gen_ai.provider.name": "provider", "gen_ai.request.model": "model"}
 CALL = {**TOOL, "gen_ai.tool.call.id": "call_id", "agentruns.attempt": "attempt"}
-AT_THE_END = {
-    "gen_ai.response.model": "response_model",
-    "agentruns.status": "status",
-    "agentruns.outcome": "outcome",
-}
+STATUS = {"agentruns.status": "status"}
+AT_THE_END = {"gen_ai.response.model": "response_model", **STATUS, "agentruns.outcome": "outcome"}
 BEGINS = {
     "drive": {**RUN, **AGENT, **MODEL, "gen_ai.agent.version": "version", "agentruns.took_over": "took_over"},
     "model": {**RUN, **AGENT, **MODEL, "agentruns.step": "step"},
     "tool": {**RUN, **CALL},
 }
 MEASURED = {
-    "drive": {**AGENT, "agentruns.status": "status"},
+    "drive": {**AGENT, **STATUS},
     "model": {**MODEL, "gen_ai.response.model": "response_model"},
     "tool": {**TOOL, "agentruns.outcome": "outcome"},
 }
@@ -78,7 +75,7 @@ DURATIONS = {
 }
 # Event -> name, description and attributes of its counter.
 COUNTED = {
-    "ended": ("agentruns.runs.ended", "Runs that ended", {**AGENT, "agentruns.status": "status"}),
+    "ended": ("agentruns.runs.ended", "Runs that ended", {**AGENT, **STATUS}),
     "decision": ("agentruns.decisions", "Decisions on approvals", {**TOOL, "agentruns.verb": "verb"}),
     "orphan": ("agentruns.orphans", "Calls of unknown outcome", {**TOOL, "agentruns.action": "action"}),
     "verdict": ("agentruns.verdicts", "Verdicts on them", {**TOOL, "agentruns.verdict": "verdict"}),

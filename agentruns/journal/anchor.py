@@ -73,13 +73,9 @@ class Compared:
                     yield Problem(key or str(anchor.session), what, seq=anchor.seq)
 
     def _differing(self, anchors: list[Anchor]) -> Iterator[tuple[Anchor, str]]:
-        sessions = {anchor.session for anchor in anchors}
-        rows = Message.objects.using(self._alias).filter(
-            session_id__in=sessions, seq__in={anchor.seq for anchor in anchors}
-        )
-        hashes = {
-            (session, seq): head for session, seq, head in rows.values_list("session_id", "seq", "hash")
-        }
+        sessions, seqs = {anchor.session for anchor in anchors}, {anchor.seq for anchor in anchors}
+        rows = Message.objects.using(self._alias).filter(session_id__in=sessions, seq__in=seqs)
+        hashes = {(pk, seq): head for pk, seq, head in rows.values_list("session_id", "seq", "hash")}
         kept = Session.objects.using(self._alias).filter(pk__in=sessions)
         ends = {session: next_seq - 1 for session, next_seq in kept.values_list("pk", "next_seq")}
         graves = Tombstone.objects.using(self._alias).filter(pk__in=sessions - {*ends})

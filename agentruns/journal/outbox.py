@@ -96,9 +96,8 @@ class Notice:
             "tool": self.tool or None,
             "risk": self.risk or None,
             "expires_at": iso(self.expires_at) if self.expires_at else None,
+            **({"url": self.url} if self.url else {}),
         }
-        if self.url:
-            data["url"] = self.url
         return {"type": self.type, "timestamp": iso(self.timestamp), "data": data}
 
 
@@ -264,8 +263,7 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         columns = approvals.values_list("status", "title", "tool_name", "risk", "expires_at")
         status, title, tool, risk, expires_at = columns.get()
         # The title of a tool without `describe` is its arguments, and those stay inside.
-        is_named = bool(title) and not title.startswith(f"{tool}(")
-        if is_named:
+        if title and not title.startswith(f"{tool}("):
             title = str(canonical.legal(one_line(redact(mask_of(run).tool_text(tool, title)))))
         else:
             title = tool

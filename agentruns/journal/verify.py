@@ -81,13 +81,11 @@ def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> 
     """
     alias = alias or settings.DATABASE
     problems: list[Problem] = []
+    stored = Session.objects.using(alias).filter(pk=session_id)
     for _ in range(TRIES):
-        session = Session.objects.using(alias).get(pk=session_id)
+        session = stored.get()
         problems = _check(alias, session, files)
-        same = Session.objects.using(alias).filter(
-            pk=session_id, next_seq=session.next_seq, head=session.head
-        )
-        if not problems or same.exists():
+        if not problems or stored.filter(next_seq=session.next_seq, head=session.head).exists():
             break
     return problems
 
@@ -227,9 +225,8 @@ class History:
         elif self.session.head != self.head:
             what = f"its head is not the hash of seq {self.seq}, at which the journal ends."
         elif self.erased:
-            seq = min(self.erased)
             what = "its content is gone and no row says that it was erased."
-            return self.problem(seq, self.erased[seq], what)
+            return self.problem(*min(self.erased.items()), what)
         else:
             return None
         return Problem(self.session.key, what, seq=min(self.seq, remembered) + 1)

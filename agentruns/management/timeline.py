@@ -219,14 +219,10 @@ def idle(stands: dict[str, Any]) -> str:
     """Explain why no run can continue; `stands` are the counts that `waiting.standing` returns."""
     said, until = ["Nothing can go on now."], f"{moment(stands['leased_until'])} UTC"
     if stands["leased"] == 1:
-        said.append(
-            f"1 run is held by a live lease until {until}; if its process died it is taken over then."
-        )
+        said += [f"1 run is held by a live lease until {until}; if its process died it is taken over then."]
     elif stands["leased"]:
-        said.append(
-            f"{stands['leased']} runs are held by live leases, the first until {until}; "
-            "a run whose process died is taken over then."
-        )
+        said += [f"{stands['leased']} runs are held by live leases, the first until {until};"]
+        said += ["a run whose process died is taken over then."]
     if number := stands["for_people"]:
         listed = page("run_changelist")
         where = f"{listed}?status=person" if listed else "manage.py list_runs"

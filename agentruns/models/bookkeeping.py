@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from django.db import connections, models
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import CASCADE, Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -173,9 +173,7 @@ class Notification(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     event = models.CharField(_("event"), max_length=40)
     # Deleted with its run: a pruned run needs no announcement.
-    run = models.ForeignKey(
-        Run, verbose_name=_("run"), on_delete=models.CASCADE, related_name="notifications"
-    )
+    run = models.ForeignKey(Run, verbose_name=_("run"), on_delete=CASCADE, related_name="notifications")
     approval_id = models.UUIDField(_("approval"), null=True)
     notifier = models.TextField(_("notifier"))
     created_at = models.DateTimeField(_("created at"))

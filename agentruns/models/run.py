@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import PROTECT, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -81,9 +81,7 @@ class Run(models.Model):
     UNFINISHED = UNFINISHED
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    session = models.ForeignKey(
-        Session, verbose_name=_("session"), on_delete=models.PROTECT, related_name="runs"
-    )
+    session = models.ForeignKey(Session, verbose_name=_("session"), on_delete=PROTECT, related_name="runs")
     # Scope and owner are copies of the session's, for the unique constraints on the idempotency key.
     scope = models.CharField(_("scope"), max_length=NAME_LENGTH, default="")
     owner = user_key(_("owner"), "agentruns_runs")
@@ -92,7 +90,7 @@ class Run(models.Model):
     agent = models.CharField(_("agent"), max_length=100)
     version = models.CharField(_("version"), max_length=100)
     definition = models.ForeignKey(
-        Definition, verbose_name=_("definition"), on_delete=models.PROTECT, related_name="runs"
+        Definition, verbose_name=_("definition"), on_delete=PROTECT, related_name="runs"
     )
     idempotency_key = models.CharField(_("idempotency key"), max_length=NAME_LENGTH, default="")
     input = EscapedTextField(_("input"))

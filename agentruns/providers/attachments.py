@@ -97,18 +97,14 @@ def refusal_of(meta: Meta, limits: Limits = DEFAULT) -> ContentError | None:
         most = limits.image // 4 * 3
         return ContentTooLargeError(f"The provider takes images up to {most} bytes: {name!r}.")
     if max(width, height) > limits.side:
-        return ContentTooLargeError(
-            f"The provider takes images up to {limits.side} x {limits.side} pixels: {name!r} has "
-            f"{width} x {height}. Send a smaller copy."
-        )
+        said = f"The provider takes images up to {limits.side} x {limits.side} pixels"
+        return ContentTooLargeError(f"{said}: {name!r} has {width} x {height}. Send a smaller copy.")
     if frames > 1 and meta["media_type"] == GIF and not limits.animated:
-        return ContentTypeError(
-            f"The provider takes no animated GIF: {name!r} has {frames} frames. Send one of them."
-        )
+        text = f"The provider takes no animated GIF: {name!r} has {frames} frames. Send one of them."
+        return ContentTypeError(text)
     if pages > limits.pages:
-        return ContentTooLargeError(
-            f"The provider takes {limits.pages} pages of PDFs: {name!r} has {pages}. Send fewer."
-        )
+        text = f"The provider takes {limits.pages} pages of PDFs: {name!r} has {pages}. Send fewer."
+        return ContentTooLargeError(text)
     return None
 
 

@@ -75,9 +75,8 @@ def check_messages(messages: Any) -> None:
     `messages` has the form `[{"role", "content": str or [blocks]}]`. Consecutive messages of one role count
     as one message, as they do for the API.
     """
-    _require(
-        isinstance(messages, list) and messages, "messages", "a list of at least one message is required"
-    )
+    is_list = isinstance(messages, list) and messages
+    _require(is_list, "messages", "a list of at least one message is required")
     _require(len(messages) <= _MAX_MESSAGES, "messages", f"more than {_MAX_MESSAGES}")
     turns: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = []
     for number, message in enumerate(messages):

@@ -314,11 +314,9 @@ class ReplyForm(KeyForm):
 
 def reply_form(user: Any, run: Run) -> ReplyForm | None:
     """Build the reply form; None if the run is imported, or the user may not message or start the agent."""
-    if run.session.imported_at or not permissions.may(user, "message", run):
-        return None
-    if run.agent not in {agent.name for agent in starting.agents_of(user)}:
-        return None
-    return ReplyForm(auto_id="reply_%s")
+    may = not run.session.imported_at and permissions.may(user, "message", run)
+    is_startable = may and run.agent in {agent.name for agent in starting.agents_of(user)}
+    return ReplyForm(auto_id="reply_%s") if is_startable else None
 
 
 def reply_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
@@ -328,9 +326,7 @@ def reply_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
     if form.is_valid():
         text, key = form.cleaned_data["text"], form.cleaned_data["key"]
         try:
-            reader, is_new = starting.send_message(
-                request.user, run.session, text, run.agent, idempotency_key=key
-            )
+            reader, is_new = starting.send_message(request.user, run.session, text, run.agent, key)
         except (AgentRunsError, ValueError) as error:
             status, refusal = status_of(error), _("Nothing was sent. %(why)s") % {"why": plain(error)}
         else:

@@ -120,10 +120,7 @@ class Moment:
         The value before is None if it is empty or equal to the value after.
         """
         before, after = self.before, self.state.run
-        labels = {
-            **{status.value: str(status.label) for status in Run.Status},
-            RunStatus.ACTIVE: _("running"),
-        }
+        labels: dict[str, Any] = {**dict(Run.Status.choices), RunStatus.ACTIVE: _("running")}
         lines = [
             (_("Status"), labels[before.status], labels[after.status]),
             (_("Model replies"), before.step, after.step),
@@ -158,10 +155,8 @@ class Moment:
                 if (kind := str(block.get("type"))) == "text":
                     label, text = _("Text"), block.get("text", "")
                 elif kind == "tool_use":
-                    label, text = (
-                        _("Call of %(tool)s") % {"tool": block.get("name")},
-                        pretty(block.get("input")),
-                    )
+                    label = _("Call of %(tool)s") % {"tool": block.get("name")}
+                    text = pretty(block.get("input"))
                 elif kind == "tool_result":
                     label = _("Result, an error") if block.get("is_error") else _("Result")
                     text = block.get("content", "")

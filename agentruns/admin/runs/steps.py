@@ -363,11 +363,9 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
             elif begin == events.TOOL_STARTED:
                 length = row.created_at - since if since else None
             elif row.kind == events.RUN_RESUMED and since is None:
-                silent = str(row.payload.get("reason")) in TAKEN_OVER
-                why = (
-                    _("no word of its worker for %(time)s") if silent else _("waited %(time)s to be resumed")
-                )
-                wait = gap
+                wait, why = gap, _("waited %(time)s to be resumed")
+                if str(row.payload.get("reason")) in TAKEN_OVER:
+                    why = _("no word of its worker for %(time)s")
             elif begin or before.kind in WAITS:
                 wait, why = row.created_at - (since or before.created_at), str(WAITS[begin or before.kind])
             elif row.epoch and not before.epoch:

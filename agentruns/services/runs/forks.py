@@ -302,9 +302,8 @@ def made_before(alias: str, request: RunRequest, origin: Run, at: int) -> Run | 
         what = f"a fork in session {run.session.key!r}, not in {request.session!r}"
     else:
         return run
-    raise RunStateError(
-        f"Idempotency key {request.key!r} belongs to run {run.pk}, {what}. Use a new key.", str(run.pk)
-    )
+    text = f"Idempotency key {request.key!r} belongs to run {run.pk}, {what}. Use a new key."
+    raise RunStateError(text, str(run.pk))
 
 
 def write_end(

@@ -136,9 +136,8 @@ def fork_run(
         context: dict[str, Any] | None = permissions.context_of(user, chosen, behalf.context)
     else:
         context = permissions.context_again(user, chosen, origin, (owner or user).pk)
-    return forks.get_or_fork(
-        origin.pk, at, agent=chosen, actor=user, owner=owner, scope=scope, context=context, **options
-    )
+    options |= {"owner": owner, "scope": scope, "context": context}
+    return forks.get_or_fork(origin.pk, at, agent=chosen, actor=user, **options)
 
 
 def run_again(user: Any, run_id: UUID | str, *, idempotency_key: str | None = None) -> Run:

@@ -87,9 +87,8 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
     if another request was faster.
     """
     if not request.session:
-        raise NotDurableError(
-            "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
-        )
+        text = "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
+        raise NotDurableError(text)
     if not request.text.strip():
         raise ValueError("The input is empty; say what the agent is to do.")
     check_name("idempotency key", request.key)

@@ -73,11 +73,9 @@ def waits(
         for wait in orphans(alias, stopped):
             reasons[wait.run_id].append(wait)
         pending = Approval.objects.using(alias).pending().filter(run_id__in=[run.pk for run in stopped])
-        for approval in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
-            about = {"call_id": approval.call_id, "tool": approval.tool_name, "text": approval.title}
-            reasons[approval.run_id].append(
-                Wait(kind=APPROVAL, run_id=approval.run_id, approval_id=approval.pk, **about)
-            )
+        for card in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
+            about = {"call_id": card.call_id, "tool": card.tool_name, "text": card.title}
+            reasons[card.run_id].append(Wait(kind=APPROVAL, run_id=card.run_id, approval_id=card.pk, **about))
     unbegun = [run for run in runs if waits_for_time(run) and not run.step]
     starts = Message.objects.using(alias).own().filter(run__in=unbegun, kind=events.RUN_STARTED)
     firsts = dict(starts.values_list("run_id", "facts")) if unbegun else {}
@@ -211,9 +209,7 @@ def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tupl
         if facts.get("reason") == events.MESSAGE:
             unread_of[run_id].append((seq, at))
         elif "read" in facts:
-            unread_of[run_id] = [
-                (number, when) for number, when in unread_of[run_id] if number > facts["read"]
-            ]
+            unread_of[run_id] = [each for each in unread_of[run_id] if each[0] > facts["read"]]
     return {run_id: messages for run_id, messages in unread_of.items() if messages}
 
 
