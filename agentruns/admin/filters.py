@@ -74,8 +74,7 @@ def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts,
     term = term.strip().replace("\x00", "")
     newest = list(rows.order_by("-pk")[: SEARCHED + 1])
     request.agentruns_cut = len(newest) > SEARCHED  # type: ignore[attr-defined]
-    wanted = term.casefold()
-    displayed = texts(newest[:SEARCHED])
+    wanted, displayed = term.casefold(), texts(newest[:SEARCHED])
     keys = [pk for pk, each in displayed if any(wanted in text.casefold() for text in each)]
     if not run:
         return rows.filter(matching(term, rows, also=keys))

@@ -66,7 +66,8 @@ def marked_parts(text: str, limit: int | None = None) -> tuple[list[str], int]:
             break
         many = f" ({count})" if count >= MANY else ""
         name = unicodedata.name(hidden, _("a character that is not shown"))
-        mark = format_html('<span class="ar-char" title="{}">{}{}</span>', name, _code(hidden), many)
+        code = f"U+{ord(hidden):04X}{many}"
+        mark = format_html('<span class="ar-char" title="{}">{}</span>', name, code)
         parts += [mark] * (1 if many else count)
         place += count
     return parts, len(text) - place
@@ -95,8 +96,9 @@ def bare(text: object) -> str:
     """Redact `text` and write hidden characters as [U+202E]: for files, forms and comparisons."""
     parts: list[str] = []
     for piece, hidden, count in pieces(redact(str(text)).replace("\r\n", "\n")):
-        mark = f"[{_code(hidden)}]" if hidden else ""
-        parts += (piece, mark * count if count < MANY else f"[{_code(hidden)} ({count} times)]")
+        code = f"U+{ord(hidden):04X}" if hidden else ""
+        mark = f"[{code}]" * count if count < MANY else f"[{code} ({count} times)]"
+        parts += (piece, mark if hidden else "")
     return "".join(parts)
 
 
@@ -195,10 +197,6 @@ def arguments(values: dict[str, Any]) -> list[Body]:
         kind = _("empty text") if value == "" else kinds.get(type(value), _("object"))
         bodies.append(body(name, as_text(value), kind=kind))
     return bodies
-
-
-def _code(character: str) -> str:
-    return f"U+{ord(character):04X}"
 
 
 def exact(moment: datetime | None) -> str:

@@ -32,12 +32,8 @@ def price_of(*models: str) -> dict[str, Decimal] | None:
     # An invalid price counts as none: a reply that was paid for must be journaled in any case.
     known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
     for model in models:
-        names = [
-            name
-            for name in known
-            if name == model
-            or (isinstance(name, str) and model.startswith(name) and _DATE.match(model, len(name)))
-        ]
+        begin = [name for name in known if isinstance(name, str) and model.startswith(name)]
+        names = [name for name in begin if name == model or _DATE.match(model, len(name))]
         if not names:
             continue
         name = max(names, key=len)

@@ -216,10 +216,9 @@ def approval_facts(user: Any, approval: Approval) -> dict[str, Any]:
     For a cancelled approval, names who ended the run instead. Names a person to `user` as `run_facts` does.
     """
     rows = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id).order_by("-seq")
-    if approval.status == Approval.Status.CANCELLED:
-        last = rows.filter(kind__in=events.CLOSING).first()
-    else:
-        last = rows.filter(kind=events.APPROVAL_DECIDED, call_id=approval.call_id).first()
+    decided = rows.filter(kind=events.APPROVAL_DECIDED, call_id=approval.call_id)
+    is_over = approval.status == Approval.Status.CANCELLED
+    last = (rows.filter(kind__in=events.CLOSING) if is_over else decided).first()
     return {
         "approval_id": str(approval.pk),
         "approval_status": approval.status,

@@ -82,11 +82,10 @@ class Content:
             # A stranger chose the name; what opens the file on somebody's machine is its extension.
             name = download_name(self.block.get("name") or name, self.block["media_type"])
             kind = SERVED.get(self.block["media_type"], "application/octet-stream")
-        is_picture = kind in IMAGES
         return {
             "Content-Type": kind,
             "Content-Length": str(self.stored.size),
-            "Content-Disposition": content_disposition_header(not is_picture, name) or "attachment",
+            "Content-Disposition": content_disposition_header(kind not in IMAGES, name) or "attachment",
             **INERT,
         }
 
@@ -135,11 +134,8 @@ def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
     """Build a response that downloads a run's redacted export. Raises PermissionDeniedError."""
     permissions.require(request.user, "export", run)
     permissions.require_whole(request.user, run)
-    headers = {
-        "Content-Type": "application/jsonl",
-        "Content-Disposition": f'attachment; filename="run-{run.pk}.jsonl"',
-        **INERT,
-    }
+    name = f'attachment; filename="run-{run.pk}.jsonl"'
+    headers = {"Content-Type": "application/jsonl", "Content-Disposition": name, **INERT}
     lines = (f"{json.dumps(line)}\n".encode() for line in export_run(run.pk))
     return download(request, lines, headers)
 
@@ -184,8 +180,7 @@ def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
     alias, run = settings.DATABASE, find_run(run_id)
     session = run.session
     definitions = Definition.objects.using(alias).in_bulk(definitions_of(alias, session.pk))
-    mask = mask_of(run)
-    names = {"scope": session.scope, "key": session.key}
+    mask, names = mask_of(run), {"scope": session.scope, "key": session.key}
     yield {
         "format": FORMAT,
         "version": VERSION,

@@ -200,8 +200,7 @@ def _user(blocks: list[tuple[str, dict[str, Any]]], waiting: list[str]) -> None:
 
     `waiting` are the ids of the calls in the turn before. Raises InvalidMessages.
     """
-    missing = dict.fromkeys(waiting)
-    others = False
+    missing, others = dict.fromkeys(waiting), False
     for where, block in blocks:
         if block["type"] != "tool_result":
             named = ", ".join(missing)

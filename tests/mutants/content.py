@@ -89,7 +89,7 @@ MUTANTS = [
         Edit(MASKING, 'if self.guards_file(row.tool_name) else {"data"}', "if False else set()"),
         "api/test_uploads.py::test_rows_and_conversations_name_files"),
     mutant("content: everything but pictures is an attachment",
-        Edit(TRANSFER, "content_disposition_header(not is_picture,", "content_disposition_header(False,"),
+        Edit(TRANSFER, "content_disposition_header(kind not in IMAGES,", "content_disposition_header(False,"),
         "api/test_uploads.py::test_files_are_served"),
     mutant("content: an upload is read after it is known who sends it",
         Edit("api/routing.py", "require_small(request)\n",

@@ -356,8 +356,7 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
                 planned = before.payload.get("retry_in") if before.kind == events.MODEL_FAILED else None
                 seconds = max(planned, 0) if isinstance(planned, int | float) else 0
                 wait = timedelta(seconds=min(gap.total_seconds(), seconds))
-                why = _("waited %(time)s for the next attempt")
-                length = gap - wait
+                why, length = _("waited %(time)s for the next attempt"), gap - wait
                 if not before.epoch:
                     words = _("%(time)s, time in the queue included")
             elif begin == events.TOOL_STARTED:

@@ -87,8 +87,9 @@ class Command(AgentRunsCommand):
         if repair:
             text += f"Repaired: {counts['repaired']}. "
         if "anchors" in counts:
-            text += f"Anchors compared: {counts['anchors']}, "
-            text += f"of pruned sessions: {counts['anchors_of_pruned']}. "
+            text += (
+                f"Anchors compared: {counts['anchors']}, of pruned sessions: {counts['anchors_of_pruned']}. "
+            )
         text += f"Problems: {counts['problems']}." if counts["problems"] else "Nothing is wrong."
         self.tell({"summary": counts}, text)
         return bool(self.counts["problems"])
@@ -125,12 +126,6 @@ class Command(AgentRunsCommand):
 
     def tell_of(self, problem: Problem, text: str, /, **record: str) -> None:
         """Print `text`, a line about a problem; with --json, print only `record` and the problem's place."""
-        place = {
-            "session": redact(problem.session) or None,
-            "seq": problem.seq,
-            "kind": problem.kind or None,
-            "run": problem.run,
-            "approval": problem.approval,
-            "column": problem.column or None,
-        }
-        self.tell({**place, **record}, text)
+        names = ("seq", "kind", "run", "approval", "column")
+        place = {"session": redact(problem.session), **{name: getattr(problem, name) for name in names}}
+        self.tell({**{name: value or None for name, value in place.items()}, **record}, text)

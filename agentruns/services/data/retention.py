@@ -307,8 +307,7 @@ def delete_files(names: Collection[str]) -> int:
     except (DatabaseError, InterfaceError):
         logger.exception("Files are left for the next time: a database cannot be asked who needs them.")
         return 0
-    storage = storages[settings.PAYLOAD_STORAGE]
-    deleted = 0
+    storage, deleted = storages[settings.PAYLOAD_STORAGE], 0
     for name in sorted(unnamed):
         try:
             there = storage.exists(name)

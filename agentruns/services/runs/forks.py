@@ -344,10 +344,5 @@ def write_end(
 def copy(batch: Batch, row: Row) -> None:
     """Add a copy of a row to the batch, with the run, number, hash and time of the original."""
     before = row.payload.get(events.COPIED) or {}
-    source: events.Copied = {
-        "run": str(row.run_id),
-        "seq": row.seq,
-        "hash": row.hash,
-        "at": before.get("at") or events.timestamp(row.created_at),
-    }
-    batch.copy(row, source)
+    at = before.get("at") or events.timestamp(row.created_at)
+    batch.copy(row, {"run": str(row.run_id), "seq": row.seq, "hash": row.hash, "at": at})
