@@ -122,9 +122,7 @@ def announce(alias: str, batch: Batch) -> None:
             transaction.on_commit(send, using=alias, robust=True)
         for path in notifiers():
             wanted = None
-            with suppress(
-                Exception
-            ):  # a notifier that cannot be imported loses nothing: its delivery logs it
+            with suppress(Exception):  # without an import it gets all, and the delivery logs the error
                 wanted = getattr(import_string(path), "events", None)
             if wanted is None or name in wanted:
                 notifications.append(Notification(notifier=path, created_at=row.created_at, **about))

@@ -87,9 +87,8 @@ class Command(AgentRunsCommand):
         if repair:
             text += f"Repaired: {counts['repaired']}. "
         if "anchors" in counts:
-            text += (
-                f"Anchors compared: {counts['anchors']}, of pruned sessions: {counts['anchors_of_pruned']}. "
-            )
+            text += f"Anchors compared: {counts['anchors']}, "
+            text += f"of pruned sessions: {counts['anchors_of_pruned']}. "
         text += f"Problems: {counts['problems']}." if counts["problems"] else "Nothing is wrong."
         self.tell({"summary": counts}, text)
         return bool(self.counts["problems"])
