@@ -33,8 +33,7 @@ def price_of(*models: str) -> dict[str, Decimal] | None:
     known = settings.PRICES if isinstance(settings.PRICES, dict) else {}
     for model in models:
         begin = [name for name in known if isinstance(name, str) and model.startswith(name)]
-        names = [name for name in begin if name == model or _DATE.match(model, len(name))]
-        if not names:
+        if not (names := [name for name in begin if name == model or _DATE.match(model, len(name))]):
             continue
         name = max(names, key=len)
         if mistakes({name: known[name]}):

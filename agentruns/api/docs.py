@@ -43,15 +43,13 @@ class RunsAPI(NinjaAPI):
         schemas = document["components"]["schemas"]
         for operations in document["paths"].values():
             for operation in operations.values():
-                answers = {}
-                for status, kept in sorted(operation["responses"].items()):
-                    answer = kept
+                answers = dict(sorted(operation["responses"].items()))
+                for status, kept in answers.items():
                     if problem := kept.get("content", {}).get(CONTENT_TYPE):
                         schemas["Problem"] = problem["schema"]
                         # All documents share this answer, so change only a copy.
                         referring = {**problem, "schema": {"$ref": "#/components/schemas/Problem"}}
-                        answer = {**kept, "content": {**kept["content"], CONTENT_TYPE: referring}}
-                    answers[status] = answer
+                        answers[status] = {**kept, "content": {**kept["content"], CONTENT_TYPE: referring}}
                 operation["responses"] = answers
         document["components"]["schemas"] = dict(sorted(schemas.items()))
         return document

@@ -14,17 +14,7 @@ from uuid import UUID
 from django.utils.translation import gettext as _
 from ninja import Header, Path, Query
 from ninja.params import models as parameters
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BaseModel,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    PlainSerializer,
-    Tag,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from agentruns.agents.agent import Agent
 from agentruns.agents.prices import amount
@@ -95,8 +85,8 @@ Legal = BeforeValidator(legal)
 LegalText = Annotated[str, Legal]
 LegalDict = Annotated[dict[str, Any], Legal]
 Id = Annotated[str, BeforeValidator(str)]
-Moment = Annotated[datetime, PlainSerializer(utc, return_type=str), _string(format="date-time")]
-Time = Annotated[AwareDatetime, BeforeValidator(_dated), AfterValidator(checked_time)]
+Moment = Annotated[datetime, pydantic.PlainSerializer(utc, return_type=str), _string(format="date-time")]
+Time = Annotated[pydantic.AwareDatetime, BeforeValidator(_dated), AfterValidator(checked_time)]
 AgentName = Annotated[str, Field(min_length=1, max_length=100), PRINTABLE]
 Key = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), PRINTABLE]
 Task = Annotated[str, FILLED, _string(minLength=1)]
@@ -179,8 +169,8 @@ class FileBlock(Request):
 
 Blocks = list[Annotated[TextBlock | FileBlock, Field(discriminator="type")]]
 Input = Annotated[
-    Annotated[Task, Tag(AS_TEXT)] | Annotated[Blocks, Tag(AS_BLOCKS)],
-    Discriminator(lambda given: AS_TEXT if isinstance(given, str) else AS_BLOCKS),
+    Annotated[Task, pydantic.Tag(AS_TEXT)] | Annotated[Blocks, pydantic.Tag(AS_BLOCKS)],
+    pydantic.Discriminator(lambda given: AS_TEXT if isinstance(given, str) else AS_BLOCKS),
 ]
 
 

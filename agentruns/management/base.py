@@ -280,10 +280,8 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 
     Each value is redacted, and cut at 40 characters.
     """
-    parts = (
-        f"{key}={shortened(json.dumps(redaction.redacted(value), ensure_ascii=False), 40)}"
-        for key, value in arguments.items()
-    )
+    texts = {key: json.dumps(redaction.redacted(each), ensure_ascii=False) for key, each in arguments.items()}
+    parts = (f"{key}={shortened(text, 40)}" for key, text in texts.items())
     return f"{name}({', '.join(parts)})"
 
 

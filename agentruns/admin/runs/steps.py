@@ -485,9 +485,7 @@ _TOLD_BY_FACTS = (
 )
 _DESCRIBE = {
     events.RUN_STARTED: Form(
-        gettext_lazy("Run started"),
-        facts=("session", "idempotency_key", "tools"),
-        texts=("instructions",),
+        gettext_lazy("Run started"), facts=("session", "idempotency_key", "tools"), texts=("instructions",)
     ),
     events.USER: Form(),
     events.ASSISTANT: Form(facts=("model", "usage", "cost")),

@@ -267,12 +267,12 @@ def make_fork(
             write_end(batch, origin, rows, past, request, has_text)
 
     limit = start_limit(request.actor, request.agent)
-    columns: dict[str, Any] = {"origin_id": origin.pk, "origin_seq": at}
     try:
         with transaction.atomic(using=alias):  # losing a race leaves the caller's transaction usable
             submission = begin_run(
                 alias, new_session(request), request,
-                limit=limit, write=lambda batch, request: write(batch, pages[0]), **columns,
+                limit=limit, write=lambda batch, request: write(batch, pages[0]),
+                origin_id=origin.pk, origin_seq=at,
             )  # fmt: skip
     except (IntegrityError, JournalConflictError) as error:
         if (run := made_before(alias, request, origin, at)) is not None:

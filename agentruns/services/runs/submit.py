@@ -13,20 +13,14 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
+from agentruns import exceptions
 from agentruns.agents.agent import Agent, CommonOptions
 from agentruns.conf import settings
 from agentruns.content import Input
 from agentruns.engine import leases
 from agentruns.engine.leases import Lease
 from agentruns.engine.wakeup import CHANNEL, notify_on_commit
-from agentruns.exceptions import (
-    JournalConflictError,
-    JournalUnreadableError,
-    NotDurableError,
-    QuotaExceededError,
-    RunStateError,
-    SessionBusyError,
-)
+from agentruns.exceptions import JournalConflictError, QuotaExceededError, RunStateError, SessionBusyError
 from agentruns.journal import payloads, timeline
 from agentruns.journal.batch import Batch, SessionState, load
 from agentruns.journal.copies import last_task, title_of
@@ -88,7 +82,7 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
     """
     if not request.session:
         text = "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."
-        raise NotDurableError(text)
+        raise exceptions.NotDurableError(text)
     if not request.text.strip():
         raise ValueError("The input is empty; say what the agent is to do.")
     check_name("idempotency key", request.key)
@@ -118,7 +112,7 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
             # without a lock.
             is_one = connection.vendor == "postgresql" and limit is None and connection.get_autocommit()
             # Unreadable: it may have been pruned while it was read.
-            with suppress(*RACES, RunStateError, JournalUnreadableError):
+            with suppress(*RACES, RunStateError, exceptions.JournalUnreadableError):
                 with ExitStack() as stack:
                     if not is_one:
                         stack.enter_context(transaction.atomic(using=alias))
