@@ -162,11 +162,8 @@ def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
     rows = list(some.select_related(None).only("session_id", "definition_id", "context"))
     masks = journal.masking.masks_of(rows, size=journal.masking.MOST_READ) if rows else {}
     contexts = {run.pk: redacted(masks[run.session_id].run(run).context) for run in rows}
-    return [
-        pk
-        for pk, context in contexts.items()
-        if any(term in (said(each), f"{key}:{said(each)}") for key, each in context.items())
-    ]
+    found = ((pk, key, said(each)) for pk, context in contexts.items() for key, each in context.items())
+    return [pk for pk, key, text in found if term in (text, f"{key}:{text}")]
 
 
 def _named(term: str, run: str = "") -> Q:
@@ -340,11 +337,8 @@ class StartedFilter(admin.ListFilter):
         today = timezone.localtime(clock.now(settings.DATABASE)).date()
         for title, days in ((_("Any day"), None), (_("Today"), 0), (_("Past 7 days"), 6)):
             chosen = {} if days is None else {self.first: (today - timedelta(days=days)).isoformat()}
-            yield {
-                "selected": self.used_parameters == chosen,
-                "query_string": changelist.get_query_string(chosen, [self.first, self.last]),
-                "display": title,
-            }
+            query = changelist.get_query_string(chosen, [self.first, self.last])
+            yield {"selected": self.used_parameters == chosen, "query_string": query, "display": title}
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Select the runs started from the first to the last day, where chosen; none if a day is invalid."""
@@ -385,11 +379,8 @@ class ApprovalStatusFilter(KnownValues):
         for value, title in self.lookup_choices:
             changed = {} if value == self.default else {self.parameter_name: value}
             removed = [self.parameter_name] if value == self.default else []
-            yield {
-                "selected": self.value() == value,
-                "query_string": changelist.get_query_string(changed, removed),
-                "display": title,
-            }
+            query = changelist.get_query_string(changed, removed)
+            yield {"selected": self.value() == value, "query_string": query, "display": title}
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the approvals of the chosen status. "approved" includes approvals whose call has started."""

@@ -275,12 +275,8 @@ def _field(name: str, tool: dict[str, Any], value: Any) -> forms.Field:
     schema = {**_followed(tool, given), **{key: given[key] for key in ("description",) if key in given}}
     if "anyOf" in given:
         schema = {**given, "anyOf": [_followed(tool, kind) for kind in given["anyOf"]]}
-    options: dict[str, Any] = {
-        "label": plain(name),
-        "initial": value,
-        "required": False,
-        "help_text": plain(schema.get("description", "")),
-    }
+    options: dict[str, Any] = {"label": plain(name), "initial": value, "required": False}
+    options["help_text"] = plain(schema.get("description", ""))
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
     optional = len(kinds) < len(schema.get("anyOf", [schema]))
     kind = kinds[0] if len(kinds) == 1 else {}

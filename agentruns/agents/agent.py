@@ -243,10 +243,8 @@ class Agent:
                 text = "lambdas and local functions have no path to compare definitions by"
                 raise TypeError(f"{kind}: {text}.")
         if self.model is None:
-            raise TypeError(
-                f"{where} has no model: give it a model name or an object with propose(), "
-                "or set AGENTRUNS_DEFAULT_MODEL."
-            )
+            text = "give it a model name or an object with propose(), or set AGENTRUNS_DEFAULT_MODEL."
+            raise TypeError(f"{where} has no model: {text}")
         for what, model in zip(("model", "fallback"), self.models, strict=False):
             propose = None if isinstance(model, type) else getattr(model, "propose", None)
             if not callable(propose) and not (isinstance(model, str) and model):
@@ -329,10 +327,8 @@ def get_agent(agent: Agent | str, version: str | None = None) -> Agent:
         return max(among, key=rank)
     wanted = f"{agent!r}" if version is None else f"{agent!r} version {version!r}"
     known = ", ".join(f"{each.name} version {each.version}" for each in registered()) or "none"
-    raise UnknownAgentError(
-        f"There is no agent {wanted} in this process. Registered: {known}. "
-        "Agents belong in agents.py of an installed app."
-    )
+    place = "Agents belong in agents.py of an installed app."
+    raise UnknownAgentError(f"There is no agent {wanted} in this process. Registered: {known}. {place}")
 
 
 def registered() -> list[Agent]:

@@ -465,11 +465,8 @@ def _refuse_known(alias: str, export: _Export) -> None:
     keys = {payload.get("idempotency_key", payload.get("key_hash", "")) for payload in kept} - {""}
     for key in keys:
         refuse_pruned(key, pruned_keys(alias, key, None, session.scope))
-    taken = (
-        Run.objects.using(alias)
-        .filter(owner=None, scope=session.scope, idempotency_key__in=keys | {*map(forgotten, keys)})
-        .first()
-    )
+    runs = Run.objects.using(alias).filter(owner=None, scope=session.scope)
+    taken = runs.filter(idempotency_key__in=keys | {*map(forgotten, keys)}).first()
     if taken is not None:
         raise RunStateError(
             f"Idempotency key {taken.idempotency_key!r} stands for run {taken.pk} here; nothing was imported."

@@ -328,13 +328,8 @@ def call_page(
 def verdict_form(past: CallHistory, verdict: str = "", data: Any = None, *, keeps: Any = None) -> VerdictForm:
     """Build the form of a verdict on a call; `keeps` has typed values that the form shows again."""
     initial = {"seq": str(past.seq), "result": prefilled(past), **(keeps or {})}
-    form = VerdictForm(
-        data,
-        initial=initial,
-        verdict=verdict,
-        is_uncleared=past.is_uncleared,
-        needs_result=past.waits and past.returned is None,
-    )
+    asks = {"is_uncleared": past.is_uncleared, "needs_result": past.waits and past.returned is None}
+    form = VerdictForm(data, initial=initial, verdict=verdict, **asks)
     help_text = ""
     if past.returned is None:  # show an earlier result of the tool, or one made up
         help_text = _('For example: done by hand, or {"status": "sent"}')

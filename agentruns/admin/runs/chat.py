@@ -290,15 +290,11 @@ def repeated(user: Any, run: Run) -> Starts:
         ends = Message.objects.using(settings.DATABASE).filter(session_id=run.session_id, call_id__in=again)
         ends = ends.filter(kind__in=(events.TOOL_RESULT, events.ORPHAN_RESOLVED))
         undone = {call for call, facts in ends.values_list("call_id", "facts") if doubts.did_nothing(facts)}
-    kept = [
-        (tool, sorted(place for call, place in calls.items() if call not in undone))
-        for (tool, _digest), calls in several.items()
-    ]
-    twice = [
-        {"tool": plain(tool), "count": len(places), "rows": places}
-        for tool, places in kept
-        if len(places) > 1 and any(run_id == run.pk for _seq, run_id in places)
-    ]
+    twice = []
+    for (tool, _digest), calls in several.items():
+        places = sorted(place for call, place in calls.items() if call not in undone)
+        if len(places) > 1 and any(run_id == run.pk for _seq, run_id in places):
+            twice.append({"tool": plain(tool), "count": len(places), "rows": places})
     is_all = len(starts) < LATEST
     own = [(call, facts.get("approval")) for _tool, call, _seq, run_id, facts in starts if run_id == run.pk]
     times = Counter(call for call, _approval in own) if is_all else None

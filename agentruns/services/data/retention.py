@@ -200,10 +200,8 @@ def _prune(
         return Pruned()
     run = runs.unfinished().first() if cutoff is None else None
     if run is not None:
-        raise RunStateError(
-            f"Session {session.key!r} has the unfinished run {run.pk} ({run.status}). Cancel it first; "
-            "nothing was deleted."
-        )
+        which = f"{run.pk} ({run.status}). Cancel it first; nothing was deleted."
+        raise RunStateError(f"Session {session.key!r} has the unfinished run {which}")
     # The database lets the session's rows be deleted once it has the tombstone.
     keyed = runs.exclude(idempotency_key="").values_list("idempotency_key", "owner_id", "pk")
     keys = {key: (owner_id, run_id) for key, owner_id, run_id in keyed}

@@ -312,10 +312,8 @@ def pruned_keys(alias: str, key: str, owner_id: Any, scope: str, session: str = 
 def refuse_pruned(key: str, pruned: QuerySet[PrunedKey]) -> None:
     """Raise RunStateError if one of the pruned runs had the idempotency key."""
     if (run_id := pruned.values_list("run_id", flat=True).first()) is not None:
-        raise RunStateError(
-            f"Idempotency key {key!r} belongs to run {run_id}, which was pruned. Its task was done; "
-            "use a new key for a new task."
-        )
+        which = f"{run_id}, which was pruned. Its task was done; use a new key for a new task."
+        raise RunStateError(f"Idempotency key {key!r} belongs to run {which}")
 
 
 def pruned_folder(alias: str, request: RunRequest) -> QuerySet[Tombstone]:
