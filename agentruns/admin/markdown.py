@@ -48,7 +48,7 @@ def markdown(
             source += part.replace(MASK, f"{nonce}x0x")
 
     html = nh3.clean(_MARKDOWN.render(source), tags=TAGS, attributes={})
-    read = _read(html)
+    read = unescape(nh3.clean(html, tags=set()))
     if redact(hide(read)) != read:
         read = re.sub(rf"{nonce}x(\d+)x", lambda match: MASK if match[1] == "0" else " ", read)
         return body(label, hide(read).strip(), limit)
@@ -64,9 +64,6 @@ def unmarked(text: str, *, hide: Callable[[str], str]) -> str:
     hides.
     """
     nonce = token_hex(8)
-    read = _read(_MARKDOWN.render(text.replace(MASK, nonce))).replace(nonce, MASK)
+    html = _MARKDOWN.render(text.replace(MASK, nonce))
+    read = unescape(nh3.clean(html, tags=set())).replace(nonce, MASK)
     return read if redact(hide(read)) == read else text
-
-
-def _read(html: str) -> str:
-    return unescape(nh3.clean(html, tags=set()))
