@@ -136,8 +136,8 @@ def register_errors(api: NinjaAPI) -> None:
     all errors but those of agentruns, which are answered as problem+json on every route. Without this call
     our errors have the same statuses, but bodies in the API's own form.
     """
-    api.add_exception_handler(core.AgentRunsError, lambda request, error: Problem.of(_made(error)).response())
     kinds: dict[type[Exception], Callable[[Any], Problem]] = {
+        core.AgentRunsError: Problem.of,
         HttpError: _of_http_error,
         ValidationError: _of_validation_error,
         Http404: lambda error: Problem.named("not-found", str(error) or "Not found."),
@@ -150,19 +150,17 @@ def register_errors(api: NinjaAPI) -> None:
         handlers = api._exception_handlers  # ninja has no public way to get a registered handler
         theirs: Any = handlers.get(kind, handlers[Exception])
 
-        def handle(request: HttpRequest, error: Any) -> HttpResponse:
+        def handle(request: HttpRequest, error: Any) -> Any:
             is_ours = isinstance(error, Problem) or getattr(request, MARK, False)
-            return convert(_made(error)).response() if is_ours else theirs(request, error)
+            if not is_ours and kind is not core.AgentRunsError:
+                return theirs(request, error)
+            # A host's view may raise a class.
+            return convert(error() if isinstance(error, type) else error).response()
 
         api.add_exception_handler(kind, handle)
 
     for kind, convert in kinds.items():
         register(kind, convert)
-
-
-def _made(error: Any) -> Any:
-    """Create the exception if `error` is an exception class, because a host's view may raise a class."""
-    return error() if isinstance(error, type) else error
 
 
 def _of_http_error(error: HttpError) -> Problem:

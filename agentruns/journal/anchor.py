@@ -33,6 +33,19 @@ class Anchor(NamedTuple):
     seq: int
     head: str
 
+    @classmethod
+    def of(cls, number: int, line: str) -> Anchor:
+        """Parse line `number` of a file of anchors; raises ValueError."""
+        try:
+            parsed = json.loads(line)
+            anchor = cls(UUID(parsed["session"]), parsed["seq"], parsed["head"])
+            if type(anchor.seq) is not int or not 0 < anchor.seq < 2**63 or not isinstance(anchor.head, str):
+                raise ValueError("wrong types")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            text = f'Line {number} is no anchor, such as {{"session": "...", "seq": 7, "head": "..."}}.'
+            raise ValueError(text) from None
+        return anchor
+
 
 class AnchorNotifier:
     """A notifier of the outbox that gives the hash of the row that ended a run to the project's function."""
@@ -62,7 +75,7 @@ class Compared:
         """Yield a problem for each session's first wrong anchor. Raises ValueError for an invalid line."""
         wrong: set[UUID] = set()
         while page := list(islice(self._lines, PAGE)):
-            anchors = [_parsed(number, line) for number, line in page if line.strip()]
+            anchors = [Anchor.of(number, line) for number, line in page if line.strip()]
             mine = [anchor for anchor in anchors if self._only in (None, anchor.session)]
             self.anchors += len(mine)
             for anchor, what in self._differing(mine):
@@ -99,15 +112,3 @@ class Compared:
 def line_of(session_id: UUID, seq: int, head: str) -> str:
     """Format an anchor as a line of the file that `verify_journal --anchors` reads."""
     return json.dumps({"session": str(session_id), "seq": seq, "head": head}) + "\n"
-
-
-def _parsed(number: int, line: str) -> Anchor:
-    try:
-        parsed = json.loads(line)
-        anchor = Anchor(UUID(parsed["session"]), parsed["seq"], parsed["head"])
-        if type(anchor.seq) is not int or not 0 < anchor.seq < 2**63 or not isinstance(anchor.head, str):
-            raise ValueError("wrong types")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        text = f'Line {number} is no anchor, such as {{"session": "...", "seq": 7, "head": "..."}}.'
-        raise ValueError(text) from None
-    return anchor

@@ -367,8 +367,7 @@ def count_start(alias: str, actor: Any, limit: int | None) -> None:
     if limit is None:
         return
     user_id = actor.actor_id if isinstance(actor, SessionBearer) else str(actor.pk)
-    seconds = StartCount.count_one(alias, user_id, limit, HOUR)
-    if not seconds:
+    if not (seconds := StartCount.count_one(alias, user_id, limit, HOUR)):
         return
     text = _("%(name)s may start %(limit)s runs in an hour. Start the next one in %(seconds)s s.")
     facts = {"name": actor.get_username(), "limit": limit, "seconds": seconds}
