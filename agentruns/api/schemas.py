@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import UUID
 
+import pydantic
 from django.utils.translation import gettext as _
 from ninja import Header, Path, Query
 from ninja.params import models as parameters
