@@ -149,8 +149,12 @@ def lapsed(
         if (user := user_of_key(key, users)) is None:
             reasons[key] = _("User %(id)s is gone.") % {"id": key}
             continue
-        if person := (by or {}).get(key):
-            user.agentruns_person = user_of_key(person, users)
+        if by_id := (by or {}).get(key):
+            person = user_of_key(by_id, users)
+            if not (person and is_somebody(person)):
+                reasons[key] = _("User %(id)s, who approved in this name, is not active.") % {"id": by_id}
+                continue
+            user.agentruns_person = person
         visible = visible_approvals(user)
         if is_narrowed(visible) and not visible.filter(pk=approval.pk).exists():
             reasons[key] = _("%(name)s may not see it any more.") % {"name": user.get_username()}

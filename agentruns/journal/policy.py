@@ -288,13 +288,17 @@ def is_somebody(user: Any) -> bool:
 def identify(request: Any) -> Any:
     """Get a request's user, and note on the user who acts in the user's name (`Policy.impersonator`).
 
-    Raises PermissionDeniedError if the policy fails, because the journal would name the wrong person.
+    Raises PermissionDeniedError if the policy fails, because the journal would name the wrong person, and if
+    the person who acts is not active any more.
     """
     user, failed = request.user, object()
     if is_somebody(user):
         person: Any = ask("impersonator", failed, request)
         if person is failed:
             raise PermissionDeniedError(_("The project's policy failed to say who acts for this user."))
+        if person is not None and not is_somebody(person):
+            text = _("%(name)s is not active, and may act for nobody.") % {"name": person.get_username()}
+            raise PermissionDeniedError(text)
         user.agentruns_person = None if person is not None and person.pk == user.pk else person
     return user
 

@@ -173,10 +173,26 @@ def test_it_is_asked_again_before_the_call_runs(agent: Any, eve: Any, boss: Any)
     assert (pending().pk, pending().approved_count) == (card.pk, 0)
 
 
-def test_a_person_who_is_gone_lets_nobody_in(agent: Any, eve: Any, boss: Any) -> None:
+def dismiss(person: Any) -> None:
+    person.is_active = False
+    person.save()
+
+
+@pytest.mark.parametrize("leave", [dismiss, lambda person: person.delete()], ids=["inactive", "deleted"])
+def test_what_a_dismissed_person_gave_as_another_lapses(leave: Any, agent: Any, eve: Any, boss: Any) -> None:
+    run_agent(agent, "pay", "s1", idempotency_key="k")
+    card = pending()
+    approve(card.pk, noted(eve, boss))
+    leave(eve)
+    sweep()
+    assert (pending().pk, pending().approved_count) == (card.pk, 0)
+
+
+@pytest.mark.parametrize("leave", [dismiss, lambda person: person.delete()], ids=["inactive", "deleted"])
+def test_a_person_who_is_gone_lets_nobody_in(leave: Any, agent: Any, eve: Any, boss: Any) -> None:
     run_agent(agent, "pay", "s1", idempotency_key="k")
     api = as_(eve, boss)
-    eve.delete()
+    leave(eve)
     refused(
         api.post(f"/approvals/{pending().pk}/approve", {"digest": pending().digest}), 403, "permission-denied"
     )
