@@ -452,6 +452,12 @@ class ReadOnlyAdmin(AnyAdmin):
         """Redirect to the object's page, so that a reload repeats nothing."""
         return HttpResponseRedirect(self.url(request, "change", obj.pk))
 
+    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        """Log a message in the history, after the name of who acts in the name of the request's user."""
+        actor = journal.events.actor_ref(request.user)
+        named = f"{actor['name']}: {message}" if actor and "by" in actor else message
+        return super().log_change(request, obj, named)
+
     def done(
         self, request: HttpRequest, obj: Model, logged: str, text: str, to: Model | None = None
     ) -> HttpResponseRedirect:

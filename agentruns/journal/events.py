@@ -110,6 +110,12 @@ def person_id(actor: Any) -> Any:
     return getattr(getattr(actor, "agentruns_person", None), "pk", None)
 
 
+def logged(actor: Any) -> str:
+    """Name an actor in a log by the user's id, and that of the person who acts in the user's name."""
+    by = person_id(actor)
+    return f"{getattr(actor, 'pk', actor)}" + ("" if by is None else f" acted-by={by}")
+
+
 def timestamp(moment: datetime) -> str:
     """Format a time in UTC, with six digits of a second, as the hash chain requires."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")

@@ -242,7 +242,7 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
     tokens = ApiToken.objects.using(settings.DATABASE)
     revoked = tokens.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now())
     if revoked:
-        logger.info("API token revoked prefix=%s by=%s", token.prefix, getattr(actor, "pk", None))
+        logger.info("API token revoked prefix=%s by=%s", token.prefix, events.logged(actor))
     _void_given_with(token)
     return bool(revoked)
 

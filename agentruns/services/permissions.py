@@ -329,7 +329,7 @@ def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> No
         )
         raise PermissionDeniedError(text % {"name": name, "id": pk})
     run_id: UUID = shown.run_id if isinstance(shown, Approval) else shown.pk
-    who = getattr(user, "pk", user)
+    who = events.logged(user)
     logger.info("Revealed %s=%s run=%s %s to user=%s door=%s", name, pk, run_id, what, who, door)
 
 
@@ -354,10 +354,10 @@ def confirm_password(request: Any, password: str) -> str:
     is checked until the window ends. Django sends `user_login_failed` for each wrong password.
     """
     user, who = request.user, f"password:{request.user.pk}"
-    alias, address = settings.DATABASE, request.META.get("REMOTE_ADDR")
+    alias, address, whose = settings.DATABASE, request.META.get("REMOTE_ADDR"), events.logged(user)
     # Counted before the check, or many at once would all be checked.
     if seconds := StartCount.count_one(alias, who, WRONG_PASSWORDS, PASSWORD_WINDOW):
-        passwords.warning("No password is checked user=%s address=%s for %s s", user.pk, address, seconds)
+        passwords.warning("No password is checked user=%s address=%s for %s s", whose, address, seconds)
         text = _(
             "There were %(count)s wrong passwords. No password is taken for %(minutes)s min, then try again."
         )
@@ -367,7 +367,7 @@ def confirm_password(request: Any, password: str) -> str:
     if found is None or found.pk != user.pk:
         if found is not None:  # somebody else's
             user_login_failed.send(__name__, credentials=given, request=request)
-        passwords.warning("Wrong password for a decision user=%s address=%s", user.pk, address)
+        passwords.warning("Wrong password for a decision user=%s address=%s", whose, address)
         return _("That is not your password.")
     delete_rows(StartCount.objects.using(alias).filter(user_id=who[:NAME_LENGTH]))
     request.session[CONFIRMED_AT] = clock.now(alias).timestamp()

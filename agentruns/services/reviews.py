@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
+from agentruns.journal.events import actor_ref
 from agentruns.journal.policy import is_somebody, visible_runs
 from agentruns.models import Review, Run
 from agentruns.services import permissions
@@ -62,7 +63,7 @@ def review_run(
         "rating": rating,
         "note": note,
         **{"assignee_id": whose.id, "assignee_name": whose.name},
-        **{"author_id": author.id, "author_name": author.name},
+        **{"author_id": author.id, "author_name": (actor_ref(actor) or {"name": ""})["name"]},
         "updated_at": clock.now(settings.DATABASE),
     }
     reviews = Review.objects.using(settings.DATABASE)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.apps import apps
+from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import path
 
@@ -18,6 +19,7 @@ from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, Session
 from agentruns.services import permissions
 from agentruns.services.api_tokens import create_token
+from agentruns.services.reviews import review_run
 from agentruns.services.runs import starting
 from agentruns.services.sweep import sweep
 from tests.admin.pages import url
@@ -135,6 +137,19 @@ def test_a_decision_names_both(door: str, agent: Any, eve: Any, boss: Any) -> No
     assert actors(run)[-1] == {"id": str(boss.pk), "name": "eve as boss", "by": str(eve.pk)}
     assert Api(eve).get(f"/approvals/{card.pk}")[1]["decided_by_name"] == "eve as boss"
     assert "eve as boss" in Api(boss).client.get(url(card)).content.decode()
+
+
+def test_reveals_exports_and_reviews_name_both(agent: Any, eve: Any, boss: Any, caplog: Any) -> None:
+    boss.is_superuser = True
+    boss.save()
+    run_agent(agent, "pay", "s1", idempotency_key="k")
+    card, api = pending(), as_(eve, boss)
+    with caplog.at_level("INFO", "agentruns"):
+        assert api.get(f"/approvals/{card.pk}", reveal="true")[0] == 200
+    assert f"to user={boss.pk} acted-by={eve.pk} door=api" in caplog.text
+    assert api.client.post(url(card.run, "export")).status_code == 200
+    assert LogEntry.objects.get().get_change_message() == "eve as boss: Exported for an auditor."
+    assert review_run(card.run_id, noted(eve, boss), note="fine").author_name == "eve as boss"
 
 
 def test_one_person_is_no_two_under_any_name(eve: Any, boss: Any) -> None:
