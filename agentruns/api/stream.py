@@ -33,7 +33,7 @@ from agentruns.api.poller import GONE, WAITS_FOR, Bearer, Head, Poller, poller, 
 from agentruns.api.routing import PAGE, router
 from agentruns.api.schemas import AFTER, LastEventId, MessageOut, RunId, Seq
 from agentruns.conf import settings
-from agentruns.exceptions import DurableRunNotFoundError
+from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
 from agentruns.journal import policy
 from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import NAMING, run_rows
@@ -79,7 +79,7 @@ class Entrance:
         Raises AuthenticationError if no authenticator accepts the request, or if one fails. An error of the
         database is raised unchanged.
         """
-        request = self._kind.__new__(self._kind)
+        request: Any = self._kind.__new__(self._kind)
         request.__dict__.update(self._entry.before, **{MARK: self._entry})
         user, session = getattr(request, "user", None), getattr(request, "session", None)
         if user is not None and session is not None and session.get(SESSION_KEY) == str(user.pk):
@@ -99,6 +99,7 @@ class Entrance:
             except Exception as error:  # a host's own `auth` may raise anything
                 raise AuthenticationError from error
             if accepted:
+                request.auth = accepted
                 break
         else:
             if callbacks:
@@ -280,7 +281,7 @@ class Feed:
                 self.over.set()
                 return text + _note("end", status=head.status)
             return text + self._live(head)
-        except (AuthenticationError, DurableRunNotFoundError):
+        except (AuthenticationError, DurableRunNotFoundError, PermissionDeniedError):
             logger.info("The stream of run=%s ends: its listener may no longer see it", self._run_id)
         except Error as error:
             logger.warning("The stream of run=%s ends and can be requested again: %s", self._run_id, error)

@@ -9,6 +9,7 @@ from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import path
+from ninja.security import django_auth
 
 from agentruns import Policy, approve, deny, export_run, run_agent, tool
 from agentruns.checks.settings import check_impersonation
@@ -214,10 +215,14 @@ def test_a_person_who_is_gone_lets_nobody_in(leave: Any, agent: Any, eve: Any, b
     assert api.client.get(url(pending())).status_code == 403
 
 
-def test_in_somebody_elses_api_too(eve: Any, boss: Any, urlconf: Any) -> None:
-    urlconf(path("theirs/", host(errors=False).urls))
+@pytest.mark.parametrize("auth", [None, django_auth], ids=["our auth", "theirs"])
+def test_in_somebody_elses_api_too(auth: Any, agent: Any, eve: Any, boss: Any, urlconf: Any) -> None:
+    urlconf(path("theirs/", host(auth=auth, errors=False).urls))
+    run = run_agent(agent, "pay", "s1", idempotency_key="k").run_id
     api = as_(eve, boss)
-    assert api.client.get("/theirs/agents/runs").status_code == 200
+    api.root = "/theirs/agents"
+    assert approved(api)[0] == 200
+    assert actors(run)[-1] == {"id": str(boss.pk), "name": "eve as boss", "by": str(eve.pk)}
     eve.delete()
     assert api.client.get("/theirs/agents/runs").status_code == 403
 
