@@ -36,9 +36,14 @@ def state_of(alias: str) -> State:
 
 
 def keep(connection: Any, state: State) -> None:
-    """Set `state` on a connection now, and each time it connects; nothing more from now on if None."""
-    connection.__dict__.pop("connect", None)
+    """Set `state` on a connection now, and each time it connects.
+
+    None sets nothing more, and closes a connection on which a state was kept, because that would stay set.
+    """
+    had_state = connection.__dict__.pop("connect", None)
     if state is None:
+        if had_state:
+            connection.close()
         return
 
     def connect() -> None:
@@ -65,7 +70,7 @@ def carried(alias: str, state: State) -> Iterator[None]:
         yield
     finally:
         del _states.__dict__[alias]
-        keep(connections[alias], None)
+        connections[alias].__dict__.pop("connect", None)  # but the thread's connection keeps what it had
 
 
 def restore(alias: str) -> None:

@@ -190,6 +190,23 @@ def is_closed(raw: Any) -> bool:
     return True
 
 
+TENANT: list[Any] = []  # the raw connections on which the tenant was set, while there is a tenant
+
+
+def state_of_tenant(shared: Any) -> Any:
+    return (lambda other: TENANT.append(other.connection)) if TENANT else None
+
+
+def test_no_tenant_gets_the_connection_of_another(kept: None, settings: Any) -> None:
+    settings.AGENTRUNS_CONNECTION_STATE = f"{__name__}.state_of_tenant"
+    TENANT.append("there is one")
+    of_tenant = used()
+    assert of_tenant in TENANT and used() is of_tenant
+    TENANT.clear()
+    free = used()
+    assert is_closed(of_tenant) and free is not of_tenant and used() is free
+
+
 @pytest.mark.parametrize("age", [0, 60])
 def test_a_run_connects_once_and_its_heartbeat_leaves_no_connection_behind(
     age: int, settings: Any, monkeypatch: pytest.MonkeyPatch
