@@ -29,6 +29,7 @@ from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
 from agentruns.services import api_tokens, permissions
 from agentruns.services.approvals import decisions
 from agentruns.services.runs import sessions
+from agentruns.utils.carry import schema_of
 from agentruns.utils.redaction import get_logger
 
 HEADER = "Authorization"
@@ -167,7 +168,7 @@ class Throttle(SimpleRateThrottle):
     def get_cache_key(self, request: HttpRequest) -> str:
         if self.user is not None:
             ident = self.user.actor_id if isinstance(self.user, SessionBearer) else self.user.pk
-            return f"throttle_agentruns_user_{ident}"
+            return f"throttle_agentruns_user_{schema_of(settings.DATABASE)}_{ident}"  # keys repeat in schemas
         # Unlike ninja, trust X-Forwarded-For only if the project declared its proxies.
         is_declared = ninja_settings.NUM_PROXIES is not None
         address = self.get_ident(request) if is_declared else request.META.get("REMOTE_ADDR")

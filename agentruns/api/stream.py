@@ -39,7 +39,7 @@ from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import NAMING, run_rows
 from agentruns.models import ApiToken, SessionBearer
 from agentruns.models.querysets import ENDED
-from agentruns.utils.carry import carried, state_of
+from agentruns.utils.carry import carried, schema_of, state_of
 from agentruns.utils.json import legal
 from agentruns.utils.redaction import get_logger
 
@@ -154,7 +154,8 @@ def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
     try:
         # All visitors with tokens of one session share a limit.
         whose = user.session_id if isinstance(user, SessionBearer) else user.pk
-        return places.take(whose, run_id, policy.limits_of(user, None).streams)
+        schema = schema_of(settings.DATABASE)  # of a tenant; each has users with the same keys
+        return places.take((schema, whose) if schema else whose, run_id, policy.limits_of(user, None).streams)
     except Problem:
         entry_of(request).headers[429] = {"Retry-After": str(AGAIN)}
         raise

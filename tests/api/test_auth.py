@@ -203,6 +203,13 @@ def test_a_user_is_counted_by_session_and_token_together(owner: Any, decider: An
     assert [Api().get("/runs")[0] for _request in range(5)] == [401] * 5
 
 
+def test_users_of_two_schemas_are_counted_apart(api: Api, settings: Any, monkeypatch: Any) -> None:
+    settings.AGENTRUNS_API_THROTTLE = {"user": "1/d"}
+    for schema in ("north", "south"):  # other users, with the same key
+        monkeypatch.setattr(connections["default"], "schema_name", schema, raising=False)
+        assert [api.get("/runs")[0] for _request in range(2)] == [200, 429]
+
+
 def test_who_is_not_let_in_is_counted_by_address(owner: Any, settings: Any, monkeypatch: Any) -> None:
     settings.AGENTRUNS_API_THROTTLE = {"user": None, "anonymous": "2/h"}
     nobody, guesser = Api(), Program("ar_guess")

@@ -551,6 +551,16 @@ def test_a_place_is_given_back_once_however_a_stream_ends(owner: Any) -> None:
     found.take(owner.pk, run, None)
 
 
+def test_each_schema_has_streams_of_its_own(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentruns.api.stream.places", Places())
+    taken = []
+    for schema in ("north", "south"):  # four each, of other users with the same key
+        monkeypatch.setattr(connections["default"], "schema_name", schema, raising=False)
+        taken += [_place(HttpRequest(), owner, uuid7()) for _number in range(4)]
+        with pytest.raises(Problem):
+            _place(HttpRequest(), owner, uuid7())
+
+
 def test_each_session_has_streams_of_its_own_for_its_visitors(pending: Any, nobody_left: None) -> None:
     assert SessionBearer.pk is None  # all visitors would be counted together
     with override_settings(AGENTRUNS_POLICY=f"{__name__}.OneEach"):
