@@ -134,22 +134,18 @@ class SessionAuth(security.SessionAuth):
         return user if user.is_authenticated and user.is_active else None
 
 
-def without_login(view: Any) -> Any:
-    """Let the requests of anonymous users pass the middlewares that require a login, up to this view.
-
-    These middlewares would redirect a request with a token to the login page. The first attribute is that of
-    Django's LoginRequiredMiddleware, the second that of django-stronghold.
-    """
-    view.login_required, view.STRONGHOLD_IS_PUBLIC = False, True
-    return view
-
-
 class OpenPath(PathView):
     """A path whose view is called without a login, because its operations authenticate by themselves."""
 
     def get_view(self) -> Any:
-        """Build the view for Django's URLs."""
-        return without_login(super().get_view())
+        """Build the view for Django's URLs; anonymous users pass the middlewares that require a login.
+
+        These middlewares would redirect a request with a token to the login page. The first attribute is that
+        of Django's LoginRequiredMiddleware, the second that of django-stronghold.
+        """
+        view: Any = super().get_view()
+        view.login_required, view.STRONGHOLD_IS_PUBLIC = False, True
+        return view
 
     def clone(self) -> OpenPath:
         """Copy the path for another API that mounts the router."""

@@ -17,7 +17,6 @@ from django.utils.translation import gettext as _
 from ninja import NinjaAPI, Swagger
 from ninja.openapi.schema import OpenAPISchema
 
-from agentruns.api.auth import without_login
 from agentruns.api.errors import CONTENT_TYPE, TITLES, URN
 from agentruns.api.schemas import Problem
 
@@ -30,12 +29,6 @@ class RunsAPI(NinjaAPI):
 
     def get_root_path(self, path_params: dict[str, Any]) -> str:
         return _root.get() or super().get_root_path(path_params)
-
-    def _get_urls(self) -> list[Any]:
-        patterns = super()._get_urls()
-        for pattern in patterns:
-            without_login(pattern.callback)
-        return patterns
 
     def get_openapi_schema(self, **options: Any) -> OpenAPISchema:
         """Build the OpenAPI document, in which all problems refer to one schema; schemas are sorted."""

@@ -41,7 +41,7 @@ DECISIONS = [
         Edit("api/auth.py", "if user is not None and not is_let_in(request):", "if False:"),
         "doors/test_admin_sites.py::test_a_session_that_the_admin_refuses_does_nothing_by_the_api"),
     mutant("api: a login page is not for programs",
-        Edit("api/auth.py", "return without_login(super().get_view())", "return super().get_view()"),
+        Edit("api/auth.py", "view.login_required, view.STRONGHOLD_IS_PUBLIC = False, True", "pass"),
         "api/test_login_required.py::test_no_request_to_the_api_is_redirected"),
     mutant("permissions: a text is not the program",
         Edit("journal/events.py", "    if actor is None or isinstance(actor, Program):",
