@@ -214,7 +214,7 @@ def _download(request: HttpRequest, content: Content) -> StreamingHttpResponse:
     """Build a content's response; raises DurableRunNotFoundError if the row hides it from the reader."""
     run, seq = content.run, content.stored.seq
     (row,) = run_rows(settings.DATABASE, run.pk, seq - 1, limit=1)
-    if not run.shows_all and "stored" not in public(row.kind, row.payload):
+    if not run.shows_all and "stored" not in public(row.kind, row.payload, row.tool_name):
         raise DurableRunNotFoundError(f"You may not read the content of row {seq} of run {run.pk}.")
     chunks = read_content(content, user_of(request), channel_of(request))
     return download(request, chunks, content.headers)

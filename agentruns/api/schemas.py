@@ -447,7 +447,7 @@ class MessageOut(Out):
     def of(cls, row: Row, run: Run, mask: Mask) -> MessageOut:
         """Build the answer for a journal row of a run, with sensitive values masked."""
         masked = mask.row(row)  # the mask learns from members that the reader may not see
-        payload = masked.payload if run.shows_all else public(row.kind, masked.payload)
+        payload = masked.payload if run.shows_all else public(row.kind, masked.payload, row.tool_name)
         return cls.made(masked, session=run.session.key, run=row.run_id, payload=payload)
 
 

@@ -13,6 +13,7 @@ from django.dispatch import Signal
 
 from agentruns import signals
 from agentruns.models.parts import Blocks, Fact, Form, Gone, joined
+from agentruns.tools import excerpts
 from agentruns.utils.json import select
 
 VERSION = 1
@@ -515,13 +516,14 @@ def form_of(kind: str) -> Form:
     return KINDS[kind].form if kind in KINDS else _UNKNOWN
 
 
-def public(kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the members of a payload that visitors and customers may read.
+def public(kind: str, payload: Mapping[str, Any], tool: str) -> dict[str, Any]:
+    """Select the members of a payload that visitors and customers may read; `tool` is the row's.
 
     Leaves out the content that the program or a person wrote: of a request to correct an answer, and of a
-    result that is no handler's return value, such as an error or a denial.
+    result that is no handler's return value, such as an error, a denial or a verdict's result. Leaves out a
+    page by `read_result`, too, because the page may repeat such a result.
     """
-    written = payload.get("is_error") or payload.get("outcome", "ok") != "ok"
+    written = payload.get("is_error") or payload.get("outcome", "ok") != "ok" or tool == excerpts.READER
     hidden = ("content", "stored") if written or payload.get("reason") == OUTPUT_INVALID else ()
     paths = KINDS[kind].public if kind in KINDS else PUBLIC
     return dict(select({**payload}, [path for path in paths if not path.startswith(hidden)]))

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from agentruns import Agent, ask_human, cancel_run, run_agent, session_token, start_run, tool
+from agentruns import Agent, ask_human, cancel_run, read_result, run_agent, session_token, start_run, tool
 from agentruns.api.schemas import MessageOut
 from agentruns.journal import events
 from agentruns.journal.events import Row
@@ -64,16 +64,17 @@ def story(folder: Path) -> Run:
     """A customer's run of which every row may tell something that only staff should read."""
     ann, staff = make_user("ann"), user("SECRET-staff", is_superuser=True)
     other = user("SECRET-other", is_superuser=True)
-    turns = [
+    turns: list[Any] = [
         {"tools": [call("lookup", number="1"), call("refund", cents=5), call("confirm", number="1")]},
         {"tools": [call("refund", cents=7), call("ask_human", question="Is it broken?")]},
+        reads_all,
         {"tools": [call("ship", number="1")]},
         {"text": "I am done.", "usage": {"input_tokens": 10, "output_tokens": 5}},
     ]
     agent = Agent(
         "shop",
         instructions=instructions,
-        tools=[refund, lookup, ship, confirm, ask_human],
+        tools=[refund, lookup, ship, confirm, ask_human, read_result],
         model=ScriptedModel(turns),
     )
     run_agent(agent, "help me", "s1", actor=ann)
@@ -100,6 +101,12 @@ def story(folder: Path) -> Run:
     Run.objects.filter(pk=run.pk).update(blocked_reason="SECRET-blocked", error="SECRET-error")
     run.refresh_from_db()
     return run
+
+
+def reads_all(request: Any) -> dict[str, Any]:
+    """Read each result again, as a visitor who knows the ids may ask of the model."""
+    blocks = [block for message in request.messages for block in message["content"]]
+    return {"tools": [call("read_result", result=each["id"]) for each in blocks if each.get("id")]}
 
 
 def instructions(run: Any) -> str:
@@ -163,7 +170,7 @@ def test_a_new_member_is_hidden_until_it_is_listed(kind: str) -> None:
     payload: dict[str, Any] = dict.fromkeys(KINDS[kind].payload.__annotations__, "x")
     payload |= {"content": [inner], "calls": [inner]}
     payload |= {"v": 1, "new": "SECRET-new", "outcome": "ok", "is_error": False, "reason": "SECRET-reason"}
-    seen = public(kind, payload)
+    seen = public(kind, payload, "pay")
     assert seen.keys() <= {path.partition(".")[0] for path in KINDS[kind].public}
     open_kinds = {events.USER, events.TOOL_RESULT}  # whose whole content is the customer's
     assert kind in open_kinds or not SECRET.search(json.dumps(seen))
@@ -179,7 +186,7 @@ def test_a_new_member_is_hidden_until_it_is_listed(kind: str) -> None:
     ],
 )
 def test_what_the_program_or_a_person_wrote_is_no_content_for_them(kind: str, facts: dict[str, Any]) -> None:
-    seen = public(kind, {"v": 1, "content": "SECRET-x", "stored": [{"sha256": "x"}], **facts})
+    seen = public(kind, {"v": 1, "content": "SECRET-x", "stored": [{"sha256": "x"}], **facts}, "pay")
     assert not {"content", "stored"} & seen.keys()
 
 
