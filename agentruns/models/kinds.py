@@ -523,7 +523,8 @@ def public(kind: str, payload: Mapping[str, Any], tool: str) -> dict[str, Any]:
     result that is no handler's return value, such as an error, a denial or a verdict's result. Leaves out a
     page by `read_result`, too, because the page may repeat such a result.
     """
-    written = payload.get("is_error") or payload.get("outcome", "ok") != "ok" or tool == excerpts.READER
+    told = kind == TOOL_RESULT and ("actor" in payload or tool == excerpts.READER)
+    written = told or payload.get("is_error") or payload.get("outcome", "ok") != "ok"
     hidden = ("content", "stored") if written or payload.get("reason") == OUTPUT_INVALID else ()
     paths = KINDS[kind].public if kind in KINDS else PUBLIC
     return dict(select({**payload}, [path for path in paths if not path.startswith(hidden)]))

@@ -181,6 +181,8 @@ def test_a_new_member_is_hidden_until_it_is_listed(kind: str) -> None:
     [
         *(("tool_result", {"outcome": each}) for each in ("error", "denied", "answered", "newer")),
         ("tool_result", {"outcome": "ok", "is_error": True}),
+        ("tool_result", {"outcome": "ok", "actor": {"id": "3", "name": "jane"}}),
+        ("tool_result", {"outcome": "ok", "actor": None}),
         ("user", {"reason": "output_invalid"}),
         ("of newer code", {}),
     ],
