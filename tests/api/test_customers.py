@@ -12,12 +12,23 @@ from uuid import uuid4
 
 import pytest
 
-from agentruns import Agent, ask_human, cancel_run, read_result, run_agent, session_token, start_run, tool
+from agentruns import (
+    Agent,
+    ask_human,
+    cancel_run,
+    get_approval,
+    read_result,
+    run_agent,
+    session_token,
+    start_run,
+    tool,
+)
 from agentruns.api.schemas import MessageOut
 from agentruns.journal import events
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
-from agentruns.models import Approval, Run, Session
+from agentruns.journal.policy import visible_approvals
+from agentruns.models import Approval, Run, Session, SessionBearer
 from agentruns.models.kinds import KINDS, PUBLIC, public
 from agentruns.services.approvals.decisions import answer, approve, deny
 from agentruns.services.data.erasure import erase_payload
@@ -148,6 +159,20 @@ def test_neither_a_visitor_nor_a_customer_reads_what_is_staff_s(story: Run) -> N
     told += " pause result staff"
     boss = Api(make_user("boss", is_superuser=True))
     assert {each.removeprefix("SECRET-") for each in SECRET.findall(doors(boss))} >= {*told.split()}
+
+
+def test_a_page_of_the_project_gives_them_no_more(story: Run) -> None:
+    def seen(reader: Any) -> str:
+        given = [get_approval(each.pk, reader) for each in visible_approvals(reader)]
+        assert {each.approval.run.agent for each in given} == {"shop"}
+        assert not [each for each in given if each.approval.run.context or each.approval.run.session_id]
+        return repr([(vars(each.approval), vars(each.approval.run), *each) for each in given])
+
+    for reader in (story.owner, SessionBearer(story.session_id)):
+        assert set(SECRET.findall(seen(reader))) == set()
+        assert ("'ann'" in seen(reader)) is (reader == story.owner)
+    boss = make_user("boss", is_superuser=True)
+    assert {*SECRET.findall(seen(boss))} >= {f"SECRET-{each}" for each in ("denial", "group", "own", "staff")}
 
 
 def test_who_may_view_runs_gets_another_tag(story: Run) -> None:

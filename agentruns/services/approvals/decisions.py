@@ -24,7 +24,7 @@ from agentruns.journal.masking import carries_mask, mask_of
 from agentruns.journal.policy import visible_approvals
 from agentruns.journal.read import read_rows
 from agentruns.journal.store import card_columns
-from agentruns.models import Approval, Message, Run
+from agentruns.models import Approval, Message, Run, SessionBearer
 from agentruns.models.kinds import Kind, P
 from agentruns.services import permissions
 from agentruns.services.runs.write import write
@@ -252,7 +252,10 @@ def expire_due() -> int:
 
 
 class SeenApproval(NamedTuple):
-    """An approval as one person may see it: masked and redacted, and never to be saved."""
+    """An approval as one person may see it: masked and redacted, and never to be saved.
+
+    Its `run` has only the agent, the version and the status.
+    """
 
     approval: Approval
     preview: Any  # made when the model asked, or by the last edit; None if there is none
@@ -268,11 +271,18 @@ def get_approval(approval_id: UUID | str, user: Any) -> SeenApproval:
     rows = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id, call_id=approval.call_id)
     rows = rows.filter(kind__in=(events.APPROVAL_REQUESTED, events.APPROVAL_DECIDED)).order_by("seq")
     cards = [mask.row(row).payload for row in read_rows(rows)]
+    run = approval.run
     shown = mask.approval(approval)
     for name in ("title", "why", "reason", "arguments", "decided_by_name"):
         setattr(shown, name, redacted(getattr(shown, name)))
     preview = [card["preview"] for card in cards if "preview" in card][-1:]
-    by = redacted(approval.run.owner_name)
+    by = "" if isinstance(user, SessionBearer) else redacted(run.owner_name)
+    if not permissions.reads_all(user, approval):  # as in the API
+        shown.reason, shown.decided_by, shown.decided_by_name = "", None, ""
+        if shown.approvers != REQUESTER:
+            shown.why, shown.approvers, preview = "", "", []
+    # Neither the run's context nor its session's secret comes within reach of a template.
+    shown._state.fields_cache["run"] = Run(pk=None, agent=run.agent, version=run.version, status=run.status)
     return SeenApproval(shown, redacted(preview[0]) if preview else None, by, may_decide)
 
 
