@@ -67,10 +67,10 @@ def list_conversation(
     runs = visible_runs(user).filter(session=find_session(user, key, scope))
     rows = Message.objects.using(settings.DATABASE).filter(run__in=runs.order_by(), kind__in=SAID)
     page_rows = read_rows(rows.filter(seq__gt=after).order_by("seq")[: routing.PAGE + 1])
-    first = runs.first()
-    mask = mask_of(first) if first else NOTHING
-    shows_all = first is not None and permissions.reads_all(user, first)
-    said = (SaidOut.of(row, mask, shows_all) for row in page_rows[: routing.PAGE])
+    of_rows = {run.pk: run for run in runs.filter(pk__in={row.run_id for row in page_rows})}
+    mask = mask_of(next(iter(of_rows.values()))) if of_rows else NOTHING
+    shows_all = {pk: permissions.reads_all(user, run) for pk, run in of_rows.items()}
+    said = (SaidOut.of(row, mask, shows_all.get(row.run_id, False)) for row in page_rows[: routing.PAGE])
     following = str(page_rows[routing.PAGE - 1].seq) if len(page_rows) > routing.PAGE else None
     return Conversation(items=[each for each in said if each is not None], next=following)
 

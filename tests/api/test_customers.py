@@ -14,6 +14,7 @@ import pytest
 
 from agentruns import (
     Agent,
+    Policy,
     ask_human,
     cancel_run,
     get_approval,
@@ -173,6 +174,25 @@ def test_a_page_of_the_project_gives_them_no_more(story: Run) -> None:
         assert ("'ann'" in seen(reader)) is (reader == story.owner)
     boss = make_user("boss", is_superuser=True)
     assert {*SECRET.findall(seen(boss))} >= {f"SECRET-{each}" for each in ("denial", "group", "own", "staff")}
+
+
+class MonitorsOne(Policy):
+    task = ""
+
+    def can(self, user: Any, action: str, obj: Any) -> bool:
+        return super().can(user, action, obj) or (action == "monitor" and obj.input == self.task)
+
+
+def test_of_a_conversation_each_run_is_judged_by_itself(settings: Any) -> None:
+    ann, staff = make_user("ann"), user("staff", is_superuser=True)
+    agent = Agent("plain", instructions="Serve.", tools=[], model=ScriptedModel([]))
+    for task in ("one", "two"):
+        cancel_run(start_run(agent, task, "s1", actor=ann).pk, actor=staff, reason=f"SECRET-{task}")
+    settings.AGENTRUNS_POLICY = f"{__name__}.MonitorsOne"
+    for MonitorsOne.task in ("one", "two"):
+        said = json.dumps(Api(ann).get("/sessions/s1/messages"))
+        assert SECRET.findall(said) == [f"SECRET-{MonitorsOne.task}"]
+        assert said.count("The run was cancelled.") == 1
 
 
 def test_who_may_view_runs_gets_another_tag(story: Run) -> None:
