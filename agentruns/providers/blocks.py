@@ -108,8 +108,10 @@ def for_claude(messages: Messages, thinking: Any = None) -> tuple[Messages, Any]
         if message["role"] == "assistant" and before == "user"
     }
     kind = thinking.get("type") if isinstance(thinking, dict) else None
-    # Thinking is refused in a turn that has lost some of it.
-    has_lost = any(block.get("text") == GONE for message in converted[start:] for block in blocks_of(message))
+    # Thinking is refused in a turn that has lost some of it. A reply that was left out begins with GONE; a
+    # user who types that text loses nothing.
+    replies = (blocks_of(message) for message in converted[start:] if message["role"] == "assistant")
+    has_lost = any(blocks[0].get("text") == GONE for blocks in replies)
     if kind == "disabled" or (kind and has_lost) or (kind == "enabled" and not firsts <= {*THINKING}):
         thinking = {"type": "disabled"}
         for place, message in enumerate(converted[start:], start):

@@ -14,6 +14,7 @@ from agentruns import Agent, run_agent
 from agentruns.models import Message
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ProviderError, call_model
+from agentruns.providers.blocks import GONE, for_claude
 from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 from tests.db.helpers import payloads, the_run
@@ -150,6 +151,30 @@ def test_a_reply_is_kept_as_it_came_and_goes_back_untouched(streaming: bool) -> 
         reply = call_model(model, request(tools=[FIND], params=params))
         assert reply.content[0]["thinking"] == "" and reply.content[0]["signature"]
         model.propose(request(tools=[FIND], params=params, messages=went_on([HELLO], reply)))
+
+
+@pytest.mark.parametrize(
+    ("says", "types", "kind"),
+    [
+        ("user", "hello", "enabled"),
+        ("user", GONE, "enabled"),  # the user typed it
+        ("assistant", GONE, "disabled"),  # a reply was left out
+    ],
+)
+def test_a_reply_that_was_left_out_switches_thinking_off_in_its_turn(
+    says: str, types: str, kind: str
+) -> None:
+    reasoned = {"type": "thinking", "thinking": "deep", "signature": "s"}
+    messages, text = [HELLO], {"type": "text", "text": types}
+    for id, first in (("t1", reasoned), ("t2", text if says == "assistant" else reasoned)):
+        reply = [first, {"type": "tool_use", "id": id, "name": "find", "input": {}}]
+        messages += [{"role": "assistant", "content": reply}]
+        messages += [
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": "r"}]}
+        ]
+    messages[-1]["content"] += [text] if says == "user" else []
+    sent, thinking = for_claude(messages, {"type": "enabled", "budget_tokens": 1024})
+    assert (thinking["type"], "deep" in repr(sent)) == (kind, kind == "enabled")
 
 
 @BOTH
