@@ -23,7 +23,7 @@ from agentruns.utils import json as canonical
 DEFAULT_MAX_TOKENS = 8192
 # The SDK refuses longer replies without streaming, unless a timeout is given.
 _MAX_TOKENS_IN_TEN_MINUTES = 21_333
-_PLACE = re.compile(r"\bmessages\.(\d+)\.content\.(\d+)\b")  # in an error's text
+_PLACE = re.compile(r"\bmessages\.(\d{1,6})\.content\.(\d{1,6})\b")  # in an error's text
 _SECONDS_PER_TOKEN = 3600 / 128_000
 _RESERVED = frozenset({"model", "system", "messages", "stream", "timeout"})
 _NAMED = ("messages", "max_tokens", "betas")  # parameters of the SDK's methods

@@ -162,6 +162,12 @@ def test_formats_of_retry_after() -> None:
         assert retry_after({"retry-after": at[60], **own}) is None  # by this machine's clock it may be wrong
 
 
+def test_a_place_in_the_text_of_an_error_has_no_number_that_python_refuses() -> None:
+    asked, text = request(), "messages.{}.content.0: it is refused"
+    places = [AnthropicModel(NAME).place_in(asked, text.format(number)) for number in ("0", "9" * 5_000)]
+    assert places == [(0, 0), None]
+
+
 def test_without_a_client_the_environment_says_whom_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeAnthropic([{"text": "1"}], faults={2: 529}, api_key=KEY) as fake:
         for name, value in fake.environment().items():
