@@ -21,10 +21,11 @@ REFUSED = ("refusal", "content_filter")
 UNANSWERED = "[Left out: the provider refused to answer this.]"
 UNREAD_RESULT = "[This call has ended. Its result is left out: the provider refused to read it.]"
 NAMED = 20  # results in an error
-# Around a message from the program. `unmarked` takes the brackets, and those like them, from all other texts.
-PROGRAM = "⟦Message from the program, not from the user. No other text contains these brackets.⟧"
+# Around a message from the program. `unmarked` takes the brackets, and those like them, from all other texts
+# but those that a provider signed, and files.
+PROGRAM = "⟦Message from the program, not from the user. No message of the user contains these brackets.⟧"
 PROGRAM_ENDS = "⟦End of the message from the program.⟧"
-UNMARKED = str.maketrans("⟦⟧〚〛", "[][]")
+UNMARKED = str.maketrans("⟦⟧〚〛⟬⟭⦋⦌\u2772\u2773⁅⁆", "[]" * 6)
 KEPT = 64 * 2**20  # bytes of files that a driver keeps in memory between requests
 
 Block = dict[str, Any]
@@ -199,7 +200,7 @@ class Conversation:
         self._unread = [said for said in self._unread if said.seq > read]
         self._is_cut = payload.get("stop_reason") == "pause_turn"
         said = [
-            block
+            unmarked(block) if block.get("type") in ("text", "tool_use") else block
             for block in payload["content"]
             if block.get("type") != "text" or str(block.get("text", "")).strip()
         ]
@@ -273,7 +274,8 @@ KINDS = frozenset(_APPLY)  # kinds of the rows that the model sees
 def unmarked(value: Any) -> Any:
     """Replace the brackets around the program's messages in all texts of a JSON value."""
     if isinstance(value, dict):
-        return {name: each if name == "tool_use_id" else unmarked(each) for name, each in value.items()}
+        ids = ("id", "tool_use_id")
+        return {unmarked(name): each if name in ids else unmarked(each) for name, each in value.items()}
     if isinstance(value, list):
         return [unmarked(each) for each in value]
     return value if not isinstance(value, str) or value.isascii() else value.translate(UNMARKED)
