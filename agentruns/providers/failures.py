@@ -166,7 +166,7 @@ def judged(status: int | None, *words: str) -> Disposition:
     """
     if any(map(_PAUSING.fullmatch, words)):
         return "pause"
-    for number in (status or 200, *(int(word) for word in words if word.isdecimal())):
+    for number in (status or 200, *(int(word) for word in words if word.isdecimal() and len(word) < 7)):
         if disposition := of_status(number):
             return disposition
     return "fail" if any(map(REFUSING.fullmatch, words)) else "retry"

@@ -17,7 +17,7 @@ from agentruns.models import Message
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ProviderError, call_model
 from agentruns.providers.failures import classify as classified
-from agentruns.providers.failures import retry_after
+from agentruns.providers.failures import judged, retry_after
 from tests.db.helpers import payloads, the_run
 from tests.fake_anthropic import FakeAnthropic
 from tests.providers.asking import FIND, HELLO, KEY, NAME, claude, failure, request, sent, went_on
@@ -162,10 +162,11 @@ def test_formats_of_retry_after() -> None:
         assert retry_after({"retry-after": at[60], **own}) is None  # by this machine's clock it may be wrong
 
 
-def test_a_place_in_the_text_of_an_error_has_no_number_that_python_refuses() -> None:
+def test_the_text_and_the_code_of_an_error_may_hold_numbers_that_python_refuses() -> None:
     asked, text = request(), "messages.{}.content.0: it is refused"
     places = [AnthropicModel(NAME).place_in(asked, text.format(number)) for number in ("0", "9" * 5_000)]
     assert places == [(0, 0), None]
+    assert [judged(None, code) for code in ("400", "9" * 5_000)] == ["fail", "retry"]
 
 
 def test_without_a_client_the_environment_says_whom_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
