@@ -174,6 +174,7 @@ MANY = [1] * 40_000
 NAMES = {f"name{number}": 1 for number in range(4_000)}
 ONE = {"oneOf": [{"type": "integer"}, *[{"type": "string"}] * 999]}
 ALL = {"allOf": [{"contains": {"type": "string"}}] * 99}
+QUOTED = {"default": [MANY]}
 LARGE = {"anyOf": [{"allOf": [{"maxItems": 1}] * 100_000}]}
 
 
@@ -187,8 +188,14 @@ LARGE = {"anyOf": [{"allOf": [{"maxItems": 1}] * 100_000}]}
         ({"properties": {"a": LARGE}}, {"a": ["x" * 1_000] * 1_000}),
         ({"properties": {"a": {"unevaluatedItems": False, **ALL}}}, {"a": MANY}),
         ({"propertyNames": {"anyOf": [*[{"maxLength": 1}] * 999, {"maxLength": 9}]}}, NAMES),
+        ({"properties": {"a": {"allOf": [{"uniqueItems": True}] * 30}}}, {"a": [MANY]}),
+        ({"properties": {"a": {"anyOf": [{"const": [2]}] * 30}}}, {"a": [MANY]}),
+        ({"properties": {"a": {"enum": [[number] for number in range(30)]}}}, {"a": [MANY]}),
+        *(
+            ({"properties": {"a": {"anyOf": [{"items": quotes}, {}]}}}, {"a": [1] * 1_000})
+            for quotes in ({"const": [MANY]}, {"not": QUOTED}, {"oneOf": [{}, QUOTED]})
+        ),
     ],
-    ids=["anyOf", "allOf", "contains", "oneOf", "large", "unevaluatedItems", "propertyNames"],
 )
 def test_arguments_that_take_too_many_steps_are_refused(schema: Any, given: Any) -> None:
     assert "by the schema of t takes too long: give fewer or smaller ones" in refusal(given, **schema)

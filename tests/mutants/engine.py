@@ -50,6 +50,12 @@ EXECUTOR = [
     mutant("mcp: a step on a large value counts for many",
         Edit("tools/mcp/arguments.py", "self.left -= 1 + size // 256 +", "self.left -= 1 +"),
         "mcp/test_declared.py::test_a_large_value_takes_many_steps"),
+    mutant("mcp: comparing a large value counts for many",
+        Edit("tools/mcp/arguments.py", "word in COMPARED and", "False and"),
+        "mcp/test_declared.py::test_arguments_that_take_too_many_steps_are_refused"),
+    mutant("mcp: an error that quotes a large keyword counts for many",
+        Edit("tools/mcp/arguments.py", "if word in QUOTED:", "if False:"),
+        "mcp/test_declared.py::test_arguments_that_take_too_many_steps_are_refused"),
     mutant("mcp: equal items are found in linear time",
         Edit("tools/mcp/arguments.py", ', "uniqueItems": unique}', "}"),
         "mcp/test_declared.py::"

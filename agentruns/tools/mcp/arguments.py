@@ -21,6 +21,8 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 from agentruns.tools.card import one_line
 from agentruns.utils import json as canonical
 
+COMPARED = ("const", "enum", "uniqueItems")  # read every item of a value
+QUOTED = (*COMPARED, "not", "oneOf")  # an error quotes what they demand, however large
 MOST_STEPS = 100_000  # of a validation: keywords applied, and parts of large values that these read
 MOST_MATCHED = 50_000_000  # size of an expression times characters of a text
 _SHOWN_ERRORS = 10
@@ -40,16 +42,20 @@ class _Work:
 
     def _measure(self, value: Any) -> int:
         if not isinstance(value, dict | list):
-            return len(value) if isinstance(value, str) else 1
+            return 1 + (len(value) if isinstance(value, str) else 0)
         names, items = (value.keys(), value.values()) if isinstance(value, dict) else ((), value)
         size = self.sizes[id(value)] = 1 + sum(map(len, names)) + sum(map(self._measure, items))
         return size
 
-    def spend(self, keyword: Any, given: Any) -> None:
+    def spend(self, word: str, keyword: Any, given: Any) -> None:
         """Take the steps for one keyword, whose value is `keyword`, and one value; raises _TooMuchWork."""
         size = len(given) if isinstance(given, str) else self.sizes.get(id(given), 0)
-        lists = (each for each in (keyword, given) if isinstance(each, dict | list))
+        lists = [each for each in (keyword, given) if isinstance(each, dict | list)]
         self.left -= 1 + size // 256 + sum(len(each) // 8 for each in lists)
+        if word in QUOTED:
+            self.left -= (self.sizes.get(id(keyword)) or self._measure(keyword)) // 256
+        if word in COMPARED and isinstance(given, dict | list):
+            self.left -= _items(given) * (len(keyword) if word == "enum" else 1) // 8
         if self.left < 0:
             raise _TooMuchWork
 
@@ -79,7 +85,7 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
         def properties(validator: Any, patterns: dict[str, Any], given: Any, schema: Any) -> Iterator[Any]:
             for pattern, inner in patterns.items() if isinstance(given, dict) else ():
                 for name in given:
-                    _work.get().spend(pattern, name)
+                    _work.get().spend("pattern", pattern, name)
                     matches = _matcher(pattern, len(name))
                     if matches is not None and matches(name):
                         yield from validator.descend(given[name], inner, path=name, schema_path=pattern)
@@ -96,15 +102,15 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
             ):
                 yield ValidationError(f"{given!r} has non-unique elements")
 
-        def counted(check: Any, validator: Any, keyword: Any, given: Any, schema: Any) -> Any:
-            _work.get().spend(keyword, given)
+        def counted(word: str, check: Any, validator: Any, keyword: Any, given: Any, schema: Any) -> Any:
+            _work.get().spend(word, keyword, given)
             return check(validator, keyword, given, schema)
 
         mine: dict[str, Any] = {"pattern": pattern, "patternProperties": properties, "uniqueItems": unique}
         mine["additionalProperties"] = additional
         mine["unevaluatedProperties"] = lambda validator, value, given, schema: ()  # left to the server
         checks = {**kind.VALIDATORS, **mine}
-        made: Any = extend(kind, {word: partial(counted, check) for word, check in checks.items()})
+        made: Any = extend(kind, {word: partial(counted, word, check) for word, check in checks.items()})
 
         def evolve(self: Any, **changes: Any) -> Any:
             # The original would validate a part that has its own `$schema` without our keywords.
@@ -135,6 +141,12 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
         return given
 
     return RootModel[Annotated[dict[str, Any], AfterValidator(fitting)]]
+
+
+def _items(value: Any) -> int:
+    """Count the values in a JSON value, at any depth, and the value itself."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_items, inner))
 
 
 def _equal(value: Any) -> Any:
