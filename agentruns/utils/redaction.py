@@ -115,6 +115,8 @@ class Secrets:
         """Find the place in an unfinished text from which a value may have begun; else the text's length."""
         forms, end = sorted(self._forms), len(text)
         for start in range(max(0, end - max(map(len, forms), default=0)), end):
+            if end - start >= SHORT and text[start : start + SHORT] not in self._begins:
+                continue
             at = bisect_right(forms, text[start:])
             if at < len(forms) and forms[at].startswith(text[start:]):
                 end = start

@@ -222,6 +222,11 @@ def test_the_end_of_a_draft_is_found_in_linear_time(values: list[str]) -> None:
     assert grows_at_most(24, lambda: secrets.settled(few), lambda: secrets.settled(many))
 
 
+def test_the_end_of_a_draft_as_long_as_a_value_is_found_in_linear_time() -> None:
+    few, many = (("xy" * size, Secrets("ab" * size)) for size in (20_000, 160_000))
+    assert grows_at_most(24, lambda: few[1].settled(few[0]), lambda: many[1].settled(many[0]))
+
+
 def test_no_part_of_a_value_stands_at_the_end_of_a_draft() -> None:
     secrets = Secrets(["abcX", "X12345", "abcdefghijklmnopqrstuvwxyz"])
     ends = {
