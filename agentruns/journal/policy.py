@@ -18,7 +18,7 @@ from django.db import InterfaceError, InternalError, OperationalError
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent, registered
+from agentruns.agents.agent import Agent
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import masking
@@ -164,18 +164,13 @@ class Policy:
         """Check whether a user may do an action of ACTIONS to `obj`, most often a run; None is any object.
 
         A switch stops the runs of everybody. If a subclass overrides `visible`, and `visible` narrows the
-        user's runs, only a superuser may switch an agent that has runs of others, or none that the user sees.
+        user's runs, only a superuser may switch.
         """
         permission, owner_may = ACTIONS[action]
         if isinstance(obj, Switch) and type(self).visible is not Policy.visible:
             runs = Run.objects.using(settings.DATABASE).all()
             if not getattr(user, "is_superuser", False) and is_narrowed(self.visible(user, runs)):
-                agents = {each.name for each in registered() if obj.name in each.tools}
-                for name in {obj.name} if obj.kind == "agent" else agents or {""}:
-                    of_agent = runs.filter(agent=name)
-                    seen = self.visible(user, of_agent)
-                    if not seen.exists() or of_agent.exclude(pk__in=seen.values("pk")).exists():
-                        return False
+                return False
         owns = owner_may and isinstance(obj, Run) and obj.owner_id is not None and obj.owner_id == user.pk
         return owns or bool(user.has_perm(permission))
 
