@@ -152,10 +152,11 @@ class EventStream(StreamingHttpResponse):
 
 def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
     try:
-        # All visitors with tokens of one session share a limit.
-        whose = user.session_id if isinstance(user, SessionBearer) else user.pk
-        schema = schema_of(settings.DATABASE)  # of a tenant; each has users with the same keys
-        return places.take((schema, whose) if schema else whose, run_id, policy.limits_of(user, None).streams)
+        visits = isinstance(user, SessionBearer)
+        whose = user.session_id if visits else user.pk  # all visitors of one session share a limit
+        schema, most = schema_of(settings.DATABASE), policy.limits_of(user, None).streams
+        # Each tenant's schema has users with the same keys.
+        return places.take((schema, whose) if schema else whose, run_id, most, visits=visits)
     except Problem:
         entry_of(request).headers[429] = {"Retry-After": str(AGAIN)}
         raise
@@ -169,17 +170,20 @@ class Places:
         self._numbers = count()
         self._lock = RLock()  # garbage collection in `take` may call `give_back`
 
-    def take(self, key: Any, run_id: UUID, most: int | None) -> Place:
+    def take(self, key: Any, run_id: UUID, most: int | None, *, visits: bool = False) -> Place:
         """Register one more stream of the user `key`; return its place. None for `most` is no limit.
+
+        The last fifth of the process's streams is not for visitors (`visits`), who would lock users out.
 
         If the user has `most` open streams, ends the oldest of this run, because a disconnected client
         returns before the server notices, and browsers never try again after a 429. Raises Problem (429) if
         all these streams are of other runs.
         """
-        number, over = next(self._numbers), Event()
+        number, over, cap = next(self._numbers), Event(), settings.API_STREAMS
+        cap -= cap // 5 if visits else 0
         with self._lock:
             mine = self._open.get(key, {})
-            is_full = sum(map(len, self._open.values())) >= settings.API_STREAMS
+            is_full = sum(map(len, self._open.values())) >= cap
             if is_full or (most is not None and len(mine) >= most):
                 same = next((one for one, (of, _over) in tuple(mine.items()) if of == run_id), None)
                 if same is None:
@@ -187,9 +191,7 @@ class Places:
                         f"You may have {most} streams open at once, not more. Close one, or poll /messages."
                     )
                     if is_full:
-                        detail = (
-                            f"This process has {settings.API_STREAMS} streams open, not more. Poll /messages."
-                        )
+                        detail = f"This process has {cap} streams open, not more for you. Poll /messages."
                     raise Problem.named("streams", detail, retry_after=AGAIN)
                 mine.pop(same)[1].set()
             self._open.setdefault(key, mine)[number] = run_id, over

@@ -531,6 +531,16 @@ def test_a_process_has_so_many_streams_at_once(
     again.response.close()
 
 
+def test_visitors_leave_streams_to_users(settings: Any) -> None:
+    settings.AGENTRUNS_API_STREAMS, found = 10, Places()
+    kept = [found.take(uuid7(), uuid7(), 4, visits=True) for _number in range(8)]
+    with pytest.raises(Problem, match="This process has 8 streams open"):
+        found.take(uuid7(), uuid7(), 4, visits=True)
+    kept += [found.take(number, uuid7(), 4) for number in range(2)]
+    with pytest.raises(Problem, match="This process has 10 streams open"):
+        found.take(2, uuid7(), 4)
+
+
 def test_a_place_is_given_back_once_however_a_stream_ends(owner: Any) -> None:
     found, run, other = Places(), uuid7(), uuid7()
     first, second = found.take(owner.pk, run, 2), found.take(owner.pk, run, 2)
