@@ -15,7 +15,7 @@ from uuid import UUID
 
 from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
-from django.db.models import Count, Q
+from django.db.models import Count, IntegerField, Q, Sum
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
@@ -100,7 +100,8 @@ class Poller:
     def credentials(self, bearer: Bearer) -> str | None:
         """Get the state of a bearer as of the last look, GONE or a text; None if unknown. Keep looking at it.
 
-        The text changes with the user's password, and with the numbers of their permissions and groups.
+        The text changes with the user's password, own permissions and groups. Only the next ping notices
+        what else changes, such as a group's permissions.
         """
         self._heard[bearer] = time.monotonic()
         return self._credentials.get(bearer)
@@ -165,7 +166,10 @@ class Poller:
         lasting |= keys
         model, people = get_user_model(), dict[Any, str]({None: "-"})
         held = {each.name for each in model._meta.many_to_many} & {"user_permissions", "groups"}
-        counts = {f"_ar_{name}": Count(name, distinct=True) for name in sorted(held)}
+        counts: dict[str, Any] = {f"_ar_{name}": Count(name, distinct=True) for name in sorted(held)}
+        for each in model._meta.many_to_many:
+            if each.name in held and isinstance(each.related_model._meta.pk, IntegerField):
+                counts[f"_ar_ids_{each.name}"] = Sum(each.name, distinct=True)  # one exchanged for another
         for user in model._base_manager.filter(pk__in=users).annotate(**counts) if users else ():
             facts = [getattr(user, name, "") for name in ("password", "is_superuser", *counts)]
             people[user.pk] = str(facts) if user.is_active else GONE

@@ -17,7 +17,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from django.contrib.auth.models import Group
+from django.contrib.auth.models import Group, Permission
 from django.core.handlers.asgi import ASGIHandler
 from django.db import connection, connections, transaction
 from django.db.models.functions import Now
@@ -206,7 +206,7 @@ TOKENS_LOSE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("lost", [*LOSES, *TOKENS_LOSE, "the group"])
+@pytest.mark.parametrize("lost", [*LOSES, *TOKENS_LOSE, "the group", "another permission"])
 def test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_ping(
     lost: str, pending: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +218,7 @@ def test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_pin
         group.permissions.set(watcher.user_permissions.all())
         watcher.groups.add(group)
         watcher.user_permissions.clear()
+    exchanged = Permission.objects.filter(codename="view_message")
     token, text = api_tokens.create_token(watcher, [ApiToken.Scope.RUNS_READ])
     bearing = {"Authorization": f"Bearer {text}"} if lost in TOKENS_LOSE else {}
     stream = Stream(None if bearing else watcher, run, **bearing)
@@ -238,6 +239,8 @@ def test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_pin
         assert len([sql for sql in looked if f'FROM "{table}"' in sql]) <= heads, "once for all of them"
     if lost in TOKENS_LOSE:
         TOKENS_LOSE[lost](ApiToken.objects.filter(pk=token.pk), watcher)
+    elif lost == "another permission":
+        watcher.user_permissions.set(exchanged)
     else:
         LOSES.get(lost, lambda user, client: user.groups.clear())(watcher, stream.client)
     wait_for(lambda: look(heads + 6), "some more looks")
