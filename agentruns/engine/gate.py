@@ -12,12 +12,14 @@ from agentruns.engine.driver import Driver
 from agentruns.engine.leases import why_off
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
+from agentruns.journal.fold import Call
 from agentruns.models import Message
 from agentruns.models.parts import keyed
 from agentruns.models.statuses import GateVerdict, Outcome
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import one_line
+from agentruns.tools.options import REQUESTER
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_CALLS, MAX_DEPTH, is_deeper
 from agentruns.utils.ids import uuid7
@@ -185,35 +187,62 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         why = since
     elif driver.run.restored_at and tool.recovery == "nothing":
         why = RESTORED.format(tool=tool.name)
-    elif isinstance(tool.requires_approval, bool):
-        why = REQUIRES.format(tool=tool.name) if tool.requires_approval else ""
     else:
-        asks = tool.asks(intent.arguments, driver.context(intent.id, tool.name))
-        why = REQUIRES.format(tool=tool.name) if asks else ""
+        why = _requires(driver, tool, intent.id, intent.arguments)
     if why and not driver.store.durable:
         intent.refuse(NOBODY, Outcome.DENIED, is_error=False)
     elif why:
-        lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
         intent.verdict = GateVerdict.ASK
-        intent.approval = {
-            "approval": str(uuid7()),
-            "digest": intent.digest,
-            "arguments": intent.arguments,
-            "title": tool.title(intent.arguments),
-            "risk": tool.risk,
-            "why": why,
-            "preview": tool.preview_of(intent.arguments),
-            "approvers": tool.approvers or "",
-            "required": tool.approvals,
-            "expires_at": events.timestamp(driver.now() + lifetime) if lifetime else None,
-        }
-        if tool.only_answers:
-            intent.approval["only_answers"] = True
-        if tool.origin:
-            intent.approval["origin"] = tool.origin
+        intent.approval = request(driver, tool, intent, why)
         # The approval settles the doubts about calls whose handler raised.
         if raised := [result.call_id for result in doubted if result.payload.get("in_doubt")]:
             intent.approval["settles"] = raised
+
+
+def _requires(driver: Driver, tool: Tool, call_id: str, arguments: dict[str, Any]) -> str:
+    """Explain that a tool itself requires approval of a call; "" if it does not."""
+    is_fixed = isinstance(tool.requires_approval, bool)
+    asks = tool.requires_approval if is_fixed else tool.asks(arguments, driver.context(call_id, tool.name))
+    return REQUIRES.format(tool=tool.name) if asks else ""
+
+
+def request(driver: Driver, tool: Tool, call: Intent | Call, why: str) -> events.ApprovalRequested:
+    """Build the request for approval of a call."""
+    lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
+    asked: events.ApprovalRequested = {
+        "approval": str(uuid7()),
+        "digest": call.digest,
+        "arguments": call.arguments,
+        "title": tool.title(call.arguments),
+        "risk": tool.risk,
+        "why": why,
+        "preview": tool.preview_of(call.arguments),
+        "approvers": tool.approvers or "",
+        "required": tool.approvals,
+        "expires_at": events.timestamp(driver.now() + lifetime) if lifetime else None,
+    }
+    if tool.only_answers:
+        asked["only_answers"] = True
+    if tool.origin:
+        asked["origin"] = tool.origin
+    return asked
+
+
+def stricter(driver: Driver, call: Call) -> str:
+    """Explain why an adopted definition lets a call that has not started run only after another request.
+
+    Returns "" if the request that was made, or none, is enough for the tool as it is now.
+    """
+    tool, card = driver.agent.tools[call.tool], call.approval
+    if not call.adopted or call.attempt:
+        return ""
+    if card is None:
+        return _requires(driver, tool, call.id, call.arguments)
+    if card.required < tool.approvals:
+        return f"{tool.approvals} people have to approve it"
+    if card.approvers != (tool.approvers or "") and (tool.approvers or card.approvers == REQUESTER):
+        return f"{tool.approvers or 'other people'} decide about it"
+    return "its risk is high" if tool.risk == "high" != card.risk else ""
 
 
 def misfit(agent: Agent, tool: str, arguments: dict[str, Any]) -> str:

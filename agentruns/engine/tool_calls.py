@@ -30,6 +30,7 @@ from agentruns.utils.db import uptime
 from agentruns.utils.failpoints import reached
 
 CHANGED = "{tool} has changed since this was approved: {why}. Edit the arguments, or deny the call."
+STRICTER = "The gate of {tool} has changed since this was approved: {why}."
 REFUSED = "Not executed: {why}. Nothing happened."
 MAY_BE_LOST = "It may have been started in rows that the database has lost (the run was held after that)."
 RETURNED_LATE = "Said not to have happened, but its handler has returned without an error."
@@ -64,7 +65,8 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         def refuse(batch: Batch) -> None:
             again = batch.state.run.calls[call.id]
             if unfit and again.approval is not None and again.approval.status == ApprovalStatus.APPROVED:
-                _ask_again(batch, again, again.approval, unfit)  # no approval is lost without a person
+                why = CHANGED.format(tool=call.tool, why=unfit)  # no approval is lost without a person
+                _ask_again(driver, batch, again, again.approval, why)
             elif again.is_open:
                 batch.result(again, REFUSED.format(why=refusal), Outcome.ERROR, is_error=True)
                 start_next(driver, batch)
@@ -79,18 +81,32 @@ def execute(driver: Driver, ready: list[Call]) -> None:
             driver.released = True
     elif call.orphan == Orphan.RECONCILE:
         _reconcile(driver, call)
+    elif why := gate.stricter(driver, call):
+        # Before the transaction, as it calls users' code.
+        asked = None if call.approval else gate.request(driver, driver.agent.tools[call.tool], call, why)
+
+        def ask(batch: Batch) -> None:
+            again = batch.state.run.calls[call.id]
+            if again.is_open and asked is not None and again.approval is None:
+                batch.add(events.APPROVAL_REQUESTED, asked, call=again)
+            elif again.approval is not None and again.approval.status == ApprovalStatus.APPROVED:
+                _ask_again(driver, batch, again, again.approval, STRICTER.format(tool=call.tool, why=why))
+
+        driver.commit(ask)
     else:
         beside = [each for each in ready if each.parallel and _may_run(driver, each)] if call.parallel else []
         _run(driver, beside or [call])
 
 
-def _ask_again(batch: Batch, call: Call, approval: CallApproval, unfit: str) -> None:
-    """Void the approvals of a call that no longer fits its tool; give people as long as at the first time."""
-    why = CHANGED.format(tool=call.tool, why=unfit)
+def _ask_again(driver: Driver, batch: Batch, call: Call, approval: CallApproval, why: str) -> None:
+    """Void the approvals of a call whose tool has changed; give people as long as at the first time."""
     payload = events.ApprovalVoided(approval=str(approval.id), voided=[*approval.given], why=why)
     payload["asks"] = f"{why} {approval.why}"
     if approval.expires_at is not None and approval.requested_at is not None:
         payload["expires_at"] = events.timestamp(batch.at + (approval.expires_at - approval.requested_at))
+    if tool := driver.agent.tools.get(call.tool):
+        payload["risk"], payload["required"] = tool.risk, tool.approvals
+        payload["approvers"] = tool.approvers or ""
     batch.add(events.APPROVAL_VOIDED, payload, call=call)
 
 
@@ -212,7 +228,8 @@ def start_next(driver: Driver, batch: Batch) -> None:
 
 def _may_run(driver: Driver, call: Call) -> bool:
     is_free = not call.decision and call.orphan != Orphan.RECONCILE and not _doubted_since(driver, call)
-    return is_free and not driver.run.is_after_unknown(call) and not _refusal(driver, call)
+    is_judged = call.attempt > 0 or not call.adopted
+    return is_free and is_judged and not driver.run.is_after_unknown(call) and not _refusal(driver, call)
 
 
 def _refusal(driver: Driver, call: Call) -> str:

@@ -68,6 +68,7 @@ class Call:
     parallel: bool = False
     verdict: str = GateVerdict.RUN
     edited: bool = False
+    adopted: bool = False  # the gate's verdict is that of a definition before the run's present one
     approval: CallApproval | None = None
     attempt: int = 0
     key: str = ""  # idempotency key of its first attempt
@@ -353,7 +354,10 @@ def _assistant(state: RunState, row: Row, payload: events.Assistant) -> None:
 
 
 def _approval_requested(state: RunState, row: Row, payload: events.ApprovalRequested) -> None:
-    state.calls[row.call_id].approval = CallApproval(
+    call = state.calls[row.call_id]
+    if call.verdict == GateVerdict.RUN:  # the gate of a definition that was adopted since asks
+        call.verdict = GateVerdict.ASK
+    call.approval = CallApproval(
         id=UUID(payload["approval"]),
         digest=payload["digest"],
         title=payload["title"],
@@ -411,6 +415,9 @@ def _approval_voided(state: RunState, row: Row, payload: events.ApprovalVoided) 
     approval.reason, approval.decided_at = "", None
     approval.why = payload.get("asks") or approval.why
     approval.expires_at = events.moment(payload.get("expires_at")) or approval.expires_at
+    approval.risk = payload.get("risk", approval.risk)
+    approval.approvers = payload.get("approvers", approval.approvers)
+    approval.required = payload.get("required", approval.required)
 
 
 def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> None:
@@ -490,6 +497,8 @@ def _cancel_requested(state: RunState, row: Row, payload: events.RunCancelReques
 
 def _run_adopted(state: RunState, row: Row, payload: events.RunAdopted) -> None:
     state.definition, state.version = payload["new"], payload["version"]
+    for call in state.open_calls():
+        call.adopted = True
     _rendered(state, row, payload)
 
 

@@ -288,7 +288,7 @@ APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended, public="expires_
 
 
 class ApprovalVoided(Payload):
-    """The withdrawal of approvals whose givers may not approve any more, or whose call fits its tool no more.
+    """The withdrawal of approvals: their givers may approve no more, or the call or card fits no more.
 
     The call is pending again.
     """
@@ -298,6 +298,9 @@ class ApprovalVoided(Payload):
     why: str
     asks: NotRequired[str]  # why the card asks from then on, where the tool has changed, and until when
     expires_at: NotRequired[Fact[str]]
+    risk: NotRequired[Fact[str]]  # as the tool is now, and so the two below
+    approvers: NotRequired[Fact[str]]
+    required: NotRequired[Fact[int]]
 
 
 APPROVAL_VOIDED = Kind(  # people are asked again

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import pytest
+from django.contrib.auth.models import Group
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -108,8 +109,7 @@ AS_APPROVED: dict[str, Any] = {
     "an optional parameter": tool_of(with_note),
     "two of them": tool_of(with_two),
     "nobody is asked any more": tool_of(pay, requires_approval=False),
-    "two people are asked": tool_of(pay, approvals=2),
-    "others are asked": tool_of(pay, approvers="finance", risk="high"),
+    "others may approve, too": tool_of(pay, risk="low"),
     "it expires": tool_of(pay, expires_in=timedelta(hours=1), describe=lambda args: "A payment"),
     "it is asked about": tool_of(with_note, timeout=60, safe_to_retry=True),
 }
@@ -123,6 +123,13 @@ ASKED_AGAIN: dict[str, tuple[Any, str, dict[str, Any] | None]] = {
     "a new name": (tool_of(renamed), "amount: Field required", {"cents": None, "amount": 5000}),
     "a parameter less": (tool_of(without), "order: Extra inputs", {"order": None}),
     "no such tool": (OTHER, "there is no tool 'pay' any more", None),
+}
+# The tool before and after, and the column of the card that says so.
+STRICTER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "more people": ({}, {"approvals": 2}, "required"),
+    "others": ({}, {"approvers": "finance"}, "approvers"),
+    "no longer the requester": ({"approvers": "requester"}, {}, "approvers"),
+    "a password": ({}, {"risk": "high"}, "risk"),
 }
 
 
@@ -139,7 +146,8 @@ def asked(registry: None) -> Callable[..., Approval]:
 
     def wait(**options: Any) -> Approval:
         agent = shop_agent("payer", PAY, tools=[tool_of(pay, **options)])
-        return run_agent(agent, "pay it", "s1", idempotency_key="k").pending[0]
+        owner = user("owner") if options.get("approvers") == "requester" else None
+        return run_agent(agent, "pay it", "s1", actor=owner, idempotency_key="k").pending[0]
 
     return wait
 
@@ -192,6 +200,50 @@ def test_an_approved_call_that_fits_no_more_is_asked_about_again(
     assert sweep().completed == 1
     assert outcomes(sound(card.run)) == (["denied"] if edit is None else ["ok"])
     assert effects.count() == (edit is not None)
+
+
+@pytest.mark.parametrize("first", ["adopt", "approve"])
+@pytest.mark.parametrize("change", STRICTER)
+def test_an_approval_that_is_too_little_for_an_adopted_gate_is_asked_for_again_in_its_terms(
+    change: str, first: str, asked: Callable[..., Approval], effects: Effects
+) -> None:
+    (before, options, column), staff = STRICTER[change], [user(name, "decide_approval") for name in "ab"]
+    card = asked(**before)
+    deploy(card, tool_of(pay, **options), first)
+    assert (sweep().waiting, effects.count()) == (1, 0)
+    run = sound(card.run)
+    card.refresh_from_db()
+    assert (run.status, card.status, card.approved_count) == ("awaiting-approval", "pending", 0)
+    assert getattr(card, column) == (options.get(column) or options.get("approvals") or "")
+    assert card.why.startswith("The gate of pay has changed since this was approved: ")
+    for each in staff:
+        each.groups.add(Group.objects.get_or_create(name="finance")[0])
+    for each in staff[: card.required]:
+        approve(card.pk, each, digest=card.digest)
+    assert (sweep().completed, effects.count()) == (1, 1)
+    assert len(payloads(sound(card.run), "approval_voided")) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"requires_approval": lambda args, ctx: args["cents"] > 9}])
+def test_a_call_that_waits_without_a_card_gets_one_if_the_adopted_tool_asks(
+    options: dict[str, Any], registry: None, effects: Effects
+) -> None:
+    def serve(**options: Any) -> Agent:
+        tools = [tool(name="first", requires_approval=True)(without), tool_of(pay, **options)]
+        return shop_agent("payer", {"tools": [call("first", cents=1), *PAY["tools"]]}, tools=tools)
+
+    (card,) = run_agent(serve(requires_approval=False), "pay it", "s1").pending
+    _registry.clear()
+    serve(**options)
+    adopt_definition(card.run_id)
+    approve(card.pk, None, digest=card.digest)
+    assert (sweep().waiting, effects.count()) == (1, 1)
+    new = Approval.objects.pending().get()
+    assert (new.tool_name, new.why) == ("pay", "pay requires approval.")
+    assert sound(new.run).status == "awaiting-approval"
+    approve(new.pk, None, digest=new.digest)
+    assert (sweep().completed, effects.count()) == (1, 2)
+    assert outcomes(sound(new.run)) == ["ok", "ok"]
 
 
 def test_people_who_are_asked_again_have_as_long_as_the_first_time(

@@ -227,6 +227,13 @@ GATED = [
     mutant("gate: what a person denied is not asked for again",
         Edit(GATE, "    if earlier is not None:", "    if False:"),
         "db/test_executor.py::test_a_denial_is_told_to_the_model_and_not_asked_again"),
+    mutant("gate: an approval that is too little for an adopted gate is void",
+        Edit(GATE, "if not call.adopted or call.attempt:", "if not call.adopted or call.attempt or card:"),
+        "db/test_deploys.py::"
+        "test_an_approval_that_is_too_little_for_an_adopted_gate_is_asked_for_again_in_its_terms[others-adopt]"),
+    mutant("gate: no start beside a result before the adopted gate was asked",
+        Edit(CALLS, "is_judged = call.attempt > 0 or not call.adopted", "is_judged = True"),
+        "db/test_deploys.py::test_a_call_that_waits_without_a_card_gets_one_if_the_adopted_tool_asks[options0]"),
     mutant("gate: while a call is in doubt its tool asks (rule 4)",
         Edit(GATE, 'driver.state.in_doubt.open.values() if tool.recovery == "nothing" else ()', "()"),
         "db/test_executor.py::test_while_a_call_is_in_doubt_its_tool_asks_a_person",
