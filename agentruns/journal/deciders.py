@@ -179,6 +179,7 @@ def withdrawn(alias: str, approval: CallApproval | None) -> dict[str, str]:
 def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
     """Add a row that voids the approvals given by the users in `lost`, so that the call is pending again.
 
+    If one of these users edited the arguments, the card says so from then on: the next must not trust them.
     Does nothing if none of these users approved, or if the approval was already denied or used.
     """
     approval = call.approval
@@ -187,4 +188,10 @@ def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
     if gone := [key for key in approval.given if key in lost]:
         why = " ".join(lost[key] for key in dict.fromkeys(gone))
         payload: events.ApprovalVoided = {"approval": str(approval.id), "voided": gone, "why": why}
+        if approval.editor in gone:
+            name = approval.names[approval.given.index(approval.editor)]
+            edited = _("%(name)s edited the arguments, and that counts no more: compare them.") % {
+                "name": name
+            }
+            payload["asks"] = f"{edited} {why} {approval.why}"
         batch.add(events.APPROVAL_VOIDED, payload, call=call)

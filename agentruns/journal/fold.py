@@ -48,6 +48,7 @@ class CallApproval:
     names: list[str] = field(default_factory=list)
     channels: dict[str, str] = field(default_factory=dict)  # id of a user -> channel of the last approval
     by: dict[str, str] = field(default_factory=dict)  # id of a user -> id of the person in the user's name
+    editor: str = ""  # id of the user who gave the arguments that it shows; "" if the model did
     actor: Actor | None = None
     reason: str = ""
     text: str = ""
@@ -383,6 +384,7 @@ def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided
             call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
             approval.digest, approval.title = payload["digest"], payload["title"]
             approval.given, approval.names, approval.by = [], [], {}
+            approval.editor = (approval.actor or events.PROGRAM)["id"]
         actor = approval.actor or events.PROGRAM
         call.asked_since = (0 if "arguments" in payload else call.asked_since) + call.may_be_lost
         approval.given.append(actor["id"])

@@ -296,9 +296,9 @@ class ApprovalVoided(Payload):
     approval: Fact[str]
     voided: Fact[list[str]]  # ids of users
     why: str
-    asks: NotRequired[str]  # why the card asks from then on, where the tool has changed, and until when
-    expires_at: NotRequired[Fact[str]]
-    risk: NotRequired[Fact[str]]  # as the tool is now, and so the two below
+    asks: NotRequired[str]  # why the card asks from then on: an editor is void, or the tool has changed
+    expires_at: NotRequired[Fact[str]]  # where the tool has changed, as are the keys below
+    risk: NotRequired[Fact[str]]
     approvers: NotRequired[Fact[str]]
     required: NotRequired[Fact[int]]
 

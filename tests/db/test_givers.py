@@ -12,7 +12,7 @@ from django.contrib.auth.models import Permission, User
 from django.db.models.functions import Now
 
 from agentruns import Policy, ToolContext, approve, deny, fork_run, run_agent, tool
-from agentruns.exceptions import PermissionDeniedError
+from agentruns.exceptions import ApprovalStateError, PermissionDeniedError
 from agentruns.journal import deciders
 from agentruns.journal.deciders import requested, requester_ids
 from agentruns.journal.fold import RunState
@@ -189,6 +189,33 @@ def test_an_approval_given_with_a_token_ends_with_the_token(end: str, effects: E
     assert payloads(run, "tool_started")[0]["approved_by"] == ["bob", "ann"]
     assert revoke(create_token(ann, ["runs:read"])[0].pk, ann)
     assert problems(run.session_id) == []
+
+
+@pytest.mark.parametrize("end", ["revoked", "deleted", "gone"])
+def test_the_card_says_that_its_arguments_are_an_edit_that_counts_no_more(end: str, effects: Effects) -> None:
+    result = run_turns({"tools": [call("refund", cents=5000)]})
+    (card,), ann = result.pending, user("ann", "decide_approval")
+    token, text = create_token(ann, ["approvals:decide"])
+    body = {"digest": card.digest, "arguments": {"cents": 999_999}}
+    assert Program(text).post(f"/approvals/{card.pk}/approve", body)[0] == 200
+    assert {"revoked": lambda: revoke(token.pk, ann), "deleted": token.delete, "gone": ann.delete}[end]()
+    sweep()
+    card.refresh_from_db()
+    assert (card.status, card.arguments, effects.count()) == ("pending", {"cents": 999_999}, 0)
+    assert card.why.startswith("ann edited the arguments, and that counts no more: compare them. ")
+    assert card.why.endswith(" refund requires approval.")
+    assert problems(card.run.session_id) == []
+
+
+def test_nobody_approves_an_edit_that_counts_no_more_before_the_card_says_so(effects: Effects) -> None:
+    result, card = transferring()
+    ann, bob = (user(name, "decide_approval") for name in ("ann", "bob"))
+    edited = approve(card.pk, ann, arguments={"cents": 999_999})
+    ann.user_permissions.clear()
+    with pytest.raises(ApprovalStateError, match="The arguments are that person's edit"):
+        approve(card.pk, bob, digest=edited.digest)
+    assert approve(card.pk, bob, digest=edited.digest, arguments={"cents": 6}).approved_count == 1
+    assert (sweep().waiting, effects.count(), the_run(result).status) == (0, 0, "awaiting-approval")
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["it has begun", "its own token expired"])

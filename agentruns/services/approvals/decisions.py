@@ -80,7 +80,11 @@ def approve(
             raise ApprovalStateError(text % {"id": approval_id, "tool": call.tool})
         if why:
             raise ApprovalStateError(why)
-        void(batch, call, lost | withdrawn(settings.DATABASE, pending))
+        gone = lost | withdrawn(settings.DATABASE, pending)
+        void(batch, call, gone)
+        if edit is None and pending.editor in gone:  # the actor saw no word of it on the card
+            text = _("%(why)s The arguments are that person's edit: edit them yourself, or deny the call.")
+            raise ApprovalStateError(text % {"why": gone[pending.editor]})
         by, who = events.actor_ref(actor), events.actor_ref(actor) or events.PROGRAM
         payload = events.ApprovalDecided(
             verb="approve", digest=pending.digest, actor=by, reason=reason, channel=channel
