@@ -23,11 +23,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 
-from agentruns import list_runs
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval
-from agentruns.services.data.erasure import require_one_customer
+from agentruns.services.data.erasure import require_one_customer, runs_of_customer
 from agentruns.utils import characters, redaction
 from agentruns.utils import json as canonical
 
@@ -133,8 +132,8 @@ class AgentRunsCommand(BaseCommand):
             usage("Give the ID of a run, or a customer by --owner, --scope and --context.")
         if run_id is not None:
             return not act(run_id)
-        runs = list_runs(**whose).order_by("pk").values_list(per, "pk")
-        for key, pk in (found := dict(runs)).items():
+        found = {getattr(run, per): run.pk for run in runs_of_customer(**whose)}
+        for key, pk in found.items():
             self.tell(None, f"Run {pk}")
             try:
                 if per == "session_id":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentruns import list_runs, replay_run, run_agent, start_run
+from agentruns import list_runs, replay_run, run_agent, start_run, tool
 from agentruns.management.commands import replay_run as replaying
 from agentruns.models import Message, Run, Session
 from agentruns.services.data import erasure
@@ -79,7 +79,10 @@ def test_what_cannot_be_erased_is_reported_and_stops_nothing(
     found = run("erase", "--context=tenant=7", "--reason=r")
     assert (found.code, erased()) == (1, {"anns-1"})
     assert "Session 'norths': " in found.out
-    assert "Session 'others': A run of the session has another tenant in its context" in found.out
+    assert (
+        f"Session 'others': Run {customers['others'].pk} of the session has another tenant in its"
+        in found.out
+    )
     found = run("erase", "--owner=ann", "--reason=r")
     assert (found.code, "Session 'anns-2': the storage is away" in found.out) == (1, True)
 
@@ -103,6 +106,46 @@ def test_an_export_discloses_no_other_customer(customers: dict[str, Run], tmp_pa
     assert (outcome.code, len(list(tmp_path.iterdir()))) == (1, 2)
     assert "has another tenant" in outcome.out
     assert "Runs: 3, of which 1 went wrong." in outcome.out
+
+
+@pytest.mark.parametrize("other", [{}, {"order": "A1"}, {"tenant": "9" * 300}, {"tenant": [7]}])
+def test_a_session_with_a_run_that_may_be_anothers_is_no_customers(
+    customers: dict[str, Run], other: dict[str, Any], tmp_path: Path
+) -> None:
+    """The other run's value is absent, or one that the index lacks."""
+    its = run_agent("shop", "of two", "anns-1", owner=customers["anns-1"].owner, context=other).run_id
+    found = run("erase", "--context=tenant=7", "--reason=r")
+    assert (found.code, erased()) == (1, {"norths"})
+    assert f"Session 'anns-1': Run {its} of the session has another tenant in its context, or" in found.out
+    assert run("export_run", "--context=tenant=7", f"--folder={tmp_path}").code == 1
+    assert list(tmp_path.iterdir()) == [], "the other is erased"
+    run_agent("shop", "TASK-new", "norths", scope="north", context={"tenant": 7})
+    found = run("erase", "--context=tenant=7", "--reason=r")
+    assert "norths" not in found.out and "TASK-new" not in str([row.content for row in Message.objects.all()])
+
+
+def test_values_that_no_search_finds_are_erased_and_exported(tmp_path: Path) -> None:
+    """Others have more names than the index takes, a long value, a sensitive name, or a list."""
+
+    @tool(sensitive=["pin"])
+    def unlock(pin: str) -> str:
+        """Unlock."""
+        return "ok"
+
+    agent = shop_agent("shop", tools=[unlock])
+    many = {f"k{number:02}": number for number in range(20)}
+    given = {"zone": "7", "long": "x" * 250, "pin": "998877", "list": "[1,2]", "none": "null"}
+    for name, value in given.items():
+        kept = {"list": [1, 2], "none": None}.get(name, value)
+        run_agent(agent, "TASK", name, context={**(many if name == "zone" else {}), name: kept})
+    run_agent(agent, "TASK", "other", context={"zone": "70", "long": "x" * 251})
+    assert not list_runs(context=given).exists()
+    for name, value in given.items():
+        (folder := tmp_path / name).mkdir()
+        assert run("export_run", f"--context={name}={value}", f"--folder={folder}").code == 0
+        assert len(list(folder.iterdir())) == 1
+        assert run("erase", f"--context={name}={value}", "--reason=r").code == 0
+    assert erased() == {*given}
 
 
 def test_a_customers_runs_are_replayed_and_one_that_fails_stops_nothing(

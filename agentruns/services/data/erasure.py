@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, transaction
+from django.db.models import Exists, OuterRef
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -143,26 +144,60 @@ def erase_customer(actor: Any, reason: str, *, dry_run: bool = False, **whose: A
     if all(value in (None, {}) for value in whose.values()):
         raise ValueError(_("Say whose: give an owner, a scope or values of a context."))
     given = {"owner_id": Owner.of(whose.get("owner")).id, "scope": whose.get("scope")}
-    sessions = Session.objects.using(settings.DATABASE)
+    sessions = Session.objects.using(settings.DATABASE).only("pk", "key")
     sessions = sessions.filter(**{name: value for name, value in given.items() if value is not None})
     if whose.get("context"):
-        sessions = sessions.filter(pk__in=list_runs(context=whose["context"]).values("session_id"))
-    for session in list(sessions.order_by("pk").only("pk", "key")):
+        found = sessions.in_bulk(list({run.session_id for run in runs_of_customer(**whose)}))
+    else:
+        found = sessions.in_bulk()
+    for pk, session in sorted(found.items()):
         try:
-            require_one_customer(session.pk, whose.get("context"))
-            report.add(_erase(session.pk, _may_go, actor, reason, None, dry_run=dry_run))
+            require_one_customer(pk, whose.get("context"))
+            report.add(_erase(pk, _may_go, actor, reason, None, dry_run=dry_run))
         except (AgentRunsError, DatabaseError, OSError) as error:  # goes on with the next session
             report.refused.append(_("Session %(key)r: %(why)s") % {"key": session.key, "why": error})
     return _log(report)
 
 
+def runs_of_customer(*, context: dict[str, Any] | None = None, **whose: Any) -> list[Run]:
+    """List a customer's runs as `list_runs`, oldest first, with no more than their ids and contexts.
+
+    Compares whole contexts, so it also finds values that no search finds, such as long or sensitive ones.
+    """
+    runs = list_runs(**whose).order_by("pk")
+    for name, value in (context or {}).items():  # the index saves reading most of the other customers' runs
+        others = ContextValue.objects.using(settings.DATABASE).filter(run_id=OuterRef("pk"), key=name)
+        runs = runs.exclude(Exists(others.exclude(value=said(value))))
+    return [run for run in runs.only("pk", "session_id", "context").iterator() if _fits(run, context)]
+
+
 def require_one_customer(session_id: UUID, context: dict[str, Any] | None) -> None:
-    """Raise RunStateError if another run of the session has another of these values in its context."""
-    for name, value in (context or {}).items():
-        values = ContextValue.objects.using(settings.DATABASE).filter(run__session_id=session_id, key=name)
-        if values.exclude(value=said(value)).exists():
-            text = _("A run of the session has another %(name)s in its context, so it has two customers.")
-            raise RunStateError(text % {"name": name})
+    """Raise RunStateError if a run of the session lacks one of these values in its context.
+
+    Ignores runs of which nothing is left, because an erasure takes their contexts, too.
+    """
+    spoken = (events.USER, events.ASSISTANT, events.TOOL_RESULT)
+    left = Message.objects.using(settings.DATABASE).filter(kind__in=spoken, content__isnull=False)
+    runs = Run.objects.using(settings.DATABASE).filter(session_id=session_id)
+    for run in runs.filter(Exists(left.filter(run_id=OuterRef("pk")))).only("pk", "context"):
+        if not _fits(run, context):
+            text = _(
+                "Run %(run)s of the session has another %(name)s in its context, or none, so the session may "
+                "have two customers. Look at the run; if all of it is to go, erase the session by its key."
+            )
+            raise RunStateError(text % {"run": run.pk, "name": ", ".join(context or ())})
+
+
+def _fits(run: Run, context: dict[str, Any] | None) -> bool:
+    """Check whether a run's context has these values, where 7 and "7" are equal as in a search."""
+    return all(
+        name in run.context and _as_text(run.context[name]) == _as_text(value)
+        for name, value in (context or {}).items()
+    )
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else canonical.dumps(value)
 
 
 def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = False) -> Erased:
