@@ -26,6 +26,8 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masked_runs, masks_of
 from agentruns.models import Approval, Run, Session
 from agentruns.models.kinds import RUN_CANCELLED, RUN_FAILED, public
+from agentruns.models.parts import ERASED
+from agentruns.models.tombstone import KEYED
 from agentruns.services.runs import waiting
 from agentruns.services.runs.requests import checked_time
 from agentruns.services.runs.sessions import checked_context
@@ -342,6 +344,7 @@ class RunOut(Out):
             session=run.session.key,
             owner=run.owner_id,
             definition=run.definition_id,
+            idempotency_key=ERASED if run.idempotency_key.startswith(KEYED) else run.idempotency_key,
             origin=run.origin_id,
             usage=canonical.legal(run.usage),
             cost=None if run.cost is None else amount(run.cost),

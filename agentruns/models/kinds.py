@@ -155,7 +155,7 @@ class RunStarted(Payload):
     context: NotRequired[dict[str, Any]]  # what the caller says about the task
     actor: Fact[Actor | None]
     idempotency_key: NotRequired[Gone[str]]
-    key_hash: NotRequired[Fact[str]]  # of the idempotency key, by which it is recognised once it is erased
+    key_hash: NotRequired[Fact[str]]  # recognises the idempotency key once it is erased; no view shows it
     requesters: NotRequired[Fact[list[str]]]  # ids of all who asked for it: owner, actor, those of its origin
     task: NotRequired[Fact[str]]  # the run's name in its calls' keys, if the caller gave an idempotency key
     origin: NotRequired[Fact[Origin]]

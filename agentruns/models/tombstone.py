@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from django.conf import settings as django_settings
 from django.db import models
+from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, now, user_key
@@ -8,7 +10,7 @@ from agentruns.utils import json as canonical
 from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.redaction import redact
 
-FORGOTTEN = "sha256:"
+FORGOTTEN, KEYED = "sha256:", "hmac:"
 NAMED = "session"  # member of the immutable `idempotency_keys` with the hash of the session's key
 
 
@@ -55,4 +57,15 @@ class PrunedKey(models.Model):
 
 def forgotten(key: str) -> str:
     """Hash a session's or idempotency key, so that only a known key is recognised; keep a hash as it is."""
-    return key if key.startswith(FORGOTTEN) else FORGOTTEN + canonical.sha256(key)
+    return key if key.startswith((FORGOTTEN, KEYED)) else FORGOTTEN + canonical.sha256(key)
+
+
+def keyed(key: str, secret: str | bytes | None = None) -> str:
+    """Compute the HMAC of an idempotency key by SECRET_KEY, or by another secret."""
+    return KEYED + salted_hmac("agentruns.key", key, secret=secret, algorithm="sha256").hexdigest()
+
+
+def names_of(key: str) -> list[str]:
+    """List an idempotency key and all hashes that stand for it, also by each of SECRET_KEY_FALLBACKS."""
+    fallbacks = (keyed(key, secret) for secret in django_settings.SECRET_KEY_FALLBACKS)
+    return [key, forgotten(key), keyed(key), *fallbacks]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from tempfile import TemporaryFile
 from typing import IO, Any
 from uuid import UUID
@@ -40,7 +41,7 @@ from agentruns.models import Approval, ContextValue, Definition, Message, Run, S
 from agentruns.models.fields import check_columns
 from agentruns.models.kinds import split
 from agentruns.models.parts import commitment
-from agentruns.models.tombstone import forgotten
+from agentruns.models.tombstone import names_of
 from agentruns.services import permissions
 from agentruns.services.data.retention import delete_files
 from agentruns.services.runs.submit import pruned_keys, refuse_pruned
@@ -206,7 +207,8 @@ def _lines(run_id: UUID | str, true_values: bool) -> Iterator[dict[str, Any]]:
             "facts_hash": commitment(row.facts_salt, parts.facts),
         }
         shown = parts
-        if not true_values and (mask or is_on()):  # where nothing is hidden, the very same text is kept
+        hides = mask or is_on() or (parts.content is None and '"key_hash":' in parts.facts)
+        if not true_values and hides:  # where nothing is hidden, the very same text is kept
             hidden = redacted(mask.row(row._replace(payload=parts.payload(row.kind))).payload)
             facts, content = split(row.kind, hidden)
             shown = Parts(canonical.dumps(facts), None if parts.content is None else canonical.dumps(content))
@@ -466,7 +468,7 @@ def _refuse_known(alias: str, export: _Export) -> None:
     for key in keys:
         refuse_pruned(key, pruned_keys(alias, key, None, session.scope))
     runs = Run.objects.using(alias).filter(owner=None, scope=session.scope)
-    taken = runs.filter(idempotency_key__in=keys | {*map(forgotten, keys)}).first()
+    taken = runs.filter(idempotency_key__in={*chain.from_iterable(map(names_of, keys))}).first()
     if taken is not None:
         raise RunStateError(
             f"Idempotency key {taken.idempotency_key!r} stands for run {taken.pk} here; nothing was imported."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from agentruns.journal.outbox import notice_of
 from agentruns.journal.read import session_rows
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Draft, IdempotencyRecord, Message, Notification, Run, Session, triggers
-from agentruns.models.tombstone import forgotten
+from agentruns.models.tombstone import keyed
 from agentruns.services.data import retention
 from agentruns.services.data.erasure import (
     erase_call,
@@ -40,6 +41,7 @@ from agentruns.services.runs.write import write
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import export_run, import_run
 from agentruns.testing import check_messages
+from agentruns.utils import json as canonical
 from tests.api.http import Api
 from tests.commands.running import run as command
 from tests.crash.processes import interpret_and_die
@@ -310,7 +312,7 @@ def test_a_user_is_erased_but_for_what_goes_on() -> None:
     intact()
 
 
-def test_the_key_of_a_request_goes_and_still_stands_for_its_task() -> None:
+def test_the_key_of_a_request_goes_and_still_stands_for_its_task(settings: Any) -> None:
     ada, keys = user("ada"), ("ada@example.org run", "ada@example.org message")
     agent = shop_agent("shop", {"text": "ok"})
     waiting = start_run(agent, "pay", "s1", idempotency_key=keys[0], actor=ada)
@@ -324,9 +326,16 @@ def test_the_key_of_a_request_goes_and_still_stands_for_its_task() -> None:
     erase_user(ada, None, WHY)
     assert "ada@example.org" not in everywhere()
     run, rows = Run.objects.get(pk=waiting.pk), Message.objects.count()
-    assert (run.idempotency_key, Draft.objects.count()) == (forgotten(keys[0]), 0)
+    assert (run.idempotency_key, Draft.objects.count()) == (keyed(keys[0]), 0)
     erased = [row.payload for row in session_rows("default", run.session_id) if "key_hash" in row.payload]
-    assert [row["key_hash"] for row in erased] == [forgotten(key) for key in keys]
+    assert [row["key_hash"] for row in erased] == [keyed(key) for key in keys]
+    hashed = str(list(map(keyed, keys)) + [canonical.sha256(key) for key in keys])
+    shown = [str(line) for line in export_run(run.pk)] + [command("show_run", str(run.pk), "--json").out]
+    assert not [word for word in re.findall(r"[0-9a-f]{64}", hashed) if word in "".join(shown)]
+    _status, seen = Api(user("staff", is_superuser=True)).get(f"/runs/{run.pk}")
+    assert seen["idempotency_key"] == "[erased]"
+    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+    settings.SECRET_KEY = "rotated since"
     for _round in range(2):
         with pytest.raises(errors.RunStateError, match=f"belongs to run {run.pk}"):
             start_run(agent, "pay", "s1", idempotency_key=keys[0], actor=ada)

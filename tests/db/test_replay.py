@@ -324,7 +324,7 @@ def test_secrets_are_left_out_and_the_chain_of_an_export_still_holds(tmp_path: P
     exported(run, path)
     assert "tok_42" not in path.read_text(encoding="utf-8")
     code, out = verified(path)
-    assert (code, "(2 hidden or erased)" in out) == (0, True), out
+    assert (code, "(3 hidden or erased)" in out) == (0, True), out
     lines = exported(run, path, true_values=True)
     assert "tok_42" in path.read_text(encoding="utf-8")
     assert verified(path)[0] == 0

@@ -16,6 +16,7 @@ from django.core import mail
 from agentruns import Agent, approve, export_run, run_agent, tool
 from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Message, Run
+from agentruns.models.tombstone import keyed
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import json as canonical
@@ -72,7 +73,7 @@ def story(settings: Any) -> Run:
     told.clear()
     turns = [{"tools": [call("open_door", pin=PIN), call("charge", card=CARD)]}, {"text": "Done."}]
     agent = Agent("doors", instructions="Open.", tools=[open_door, charge], model=ScriptedModel(turns))
-    result = run_agent(agent, "open it", "s1", idempotency_key="k")
+    result = run_agent(agent, "open it", "s1", idempotency_key=f"k {CARD}")
     for card in result.pending:
         approve(card.pk, None)
     sweep()
@@ -157,6 +158,21 @@ def guessed(texts: dict[str, str], values: list[str], more_keys: Iterable[str] =
             if any(one in hashes or one[:16] in hashes for one in tries):
                 found.add(value)
     return found
+
+
+def test_a_key_that_repeats_a_sensitive_value_is_hidden_with_its_hash(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    key, turns = "open-998877", [{"tools": [call("open_door", pin="998877")]}, {"text": "ok"}]
+    agent = Agent("doors", instructions="Open.", tools=[open_door], model=ScriptedModel(turns))
+    (card,) = run_agent(agent, "open it", "s1", idempotency_key=key).pending
+    approve(card.pk, None)
+    sweep()
+    texts = shown(Run.objects.get(), settings, caplog)
+    hidden = (key, hashlib.sha256(key.encode()).hexdigest(), keyed(key).removeprefix("hmac:"))
+    assert [place for place, text in texts.items() if any(word in text for word in hidden)] == []
+    assert "open-***" in texts["/runs"], "the mask, not the place, hides the key"
 
 
 def test_no_hidden_value_is_found_by_trying(settings: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from agentruns.management import timeline
 from agentruns.management.base import AgentRunsCommand, argument, escaped, usage, user_named
 from agentruns.management.timeline import following
 from agentruns.models import Run
-from agentruns.models.tombstone import forgotten
+from agentruns.models.tombstone import names_of
 from agentruns.services.runs.sessions import place
 from agentruns.services.runs.waiting import FOR_PEOPLE
 from agentruns.utils.ids import uuid7
@@ -56,8 +56,9 @@ class Command(AgentRunsCommand):
         actor = user_named(options["user"]) if options["user"] is not None else None
         key = options["idempotency_key"]
         _key, scope = place("", options["scope"], actor)
-        keys = [key, forgotten(key or "")]
-        runs = Run.objects.using(settings.DATABASE).filter(owner=actor, scope=scope, idempotency_key__in=keys)
+        runs = Run.objects.using(settings.DATABASE).filter(
+            owner=actor, scope=scope, idempotency_key__in=names_of(key or "")
+        )
         known = key and runs.values_list("session__key", flat=True).first()
         session = options["session"] or known or f"run-{uuid7()}"
         known_agent = get_agent(agent)

@@ -22,7 +22,7 @@ from agentruns.journal.read import read_rows
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session, SessionBearer, Tombstone
 from agentruns.models.querysets import UNFINISHED
-from agentruns.models.tombstone import forgotten
+from agentruns.models.tombstone import forgotten, keyed, names_of
 from agentruns.services import permissions
 from agentruns.services.runs.requests import RunRequest, read_input, taken, user_row
 from agentruns.services.runs.sessions import (
@@ -131,7 +131,7 @@ def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run
     if permissions.hides(actor):
         runs = runs.filter(pk__in=visible_runs(actor).filter(session_id=session.pk))
     last = runs.order_by("-created_at", "-id")
-    return (key and last.filter(idempotency_key__in=[key, forgotten(key)]).first()) or last.first()
+    return (key and last.filter(idempotency_key__in=names_of(key)).first()) or last.first()
 
 
 class _Sending:
@@ -160,7 +160,7 @@ class _Sending:
             if row.hash in self.tried:
                 return find_run(row.run_id)
             kept = row.payload.get("idempotency_key", row.payload.get("key_hash"))
-            if request.key and kept in (request.key, forgotten(request.key)):
+            if request.key and kept in names_of(request.key):
                 stored = row.payload.get("stored")
                 if row.is_erased:  # nobody can tell whether it was another text
                     is_same = True
@@ -208,7 +208,7 @@ class _Sending:
         payload = user_row(request)
         payload["reason"] = events.MESSAGE
         if request.key:
-            payload["idempotency_key"], payload["key_hash"] = request.key, forgotten(request.key)
+            payload["idempotency_key"], payload["key_hash"] = request.key, keyed(request.key)
         row = batch.add(events.USER, payload)
         self.tried.append(row.hash)
         store.append(batch)

@@ -32,7 +32,7 @@ from agentruns.journal.deciders import requester_ids
 from agentruns.journal.fold import RunState
 from agentruns.journal.masking import veiling
 from agentruns.models import Control, Run, Session, SessionBearer
-from agentruns.models.tombstone import forgotten
+from agentruns.models.tombstone import keyed
 from agentruns.providers import attachments
 from agentruns.services.runs.sessions import NOBODY, Owner, checked_context, place
 from agentruns.tools import RunContext
@@ -188,7 +188,7 @@ def first_row(request: RunRequest) -> events.RunStarted:
     if request.key:  # equal if a restore loses the run and its task comes again; differs between databases
         place = [Control.objects.using(settings.DATABASE).identity(), request.scope, str(request.owner.id)]
         begun["task"] = canonical.digest([*place, request.session, request.key])
-        begun["idempotency_key"], begun["key_hash"] = request.key, forgotten(request.key)
+        begun["idempotency_key"], begun["key_hash"] = request.key, keyed(request.key)
     return begun
 
 

@@ -29,7 +29,7 @@ from agentruns.journal.policy import limits_of
 from agentruns.journal.read import run_rows
 from agentruns.journal.store import begin
 from agentruns.models import ApiToken, Definition, Run, Session, SessionBearer, StartCount
-from agentruns.models.tombstone import PrunedKey, Tombstone, forgotten
+from agentruns.models.tombstone import PrunedKey, Tombstone, forgotten, names_of
 from agentruns.services import permissions
 from agentruns.services.api_tokens import VALID
 from agentruns.services.runs import requests
@@ -296,7 +296,7 @@ def uses_of_key(alias: str, request: RunRequest) -> tuple[QuerySet[Run], QuerySe
     owner_id, scope = request.owner.id, request.scope
     # The program may have started the pruned run for an owner; users find only their own runs.
     session = request.session if request.actor is None else ""
-    keys = [request.key, forgotten(request.key)]  # of a run whose key was erased
+    keys = names_of(request.key)  # a hash is of a run whose key was erased
     runs = Run.objects.using(alias).filter(owner_id=owner_id, scope=scope, idempotency_key__in=keys)
     return runs, pruned_keys(alias, request.key, owner_id, scope, session)
 
@@ -306,7 +306,7 @@ def pruned_keys(alias: str, key: str, owner_id: Any, scope: str, session: str = 
     same = Q(owner_id=owner_id)
     if session:
         same |= Q(tombstone__key__in=[session, forgotten(session)])
-    return PrunedKey.objects.using(alias).filter(same, key__in=[key, forgotten(key)], tombstone__scope=scope)
+    return PrunedKey.objects.using(alias).filter(same, key__in=names_of(key), tombstone__scope=scope)
 
 
 def refuse_pruned(key: str, pruned: QuerySet[PrunedKey]) -> None:
