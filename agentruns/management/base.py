@@ -61,13 +61,13 @@ CUSTOMER = (  # a run's, in place of its id; together they narrow
 
 
 def customer(owner: str | None, scope: str | None, context: list[str] | None) -> dict[str, Any]:
-    """Build the arguments of `list_runs` from the options of CUSTOMER; {} if none of them is given."""
+    """Build the arguments of `list_runs` from the options of CUSTOMER; {} if all are absent or empty."""
     pairs = [each.partition("=") for each in context or ()]
     if not all(key and equals for key, equals, _value in pairs):
         usage("Give --context as KEY=VALUE, such as tenant=7.")
     user = None if owner is None else user_named(owner, is_active=False)  # the account may be closed already
     given = {"owner": user, "scope": scope, "context": {key: value for key, _equals, value in pairs} or None}
-    return given if any(each is not None for each in given.values()) else {}
+    return given if any(each not in (None, "") for each in given.values()) else {}
 
 
 class AgentRunsCommand(BaseCommand):

@@ -95,6 +95,7 @@ def test_a_customer_is_exported_one_file_for_each_session(
     files = {path.name for path in tmp_path.iterdir()}
     assert (outcome.code, files) == (0, {f"{customers[key].pk}.jsonl" for key in CUSTOMERS[whose]})
     assert f"Runs: {len(files)}, of which 0 went wrong." in outcome.out
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} <= {0o600}
     for path in tmp_path.iterdir():
         said = subprocess.run([sys.executable, VERIFIER, path], capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stdout + said.stderr
@@ -176,6 +177,7 @@ def test_a_customers_runs_are_replayed_and_one_that_fails_stops_nothing(
         "erase --reason=r", "erase --reason=r --session=s --context=a=b", "erase --owner=ann",
         "erase --owner=ann --row x 1 --reason=r", "erase --owner=nobody --reason=r", "replay_run",
         "erase --context=tenant --reason=r", "replay_run x --owner=ann", "export_run",
+        "erase --scope= --reason=r", "export_run --scope= --folder=.", "erase --scope= --context= --reason=r",
         "export_run --owner=ann", "export_run x --folder=.", "export_run x --folder=. --owner=ann",
     ],
 )  # fmt: skip
@@ -185,7 +187,7 @@ def test_usage_that_names_nobody_or_two(customers: dict[str, Run], words: str) -
 
 
 def test_the_service_erases_nobody_without_a_name(customers: dict[str, Run]) -> None:
-    for whose in ({}, {"owner": None, "scope": None, "context": {}}):
+    for whose in ({}, {"owner": None, "scope": None, "context": {}}, {"scope": ""}):
         with pytest.raises(ValueError, match="Say whose"):
             erasure.erase_customer(None, "r", **whose)
     assert erased() == set()

@@ -319,7 +319,7 @@ POLICY = [
              "runs.filter(Exists(others.filter(value=said(value))))"),
         "commands/test_customers.py::test_values_that_no_search_finds_are_erased_and_exported"),
     mutant("erasure: nobody is erased without a name",
-        Edit("services/data/erasure.py", "if all(value in (None, {}) for", "if False and all(False for"),
+        Edit("services/data/erasure.py", 'if all(value in (None, {}, "") for', "if False and all(False for"),
         "commands/test_customers.py::test_the_service_erases_nobody_without_a_name"),
     mutant("export: a customer's export discloses no other customer",
         Edit("management/base.py", 'if per == "session_id":', "if False:"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,15 @@ class Command(AgentRunsCommand):
         if (run_id is None) != (folder is not None):
             usage("Give the ID of a run, or a customer and the --folder for its exports.")
 
+        def private(path: str, flags: int) -> int:  # only the file's owner reads it
+            return os.open(path, flags, 0o600)
+
         def export(pk: str) -> bool:
-            with open(Path(folder, f"{pk}.jsonl"), "w") if folder else nullcontext(self.stdout) as file:
+            with (
+                open(Path(folder, f"{pk}.jsonl"), "w", opener=private)
+                if folder
+                else nullcontext(self.stdout) as file
+            ):
                 for line in export_run(pk, true_values=true_values):
                     # In ASCII, so that no text acts on a terminal, and each is unchanged once decoded.
                     file.write(json.dumps(line) + "\n")

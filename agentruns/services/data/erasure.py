@@ -141,7 +141,7 @@ def erase_customer(actor: Any, reason: str, *, dry_run: bool = False, **whose: A
     """
     report = Erased()
     events.is_program(actor)  # raises for what is no actor: there may be no session to erase
-    if all(value in (None, {}) for value in whose.values()):
+    if all(value in (None, {}, "") for value in whose.values()):
         raise ValueError(_("Say whose: give an owner, a scope or values of a context."))
     given = {"owner_id": Owner.of(whose.get("owner")).id, "scope": whose.get("scope")}
     sessions = Session.objects.using(settings.DATABASE).only("pk", "key")
