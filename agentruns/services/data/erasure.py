@@ -54,7 +54,7 @@ UNREACHED = (
     gettext_lazy("what the provider of the model keeps"),
     gettext_lazy("notifications, logs and traces written or sent before"),
     gettext_lazy("what a reply, a tool or a person repeated in other rows"),
-    gettext_lazy("names of the people who acted, and the project's own tables"),
+    gettext_lazy("names of the people who acted, the keys of sessions, and the project's own tables"),
 )
 
 Place = tuple[UUID, int]  # session, seq
