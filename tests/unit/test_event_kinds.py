@@ -185,7 +185,7 @@ def test_sensitive_arguments_are_masked_in_every_kind(kind: str) -> None:
         payload["calls"] = [{"tool": "pay", "arguments": secret, "original": {"input": secret}}]
         payload["content"] = [{"type": "tool_use", "name": "pay", "input": secret}]
     shown = Mask([{"tools": {"pay": {"sensitive": ["card"]}}}]).row(row_of(kind, payload)).payload
-    assert set(shown) == set(payload)
+    assert set(shown) == set(payload) - {"key_hash"}
     assert secret["card"] not in json.dumps(shown)
 
 
