@@ -261,7 +261,10 @@ def test_rows_and_conversations_name_files(api: Api, shop: Agent, folder: Path) 
     assert said["text"].startswith("see\n[image mug.png: image/png")
     row = api.get(f"/runs/{run['id']}/messages")[1]["items"][1]
     assert row["payload"]["content"][1]["sha256"] == hashlib.sha256(PNG).hexdigest()
-    assert "data" not in row["payload"]["stored"][0]
+    staff = Api(make_user("auditor", "view_run"))
+    for reader in (api, staff):
+        stored = reader.get(f"/runs/{run['id']}/messages")[1]["items"][1]["payload"]["stored"]
+        assert "data" not in stored[0]
     sweep()
     assert row_of(Run.objects.get(pk=run["id"]), "user")
 
