@@ -12,7 +12,7 @@ from agentruns.journal.omissions import described, home_of, without
 from agentruns.providers import attachments
 from agentruns.providers.attachments import DEFAULT, Limits
 from agentruns.providers.blocks import is_private
-from agentruns.tools.excerpts import UNBOUNDED, Bounds, results_in, texts_of
+from agentruns.tools.excerpts import BLOCK, UNBOUNDED, Bounds, results_in, size_of, texts_of
 from agentruns.utils import json as canonical
 
 EDITED = "Executed with the arguments a person set: {arguments}\n"
@@ -50,6 +50,7 @@ class Conversation:
         self._kept = 0
         self._open: dict[str, str] = {}  # call -> provider's id, of the last reply
         self._results: dict[str, dict[str, Any]] = {}
+        self._most = 0  # the results of no reply have more characters together
         self._bounded: dict[str, int] = {}  # provider's id -> characters of the result in a refused request
         self._seqs: dict[str, int] = {}  # of the rows of these results
 
@@ -100,7 +101,8 @@ class Conversation:
                     whole.block = block
             content[place] = block
             messages[number] = {**messages[number], "content": content}
-        sent, least = bounds.apply(messages), min(self._bounded.values(), default=None)
+        most = None if previews else self._most
+        sent, least = bounds.apply(messages, most), min(self._bounded.values(), default=None)
         for number, message in enumerate(bounds.at_most(least).apply(messages) if least else ()):
             pairs = zip(message["content"], sent[number]["content"], strict=True)
             kept = [small if small.get("tool_use_id") in self._bounded else block for small, block in pairs]
@@ -255,9 +257,9 @@ class Conversation:
                 self._places[len(self._messages), place] = self._seqs[call_id]
                 if call_id in self._stored:
                     self._previews[len(self._messages), place] = self._stored[call_id]
-            self._messages.append(
-                {"role": "user", "content": [self._results[call_id] for call_id in self._open]}
-            )
+            results = [self._results[call_id] for call_id in self._open]
+            self._most = max(self._most, sum(size_of(each) + BLOCK for each in results))
+            self._messages.append({"role": "user", "content": results})
             self._open, self._results, self._stored = {}, {}, {}
 
 

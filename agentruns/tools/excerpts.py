@@ -54,11 +54,15 @@ class Bounds:
         by_tool = {name: min(each, most) for name, each in self.by_tool.items()}
         return replace(self, default=min(self.default or most, most), by_tool=by_tool)
 
-    def apply(self, messages: list[Block]) -> list[Block]:
+    def apply(self, messages: list[Block], most: int | None = None) -> list[Block]:
         """Shorten the results in a conversation; equal messages always get equal excerpts.
 
-        The results of one reply together get at most TOGETHER times the largest of their bounds.
+        The results of one reply together get at most TOGETHER times the largest of their bounds. Does not
+        measure each result if it is known that no reply has results of more than `most` characters together.
         """
+        every = [each for each in (self.default, *self.by_tool.values()) if each is not None]
+        if most is not None and all(most <= each for each in every):
+            return messages
         shorter = list(messages)
         for number, group in groupby(results_in(messages), itemgetter(0)):
             content = list(messages[number]["content"])

@@ -64,7 +64,7 @@ MUTANTS = [
              '*({**block, "content": UNREAD_RESULT} for block in results)', ""),
         "providers/test_sessions.py::test_a_result_that_the_provider_refused_is_left_out_and_its_call_stays"),
     mutant("results: a request has an excerpt of a long one",
-        Edit("journal/conversation.py", "least = bounds.apply(messages), ", "least = [*messages], "),
+        Edit("journal/conversation.py", "least = bounds.apply(messages, most), ", "least = [*messages], "),
         "providers/test_long_results.py::"
         "test_a_run_that_read_too_much_ends_and_so_do_its_fork_and_the_next_task[text-claude]"),
     mutant("results: those of one reply share a bound",
