@@ -102,7 +102,8 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
     with telemetry.span("tool", facts) as attributes:
         began = time.perf_counter()
         try:
-            output = tool.invoke(context, tool.revalidated(arguments))
+            is_whole = arguments.keys() == tool.input_schema.get("properties", {}).keys()
+            output = tool.invoke(context, arguments if is_whole else tool.revalidated(arguments))
         except (NotEntered, KeyboardInterrupt):
             raise  # if a person stops the process, the next drive of the run finds the call in doubt
         except ToolDurabilityError as error:

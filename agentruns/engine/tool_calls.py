@@ -219,10 +219,7 @@ def start_next(driver: Driver, batch: Batch) -> None:
     ready = run.next_calls()
     if not ready or ready[0].parallel or ready[0].verdict != GateVerdict.RUN or ready[0].attempt:
         return
-    if not _may_run(driver, ready[0]):
-        return
-    asks = driver.agent.tools[ready[0].tool].ready
-    if asks is None or asks in driver.ready:
+    if _may_run(driver, ready[0]) and driver.agent.tools[ready[0].tool].ready in {None, *driver.ready}:
         _write_start(driver, batch, ready[0])
 
 
@@ -234,16 +231,13 @@ def _may_run(driver: Driver, call: Call) -> bool:
 
 def _refusal(driver: Driver, call: Call) -> str:
     """Check a call again before it runs, and explain why it may not run; "" if it may."""
-    tool = driver.agent.tools.get(call.tool)
-    if tool is None:
-        return gate.misfit(driver.agent, call.tool, call.arguments)
-    if gate.is_off(driver, call.tool) and (call.id, call.attempt) not in driver.started:
-        return gate.OFF
     entered = (call.id, call.attempt) in driver.started  # started just now by this driver, after all checks
     if not entered:
+        if call.tool in driver.agent.tools and gate.is_off(driver, call.tool):
+            return gate.OFF
         if unfit := gate.misfit(driver.agent, call.tool, call.arguments):
             return unfit
-        if gate.call_digest(driver.state.secret, tool.name, call.arguments) != call.digest:
+        if gate.call_digest(driver.state.secret, call.tool, call.arguments) != call.digest:
             return "the arguments are not the ones that were recorded"
     if call.verdict == GateVerdict.REFUSE or (call.verdict == GateVerdict.ASK and call.approval is None):
         return "the gate did not let it through"
@@ -253,6 +247,7 @@ def _refusal(driver: Driver, call: Call) -> str:
             return f"its approval is {call.approval.status}"
         if call.approval.status == ApprovalStatus.CONSUMED and call.attempt == 0:
             return "its approval was used already"
+    tool = driver.agent.tools[call.tool]
     if call.verdict == GateVerdict.RUN and not call.attempt and (since := gate.run_since(driver, tool)):
         return f"{since} Ask for it again, and a person decides"
     if call.is_started and not entered and call.orphan not in (Orphan.RETRY, Orphan.RECONCILE):
