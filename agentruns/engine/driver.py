@@ -26,7 +26,7 @@ from agentruns.exceptions import (
 )
 from agentruns.journal import events, telemetry
 from agentruns.journal.batch import MOST_SEEN, Batch, LastRow, SessionState, seen_committed
-from agentruns.journal.connection import journal_alias, mend_connection
+from agentruns.journal.connection import journal_alias, mend_connection, own_alias
 from agentruns.journal.events import Actor
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.payloads import Offload, instructions_of
@@ -36,6 +36,7 @@ from agentruns.models import Message, Run
 from agentruns.tools import Tool, ToolContext
 from agentruns.tools.excerpts import Bounds
 from agentruns.utils import clock
+from agentruns.utils.carry import schema_of
 from agentruns.utils.db import cannot_pass, close_stale, is_in_test_case, uptime
 from agentruns.utils.lanes import Lane
 from agentruns.utils.redaction import get_logger
@@ -68,6 +69,7 @@ class Driver:
         self.lease = lease
         self.session_key = session_key
         self.should_stop = should_stop
+        self.schema = schema_of(own_alias(lease.alias)) if lease else ""  # stays for the drive
         self.attempts = lease.attempts if lease else 0
         self.last_error = ""  # of the drive before, if that failed
         self.released = False

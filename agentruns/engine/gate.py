@@ -259,7 +259,7 @@ def misfit(agent: Agent, tool: str, arguments: dict[str, Any]) -> str:
 
 def is_off(driver: Driver, tool: str) -> bool:
     """Check whether a tool is switched off; False for a stateless run."""
-    return driver.store.durable and bool(why_off(driver.alias, "tool", tool))
+    return driver.store.durable and bool(why_off(driver.alias, "tool", tool, driver.schema))
 
 
 def run_since(driver: Driver, tool: Tool) -> str:

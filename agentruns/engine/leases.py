@@ -271,13 +271,13 @@ def is_draining(alias: str) -> bool:
 _switches: dict[tuple[str, str], tuple[float, dict[str, Control]]] = {}
 
 
-def why_off(alias: str, kind: str, name: str) -> str:
+def why_off(alias: str, kind: str, name: str, schema: str | None = None) -> str:
     """Explain who switched an "agent" or a "tool" off, and why; "" if it is on.
 
     A process queries the switches every `DRAIN_CHECK_SECONDS`. If the query fails, the last result
-    counts, and the next call of this function queries again.
+    counts, and the next call of this function queries again. `schema` is that of the connection, if known.
     """
-    place = alias, schema_of(own_alias(alias))
+    place = alias, schema_of(own_alias(alias)) if schema is None else schema
     asked, off = _switches.get(place, (-DRAIN_CHECK_SECONDS, dict[str, Control]()))
     if uptime() - asked >= DRAIN_CHECK_SECONDS:
         with suppress(DatabaseError, InterfaceError):  # the drive itself deals with that
@@ -304,12 +304,13 @@ class DrainCheck:
     def __init__(self, alias: str, should_stop: Callable[[], bool] = lambda: False, agent: str = "") -> None:
         self.alias = alias
         self.agent = agent
+        self.schema = schema_of(own_alias(alias))
         self.should_stop = should_stop
         self.is_draining = False
         self.looked = uptime()  # the claim has just looked: a draining process cannot claim
 
     def __call__(self) -> bool:
-        if self.should_stop() or (self.agent and why_off(self.alias, "agent", self.agent)):
+        if self.should_stop() or (self.agent and why_off(self.alias, "agent", self.agent, self.schema)):
             return True
         if not self.is_draining and uptime() - self.looked >= DRAIN_CHECK_SECONDS:
             self.looked = uptime()
