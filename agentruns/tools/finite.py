@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from itertools import chain
 from numbers import Number, Rational
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -69,10 +70,16 @@ def _members(value: Any) -> Iterable[tuple[Any, Any]]:
         return zip(names, value, strict=True)
     if isinstance(value, list | tuple | AbstractSet) or hasattr(value, "appendleft"):
         return enumerate(value)
-    slots: Any = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-    names = chain.from_iterable([each] if isinstance(each, str) else each for each in slots)
-    own = {name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)}
+    kind: Any = type(value)
+    own = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
     return {**own, **getattr(value, "__dict__", {}), **(getattr(value, "model_extra", None) or {})}.items()
+
+
+@lru_cache
+def _slots(kind: type) -> list[str]:
+    slots: Any = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    names = chain.from_iterable([each] if isinstance(each, str) else each for each in slots)
+    return [name for name in names if name[:2] != "__"]
 
 
 def _inner(annotation: Any, holder: Any, name: Any) -> Iterator[Any]:
