@@ -183,12 +183,10 @@ class Conversation:
                 wholes[place] = _Whole([block], block["size"], partial(_loaded, row, block))
         stored = payload.get("stored")
         if isinstance(stored, dict):
-
-            def whole_text(attached: Blocks, limits: Limits) -> Block:
-                text = payloads.said_in(row.run_id, row.seq, row.payload)
-                return dict(canonical.legal({"type": "text", "text": text}))
-
-            wholes[0] = _Whole([], stored["size"], whole_text)
+            said = partial(payloads.said_in, row.run_id, row.seq, row.payload)
+            wholes[0] = _Whole(
+                [], stored["size"], lambda *_: canonical.legal({"type": "text", "text": said()})
+            )
         blocks = unmarked(canonical.legal(blocks))
         if "actor" in payload and not (payload["actor"] or events.PROGRAM)["id"]:
             wholes = {place + 1: whole for place, whole in wholes.items()}
@@ -275,12 +273,12 @@ KINDS = frozenset(_APPLY)  # kinds of the rows that the model sees
 
 def unmarked(value: Any) -> Any:
     """Replace the brackets around the program's messages in all texts of a JSON value."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.translate(UNMARKED)
     if isinstance(value, dict):
         ids = ("id", "tool_use_id")
         return {unmarked(name): each if name in ids else unmarked(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [unmarked(each) for each in value]
-    return value if not isinstance(value, str) or value.isascii() else value.translate(UNMARKED)
+    return [unmarked(each) for each in value] if isinstance(value, list) else value
 
 
 def unread_after(unread: list[int], row: Row) -> list[int]:
@@ -318,9 +316,7 @@ def _loaded(row: Row, block: Block, attached: Blocks, limits: Limits) -> Block:
     if "sha256" not in block or not is_sent:
         refusal = None if block["type"] == "text" else attachments.refusal_of(block, limits)
         preview = described(block)
-        return (
-            preview if refusal is None else {**preview, "text": f"{preview['text']} is left out. {refusal}"}
-        )
+        return {**preview, "text": f"{preview['text']} is left out. {refusal}"} if refusal else preview
     stored = payloads.file_of(row.run_id, row.seq, row.payload, block["sha256"])
     if block["type"] == "text":
         return dict(canonical.legal({"type": "text", "text": payloads.content_of(stored)}))
