@@ -22,6 +22,8 @@ from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 MESSAGE = "Input should be a finite number; NaN and infinity are not accepted"
+# As tuples, because to build a union takes longer than to ask it.
+OPAQUE, LISTS = (str, bytes, type, types.ModuleType), (list, tuple, AbstractSet)
 
 Step = tuple[Any, Any]  # a holder of values, and the name, key or index of one of them; None: a key itself
 Path = tuple[Step, ...]
@@ -43,7 +45,7 @@ def places(value: Any, annotation: Any = Any) -> Iterator[tuple[tuple[str, ...],
 
 
 def _non_finite(value: Any, path: Path, seen: dict[int, Any]) -> Iterator[Path]:
-    if value is None or id(value) in seen or isinstance(value, str | bytes | type | types.ModuleType):
+    if value is None or id(value) in seen or isinstance(value, OPAQUE):
         return
     if isinstance(value, Number):
         number: Any = value
@@ -68,7 +70,7 @@ def _members(value: Any) -> Iterable[tuple[Any, Any]]:
         return value.items()
     if isinstance(value, tuple) and (names := getattr(value, "_fields", ())):
         return zip(names, value, strict=True)
-    if isinstance(value, list | tuple | AbstractSet) or hasattr(value, "appendleft"):
+    if isinstance(value, LISTS) or hasattr(value, "appendleft"):
         return enumerate(value)
     kind: Any = type(value)
     own = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
@@ -88,7 +90,7 @@ def _inner(annotation: Any, holder: Any, name: Any) -> Iterator[Any]:
     if isinstance(holder, Mapping):
         typed = [_fields(kind).get(name) for kind in kinds if is_typeddict(kind)]
         yield from [*typed, *(get_args(kind)[-1] for kind in kinds if get_args(kind) and name is not None)]
-    elif hasattr(holder, "_fields") or not isinstance(holder, list | tuple | AbstractSet):
+    elif hasattr(holder, "_fields") or not isinstance(holder, LISTS):
         yield from [_fields(type(holder)).get(name)]
     else:
         for parts in map(get_args, kinds):
