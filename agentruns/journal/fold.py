@@ -135,7 +135,7 @@ class Call:
 
 @dataclass(slots=True)
 class RunState:
-    """The state of a run, folded from its rows."""
+    """The state of a run, folded from its rows: `on_...` folds a row of the kind in its name."""
 
     run_id: UUID
     seq: int = 0
@@ -279,6 +279,214 @@ class RunState:
         columns |= {"origin_id": origin.get("run"), "origin_seq": origin.get("seq")}
         return {**columns, "agent": self.agent, "idempotency_key": self.key}
 
+    def _add_usage(self, payload: events.Assistant | events.ModelFailed) -> None:
+        for name, amount in (payload.get("usage") or {}).items():
+            if name != "cost" and isinstance(amount, int) and not isinstance(amount, bool):
+                self.usage = {**self.usage, name: self.usage.get(name, 0) + amount}
+        if (cost := payload.get("cost")) is not None:
+            self.usage = {**self.usage, "cost": prices.added(self.usage.get("cost", "0"), cost)}
+
+    def on_run_started(self, row: Row, payload: events.RunStarted) -> None:
+        self.first_seq = row.seq
+        self.agent, self.version = payload["agent"], payload["version"]
+        self.definition, self.requesters = payload["definition"], payload.get("requesters", [])
+        self.actor, self.owner = payload.get("actor"), payload.get("owner")
+        self.session = payload.get("session", "")
+        self.key = payload.get("idempotency_key", payload.get("key_hash", ""))
+        self.task = payload.get("task") or str(row.run_id)
+        self.scope, self.context = payload.get("scope", ""), payload.get("context", {})
+        due = events.moment(payload.get("not_before"))
+        self.started_at = max(row.created_at, due) if due else row.created_at
+        self.origin = payload.get("origin") or {}  # type: ignore[assignment]
+        self.inherited = self.origin.get("steps", 0)
+        if self.origin.get("restored"):
+            self.restored_at, self.restored_seq = row.created_at, row.seq
+        self._rendered(row, payload)
+
+    def _rendered(self, row: Row, payload: events.RunStarted | events.RunAdopted) -> None:
+        self.tools = payload.get("tools", self.tools)
+        if "instructions" in payload:
+            self.instructions = payload["instructions"]
+            self.stored = (row.seq, payload["stored"]) if "stored" in payload else None
+
+    def on_user(self, row: Row, payload: events.User) -> None:
+        self.corrections += payload.get("reason") == events.OUTPUT_INVALID
+        self.requesters = [*dict.fromkeys([*self.requesters, *events.people(payload.get("actor"))])]
+
+    def on_assistant(self, row: Row, payload: events.Assistant) -> None:
+        self.step += 1
+        self.failures, self.failure, self.stop_reason = 0, "", payload.get("stop_reason")
+        self.pauses = self.pauses + 1 if self.stop_reason == "pause_turn" else 0
+        self._add_usage(payload)
+        self.calls = {
+            call["id"]: Call(
+                id=call["id"],
+                provider_id=call["provider_id"],
+                tool=call["tool"],
+                step=self.step,
+                ordinal=ordinal,
+                arguments=call["arguments"],
+                digest=call["digest"],
+                parallel=call["parallel"],
+                # A verdict of newer code lets nothing run.
+                verdict=call["verdict"] if call["verdict"] in [*GateVerdict] else GateVerdict.REFUSE,
+                may_be_lost=self.restored_at is not None,
+            )
+            for ordinal, call in enumerate(payload["calls"])
+        }
+
+    def on_approval_requested(self, row: Row, payload: events.ApprovalRequested) -> None:
+        call = self.calls[row.call_id]
+        if call.verdict == GateVerdict.RUN:  # the gate of a definition that was adopted since asks
+            call.verdict = GateVerdict.ASK
+        call.approval = CallApproval(
+            id=UUID(payload["approval"]),
+            digest=payload["digest"],
+            title=payload["title"],
+            why=payload["why"],
+            requested_at=row.created_at,
+            required=payload["required"],
+            approvers=payload["approvers"],
+            risk=payload["risk"],
+            expires_at=events.moment(payload.get("expires_at")),
+            only_answers=payload.get("only_answers", False),
+            settles=payload.get("settles", []),
+        )
+
+    def on_approval_decided(self, row: Row, payload: events.ApprovalDecided) -> None:
+        call = self.calls[row.call_id]
+        if (approval := call.approval) is None:
+            return
+        approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
+        approval.decided_at = row.created_at
+        if payload["verb"] == Verb.APPROVE:
+            if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals
+                call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
+                approval.digest, approval.title = payload["digest"], payload["title"]
+                approval.given, approval.names, approval.by = [], [], {}
+                approval.editor = (approval.actor or events.PROGRAM)["id"]
+            actor = approval.actor or events.PROGRAM
+            call.asked_since = (0 if "arguments" in payload else call.asked_since) + call.may_be_lost
+            approval.given.append(actor["id"])
+            approval.names.append(actor["name"])
+            approval.channels[actor["id"]] = payload["channel"]
+            approval.by |= {actor["id"]: actor["by"]} if "by" in actor else {}
+            is_enough = len(approval.given) >= approval.required
+            approval.status = ApprovalStatus.APPROVED if is_enough else ApprovalStatus.PENDING
+            return
+        if (status := DECIDED.get(payload["verb"])) is None:  # a verb of newer code
+            return
+        approval.status, approval.text = status, payload.get("text", "")
+        if status == ApprovalStatus.DENIED:
+            self.refusals[(call.tool, call.digest)] = approval.reason
+
+    def on_approval_extended(self, row: Row, payload: events.ApprovalExtended) -> None:
+        if approval := self.calls[row.call_id].approval:
+            approval.expires_at = events.moment(payload["expires_at"])
+
+    def on_approval_voided(self, row: Row, payload: events.ApprovalVoided) -> None:
+        if (approval := self.calls[row.call_id].approval) is None:
+            return
+        given = zip(approval.given, approval.names, strict=True)
+        kept = [(key, name) for key, name in given if key not in payload["voided"]]
+        approval.given, approval.names = [key for key, _ in kept], [name for _, name in kept]
+        approval.by = {key: person for key, person in approval.by.items() if key in approval.given}
+        approval.status, approval.actor = ApprovalStatus.PENDING, None
+        approval.reason, approval.decided_at = "", None
+        approval.why = payload.get("asks") or approval.why
+        approval.expires_at = events.moment(payload.get("expires_at")) or approval.expires_at
+        approval.risk = payload.get("risk", approval.risk)
+        approval.approvers = payload.get("approvers", approval.approvers)
+        approval.required = payload.get("required", approval.required)
+
+    def on_tool_started(self, row: Row, payload: events.ToolStarted) -> None:
+        call = self.calls[row.call_id]
+        call.attempt, call.started_at, call.orphan, call.raised = row.attempt, row.created_at, "", ""
+        call.declares, call.timeout = payload["declares"], payload.get("timeout")
+        call.key = call.key or payload["key"]
+        if payload["declares"] != "safe_to_retry":
+            self.acted |= {row.call_id}
+        if call.approval is not None:
+            call.approval.status = ApprovalStatus.CONSUMED
+
+    def on_tool_result(self, row: Row, payload: events.ToolResult) -> None:
+        call = self.calls[row.call_id]
+        call.outcome, call.orphan, call.in_doubt = payload["outcome"], "", payload.get("in_doubt", False)
+        if did_nothing(payload):
+            self.acted -= {row.call_id}
+        unused = (ApprovalStatus.PENDING, ApprovalStatus.APPROVED)
+        if call.approval is not None and call.approval.status in unused:
+            call.approval.status = ApprovalStatus.CANCELLED
+
+    def on_model_failed(self, row: Row, payload: events.ModelFailed) -> None:
+        self.failures += 1
+        self.failure = "{type}: {text}".format(**payload["error"])
+        self._add_usage(payload)
+
+    def on_late_result(self, row: Row, payload: events.LateResult) -> None:
+        call = self.calls.get(row.call_id)
+        if call is not None and not payload.get("never_entered") and not payload.get("is_error"):
+            call.returned_late = True
+
+    def on_orphan_found(self, row: Row, payload: events.OrphanFound) -> None:
+        call = self.calls[row.call_id]
+        call.orphan, call.raised = payload["action"], payload.get("raised", call.raised)
+
+    def on_orphan_resolved(self, row: Row, payload: events.OrphanResolved) -> None:
+        if did_nothing(payload):
+            self.acted -= {row.call_id}
+        if (call := self.calls.get(row.call_id)) is None or payload["verdict"] not in events.CLEARING:
+            return
+        call.in_doubt = False
+        if call.is_open and payload["verdict"] == Verdict.NOT_OCCURRED:
+            call.orphan = Orphan.NOT_OCCURRED
+
+    def on_run_resumed(self, row: Row, payload: events.RunResumed) -> None:
+        if payload.get("unpause"):
+            self.paused, self.pause_requested, self.refused = "", False, False
+        if self.started_at and row.created_at < self.started_at:  # somebody starts it before its time
+            self.started_at, self.waiting_since = row.created_at, None
+
+    def on_run_pause_requested(self, row: Row, payload: events.RunPauseRequested) -> None:
+        self.pause_requested = True
+
+    def on_run_paused(self, row: Row, payload: events.RunPaused) -> None:
+        self.paused, self.pause_requested = payload.get("reason") or "paused", False
+        self.refused = payload.get("refused", False)
+        if payload.get("restored"):
+            self.restored_at, self.restored_seq = row.created_at, row.seq
+            for call in self.open_calls():
+                call.may_be_lost, call.asked_since = True, 0
+                if call.orphan == Orphan.NOT_OCCURRED:  # a later attempt may be among the lost rows
+                    call.orphan = ""
+
+    def on_run_cancel_requested(self, row: Row, payload: events.RunCancelRequested) -> None:
+        self.cancel_requested = True
+        self.cancel_requested_at = self.cancel_requested_at or row.created_at
+
+    def on_run_adopted(self, row: Row, payload: events.RunAdopted) -> None:
+        self.definition, self.version = payload["new"], payload["version"]
+        for call in self.open_calls():
+            call.adopted = True
+        self._rendered(row, payload)
+
+    def on_run_completed(self, row: Row, payload: events.RunCompleted) -> None:
+        self.ended, self.paused, self.output = RunStatus.COMPLETED, "", payload.get("output")
+
+    def on_run_failed(self, row: Row, payload: events.RunFailed) -> None:
+        error = payload.get("error")
+        self.ended, self.paused = RunStatus.FAILED, ""
+        self.error = f"{error['type']}: {error['text']}" if error else ""
+
+    def on_run_cancelled(self, row: Row, payload: events.RunCancelled) -> None:
+        self.ended, self.paused = RunStatus.CANCELLED, ""
+
+    def on_payload_erased(self, row: Row, payload: events.PayloadErased) -> None:
+        """Change nothing: the erased row itself is folded with neutral values."""
+
+    def on_left_out(self, row: Row, payload: events.LeftOut) -> None:
+        """Change nothing: only the conversation has less."""
+
 
 def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:
     """Compute the state of a run from its rows in order; skip rows of other runs."""
@@ -293,261 +501,7 @@ def text_of(content: list[dict[str, Any]]) -> str:
     return "".join(str(block.get("text", "")) for block in content if block.get("type") == "text")
 
 
-def _add_usage(state: RunState, payload: events.Assistant | events.ModelFailed) -> None:
-    for name, amount in (payload.get("usage") or {}).items():
-        if name != "cost" and isinstance(amount, int) and not isinstance(amount, bool):
-            state.usage = {**state.usage, name: state.usage.get(name, 0) + amount}
-    if (cost := payload.get("cost")) is not None:
-        state.usage = {**state.usage, "cost": prices.added(state.usage.get("cost", "0"), cost)}
-
-
-def _run_started(state: RunState, row: Row, payload: events.RunStarted) -> None:
-    state.first_seq = row.seq
-    state.agent, state.version, state.definition = payload["agent"], payload["version"], payload["definition"]
-    state.actor, state.owner = payload.get("actor"), payload.get("owner")
-    state.requesters = payload.get("requesters", [])
-    state.session = payload.get("session", "")
-    state.key = payload.get("idempotency_key", payload.get("key_hash", ""))
-    state.task = payload.get("task") or str(row.run_id)
-    state.scope, state.context = payload.get("scope", ""), payload.get("context", {})
-    due = events.moment(payload.get("not_before"))
-    state.started_at = max(row.created_at, due) if due else row.created_at
-    state.origin = payload.get("origin") or {}  # type: ignore[assignment]
-    state.inherited = state.origin.get("steps", 0)
-    if state.origin.get("restored"):
-        state.restored_at, state.restored_seq = row.created_at, row.seq
-    _rendered(state, row, payload)
-
-
-def _rendered(state: RunState, row: Row, payload: events.RunStarted | events.RunAdopted) -> None:
-    state.tools = payload.get("tools", state.tools)
-    if "instructions" in payload:
-        state.instructions = payload["instructions"]
-        state.stored = (row.seq, payload["stored"]) if "stored" in payload else None
-
-
-def _user(state: RunState, row: Row, payload: events.User) -> None:
-    state.corrections += payload.get("reason") == events.OUTPUT_INVALID
-    state.requesters = [*dict.fromkeys([*state.requesters, *events.people(payload.get("actor"))])]
-
-
-def _assistant(state: RunState, row: Row, payload: events.Assistant) -> None:
-    state.step += 1
-    state.failures, state.failure, state.stop_reason = 0, "", payload.get("stop_reason")
-    state.pauses = state.pauses + 1 if state.stop_reason == "pause_turn" else 0
-    _add_usage(state, payload)
-    state.calls = {
-        call["id"]: Call(
-            id=call["id"],
-            provider_id=call["provider_id"],
-            tool=call["tool"],
-            step=state.step,
-            ordinal=ordinal,
-            arguments=call["arguments"],
-            digest=call["digest"],
-            parallel=call["parallel"],
-            # A verdict of newer code lets nothing run.
-            verdict=call["verdict"] if call["verdict"] in [*GateVerdict] else GateVerdict.REFUSE,
-            may_be_lost=state.restored_at is not None,
-        )
-        for ordinal, call in enumerate(payload["calls"])
-    }
-
-
-def _approval_requested(state: RunState, row: Row, payload: events.ApprovalRequested) -> None:
-    call = state.calls[row.call_id]
-    if call.verdict == GateVerdict.RUN:  # the gate of a definition that was adopted since asks
-        call.verdict = GateVerdict.ASK
-    call.approval = CallApproval(
-        id=UUID(payload["approval"]),
-        digest=payload["digest"],
-        title=payload["title"],
-        why=payload["why"],
-        requested_at=row.created_at,
-        required=payload["required"],
-        approvers=payload["approvers"],
-        risk=payload["risk"],
-        expires_at=events.moment(payload.get("expires_at")),
-        only_answers=payload.get("only_answers", False),
-        settles=payload.get("settles", []),
-    )
-
-
-def _approval_decided(state: RunState, row: Row, payload: events.ApprovalDecided) -> None:
-    call = state.calls[row.call_id]
-    if (approval := call.approval) is None:
-        return
-    approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
-    approval.decided_at = row.created_at
-    if payload["verb"] == Verb.APPROVE:
-        if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals
-            call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
-            approval.digest, approval.title = payload["digest"], payload["title"]
-            approval.given, approval.names, approval.by = [], [], {}
-            approval.editor = (approval.actor or events.PROGRAM)["id"]
-        actor = approval.actor or events.PROGRAM
-        call.asked_since = (0 if "arguments" in payload else call.asked_since) + call.may_be_lost
-        approval.given.append(actor["id"])
-        approval.names.append(actor["name"])
-        approval.channels[actor["id"]] = payload["channel"]
-        approval.by |= {actor["id"]: actor["by"]} if "by" in actor else {}
-        is_enough = len(approval.given) >= approval.required
-        approval.status = ApprovalStatus.APPROVED if is_enough else ApprovalStatus.PENDING
-        return
-    if (status := DECIDED.get(payload["verb"])) is None:  # a verb of newer code
-        return
-    approval.status, approval.text = status, payload.get("text", "")
-    if status == ApprovalStatus.DENIED:
-        state.refusals[(call.tool, call.digest)] = approval.reason
-
-
-def _approval_extended(state: RunState, row: Row, payload: events.ApprovalExtended) -> None:
-    if approval := state.calls[row.call_id].approval:
-        approval.expires_at = events.moment(payload["expires_at"])
-
-
-def _approval_voided(state: RunState, row: Row, payload: events.ApprovalVoided) -> None:
-    if (approval := state.calls[row.call_id].approval) is None:
-        return
-    given = zip(approval.given, approval.names, strict=True)
-    kept = [(key, name) for key, name in given if key not in payload["voided"]]
-    approval.given, approval.names = [key for key, _ in kept], [name for _, name in kept]
-    approval.by = {key: person for key, person in approval.by.items() if key in approval.given}
-    approval.status, approval.actor = ApprovalStatus.PENDING, None
-    approval.reason, approval.decided_at = "", None
-    approval.why = payload.get("asks") or approval.why
-    approval.expires_at = events.moment(payload.get("expires_at")) or approval.expires_at
-    approval.risk = payload.get("risk", approval.risk)
-    approval.approvers = payload.get("approvers", approval.approvers)
-    approval.required = payload.get("required", approval.required)
-
-
-def _tool_started(state: RunState, row: Row, payload: events.ToolStarted) -> None:
-    call = state.calls[row.call_id]
-    call.attempt, call.started_at, call.orphan, call.raised = row.attempt, row.created_at, "", ""
-    call.declares, call.timeout = payload["declares"], payload.get("timeout")
-    call.key = call.key or payload["key"]
-    if payload["declares"] != "safe_to_retry":
-        state.acted |= {row.call_id}
-    if call.approval is not None:
-        call.approval.status = ApprovalStatus.CONSUMED
-
-
-def _tool_result(state: RunState, row: Row, payload: events.ToolResult) -> None:
-    call = state.calls[row.call_id]
-    call.outcome, call.orphan, call.in_doubt = payload["outcome"], "", payload.get("in_doubt", False)
-    if did_nothing(payload):
-        state.acted -= {row.call_id}
-    unused = (ApprovalStatus.PENDING, ApprovalStatus.APPROVED)
-    if call.approval is not None and call.approval.status in unused:
-        call.approval.status = ApprovalStatus.CANCELLED
-
-
-def _model_failed(state: RunState, row: Row, payload: events.ModelFailed) -> None:
-    state.failures += 1
-    state.failure = "{type}: {text}".format(**payload["error"])
-    _add_usage(state, payload)
-
-
-def _late_result(state: RunState, row: Row, payload: events.LateResult) -> None:
-    call = state.calls.get(row.call_id)
-    if call is not None and not payload.get("never_entered") and not payload.get("is_error"):
-        call.returned_late = True
-
-
-def _orphan_found(state: RunState, row: Row, payload: events.OrphanFound) -> None:
-    call = state.calls[row.call_id]
-    call.orphan, call.raised = payload["action"], payload.get("raised", call.raised)
-
-
-def _orphan_resolved(state: RunState, row: Row, payload: events.OrphanResolved) -> None:
-    if did_nothing(payload):
-        state.acted -= {row.call_id}
-    if (call := state.calls.get(row.call_id)) is None or payload["verdict"] not in events.CLEARING:
-        return
-    call.in_doubt = False
-    if call.is_open and payload["verdict"] == Verdict.NOT_OCCURRED:
-        call.orphan = Orphan.NOT_OCCURRED
-
-
-def _run_resumed(state: RunState, row: Row, payload: events.RunResumed) -> None:
-    if payload.get("unpause"):
-        state.paused, state.pause_requested, state.refused = "", False, False
-    if state.started_at and row.created_at < state.started_at:  # somebody starts it before its time
-        state.started_at, state.waiting_since = row.created_at, None
-
-
-def _pause_requested(state: RunState, row: Row, payload: events.RunPauseRequested) -> None:
-    state.pause_requested = True
-
-
-def _run_paused(state: RunState, row: Row, payload: events.RunPaused) -> None:
-    state.paused, state.pause_requested = payload.get("reason") or "paused", False
-    state.refused = payload.get("refused", False)
-    if payload.get("restored"):
-        state.restored_at, state.restored_seq = row.created_at, row.seq
-        for call in state.open_calls():
-            call.may_be_lost, call.asked_since = True, 0
-            if call.orphan == Orphan.NOT_OCCURRED:  # a later attempt may be among the lost rows
-                call.orphan = ""
-
-
-def _cancel_requested(state: RunState, row: Row, payload: events.RunCancelRequested) -> None:
-    state.cancel_requested = True
-    state.cancel_requested_at = state.cancel_requested_at or row.created_at
-
-
-def _run_adopted(state: RunState, row: Row, payload: events.RunAdopted) -> None:
-    state.definition, state.version = payload["new"], payload["version"]
-    for call in state.open_calls():
-        call.adopted = True
-    _rendered(state, row, payload)
-
-
-def _run_completed(state: RunState, row: Row, payload: events.RunCompleted) -> None:
-    state.ended, state.paused, state.output = RunStatus.COMPLETED, "", payload.get("output")
-
-
-def _run_failed(state: RunState, row: Row, payload: events.RunFailed) -> None:
-    error = payload.get("error")
-    state.ended, state.paused = RunStatus.FAILED, ""
-    state.error = f"{error['type']}: {error['text']}" if error else ""
-
-
-def _run_cancelled(state: RunState, row: Row, payload: events.RunCancelled) -> None:
-    state.ended, state.paused = RunStatus.CANCELLED, ""
-
-
-def _payload_erased(state: RunState, row: Row, payload: events.PayloadErased) -> None:
-    """Change nothing: the erased row itself is folded with neutral values."""
-
-
-def _left_out(state: RunState, row: Row, payload: events.LeftOut) -> None:
-    """Change nothing: only the conversation has less."""
-
-
+# Each kind has its method in RunState; a kind without one fails this import.
 _APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {
-    events.RUN_STARTED: _run_started,
-    events.USER: _user,
-    events.ASSISTANT: _assistant,
-    events.APPROVAL_REQUESTED: _approval_requested,
-    events.APPROVAL_DECIDED: _approval_decided,
-    events.APPROVAL_EXTENDED: _approval_extended,
-    events.APPROVAL_VOIDED: _approval_voided,
-    events.TOOL_STARTED: _tool_started,
-    events.TOOL_RESULT: _tool_result,
-    events.MODEL_FAILED: _model_failed,
-    events.LATE_RESULT: _late_result,
-    events.ORPHAN_FOUND: _orphan_found,
-    events.ORPHAN_RESOLVED: _orphan_resolved,
-    events.RUN_RESUMED: _run_resumed,
-    events.RUN_PAUSE_REQUESTED: _pause_requested,
-    events.RUN_PAUSED: _run_paused,
-    events.RUN_CANCEL_REQUESTED: _cancel_requested,
-    events.RUN_ADOPTED: _run_adopted,
-    events.RUN_COMPLETED: _run_completed,
-    events.RUN_FAILED: _run_failed,
-    events.RUN_CANCELLED: _run_cancelled,
-    events.PAYLOAD_ERASED: _payload_erased,
-    events.LEFT_OUT: _left_out,
+    kind: getattr(RunState, f"on_{kind}") for kind in events.KINDS
 }

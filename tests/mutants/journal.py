@@ -119,7 +119,7 @@ FOLDING = [
         Edit(FOLD, "len(approval.given) >= approval.required", "len(approval.given) >= 1"),
         "db/test_executor.py::test_two_people_approve_or_it_does_not_run"),
     mutant("fold: an edit voids what others approved",
-        Edit(FOLD, "            approval.given, approval.names, approval.by = [], [], {}\n", ""),
+        Edit(FOLD, "                approval.given, approval.names, approval.by = [], [], {}\n", ""),
         "db/test_executor.py::test_who_approved_may_change_their_mind_until_it_is_enough"),
     mutant("fold: a call that waits for a person is not ready",
         Edit(FOLD, "return self.approval is None or self.approval.status == ApprovalStatus.PENDING",
