@@ -7,12 +7,14 @@ verification and the pages that show rows have tables by kind of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Annotated, Any, Generic, NotRequired, Self, TypedDict, TypeVar
 
 from django.dispatch import Signal
 
 from agentruns import signals
 from agentruns.models.parts import Blocks, Fact, Form, Gone, joined
+from agentruns.models.statuses import RunStatus, Verdict
 from agentruns.tools import excerpts
 from agentruns.utils.json import select
 
@@ -24,7 +26,7 @@ COPIED = "copied"  # key in the payload of a row that a fork copied, which is sk
 OUTPUT_INVALID = "output_invalid"  # no user wrote it
 MESSAGE = "message"  # sent while the run was open
 
-CLEARING = ("occurred", "not_occurred")  # verdicts that lift a doubt; newer code may know others
+CLEARING = (Verdict.OCCURRED, Verdict.NOT_OCCURRED)  # verdicts that lift a doubt; newer code may know others
 
 
 class Actor(TypedDict):
@@ -56,50 +58,6 @@ class Payload(TypedDict):
 
 
 PUBLIC = ("v", "copied")
-_FILE = "stored.sha256 stored.size stored.form"
-
-P = TypeVar("P", bound=Payload)
-KINDS: dict[str, Kind[Any]] = {}  # by name
-
-
-class Kind(str, Generic[P]):
-    """A kind of row: the name that the journal stores, the payload, and how the program treats such a row."""
-
-    def __new__(cls, name: str, *_payload: Any, **_traits: Any) -> Self:
-        """Make the kind a str, because rows, queries, hashes and JSON hold its name."""
-        return super().__new__(cls, name)
-
-    def __init__(
-        self,
-        name: str,
-        payload: type[P],
-        *,
-        is_progress: bool = False,
-        ends: str = "",
-        names_definitions: bool = False,
-        has_blocks: bool = False,
-        moves_doubts: bool = False,
-        announced: tuple[str, Signal] | None = None,
-        telemetry: tuple[str, ...] = (),
-        public: str = "",
-    ) -> None:
-        self.payload = payload
-        self.form = Form(payload)
-        self.is_progress = is_progress  # earlier crashes no longer count against the run
-        self.ends = ends  # the status in which such a row ends its run
-        self.names_definitions = names_definitions
-        self.has_blocks = has_blocks  # the content may be blocks, with their files
-        self.moves_doubts = moves_doubts  # it begins a doubt, settles it, brings it back or clears it
-        # The event for notifiers, with its signal; the event for telemetry, with the members that it reports.
-        self.announced = (f"run.{ends}", signals.run_ended) if ends else announced
-        self.telemetry = ("ended",) if ends else telemetry
-        self.public = (*PUBLIC, *public.split())  # what visitors and customers read; all else is hidden
-        KINDS[name] = self
-
-    def of(self, row: Any) -> P | None:
-        """Read the payload of a row of this kind; None for a row of another kind."""
-        payload: P | None = row.payload if row.kind == self else None
-        return payload
 
 
 class Error(TypedDict):
@@ -165,11 +123,6 @@ class RunStarted(Payload):
     stored: NotRequired[Gone[StoredFile]]  # of which `instructions` is a preview
 
 
-RUN_STARTED = Kind(
-    "run_started", RunStarted, names_definitions=True, public="agent version session not_before"
-)
-
-
 class User(Payload):
     """The task, a message sent while the run was open, or the program's request to correct an answer."""
 
@@ -179,9 +132,6 @@ class User(Payload):
     idempotency_key: NotRequired[Gone[str]]  # of a message to an open run, as is the hash
     key_hash: NotRequired[Fact[str]]
     stored: NotRequired[Gone[StoredFile | list[StoredFile]]]  # a list holds the files of its blocks
-
-
-USER = Kind("user", User, has_blocks=True, public=f"content reason {_FILE}")
 
 
 class Assistant(Payload):
@@ -200,10 +150,6 @@ class Assistant(Payload):
     fallback: NotRequired[Fact[str]]  # the model that was asked, where it is not the agent's first
 
 
-_REPLY = "content.type content.text content.id content.name content.input calls.id calls.tool calls.arguments"
-ASSISTANT = Kind("assistant", Assistant, is_progress=True, public=f"{_REPLY} stop_reason")  # no thinking
-
-
 class ModelFailed(Payload):
     """A failed request to the model; the provider's members are absent if the model object raised."""
 
@@ -216,9 +162,6 @@ class ModelFailed(Payload):
     usage: NotRequired[Fact[dict[str, Any]]]
     cost: NotRequired[Fact[str]]
     fallback: NotRequired[Fact[str]]  # the model that is asked at once
-
-
-MODEL_FAILED = Kind("model_failed", ModelFailed)
 
 
 class ApprovalRequested(Payload):
@@ -239,12 +182,6 @@ class ApprovalRequested(Payload):
     settles: NotRequired[Fact[list[str]]]  # calls in doubt that its card shows and its approval settles
 
 
-_ASKED = ("approval.requested", signals.approval_requested)
-APPROVAL_REQUESTED = Kind(
-    "approval_requested", ApprovalRequested, announced=_ASKED, public="approval expires_at"
-)
-
-
 class ApprovalDecided(Payload):
     """A person's decision on an approval, or its expiry."""
 
@@ -261,16 +198,6 @@ class ApprovalDecided(Payload):
     preview: NotRequired[Annotated[Any, None]]
 
 
-APPROVAL_DECIDED = Kind(
-    "approval_decided",
-    ApprovalDecided,
-    moves_doubts=True,
-    announced=("approval.decided", signals.approval_decided),
-    telemetry=("decision", "verb"),
-    public="verb",
-)
-
-
 # A class body cannot hold the keyword "from".
 _Extended = TypedDict("_Extended", {"from": Fact[str]})
 
@@ -282,9 +209,6 @@ class ApprovalExtended(Payload, _Extended):
     actor: Fact[Actor | None]
     reason: str
     channel: Fact[str]
-
-
-APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended, public="expires_at")
 
 
 class ApprovalVoided(Payload):
@@ -303,11 +227,6 @@ class ApprovalVoided(Payload):
     required: NotRequired[Fact[int]]
 
 
-APPROVAL_VOIDED = Kind(  # people are asked again
-    "approval_voided", ApprovalVoided, moves_doubts=True, announced=_ASKED, public="approval"
-)
-
-
 class ToolStarted(Payload):
     """The start of a call, written before the tool's handler is entered."""
 
@@ -317,9 +236,6 @@ class ToolStarted(Payload):
     timeout: Fact[float | None]  # seconds
     approval: NotRequired[Fact[str]]
     approved_by: NotRequired[Fact[list[str]]]  # names
-
-
-TOOL_STARTED = Kind("tool_started", ToolStarted)
 
 
 class _Returned(Payload):
@@ -348,12 +264,6 @@ class ToolResult(ResultFacts):
     outcome: Fact[str]  # ok | error | denied | answered | expired | cancelled | unknown
 
 
-_RESULT = f"content is_error outcome {_FILE}"
-TOOL_RESULT = Kind(
-    "tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True, public=_RESULT
-)
-
-
 class LateResult(_Returned):
     """A handler's return value, or the fact that it was never entered, after its worker had lost the run."""
 
@@ -364,9 +274,6 @@ class LateResult(_Returned):
     lost: NotRequired[Fact[bool]]  # the row of the reply that requested the call is lost
 
 
-LATE_RESULT = Kind("late_result", LateResult, has_blocks=True, telemetry=("late_result",))
-
-
 class OrphanFound(Payload):
     """A call in doubt: it was started and has no result, or its handler raised an ambiguous error."""
 
@@ -375,14 +282,6 @@ class OrphanFound(Payload):
     evidence: str
     started_at: Fact[str | None]
     raised: NotRequired[str]  # error of the handler that leaves open whether something happened
-
-
-ORPHAN_FOUND = Kind(
-    "orphan_found",
-    OrphanFound,
-    announced=("run.orphaned", signals.run_orphaned),
-    telemetry=("orphan", "action", "declares"),
-)
 
 
 class OrphanResolved(Payload):
@@ -396,9 +295,6 @@ class OrphanResolved(Payload):
     result: NotRequired[Any]  # of a call whose result for the model was "unknown" already
 
 
-ORPHAN_RESOLVED = Kind("orphan_resolved", OrphanResolved, moves_doubts=True, telemetry=("verdict", "verdict"))
-
-
 class RunResumed(Payload):
     """A worker's take-over of a run, or a person's order to continue it."""
 
@@ -406,9 +302,6 @@ class RunResumed(Payload):
     actor: Fact[Actor | None]
     epoch: Fact[int]
     unpause: NotRequired[Fact[bool]]
-
-
-RUN_RESUMED = Kind("run_resumed", RunResumed)
 
 
 class _Asked(Payload):
@@ -420,9 +313,6 @@ class RunPauseRequested(_Asked):
     """A person's request to pause a run that a worker is driving."""
 
 
-RUN_PAUSE_REQUESTED = Kind("run_pause_requested", RunPauseRequested)
-
-
 class RunPaused(Payload):
     """A run's pause, ordered by a person or because the run cannot continue by itself."""
 
@@ -432,14 +322,8 @@ class RunPaused(Payload):
     refused: NotRequired[Fact[bool]]  # the provider refuses the conversation
 
 
-RUN_PAUSED = Kind("run_paused", RunPaused, announced=("run.paused", signals.run_paused))
-
-
 class RunCancelRequested(_Asked):
     """A person's request to cancel a run."""
-
-
-RUN_CANCEL_REQUESTED = Kind("run_cancel_requested", RunCancelRequested)
 
 
 class RunAdopted(_Asked):
@@ -453,9 +337,6 @@ class RunAdopted(_Asked):
     stored: NotRequired[Gone[StoredFile]]
 
 
-RUN_ADOPTED = Kind("run_adopted", RunAdopted, names_definitions=True)
-
-
 class RunCompleted(Payload):
     """The end of a run with an answer."""
 
@@ -464,23 +345,14 @@ class RunCompleted(Payload):
     earlier: NotRequired[Fact[bool]]  # the last reply had no text: this is the text of the one before
 
 
-RUN_COMPLETED = Kind("run_completed", RunCompleted, ends="completed", public="output truncated")
-
-
 class RunFailed(Payload):
     """The end of a run with an error."""
 
     error: Error
 
 
-RUN_FAILED = Kind("run_failed", RunFailed, ends="failed")
-
-
 class RunCancelled(_Asked):
     """The end of a run that was cancelled."""
-
-
-RUN_CANCELLED = Kind("run_cancelled", RunCancelled, ends="cancelled")
 
 
 class PayloadErased(Payload):
@@ -492,9 +364,6 @@ class PayloadErased(Payload):
     file: NotRequired[Fact[str]]  # that held the content, or several, separated by spaces
 
 
-PAYLOAD_ERASED = Kind("payload_erased", PayloadErased, public="seq")
-
-
 class LeftOut(_Asked):
     """Rows that later requests get as placeholders; with `bound`, all rows before it in a shorter form."""
 
@@ -504,8 +373,90 @@ class LeftOut(_Asked):
     bound: NotRequired[Fact[int]]  # characters of each result; files and old reasoning are left out as well
 
 
-LEFT_OUT = Kind("left_out", LeftOut)
+P = TypeVar("P", bound=Payload)
+KINDS: dict[str, Kind[Any]] = {}  # by name
 
+
+@dataclass(eq=False, repr=False)
+class Kind(str, Generic[P]):
+    """A kind of row: the name that the journal stores, the payload, and how the program treats such a row."""
+
+    name: InitVar[str]
+    payload: type[P]
+    _: KW_ONLY
+    is_progress: bool = False  # earlier crashes no longer count against the run
+    ends: str = ""  # the status in which such a row ends its run
+    names_definitions: bool = False
+    has_blocks: bool = False  # the content may be blocks, with their files
+    moves_doubts: bool = False  # it begins a doubt, settles it, brings it back or clears it
+    announced: tuple[str, Signal] | None = None  # the event for notifiers, with its signal
+    telemetry: tuple[str, ...] = ()  # the event for telemetry, with the members that it reports
+    reads: InitVar[str] = ""  # the members that visitors and customers read; all others are hidden
+
+    def __new__(cls, name: str, *_payload: Any, **_traits: Any) -> Self:
+        """Make the kind a str, because rows, queries, hashes and JSON hold its name."""
+        return super().__new__(cls, name)
+
+    def __post_init__(self, name: str, reads: str) -> None:
+        self.form, self.public = Form(self.payload), (*PUBLIC, *reads.split())
+        if self.ends:
+            self.announced, self.telemetry = (f"run.{self.ends}", signals.run_ended), ("ended",)
+        KINDS[name] = self
+
+    def of(self, row: Any) -> P | None:
+        """Read the payload of a row of this kind; None for a row of another kind."""
+        payload: P | None = row.payload if row.kind == self else None
+        return payload
+
+
+_FILE = "stored.sha256 stored.size stored.form"
+_REPLY = "content.type content.text content.id content.name content.input calls.id calls.tool calls.arguments"
+_RESULT = f"content is_error outcome {_FILE}"
+_ASKED = ("approval.requested", signals.approval_requested)  # also where an approval is voided
+
+RUN_STARTED = Kind(
+    "run_started", RunStarted, names_definitions=True, reads="agent version session not_before"
+)
+USER = Kind("user", User, has_blocks=True, reads=f"content reason {_FILE}")
+ASSISTANT = Kind("assistant", Assistant, is_progress=True, reads=f"{_REPLY} stop_reason")  # no thinking
+MODEL_FAILED = Kind("model_failed", ModelFailed)
+APPROVAL_REQUESTED = Kind(
+    "approval_requested", ApprovalRequested, announced=_ASKED, reads="approval expires_at"
+)
+APPROVAL_DECIDED = Kind(
+    "approval_decided",
+    ApprovalDecided,
+    moves_doubts=True,
+    announced=("approval.decided", signals.approval_decided),
+    telemetry=("decision", "verb"),
+    reads="verb",
+)
+APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended, reads="expires_at")
+APPROVAL_VOIDED = Kind(
+    "approval_voided", ApprovalVoided, moves_doubts=True, announced=_ASKED, reads="approval"
+)
+TOOL_STARTED = Kind("tool_started", ToolStarted)
+TOOL_RESULT = Kind(
+    "tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True, reads=_RESULT
+)
+LATE_RESULT = Kind("late_result", LateResult, has_blocks=True, telemetry=("late_result",))
+ORPHAN_FOUND = Kind(
+    "orphan_found",
+    OrphanFound,
+    announced=("run.orphaned", signals.run_orphaned),
+    telemetry=("orphan", "action", "declares"),
+)
+ORPHAN_RESOLVED = Kind("orphan_resolved", OrphanResolved, moves_doubts=True, telemetry=("verdict", "verdict"))
+RUN_RESUMED = Kind("run_resumed", RunResumed)
+RUN_PAUSE_REQUESTED = Kind("run_pause_requested", RunPauseRequested)
+RUN_PAUSED = Kind("run_paused", RunPaused, announced=("run.paused", signals.run_paused))
+RUN_CANCEL_REQUESTED = Kind("run_cancel_requested", RunCancelRequested)
+RUN_ADOPTED = Kind("run_adopted", RunAdopted, names_definitions=True)
+RUN_COMPLETED = Kind("run_completed", RunCompleted, ends=RunStatus.COMPLETED, reads="output truncated")
+RUN_FAILED = Kind("run_failed", RunFailed, ends=RunStatus.FAILED)
+RUN_CANCELLED = Kind("run_cancelled", RunCancelled, ends=RunStatus.CANCELLED)
+PAYLOAD_ERASED = Kind("payload_erased", PayloadErased, reads="seq")
+LEFT_OUT = Kind("left_out", LeftOut)
 
 CLOSING: dict[str, str] = {kind: kind.ends for kind in KINDS.values() if kind.ends}
 _UNKNOWN = Form(Payload)
