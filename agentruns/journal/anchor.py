@@ -76,37 +76,32 @@ class Compared:
         wrong: set[UUID] = set()
         while page := list(islice(self._lines, PAGE)):
             anchors = [Anchor.of(number, line) for number, line in page if line.strip()]
-            mine = [anchor for anchor in anchors if self._only in (None, anchor.session)]
-            self.anchors += len(mine)
-            for anchor, what in self._differing(mine):
-                if anchor.session not in wrong:
+            anchors = [anchor for anchor in anchors if self._only in (None, anchor.session)]
+            self.anchors += len(anchors)
+            sessions, seqs = {anchor.session for anchor in anchors}, {anchor.seq for anchor in anchors}
+            rows = Message.objects.using(self._alias).filter(session_id__in=sessions, seq__in=seqs)
+            hashes = {(pk, seq): head for pk, seq, head in rows.values_list("session_id", "seq", "hash")}
+            kept = Session.objects.using(self._alias).only("key", "next_seq").in_bulk(sessions)
+            graves = Tombstone.objects.using(self._alias).in_bulk(sessions - {*kept})
+            for anchor in anchors:
+                session, head = kept.get(anchor.session), hashes.get((anchor.session, anchor.seq))
+                if anchor.session in graves:
+                    self.pruned += 1
+                elif (session is None or head != anchor.head) and anchor.session not in wrong:
                     wrong.add(anchor.session)
-                    kept = Session.objects.using(self._alias).filter(pk=anchor.session)
-                    key = kept.values_list("key", flat=True).first()
-                    yield Problem(key or str(anchor.session), what, seq=anchor.seq)
+                    what = _difference(anchor, session, head)
+                    yield Problem(session.key if session else str(anchor.session), what, seq=anchor.seq)
 
-    def _differing(self, anchors: list[Anchor]) -> Iterator[tuple[Anchor, str]]:
-        sessions, seqs = {anchor.session for anchor in anchors}, {anchor.seq for anchor in anchors}
-        rows = Message.objects.using(self._alias).filter(session_id__in=sessions, seq__in=seqs)
-        hashes = {(pk, seq): head for pk, seq, head in rows.values_list("session_id", "seq", "hash")}
-        kept = Session.objects.using(self._alias).filter(pk__in=sessions)
-        ends = {session: next_seq - 1 for session, next_seq in kept.values_list("pk", "next_seq")}
-        graves = Tombstone.objects.using(self._alias).filter(pk__in=sessions - {*ends})
-        buried = {*graves.values_list("pk", flat=True)}
-        for anchor in anchors:
-            head, end = hashes.get((anchor.session, anchor.seq)), ends.get(anchor.session, 0)
-            if anchor.session in buried:
-                self.pruned += 1
-            elif anchor.session not in ends:
-                yield anchor, f"was anchored at seq {anchor.seq} and is gone without a tombstone. {OLDER}"
-            elif head is None and end < anchor.seq:
-                what = f"was anchored at seq {anchor.seq}, and ends at {end}: its last rows are lost. {OLDER}"
-                yield anchor, what
-            elif head is None:
-                yield anchor, f"was anchored at seq {anchor.seq}, a row that is missing."
-            elif head != anchor.head:
-                what = f"seq {anchor.seq} has another hash than its anchor: the chain was written anew."
-                yield anchor, what
+
+def _difference(anchor: Anchor, session: Session | None, head: str | None) -> str:
+    """Describe how a row's hash `head`, None for a missing row, differs from its anchor."""
+    if session is None:
+        return f"was anchored at seq {anchor.seq} and is gone without a tombstone. {OLDER}"
+    if head is not None:
+        return f"seq {anchor.seq} has another hash than its anchor: the chain was written anew."
+    if (end := session.next_seq - 1) < anchor.seq:
+        return f"was anchored at seq {anchor.seq}, and ends at {end}: its last rows are lost. {OLDER}"
+    return f"was anchored at seq {anchor.seq}, a row that is missing."
 
 
 def line_of(session_id: UUID, seq: int, head: str) -> str:

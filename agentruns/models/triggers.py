@@ -108,7 +108,7 @@ def install(connection: BaseDatabaseWrapper) -> None:
     if connection.vendor not in VENDORS:
         return
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        drop(connection, cursor)
+        remove(connection, functions=False)  # which other triggers may use
         if connection.vendor == "sqlite":
             for statement in _sqlite_triggers(cursor).values():
                 cursor.execute(statement)
@@ -128,12 +128,18 @@ def install(connection: BaseDatabaseWrapper) -> None:
             cursor.execute(f"ALTER TABLE {schema}.{table} ENABLE ALWAYS TRIGGER {name}")
 
 
-def remove(connection: BaseDatabaseWrapper) -> None:
-    """Drop the triggers and their functions, for a reversed migration and for `lifted`."""
+def remove(connection: BaseDatabaseWrapper, *, functions: bool = True) -> None:
+    """Drop the triggers and, with `functions`, their functions: for a reversed migration and for `lifted`."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        drop(connection, cursor)
-        for name in BODIES if connection.vendor == "postgresql" else ():
-            cursor.execute(f"DROP FUNCTION IF EXISTS {_quoted(_schema(cursor))}.{name}")
+        if connection.vendor == "sqlite":
+            for name in SQLITE:
+                cursor.execute(f"DROP TRIGGER IF EXISTS {name}")
+        elif connection.vendor == "postgresql":
+            schema = _quoted(_schema(cursor))
+            for name, (table, *_) in POSTGRESQL.items():
+                cursor.execute(f"DROP TRIGGER IF EXISTS {name} ON {schema}.{table}")
+            for name in BODIES if functions else ():
+                cursor.execute(f"DROP FUNCTION IF EXISTS {schema}.{name}")
 
 
 def differences(connection: BaseDatabaseWrapper) -> list[str]:
@@ -214,17 +220,6 @@ def install_on_migrate(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
         install(connection)
     if Control._meta.db_table in connection.introspection.table_names():
         Control.objects.using(using).identity()
-
-
-def drop(connection: BaseDatabaseWrapper, cursor: Any) -> None:
-    """Drop the triggers, but not their functions."""
-    if connection.vendor == "sqlite":
-        for name in SQLITE:
-            cursor.execute(f"DROP TRIGGER IF EXISTS {name}")
-    elif connection.vendor == "postgresql":
-        schema = _quoted(_schema(cursor))
-        for name, (table, *_) in POSTGRESQL.items():
-            cursor.execute(f"DROP TRIGGER IF EXISTS {name} ON {schema}.{table}")
 
 
 def _sqlite_triggers(cursor: Any) -> dict[str, str]:
