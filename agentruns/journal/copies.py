@@ -25,12 +25,10 @@ TITLE_LENGTH = 200
 class Copy(NamedTuple):
     """A copied row, and the run, number and hash of the row that it claims to copy."""
 
-    seq: int
-    kind: str
-    source: UUID
-    source_seq: int  # differs from `seq` for the result of a call that was open at the cut
-    source_hash: str
     row: Row
+    source: UUID
+    source_seq: int  # differs from that of `row` for the result of a call that was open at the cut
+    source_hash: str
 
     def is_of(self, source: Row) -> bool:
         """Check whether the copy equals the source row; erased content is compared by its hash."""
@@ -99,7 +97,7 @@ def copy_of(row: Row) -> Copy | None:
     source: events.Copied = row.payload[events.COPIED]
     if "hash" not in source:
         return None
-    return Copy(row.seq, row.kind, UUID(source["run"]), int(source["seq"]), source["hash"], row)
+    return Copy(row, UUID(source["run"]), int(source["seq"]), source["hash"])
 
 
 def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:

@@ -80,11 +80,10 @@ def check(session_id: UUID, alias: str | None = None, *, files: bool = True) -> 
     problems again if it was written to meanwhile, TRIES times at most. Raises Session.DoesNotExist.
     """
     alias = alias or settings.DATABASE
-    problems: list[Problem] = []
     stored = Session.objects.using(alias).filter(pk=session_id)
     for _ in range(TRIES):
         session = stored.get()
-        problems = _check(alias, session, files)
+        problems = History(session).problems(alias, files)
         if not problems or stored.filter(next_seq=session.next_seq, head=session.head).exists():
             break
     return problems
@@ -107,31 +106,6 @@ def strays(alias: str) -> Iterator[Problem]:
             yield Problem(tombstone.key, what)
 
 
-def _check(alias: str, session: Session, files: bool) -> list[Problem]:
-    history = History(session)
-    if (problem := history.read(alias)) is not None:  # a fold of a wrong journal means nothing
-        return [problem]
-    problems: list[Problem] = []
-    for row in history.pointing if files else ():
-        file = ""
-        try:
-            for stored in payloads.files(row.run_id, row.seq, row.payload):
-                file = stored.name
-                payloads.check(stored)
-        except PayloadError as error:
-            what = f"points at a file that is not there as it was stored: {error}"
-            problems.append(history.problem(row.seq, row.kind, what, file))
-    definitions = Definition.objects.using(alias).filter(pk__in=history.definitions).order_by("pk")
-    for pk, text in definitions.annotate(text=Cast("body", TextField())).values_list("pk", "text"):
-        if canonical.sha256(text) != pk:
-            problems.append(Problem(session.key, f"definition {pk} was altered."))
-    problems += [history.problem(copy.seq, copy.kind, what) for copy, what in altered(alias, history.copies)]
-    problems += _runs(alias, history)
-    columns = {name: stored_form(Session, name, getattr(session, name)) for name in history.home}
-    problems += _differences(Problem(session.key, ""), Session, columns, history.home)
-    return [*problems, *_approvals(alias, history)]
-
-
 class History:
     """The rows of a session, checked one by one and folded by run."""
 
@@ -150,6 +124,32 @@ class History:
         self.unread: list[int] = []  # messages that no reply has read
         self.erased: dict[int, str] = {}  # row whose content is gone, until a row says so -> its kind
         self.definitions: set[str] = set()
+
+    def problems(self, alias: str, files: bool) -> list[Problem]:
+        """Read and check everything; list what is wrong as `check` does."""
+        if (problem := self.read(alias)) is not None:  # a fold of a wrong journal means nothing
+            return [problem]
+        problems: list[Problem] = []
+        for row in self.pointing if files else ():
+            file = ""
+            try:
+                for stored in payloads.files(row.run_id, row.seq, row.payload):
+                    file = stored.name
+                    payloads.check(stored)
+            except PayloadError as error:
+                what = f"points at a file that is not there as it was stored: {error}"
+                problems.append(self.problem(row.seq, row.kind, what, file))
+        definitions = Definition.objects.using(alias).filter(pk__in=self.definitions).order_by("pk")
+        for pk, text in definitions.annotate(text=Cast("body", TextField())).values_list("pk", "text"):
+            if canonical.sha256(text) != pk:
+                problems.append(Problem(self.session.key, f"definition {pk} was altered."))
+        problems += [
+            self.problem(copy.row.seq, copy.row.kind, what) for copy, what in altered(alias, self.copies)
+        ]
+        problems += self._runs(alias)
+        columns = {name: stored_form(Session, name, getattr(self.session, name)) for name in self.home}
+        problems += _differences(Problem(self.session.key, ""), Session, columns, self.home)
+        return [*problems, *self._approvals(alias)]
 
     def read(self, alias: str) -> Problem | None:
         """Read all rows; return the problem of the first wrong row or of the journal's end, or None."""
@@ -276,6 +276,51 @@ class History:
             self.approvals.add(approval)
         return _CHECKS[row.kind](row, known, row.payload) if row.kind in _CHECKS else ""
 
+    def _runs(self, alias: str) -> Iterator[Problem]:
+        session, unseen, first = self.session, dict(self.states), self.first
+        key, imported_into = session.key, session.scope if session.imported_at else None
+        runs = Run.objects.using(alias).filter(session_id=self.session.pk).order_by("created_at", "pk")
+        for pk, stored in _stored(runs):
+            if (state := unseen.pop(pk, None)) is None:
+                yield Problem(key, f"run {pk} has no row in the journal.", run=pk)
+                continue
+            if (status := str(stored["status"])) in (Run.Status.QUEUED, Run.Status.RUNNING):
+                stored["status"] = RunStatus.ACTIVE
+            about = Problem(key, f"run {pk}", run=pk, status=status)
+            asked = _asked(self.tasks.get(pk), stored["input"])
+            folded = {**state.columns(), **state.given(imported_into), **asked}
+            folded["owner_name"] = first.given()["owner_name"]  # at the time of the session's first run
+            yield from _differences(about, Run, stored, folded)
+            if state is first:
+                shared = ("scope", "owner_id", "owner_name", *(["title"] if asked.get("title") else []))
+                self.home = {"key": first.session} | {name: folded[name] for name in shared}
+        for pk in unseen:
+            yield Problem(key, f"run {pk} is missing, and has rows in the journal.", run=pk)
+
+    def _approvals(self, alias: str) -> Iterator[Problem]:
+        key = self.session.key
+        unseen = {
+            call.approval.id: (run_id, call, call.approval)
+            for run_id, calls in self.calls.items()
+            for call in calls.values()
+            if call.approval is not None
+        }
+        approvals = Approval.objects.using(alias).filter(run__session_id=self.session.pk).order_by("pk")
+        for pk, stored in _stored(approvals):
+            run_id, call, approval = unseen.pop(pk, (None, None, None))
+            place = (stored["run_id"], stored["call_id"])
+            if call is None or approval is None or place != (str(run_id), call.id):
+                yield Problem(key, f"approval {pk} is not one that the journal asked for.", approval=pk)
+                continue
+            folded = card_columns(call, approval)
+            if self.session.imported_at and folded["decided_at"]:
+                name = folded["decided_by_name"][: NAME_LENGTH - len(MARK)] + MARK
+                folded |= {"decided_by_id": None, "decided_by_name": name.strip()}
+            about = Problem(key, f"approval {pk}", run=run_id, approval=pk, status=str(stored["status"]))
+            yield from _differences(about, Approval, stored, folded)
+        for pk, (run_id, _, _) in unseen.items():
+            yield Problem(key, f"approval {pk} of run {run_id} is missing.", run=run_id, approval=pk)
+
 
 def _decided(row: Row, call: Call, payload: events.ApprovalDecided) -> str:
     if (approval := call.approval) is None:
@@ -350,29 +395,6 @@ _CHECKS: dict[str, Callable[[Row, Call, Any], str]] = {
 _PAIRED = {*_CHECKS, events.APPROVAL_REQUESTED, events.ORPHAN_RESOLVED, events.LATE_RESULT}
 
 
-def _runs(alias: str, history: History) -> Iterator[Problem]:
-    session, unseen = history.session, dict(history.states)
-    key, first = session.key, history.first
-    imported_into = session.scope if session.imported_at else None
-    runs = Run.objects.using(alias).filter(session_id=history.session.pk).order_by("created_at", "pk")
-    for pk, stored in _stored(runs):
-        if (state := unseen.pop(pk, None)) is None:
-            yield Problem(key, f"run {pk} has no row in the journal.", run=pk)
-            continue
-        if (status := str(stored["status"])) in (Run.Status.QUEUED, Run.Status.RUNNING):
-            stored["status"] = RunStatus.ACTIVE
-        about = Problem(key, f"run {pk}", run=pk, status=status)
-        asked = _asked(history.tasks.get(pk), stored["input"])
-        folded = {**state.columns(), **state.given(imported_into), **asked}
-        folded["owner_name"] = first.given()["owner_name"]  # at the time of the session's first run
-        yield from _differences(about, Run, stored, folded)
-        if state is first:
-            shared = ("scope", "owner_id", "owner_name", *(["title"] if asked.get("title") else []))
-            history.home = {"key": first.session} | {name: folded[name] for name in shared}
-    for pk in unseen:
-        yield Problem(key, f"run {pk} is missing, and has rows in the journal.", run=pk)
-
-
 def _asked(task: Row | None, stored: str | None) -> dict[str, Any]:
     """Build `input` and `title` of a run from its task.
 
@@ -389,31 +411,6 @@ def _asked(task: Row | None, stored: str | None) -> dict[str, Any]:
     except PayloadError:  # which is reported by itself
         return {}
     return {"input": text, "title": title_of(text)}
-
-
-def _approvals(alias: str, history: History) -> Iterator[Problem]:
-    key = history.session.key
-    unseen = {
-        call.approval.id: (run_id, call, call.approval)
-        for run_id, calls in history.calls.items()
-        for call in calls.values()
-        if call.approval is not None
-    }
-    approvals = Approval.objects.using(alias).filter(run__session_id=history.session.pk).order_by("pk")
-    for pk, stored in _stored(approvals):
-        run_id, call, approval = unseen.pop(pk, (None, None, None))
-        place = (stored["run_id"], stored["call_id"])
-        if call is None or approval is None or place != (str(run_id), call.id):
-            yield Problem(key, f"approval {pk} is not one that the journal asked for.", approval=pk)
-            continue
-        folded = card_columns(call, approval)
-        if history.session.imported_at and folded["decided_at"]:
-            name = folded["decided_by_name"][: NAME_LENGTH - len(MARK)] + MARK
-            folded |= {"decided_by_id": None, "decided_by_name": name.strip()}
-        about = Problem(key, f"approval {pk}", run=run_id, approval=pk, status=str(stored["status"]))
-        yield from _differences(about, Approval, stored, folded)
-    for pk, (run_id, _, _) in unseen.items():
-        yield Problem(key, f"approval {pk} of run {run_id} is missing.", run=run_id, approval=pk)
 
 
 def _stored(rows: QuerySet[Any]) -> Iterator[tuple[UUID, dict[str, str | None]]]:

@@ -167,7 +167,7 @@ VERIFYING = [
         Edit(VERIFY, "**state.given(imported_into), **asked}", "**state.given(imported_into)}"),
         f"{ALTERED}::test_each_column_that_the_rows_determine_is_compared_and_mended"),
     mutant("verify: whose a session is",
-        Edit(VERIFY, "_differences(Problem(session.key, \"\"), Session, columns, history.home)", "()"),
+        Edit(VERIFY, "_differences(Problem(self.session.key, \"\"), Session, columns, self.home)", "()"),
         f"{ALTERED}::test_each_column_that_the_rows_determine_is_compared_and_mended"),
     mutant("verify: one result for each call",
         Edit(VERIFY, 'return f"is a second result of call {call.id}."', 'return ""'),
