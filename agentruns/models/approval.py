@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, TypeAlias
 
 from django.db import models
 from django.db.models import F, Q
@@ -29,14 +29,7 @@ class Approval(models.Model):
 
     shows_all = False  # as of a run
 
-    class Status(models.TextChoices):
-        PENDING = ApprovalStatus.PENDING, _("waiting")
-        APPROVED = ApprovalStatus.APPROVED, _("approved")
-        DENIED = ApprovalStatus.DENIED, _("denied")
-        ANSWERED = ApprovalStatus.ANSWERED, _("answered")
-        EXPIRED = ApprovalStatus.EXPIRED, _("expired")
-        CANCELLED = ApprovalStatus.CANCELLED, _("cancelled")
-        CONSUMED = ApprovalStatus.CONSUMED, _("approved, done")
+    Status: TypeAlias = ApprovalStatus
 
     class Risk(models.TextChoices):
         LOW = "low", _("low")

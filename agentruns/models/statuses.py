@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
+
 
 class Word(StrEnum):
     """A fixed word, which also looks like its text in an error or a terminal."""
@@ -26,16 +29,18 @@ class RunStatus(Word):
     CANCELLED = "cancelled"
 
 
-class ApprovalStatus(Word):
-    """The status of an approval."""
+class ApprovalStatus(TextChoices):
+    """The status of an approval, with the label that people see."""
 
-    PENDING = "pending"
-    APPROVED = "approved"
-    DENIED = "denied"
-    ANSWERED = "answered"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
-    CONSUMED = "consumed"
+    PENDING = "pending", _("waiting")
+    APPROVED = "approved", _("approved")
+    DENIED = "denied", _("denied")
+    ANSWERED = "answered", _("answered")
+    EXPIRED = "expired", _("expired")
+    CANCELLED = "cancelled", _("cancelled")
+    CONSUMED = "consumed", _("approved, done")
+
+    __repr__ = Word.__repr__
 
 
 class GateVerdict(Word):
