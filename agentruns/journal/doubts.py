@@ -7,6 +7,7 @@ from typing import Any
 
 from agentruns.journal import events
 from agentruns.journal.events import Row
+from agentruns.models.statuses import Outcome, Verdict
 
 KINDS = tuple(kind for kind in events.KINDS.values() if kind.moves_doubts)
 
@@ -33,5 +34,5 @@ class Doubts:
 
 def did_nothing(facts: Mapping[str, Any]) -> bool:
     """Check whether the facts of a result or a verdict rule out that the call had an effect."""
-    is_error = facts.get("outcome") == "error" and not facts.get("in_doubt")
-    return is_error or facts.get("verdict") == "not_occurred"
+    is_error = facts.get("outcome") == Outcome.ERROR and not facts.get("in_doubt")
+    return is_error or facts.get("verdict") == Verdict.NOT_OCCURRED

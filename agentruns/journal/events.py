@@ -12,6 +12,7 @@ from django.db.models import Model
 
 from agentruns.models import kinds
 from agentruns.models.kinds import *  # noqa: F403
+from agentruns.models.statuses import Outcome
 from agentruns.models.token import SessionBearer
 from agentruns.utils import json as canonical
 
@@ -57,7 +58,7 @@ def upcast(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
 
 def leaves_doubt(payload: kinds.ToolResult) -> bool:
     """Check whether a result leaves open whether its call had an effect."""
-    return payload["outcome"] == "unknown" or payload.get("in_doubt", False)
+    return payload["outcome"] == Outcome.UNKNOWN or payload.get("in_doubt", False)
 
 
 class Program(NamedTuple):

@@ -13,13 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Sum
 from django.db.models.functions import Length
 
 from agentruns.conf import settings
@@ -28,6 +27,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.read import COLUMNS, NAMING, definition_bodies, definitions_in, row_of
 from agentruns.models import Approval, Message, Run
 from agentruns.models.kinds import form_of
+from agentruns.models.statuses import Outcome
 from agentruns.tools.card import MASK
 from agentruns.tools.refusals import EFFECTS
 from agentruns.utils.redaction import Secrets, hiding, is_on, redact, secrets
@@ -42,7 +42,7 @@ _BLOCK_FACTS = frozenset(("type", "id", "tool_use_id", "name", "is_error"))
 _RESULTS = (events.TOOL_RESULT, events.LATE_RESULT, events.ORPHAN_RESOLVED)
 _WORKED = (events.ORPHAN_FOUND, *_RESULTS)  # rows about what a handler did
 _HOLDING = (events.ASSISTANT, events.APPROVAL_DECIDED, *_WORKED)  # rows that hold sensitive values
-_TOLD = ("answered", "denied", "expired", "cancelled", "unknown")  # outcomes whose text no tool wrote
+_TOLD = [each for each in Outcome if each not in (Outcome.OK, Outcome.ERROR)]  # whose text no tool wrote
 
 _WORD = re.compile(r"\w+|(\W)\1*")  # such as `XXXX` or `***`
 _MASKED = re.compile(rf"\[[\w .:-]+\]|<[\w .:-]+>|{_WORD.pattern}")  # `[card]` is one word, too
@@ -332,9 +332,14 @@ def _masks_of(runs: Iterable[Run], most: int | None, size: int | None) -> Mappin
     found = {key: Mask(bodies[one] for one in its if one in bodies) for key, its in named.items()}
     if sensitive := [key for key, mask in found.items() if mask]:
         held = rows.filter(kind__in=_HOLDING, session_id__in=sensitive)
-        for session in _too_large(held, size):
-            found[session] = Blind(bodies[one] for one in named[session] if one in bodies)
-            held = held.exclude(session_id=session)
+        if size is not None:
+            total, of_each = 0, held.values_list("session_id")
+            sums = of_each.annotate(size=Sum(Length("content"), default=0))
+            for session, length in sorted(sums, key=itemgetter(1)):
+                total += length
+                if total > size:  # the largest sessions, after the smaller ones have been counted
+                    found[session] = Blind(bodies[one] for one in named[session] if one in bodies)
+                    held = held.exclude(session_id=session)
         values_of = held.values_list("session_id", *COLUMNS)
         for count, (session, *values) in enumerate(values_of[:most].iterator(chunk_size=500), start=1):
             if count == most:
@@ -363,20 +368,10 @@ def veiling(*about: Any) -> Iterator[bool]:
         yield is_known
 
 
-def _too_large(rows: QuerySet[Message], size: int | None) -> list[UUID]:
-    """List the largest sessions, whose rows do not fit into `size` characters after the smaller sessions."""
-    if size is None:
-        return []
-    of_each = rows.values_list("session_id").annotate(size=Sum(Length("content"), default=0))
-    sums = sorted(of_each, key=itemgetter(1))
-    totals = accumulate(each for _, each in sums)
-    return [session for (session, _), total in zip(sums, totals, strict=True) if total > size]
-
-
-def masked_approvals(approvals: Iterable[Approval], most: int | None = None) -> list[Approval]:
-    """Mask approvals that were read together with their runs; `most` as in `masks_of`."""
+def masked_approvals(approvals: Iterable[Approval]) -> list[Approval]:
+    """Mask approvals that were read together with their runs."""
     approvals = list(approvals)
-    masks = masks_of((one.run for one in approvals), most)
+    masks = masks_of(one.run for one in approvals)
     return [masks[one.run.session_id].approval(one) for one in approvals]
 
 

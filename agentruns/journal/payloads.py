@@ -319,7 +319,12 @@ def _read(stored: Stored) -> Iterator[bytes]:
         return
     if not is_configured():
         raise stored.error("is out of reach: STORAGES has no such alias")
-    parts = _parts(stored.name)
+
+    def whole() -> Iterator[bytes]:
+        with storages[settings.PAYLOAD_STORAGE].open(stored.name) as file:
+            yield from file.chunks(CHUNK)
+
+    parts = whole()
     try:
         while chunk := _lane(lambda: next(parts, b""), settings.PAYLOAD_TIMEOUT):
             yield chunk
@@ -343,11 +348,6 @@ def _preview(content: Any) -> str:
     if isinstance(content, str):
         return redact(content)[:PREVIEW]
     return canonical.dumps(redacted(content) if is_on() else content)[:PREVIEW]
-
-
-def _parts(name: str) -> Iterator[bytes]:
-    with storages[settings.PAYLOAD_STORAGE].open(name) as file:
-        yield from file.chunks(CHUNK)
 
 
 def _write(name: str, content: File[Any], size: int, sha256: str) -> str:

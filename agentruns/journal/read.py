@@ -161,8 +161,7 @@ def readable_rows(messages: QuerySet[Message], *, contents: bool = True) -> list
     rows = []
     for values in _as_stored(messages, contents=contents):
         with suppress(*UNREADABLE):
-            row = _row(values, {})
-            rows.append(row._replace(payload=Parts(values[_FACTS], values[_CONTENT]).payload(row.kind)))
+            rows.append(_row(values, Parts(values[_FACTS], values[_CONTENT]).payload(values[_KIND])))
     return rows
 
 

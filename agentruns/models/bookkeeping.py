@@ -45,18 +45,17 @@ class ControlQuerySet(models.QuerySet["Control"]):
 
     def identity(self) -> str:
         """Find the database's random name, or create it; remember it if no transaction can roll it back."""
-        connection = connections[self.db]
         place = self.db, schema_of(self.db)
-        if place not in _identities:
-            rows = self.filter(name=self.model.DATABASE)
-            if (name := rows.values_list("reason", flat=True).first()) is None:
-                made = self.model(name=self.model.DATABASE, reason=secret(), seen_at=Now())
-                self.bulk_create([made], ignore_conflicts=True)
-                name = rows.get().reason
-            if connection.in_atomic_block:  # which may be rolled back
-                return name
+        if (known := _identities.get(place)) is not None:
+            return known
+        rows = self.filter(name=self.model.DATABASE)
+        if (name := rows.values_list("reason", flat=True).first()) is None:
+            made = self.model(name=self.model.DATABASE, reason=secret(), seen_at=Now())
+            self.bulk_create([made], ignore_conflicts=True)
+            name = rows.get().reason
+        if not connections[self.db].in_atomic_block:
             _identities[place] = name
-        return _identities[place]
+        return name
 
     def switches(self) -> Self:
         """Select the switches of the agents and tools that are off, in order of name."""

@@ -14,7 +14,7 @@ from django.dispatch import Signal
 
 from agentruns import signals
 from agentruns.models.parts import Blocks, Fact, Form, Gone, joined
-from agentruns.models.statuses import RunStatus, Verdict
+from agentruns.models.statuses import Outcome, RunStatus, Verdict
 from agentruns.tools import excerpts
 from agentruns.utils.json import select
 
@@ -478,7 +478,7 @@ def public(kind: str, payload: Mapping[str, Any], tool: str) -> dict[str, Any]:
     page by `read_result`, too, because the page may repeat such a result.
     """
     told = kind == TOOL_RESULT and ("actor" in payload or tool == excerpts.READER)
-    written = told or payload.get("is_error") or payload.get("outcome", "ok") != "ok"
+    written = told or payload.get("is_error") or payload.get("outcome", Outcome.OK) != Outcome.OK
     hidden = ("content", "stored") if written or payload.get("reason") == OUTPUT_INVALID else ()
     paths = KINDS[kind].public if kind in KINDS else PUBLIC
     return dict(select({**payload}, [path for path in paths if not path.startswith(hidden)]))

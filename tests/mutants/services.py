@@ -364,7 +364,7 @@ SHOWN = [
         Edit("models/kinds.py", "select({**payload}, [", "select({**payload}, [*payload] or ["),
         f"{CUSTOMERS}::test_neither_a_visitor_nor_a_customer_reads_what_is_staff_s"),
     mutant("customers: no error or denial as the content of a result",
-        Edit("models/kinds.py", 'payload.get("outcome", "ok") != "ok"', "False"),
+        Edit("models/kinds.py", 'payload.get("outcome", Outcome.OK) != Outcome.OK', "False"),
         f"{CUSTOMERS}::test_what_the_program_or_a_person_wrote_is_no_content_for_them"),
     mutant("customers: no page of a result that is hidden",
         Edit("models/kinds.py", " or tool == excerpts.READER", ""),
