@@ -30,7 +30,7 @@ from agentruns.api.schemas import (
 )
 from agentruns.conf import settings
 from agentruns.journal.copies import SAID
-from agentruns.journal.masking import NOTHING, mask_of
+from agentruns.journal.masking import Mask, mask_of
 from agentruns.journal.read import read_rows
 from agentruns.models import ApiToken, Message
 from agentruns.services import permissions
@@ -68,7 +68,7 @@ def list_conversation(
     rows = Message.objects.using(settings.DATABASE).filter(run__in=runs.order_by(), kind__in=SAID)
     page_rows = read_rows(rows.filter(seq__gt=after).order_by("seq")[: routing.PAGE + 1])
     of_rows = {run.pk: run for run in runs.filter(pk__in={row.run_id for row in page_rows})}
-    mask = mask_of(next(iter(of_rows.values()))) if of_rows else NOTHING
+    mask = mask_of(next(iter(of_rows.values()))) if of_rows else Mask()
     shows_all = {pk: permissions.reads_all(user, run) for pk, run in of_rows.items()}
     said = (SaidOut.of(row, mask, shows_all.get(row.run_id, False)) for row in page_rows[: routing.PAGE])
     following = str(page_rows[routing.PAGE - 1].seq) if len(page_rows) > routing.PAGE else None
@@ -92,7 +92,7 @@ def get_session(
     hide_owners(user, [session])
     if not permissions.titled(user, {session.pk}):
         session.title = ""
-    return SessionOut.of(session, mask_of(first) if first else NOTHING, runs)
+    return SessionOut.of(session, mask_of(first) if first else Mask(), runs)
 
 
 @router.post("/sessions/{path:key}/messages", response={201: RunOut, 200: RunOut})

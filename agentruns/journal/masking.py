@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -273,24 +272,6 @@ class Blind(Mask):
         if isinstance(value, dict):
             return {MASK: MASK} if value else {}
         return MASK if value not in (None, "") else value
-
-
-class _Nothing(Mask):
-    """A mask without sensitive names, which never changes, because all code shares it."""
-
-    arguments_of = results_of = taken = MappingProxyType[str, Any]({})  # type: ignore[assignment]
-    secrets = property(lambda _self: Secrets())  # a new one each time
-
-    def __init__(self) -> None: ...
-
-    def add(self, definition: dict[str, Any]) -> None:
-        raise TypeError("NOTHING is shared and learns no names. Build a Mask.")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError("NOTHING is shared and never changes. Build a Mask.")
-
-
-NOTHING = _Nothing()
 
 
 def mask_of(run: Run) -> Mask:

@@ -11,7 +11,7 @@ from django.utils import timezone
 from agentruns import approve, run_agent
 from agentruns.admin.runs.chat import Talk
 from agentruns.engine.leases import claim
-from agentruns.journal.masking import NOTHING
+from agentruns.journal.masking import Mask
 from agentruns.journal.read import run_rows
 from agentruns.models import Draft, Run
 from agentruns.services.runs.control import resolve_orphan
@@ -149,7 +149,7 @@ def test_a_takeover_is_said_of_the_call_that_was_at_work() -> None:
         seq=begun + 1, kind="run_resumed", call_id="", payload={"reason": "lease expired"}
     )
     for shown, notes in ((rows, []), (rows[:-1], [why])):
-        talk = Talk(run, NOTHING, {}, whole=None, is_plain=False)
+        talk = Talk(run, Mask(), {}, whole=None, is_plain=False)
         talk.add([*shown, taken])
         [line] = talk.lines.values()
         assert [turn.note for turn in talk.turns if turn.note] == notes

@@ -16,7 +16,7 @@ from agentruns.admin.html import exact
 from agentruns.admin.runs import calls
 from agentruns.engine.in_doubt import AFTER_UNKNOWN, UNKNOWN
 from agentruns.exceptions import ToolDurabilityError
-from agentruns.journal.masking import NOTHING
+from agentruns.journal.masking import Mask
 from agentruns.journal.read import run_rows
 from agentruns.management.timeline import line
 from agentruns.models import Approval, Run, Session
@@ -366,7 +366,7 @@ def test_a_failed_call_is_on_the_next_card_and_its_run_and_takes_a_verdict(world
 def test_an_approval_of_the_next_call_settles_the_failed_one(world: World) -> None:
     run, call_id = failed()
     row = run.messages.get(kind="tool_result")
-    (shown,) = [one for one in record(state_at(run.pk, row.seq), NOTHING)["calls"] if one["id"] == call_id]
+    (shown,) = [one for one in record(state_at(run.pk, row.seq), Mask())["calls"] if one["id"] == call_id]
     assert (shown["outcome"], shown["in_doubt"]) == ("error", True)
     approve(Approval.objects.get().pk, user("decider"))
     lines = [line(one) for one in run_rows("default", run.pk)]

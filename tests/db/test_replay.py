@@ -31,7 +31,7 @@ from agentruns import (
     tool,
 )
 from agentruns.exceptions import DurableRunNotFoundError, NotDurableError, RunStateError, SessionBusyError
-from agentruns.journal.masking import NOTHING
+from agentruns.journal.masking import Mask
 from agentruns.journal.store import load
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, triggers
@@ -317,7 +317,7 @@ def test_secrets_are_left_out_and_the_chain_of_an_export_still_holds(tmp_path: P
     shown = json.loads(command("show_run", str(run.pk), "--at", str(at)).out)
     assert (shown["status"], shown["calls"][0]["approval"]["status"]) == ("awaiting-approval", "pending")
     assert shown["calls"][0]["arguments"] == {"cents": 7, "token": "***"}
-    assert record(state_at(run.pk, at), NOTHING)["calls"][0]["arguments"]["token"] == "tok_42"
+    assert record(state_at(run.pk, at), Mask())["calls"][0]["arguments"]["token"] == "tok_42"
     deny(Approval.objects.get().pk, None, ODD)
     sweep()
     path = tmp_path / "run.jsonl"

@@ -26,7 +26,7 @@ from agentruns.conf import settings
 from agentruns.engine import gate, in_doubt
 from agentruns.journal import conversation, deciders, events, fold, read
 from agentruns.journal.events import Row
-from agentruns.journal.masking import NOTHING, Mask, masked_approvals
+from agentruns.journal.masking import Mask, masked_approvals
 from agentruns.models import Approval, Message
 from agentruns.services import permissions
 from agentruns.services.approvals.decisions import unfit
@@ -165,8 +165,8 @@ class ApprovalCard:
 
     @cached_property
     def mask(self) -> Mask:
-        """Choose the mask of the session, or NOTHING, which masks nothing, if the card is revealed."""
-        return NOTHING if self.revealed else self.around.masks[self.approval.run.session_id]
+        """Choose the mask of the session, or one that masks nothing if the card is revealed."""
+        return Mask() if self.revealed else self.around.masks[self.approval.run.session_id]
 
     @cached_property
     def face(self) -> Approval:

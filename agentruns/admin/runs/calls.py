@@ -233,7 +233,7 @@ def verdict_text(row: Row) -> str:
 def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
     """Read a call and its rows, masked unless `revealed`; raises Http404 if the run has no such call."""
     about = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
-    mask = masking.NOTHING if revealed else mask_for(run)
+    mask = masking.Mask() if revealed else mask_for(run)
     is_id = 0 < len(call_id) <= CALL_LENGTH and call_id.isprintable()
     rows = [*map(mask.row, read.read_rows(about.filter(call_id=call_id).order_by("seq")))] if is_id else []
     replies = about.filter(kind=events.ASSISTANT, seq__lt=rows[0].seq if rows else 0).order_by("-seq")[:1]
