@@ -32,20 +32,19 @@ class Copy(NamedTuple):
 
     def is_of(self, source: Row) -> bool:
         """Check whether the copy equals the source row; erased content is compared by its hash."""
-        is_whole = not (self.row.is_erased or source.is_erased)
-        return _says(self.row, is_whole=is_whole) == _says(source, is_whole=is_whole)
+        is_erased = self.row.is_erased or source.is_erased
+
+        def values(row: Row) -> list[Any]:
+            payload = original(row).payload
+            parts = [split(row.kind, payload)[0], row.content_hash] if is_erased else [payload]
+            return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(parts)]
+
+        return values(self.row) == values(source)
 
 
 def original(row: Row) -> Row:
     """Remove the mark of a copy from a row's payload, so that the row can be folded."""
     return row._replace(payload={name: value for name, value in row.payload.items() if name != events.COPIED})
-
-
-def _says(row: Row, *, is_whole: bool) -> list[Any]:
-    """List the values of a row for a comparison; unless `is_whole`, list the hash instead of the content."""
-    payload = original(row).payload
-    parts = [payload] if is_whole else [split(row.kind, payload)[0], row.content_hash]
-    return [row.kind, row.call_id, row.tool_name, row.attempt, canonical.dumps(parts)]
 
 
 def task_of(rows: Iterable[Row]) -> str:
