@@ -207,14 +207,13 @@ def write_rows(connection: BaseDatabaseWrapper, batch: Batch, *, durable: bool =
     run = [*values, run_id, *lease]
     known: list[Any] = [session_id, batch.first_seq, batch.first_head]
     head: list[Any] = [state.next_seq, state.head]
-    rows, count = row_values(connection, batch), len(batch.rows)
+    rows, row_parameters = row_values(connection, batch)
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             # Each part reads FROM the one before, as they run in no fixed order: Session is locked first, and
             # nothing changes unless everything does, because the statement commits even if it has stored too
             # few rows. The settings come before all of them, and with the statement: a pooler may pass on
             # another client's SET.
-            row = "(" + ", ".join(f"%s::{kind}" for kind in COLUMNS.values()) + ")"
             sent = uptime()
             cursor.execute(
                 f"WITH c AS MATERIALIZED (SELECT {SETTINGS if durable else 1}),"
@@ -225,22 +224,20 @@ def write_rows(connection: BaseDatabaseWrapper, batch: Batch, *, durable: bool =
                 f' s AS (UPDATE "{SESSION}" AS session SET next_seq = %s, head = %s FROM r'
                 f" WHERE session.id = r.session_id RETURNING session.id)"
                 f" {INTO} SELECT s.id, r.id, %s::bigint, %s::timestamptz, v.*"
-                f" FROM s, r, (VALUES {', '.join([row] * count)}) AS v"
-                " RETURNING extract(epoch FROM clock_timestamp())::float8",
-                [*known, *run, *head, batch.epoch, at, *rows],
+                f" FROM s, r, {rows} RETURNING extract(epoch FROM clock_timestamp())::float8",
+                [*known, *run, *head, batch.epoch, at, *row_parameters],
             )
-            stored = cursor.rowcount == count
+            stored = cursor.rowcount == len(batch.rows)
             if stored:
                 moment = datetime.fromtimestamp(cursor.fetchone()[0], UTC)
                 journal_clock.told(batch.clock or connection.alias, moment, sent)
         else:
-            row = "(" + ", ".join(["%s"] * len(COLUMNS)) + ")"
-            into = f"{INTO} SELECT %s, %s, %s, %s, v.* FROM (VALUES {', '.join([row] * count)}) AS v"
+            into = f"{INTO} SELECT %s, %s, %s, %s, v.* FROM {rows}"
             head_sql = f'UPDATE "{SESSION}" SET next_seq = %s, head = %s WHERE id = %s'
             stored = (
                 cursor.execute(f"{head_sql} AND next_seq = %s AND head = %s", [*head, *known]).rowcount
                 and cursor.execute(f'UPDATE "{RUN}" SET {sets} WHERE id = %s{where}', run).rowcount
-                and cursor.execute(into, [session_id, run_id, batch.epoch, at, *rows]).rowcount
+                and cursor.execute(into, [session_id, run_id, batch.epoch, at, *row_parameters]).rowcount
             )
     if not stored:
         raise JournalConflictError(f"Run {state.run.run_id}: the journal has moved on.")
@@ -359,8 +356,9 @@ def claim_one(runs: QuerySet[Run], owner: str, seconds: float) -> Claimed | None
     return claimed
 
 
-def row_values(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:
-    flat: list[Any] = []
+def row_values(connection: BaseDatabaseWrapper, batch: Batch) -> SQL:
+    """Build VALUES for a batch's rows, in the order of COLUMNS, with their parameters."""
+    is_typed, flat = connection.vendor == "postgresql", list[Any]()
     for row, parts in zip(batch.rows, batch.parts, strict=True):
         flat += (
             row.seq, row.kind, row.call_id, row.tool_name, row.attempt,
@@ -368,7 +366,8 @@ def row_values(connection: BaseDatabaseWrapper, batch: Batch) -> list[Any]:
             None if row.consumes is None else as_id(connection, row.consumes),
             row.facts_salt, row.content_salt, row.content_hash,
         )  # fmt: skip
-    return flat
+    one = ", ".join(f"%s::{kind}" if is_typed else "%s" for kind in COLUMNS.values())
+    return f"(VALUES {', '.join([f'({one})'] * len(batch.rows))}) AS v", flat
 
 
 def begin(
@@ -403,9 +402,8 @@ def begin(
     values += [value for _, parameters in looks for value in parameters]
     defined, body = _insert(connection, definition)
     begun, columns = _insert(connection, run, lease_expires_at=clock(connection, lease) if lease else None)
-    last = [batch.epoch, connection.ops.adapt_datetimefield_value(batch.at), *row_values(connection, batch)]
-    row = ", ".join(f"%s::{kind}" if is_one else "%s" for kind in COLUMNS.values())
-    rows = f"(VALUES {', '.join([f'({row})'] * len(batch.rows))}) AS v"
+    rows, row_parameters = row_values(connection, batch)
+    last = [batch.epoch, connection.ops.adapt_datetimefield_value(batch.at), *row_parameters]
     kept, pairs = "", list[Any]()
     if searchable := ContextValue.of(run, definition.body):  # the searchable values of the context
         pairs = [text for value in searchable for text in (value.key, value.value)]
