@@ -280,11 +280,8 @@ def check_parts(stored: Stored, parts: Iterable[bytes]) -> None:
         return
     if not is_configured():
         raise stored.error("has no place: STORAGES has no such alias")
-    if _exists(stored):
-        check(stored)
-        return
     digest = hashlib.sha256()
-    for part in parts:
+    for part in chunks(stored) if _exists(stored) else parts:
         digest.update(part)
     if digest.hexdigest() != stored.sha256:
         raise stored.error("was altered")

@@ -92,19 +92,14 @@ class Form:
 
 def joined(facts: Payload, content: Payload) -> Payload:
     """Join the two parts of a payload, and of the objects in it."""
-    payload = _joined(facts, content) if content else {**facts}
-    payload.pop(HAS, None)
-    return payload
-
-
-def _joined(facts: Payload, content: Payload) -> Payload:
     payload = {**facts}
+    payload.pop(HAS, None)
     for name, value in content.items():
         fact = payload.get(name)
         if isinstance(fact, dict) and isinstance(value, dict):
-            payload[name] = _joined(fact, value)
+            payload[name] = joined(fact, value)
         elif isinstance(fact, list) and isinstance(value, list):
-            payload[name] = [_joined(*pair) for pair in zip(fact, value, strict=True)]
+            payload[name] = [joined(*pair) for pair in zip(fact, value, strict=True)]
         else:
             payload[name] = value
     return payload
