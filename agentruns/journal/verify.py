@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -107,7 +107,10 @@ def strays(alias: str) -> Iterator[Problem]:
 
 
 class History:
-    """The rows of a session, checked one by one and folded by run."""
+    """The rows of a session, checked one by one and folded by run.
+
+    `check_...` explains why a row of the kind in its name does not fit its call; "" if it fits.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -266,15 +269,76 @@ class History:
             return ""  # evidence of what a restore took back
         if known is None:
             return f"is of call {row.call_id}, which no reply asked for."
-        if request := events.APPROVAL_REQUESTED.of(row):
-            if (approval := UUID(request["approval"])) in self.approvals or known.approval is not None:
-                return f"asks for an approval of call {known.id} a second time."
-            if not known.is_open:
-                return f"asks for an approval of call {known.id}, which has a result."
-            if request["digest"] != known.digest:
-                return f"asks for an approval of call {known.id} with other arguments than it has."
-            self.approvals.add(approval)
-        return _CHECKS[row.kind](row, known, row.payload) if row.kind in _CHECKS else ""
+        check = getattr(self, f"check_{row.kind}", None)
+        return str(check(row, known, row.payload)) if check else ""
+
+    def check_approval_requested(self, row: Row, call: Call, payload: events.ApprovalRequested) -> str:
+        if (approval := UUID(payload["approval"])) in self.approvals or call.approval is not None:
+            return f"asks for an approval of call {call.id} a second time."
+        if not call.is_open:
+            return f"asks for an approval of call {call.id}, which has a result."
+        if payload["digest"] != call.digest:
+            return f"asks for an approval of call {call.id} with other arguments than it has."
+        self.approvals.add(approval)
+        return ""
+
+    def check_approval_decided(self, row: Row, call: Call, payload: events.ApprovalDecided) -> str:
+        if (approval := call.approval) is None:
+            return f"decides on call {call.id}, for which no approval was asked."
+        if approval.status != ApprovalStatus.PENDING:
+            return f"decides on approval {approval.id}, which is {approval.status} already."
+        if "arguments" not in payload and payload["digest"] != approval.digest:
+            return f"decides on another digest than that of approval {approval.id}."
+        return ""
+
+    def check_approval_voided(self, row: Row, call: Call, payload: events.ApprovalVoided) -> str:
+        if (approval := call.approval) is None or str(approval.id) != payload["approval"]:
+            return f"voids an approval of call {call.id} that was not asked for."
+        if approval.status not in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED):
+            return f"voids approval {approval.id}, which is {approval.status}."
+        if not set(payload["voided"]) <= set(approval.given):
+            return f"voids what nobody gave to approval {approval.id}."
+        return ""
+
+    def check_tool_started(self, row: Row, call: Call, payload: events.ToolStarted) -> str:
+        if not call.is_open:
+            return f"starts call {call.id}, which has a result."
+        if row.attempt != call.attempt + 1:
+            return f"is attempt {row.attempt} of call {call.id}, after attempt {call.attempt}."
+        if payload["digest"] != call.digest:
+            return f"starts call {call.id} with other arguments than were recorded."
+        if call.verdict == GateVerdict.REFUSE or (call.verdict == GateVerdict.ASK and call.approval is None):
+            return f"starts call {call.id}, which the gate did not let through."
+        # The first start consumes the approval, once, and only as it was approved.
+        approval, used = call.approval, row.consumes
+        if approval is None:
+            return f"consumes approval {used}, which is not of call {call.id}." if used else ""
+        if approval.digest != payload["digest"]:
+            return f"starts call {call.id} with other arguments than approval {approval.id} shows."
+        if used is None:
+            if call.attempt and approval.status == ApprovalStatus.CONSUMED:
+                return ""
+            return f"starts call {call.id} without approval {approval.id}, which is {approval.status}."
+        if used != approval.id:
+            return f"consumes approval {used}, which is not of call {call.id}."
+        if approval.status == ApprovalStatus.CONSUMED:
+            return f"consumes approval {approval.id} a second time."
+        if approval.status != ApprovalStatus.APPROVED:
+            return f"consumes approval {approval.id}, which is {approval.status}."
+        return ""
+
+    def check_tool_result(self, row: Row, call: Call, payload: events.ToolResult) -> str:
+        if not call.is_open:
+            return f"is a second result of call {call.id}."
+        if payload["outcome"] == Outcome.OK and call.attempt == 0 and not call.is_started:
+            return f"says that call {call.id} was done, which never started."
+        return ""
+
+    def check_orphan_found(self, row: Row, call: Call, payload: events.OrphanFound) -> str:
+        # A transactional call, too, where its handler ended the transaction by itself.
+        started = call.is_started or (call.declares == "transactional" and call.is_open and call.attempt > 0)
+        started = started or (call.may_be_lost and call.is_open)
+        return "" if started else f"doubts call {call.id}, which has a result or never started."
 
     def _runs(self, alias: str) -> Iterator[Problem]:
         session, unseen, first = self.session, dict(self.states), self.first
@@ -322,77 +386,9 @@ class History:
             yield Problem(key, f"approval {pk} of run {run_id} is missing.", run=run_id, approval=pk)
 
 
-def _decided(row: Row, call: Call, payload: events.ApprovalDecided) -> str:
-    if (approval := call.approval) is None:
-        return f"decides on call {call.id}, for which no approval was asked."
-    if approval.status != ApprovalStatus.PENDING:
-        return f"decides on approval {approval.id}, which is {approval.status} already."
-    if "arguments" not in payload and payload["digest"] != approval.digest:
-        return f"decides on another digest than that of approval {approval.id}."
-    return ""
-
-
-def _voided(row: Row, call: Call, payload: events.ApprovalVoided) -> str:
-    if (approval := call.approval) is None or str(approval.id) != payload["approval"]:
-        return f"voids an approval of call {call.id} that was not asked for."
-    if approval.status not in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED):
-        return f"voids approval {approval.id}, which is {approval.status}."
-    if not set(payload["voided"]) <= set(approval.given):
-        return f"voids what nobody gave to approval {approval.id}."
-    return ""
-
-
-def _started(row: Row, call: Call, payload: events.ToolStarted) -> str:
-    if not call.is_open:
-        return f"starts call {call.id}, which has a result."
-    if row.attempt != call.attempt + 1:
-        return f"is attempt {row.attempt} of call {call.id}, after attempt {call.attempt}."
-    if payload["digest"] != call.digest:
-        return f"starts call {call.id} with other arguments than were recorded."
-    if call.verdict == GateVerdict.REFUSE or (call.verdict == GateVerdict.ASK and call.approval is None):
-        return f"starts call {call.id}, which the gate did not let through."
-    # The first start consumes the approval, once, and only as it was approved.
-    approval, used = call.approval, row.consumes
-    if approval is None:
-        return f"consumes approval {used}, which is not of call {call.id}." if used else ""
-    if approval.digest != payload["digest"]:
-        return f"starts call {call.id} with other arguments than approval {approval.id} shows."
-    if used is None:
-        if call.attempt and approval.status == ApprovalStatus.CONSUMED:
-            return ""
-        return f"starts call {call.id} without approval {approval.id}, which is {approval.status}."
-    if used != approval.id:
-        return f"consumes approval {used}, which is not of call {call.id}."
-    if approval.status == ApprovalStatus.CONSUMED:
-        return f"consumes approval {approval.id} a second time."
-    if approval.status != ApprovalStatus.APPROVED:
-        return f"consumes approval {approval.id}, which is {approval.status}."
-    return ""
-
-
-def _result(row: Row, call: Call, payload: events.ToolResult) -> str:
-    if not call.is_open:
-        return f"is a second result of call {call.id}."
-    if payload["outcome"] == Outcome.OK and call.attempt == 0 and not call.is_started:
-        return f"says that call {call.id} was done, which never started."
-    return ""
-
-
-def _doubted(row: Row, call: Call, payload: events.OrphanFound) -> str:
-    # A transactional call, too, where its handler ended the transaction by itself.
-    started = call.is_started or (call.declares == "transactional" and call.is_open and call.attempt > 0)
-    started = started or (call.may_be_lost and call.is_open)
-    return "" if started else f"doubts call {call.id}, which has a result or never started."
-
-
-_CHECKS: dict[str, Callable[[Row, Call, Any], str]] = {
-    events.APPROVAL_DECIDED: _decided,
-    events.APPROVAL_VOIDED: _voided,
-    events.TOOL_STARTED: _started,
-    events.TOOL_RESULT: _result,
-    events.ORPHAN_FOUND: _doubted,
-}
-_PAIRED = {*_CHECKS, events.APPROVAL_REQUESTED, events.ORPHAN_RESOLVED, events.LATE_RESULT}
+# Kinds of rows that are about a call which a reply asked for
+_PAIRED = {kind for kind in events.KINDS if hasattr(History, f"check_{kind}")}
+_PAIRED |= {events.ORPHAN_RESOLVED, events.LATE_RESULT}
 
 
 def _asked(task: Row | None, stored: str | None) -> dict[str, Any]:
