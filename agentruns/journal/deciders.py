@@ -190,8 +190,6 @@ def void(batch: Batch, call: Call, lost: Mapping[str, str]) -> None:
         payload: events.ApprovalVoided = {"approval": str(approval.id), "voided": gone, "why": why}
         if approval.editor in gone:
             name = approval.names[approval.given.index(approval.editor)]
-            edited = _("%(name)s edited the arguments, and that counts no more: compare them.") % {
-                "name": name
-            }
-            payload["asks"] = f"{edited} {why} {approval.why}"
+            text = _("%(name)s edited the arguments, and that counts no more: compare them.")
+            payload["asks"] = f"{text % {'name': name}} {why} {approval.why}"
         batch.add(events.APPROVAL_VOIDED, payload, call=call)

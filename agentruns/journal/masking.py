@@ -37,7 +37,7 @@ MOST_ROWS = 5_000  # read at most for the few runs on a front page
 MOST_READ = 2_000_000  # characters of rows for the masks of one list
 
 _KEPT = frozenset(("stored", "sent"))  # content that holds no text by a model, a tool or a person
-_BLOCK_FACTS = frozenset(("type", "id", "tool_use_id", "name", "is_error"))
+_BLOCK_KEPT = frozenset(("type", "id", "tool_use_id", "name", "is_error", "input"))  # `input` is masked apart
 _RESULTS = (events.TOOL_RESULT, events.LATE_RESULT, events.ORPHAN_RESOLVED)
 _WORKED = (events.ORPHAN_FOUND, *_RESULTS)  # rows about what a handler did
 _HOLDING = (events.ASSISTANT, events.APPROVAL_DECIDED, *_WORKED)  # rows that hold sensitive values
@@ -126,15 +126,9 @@ class Mask:
         if not self:
             return approval
         tool = approval.tool_name
-        shown: Approval = self._copy(
-            approval,
-            {
-                "arguments": partial(self.arguments, tool),
-                "title": partial(self.tool_text, tool),
-                "why": self.json,
-                "reason": self.json,
-            },
-        )
+        texts = dict.fromkeys(("why", "reason"), self.json)
+        texts |= {"arguments": partial(self.arguments, tool), "title": partial(self.tool_text, tool)}
+        shown: Approval = self._copy(approval, texts)
         if "run" in shown._state.fields_cache:
             shown._state.fields_cache = {**shown._state.fields_cache, "run": self.run(approval.run)}
         return shown
@@ -228,12 +222,10 @@ class Mask:
 
     def _block(self, block: dict[str, Any]) -> dict[str, Any]:
         tool = str(block.get("name"))
-        return {
-            name: self.arguments(tool, each)
-            if name == "input"
-            else (each if name in _BLOCK_FACTS else self.json(each))
-            for name, each in block.items()
-        }
+        shown = {name: each if name in _BLOCK_KEPT else self.json(each) for name, each in block.items()}
+        if "input" in block:
+            shown["input"] = self.arguments(tool, block["input"])
+        return shown
 
     def _result(self, row: Row, content: Any) -> Any:
         names = self.results_of.get(row.tool_name, ())
