@@ -1,7 +1,7 @@
 """The kinds of journal rows, each described once: its payload, and how the program treats such a row.
 
-The members of a payload annotated as `Fact` are never erased; all others are content. Only the fold, the
-verification and the pages that show rows have tables by kind of their own.
+The members of a payload annotated as `Fact` are never erased; all others are content. Only the fold and
+the verification, which have methods by kind, and the pages that show rows treat each kind by itself.
 """
 
 from __future__ import annotations
