@@ -63,6 +63,16 @@ def test_a_customer_is_erased_after_a_dry_run_that_counts(customers: dict[str, R
     assert run(*words).code == 0  # again, if the first was interrupted
 
 
+def test_a_customers_names_go_with_the_rows(customers: dict[str, Run]) -> None:
+    words = ("erase", "--owner=ann", "--reason=by letter", "--people")
+    would = run(*words, "--dry-run")
+    assert (would.code, "sessions 2" in would.out, Session.objects.count()) == (0, True, 4)
+    assert (run(*words).code, {*Session.objects.values_list("key", flat=True)}) == (0, {"norths", "others"})
+    assert run("verify_journal").code == 0
+    refused = run("erase", "--session=norths", "--people")
+    assert (refused.code, "with a customer" in refused.err) == (2, True)
+
+
 def test_what_cannot_be_erased_is_reported_and_stops_nothing(
     customers: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

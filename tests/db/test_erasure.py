@@ -312,6 +312,32 @@ def test_a_user_is_erased_but_for_what_goes_on() -> None:
     intact()
 
 
+def test_the_names_of_people_go_with_their_sessions() -> None:
+    ada, eve, staff = user("ada-lovelace"), user("eve"), user("staff", is_superuser=True)
+    done = run_agent(
+        shop_agent("one", {"tools": [call("refund", cents=5000)]}), "ADAS-TASK", "one", actor=ada
+    )
+    deny(done.pending[0].pk, staff, "no")
+    cancel_run(done.run_id, ada)
+    run_agent(shop_agent("hers"), "EVES", "hers", actor=eve)
+    mine, others = fork_run(done.run_id, 2, actor=ada), fork_run(done.run_id, 2, actor=staff)
+    would = erase_user(ada, staff, WHY, dry_run=True, people=True)
+    assert (would.sessions, len(would.refused)) == (0, 2) and "reads what is" in would.refused[0]
+    for fork in (mine, others):
+        cancel_run(fork.pk)
+    with pytest.raises(ValueError, match="Say why"):
+        erase_user(ada, staff, "", people=True)
+    assert erase_user(ada, eve, WHY, people=True).sessions == 0  # without the permission
+    assert erase_user(ada, staff, WHY, people=True, dry_run=True).sessions == 2
+    found = erase_user(ada, staff, WHY, people=True)
+    assert (found.sessions, found.refused) == (2, [f"Session {others.session.key!r} has copies of its rows."])
+    assert "ADAS-TASK" not in everywhere() and "ada-lovelace" in everywhere()
+    erase_whole_session(others.session.key)
+    type(ada).objects.filter(pk=ada.pk).update(username="renamed")
+    assert "ada-lovelace" not in everywhere() and "EVES" in everywhere()
+    intact()
+
+
 def test_the_key_of_a_request_goes_and_still_stands_for_its_task(settings: Any) -> None:
     ada, keys = user("ada"), ("ada@example.org run", "ada@example.org message")
     agent = shop_agent("shop", {"text": "ok"})

@@ -24,6 +24,7 @@ class Command(AgentRunsCommand):
         argument("--user", dest="owner", metavar="NAME", help="As --owner."),
         *CUSTOMER,
         argument("--reason", default="", metavar="TEXT", help="Kept in the journal; not for --session."),
+        flag("--people", "Delete the customer's sessions with their rows, and so with people's names."),
         flag("--dry-run", "Only say what would go."),
     )
 
@@ -32,6 +33,8 @@ class Command(AgentRunsCommand):
         whose = customer(options["owner"], scope if session is None else None, options["context"])
         if [row is not None, session is not None, bool(whose)].count(True) != 1:
             usage("Give --row, --session, or a customer by --owner, --scope and --context.")
+        if options["people"] and not whose:
+            usage("Give --people with a customer: --session deletes a session's names already.")
         if session is None and not reason.strip():
             usage("Give a --reason: it is kept in the journal.")
         if row is not None:
@@ -39,7 +42,7 @@ class Command(AgentRunsCommand):
                 usage("SEQ is the number of a row.")
             erased = erase_rows(row[0], ACTOR, reason, seq=int(row[1]), dry_run=dry_run)
         elif whose:
-            erased = erase_customer(ACTOR, reason, **whose, dry_run=dry_run)
+            erased = erase_customer(ACTOR, reason, **whose, dry_run=dry_run, people=options["people"])
         else:
             erased = erase_whole_session(session or "", scope=scope, dry_run=dry_run)
         record = redacted(erased.record())

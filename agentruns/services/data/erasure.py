@@ -54,8 +54,10 @@ UNREACHED = (
     gettext_lazy("what the provider of the model keeps"),
     gettext_lazy("notifications, logs and traces written or sent before"),
     gettext_lazy("what a reply, a tool or a person repeated in other rows"),
-    gettext_lazy("names of the people who acted, the keys of sessions, and the project's own tables"),
+    gettext_lazy("names of the people who acted and keys of sessions, unless the session itself is deleted"),
+    gettext_lazy("the project's own tables"),
 )
+_COPIES = gettext_lazy("Session %r has copies of its rows.")
 
 Place = tuple[UUID, int]  # session, seq
 Value = tuple[Any, ...]  # name of a value, by which rows that repeat it are found
@@ -125,14 +127,19 @@ def erase_rows(run_id: UUID | str, actor: Any, reason: str, *, seq: int, dry_run
     return _log(_erase(run.session_id, lambda row: row.seq == seq, actor, reason, run, dry_run=dry_run))
 
 
-def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False) -> Erased:
+def erase_user(user: Any, actor: Any, reason: str, *, dry_run: bool = False, people: bool = False) -> Erased:
     """Erase all sessions that a user owns, as `erase_customer`. Raises TypeError if `user` is the program."""
     Owner.of_user(user)
-    return erase_customer(actor, reason, dry_run=dry_run, owner=user)
+    return erase_customer(actor, reason, dry_run=dry_run, people=people, owner=user)
 
 
-def erase_customer(actor: Any, reason: str, *, dry_run: bool = False, **whose: Any) -> Erased:
+def erase_customer(
+    actor: Any, reason: str, *, dry_run: bool = False, people: bool = False, **whose: Any
+) -> Erased:
     """Destroy the content of all rows of a customer's sessions, and of their copies in forks.
+
+    With `people`, then delete the sessions as `erase_whole_session`, because the names of people are facts
+    of the rows, and go only with the rows. `refused` also names the sessions that still have copies of them.
 
     `whose` selects the sessions as in `list_runs`, by their owner, scope and the contexts of their runs. Rows
     that record earlier erasures stay. Each session is one transaction. A session that cannot be erased is
@@ -144,18 +151,29 @@ def erase_customer(actor: Any, reason: str, *, dry_run: bool = False, **whose: A
     if all(value in (None, {}, "") for value in whose.values()):
         raise ValueError(_("Say whose: give an owner, a scope or values of a context."))
     given = {"owner_id": Owner.of(whose.get("owner")).id, "scope": whose.get("scope")}
-    sessions = Session.objects.using(settings.DATABASE).only("pk", "key")
+    sessions = Session.objects.using(settings.DATABASE).only("pk", "key", "scope")
     sessions = sessions.filter(**{name: value for name, value in given.items() if value is not None})
     if whose.get("context"):
         found = sessions.in_bulk(list({run.session_id for run in runs_of_customer(**whose)}))
     else:
         found = sessions.in_bulk()
+    deleted: set[str] = set()
     for pk, session in sorted(found.items()):
         try:
             require_one_customer(pk, whose.get("context"))
-            report.add(_erase(pk, _may_go, actor, reason, None, dry_run=dry_run))
+            erased = _erase(pk, _may_go, actor, reason, None, dry_run=dry_run)  # copies in forks, too
+            report.rows += erased.rows
+            if people:
+                erased = erase_whole_session(session.key, scope=session.scope, dry_run=dry_run)
+                report.refused += erased.refused
+                deleted.add(_COPIES % session.key)
+                if not dry_run:  # no journal is left to say so
+                    logger.info("Deleted session=%s by=%s: %s", pk, events.logged(actor), reason)
+            report.add(erased)
         except (AgentRunsError, DatabaseError, OSError) as error:  # goes on with the next session
             report.refused.append(_("Session %(key)r: %(why)s") % {"key": session.key, "why": error})
+    report.rows = [*dict.fromkeys(report.rows)]
+    report.refused = [text for text in dict.fromkeys(report.refused) if text not in deleted]
     return _log(report)
 
 
@@ -214,7 +232,7 @@ def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = F
     if not dry_run:
         pruned = erase_session(key, scope=scope, forget_key=True)  # refuses a key of several scopes
         erased.answers, erased.files = pruned.answers, pruned.files
-        erased.refused = [_("Session %r has copies of its rows.") % copy for copy in pruned.copies]
+        erased.refused = [_COPIES % copy for copy in pruned.copies]
     return _log(erased)
 
 
