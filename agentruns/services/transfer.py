@@ -6,9 +6,9 @@ import base64
 import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -39,7 +39,7 @@ from agentruns.journal.store import new_approval
 from agentruns.journal.verify import MARK, History, check
 from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session, Tombstone
 from agentruns.models.fields import check_columns
-from agentruns.models.kinds import split
+from agentruns.models.kinds import form_of, split
 from agentruns.models.parts import commitment
 from agentruns.models.tombstone import names_of
 from agentruns.services import permissions
@@ -55,6 +55,7 @@ from agentruns.utils.redaction import is_on, redacted
 FORMAT, VERSION = "agentruns-export", 3
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
+_TIMES = ("not_before", "expires_at", "from", "started_at")  # facts of rows
 # The columns that a line has in the row's own form.
 PLAIN = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "content_hash", "prev_hash", "hash")
 ACTOR = events.Program("import_run")
@@ -291,6 +292,17 @@ def _refusing(text: str) -> Iterator[None]:
         raise RunStateError(f"{text}: {error!r}. Nothing was imported.") from error
 
 
+def _check_time(what: str, text: Any) -> None:
+    """Raise RunStateError unless a text is a time with its offset that every time zone can show, or None."""
+    with suppress(ArithmeticError, TypeError, ValueError):
+        if text is None:
+            return
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is not None and 1 < at.astimezone(UTC).year < 9999:
+            return
+    raise RunStateError(f"{what} is {text!r}, no time with its offset from UTC, or one out of range.")
+
+
 class _Export:
     """The lines of an export, checked row by row and folded run by run."""
 
@@ -367,6 +379,11 @@ class _Export:
         for text in parts:
             if text is not None and canonical.dumps(canonical.loads(text)) != text:
                 raise RunStateError("Its text is not canonical, so nothing could be stored with its hash.")
+        payload, kind = parts.payload(line["kind"]), line["kind"]
+        times = {name: payload.get(name) for name in _TIMES if name in form_of(kind).facts}
+        times |= {"copied.at": (payload.get(events.COPIED) or {}).get("at")}
+        for name, text in {**times, "created_at": line["created_at"]}.items():
+            _check_time(f"Row {line['seq']} ({kind}): {name}", text)
         row = Row(
             **{name: line[name] for name in PLAIN},
             facts_salt=line["facts_salt"],
@@ -378,7 +395,7 @@ class _Export:
         )
         if (wrong := self.history.add(row, parts)) is not None:
             raise RunStateError(str(wrong))
-        row = row._replace(payload=parts.payload(row.kind))
+        row = row._replace(payload=payload)
         check_columns(_message(self.session.pk, row, parts))
         for stored in payloads.files(row.run_id, row.seq, row.payload):
             # A copied row points at the file of its origin's session.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -37,6 +38,7 @@ from agentruns import (
     run_agent,
     start_run,
     state_at,
+    tool,
 )
 from agentruns.admin.approvals.card import precedents
 from agentruns.exceptions import AgentRunsError, PayloadError, RunStateError
@@ -44,6 +46,7 @@ from agentruns.journal.events import Row, timestamp
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Definition, Message, Notification, Run, Session
 from agentruns.models.parts import commitment
+from agentruns.services.approvals.decisions import extend
 from agentruns.services.runs.control import hold_run
 from agentruns.services.runs.lifecycle import surface_orphans
 from agentruns.services.runs.waiting import uncleared
@@ -188,7 +191,7 @@ DAMAGES: list[tuple[Callable[[list[Line]], Any], str]] = [
     (alter(5, facts='{"v":1}'), "was altered"),
     (alter(5, kind="user"), "was altered"),
     (alter(5, content_redacted="x"), "redacted"),
-    (alter(5, created_at="yesterday"), "no export of a run"),
+    (alter(5, created_at="yesterday"), "created_at is .yesterday., no time"),
     (alter(1, body='{"agent":"other"}'), "was altered"),
     (without_definitions, "lacks the definitions"),
     (alter(0, version=4), "no export of version 3"),
@@ -346,6 +349,42 @@ def test_any_change_is_refused_or_imported_whole(folder: Path) -> None:
 
     check()
     assert import_run(lines).status == "completed"
+
+
+TIMES = {
+    "not_before": "run_started", "expires_at": "approval_requested", "from": "approval_extended",
+    "started_at": "orphan_found", "copied.at": "user", "created_at": "tool_result",
+}  # fmt: skip
+NO_TIMES = [
+    "2026-01-01", "2026-01-01T00:00:00", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+00:00", "", "soon",
+    7, True, [], {},
+]  # fmt: skip
+
+
+def test_no_time_without_an_offset_is_imported() -> None:
+    hour = timedelta(hours=1)
+    asks = tool(requires_approval=True, expires_in=hour, name="asks")(lambda: "done")
+    started = run_turns({"tools": [call("asks")]}, {"tools": [call("wire", text="b")]}, tools=[asks, wire])
+    extend(started.pending[0].pk, None, hour)
+    approve(started.pending[0].pk, None)
+    sweep()
+    cancel_run(str(started.run_id))
+    lines = moved(fork_run(str(started.run_id), Message.objects.count() - 1, text="go on", session="fork"))
+    for name, kind in TIMES.items():
+        place = next(at for at, line in enumerate(lines) if line.get("kind") == kind)
+        for odd in NO_TIMES:
+            line = (changed := copy.deepcopy(lines))[place]
+            if name == "created_at":
+                line[name] = odd
+            else:
+                facts = json.loads(line["facts"])
+                reduce(getitem, name.split(".")[:-1], facts)[name.split(".")[-1]] = odd
+                line["facts"] = canonical.dumps(facts)
+            says = f"Line {place + 1}: Row {line['seq']} ({kind}): {name} is {odd!r}, no time with its offset"
+            with pytest.raises(RunStateError, match="^" + re.escape(says)):
+                import_run(chained(changed))
+        assert not Session.objects.exists()
+    assert import_run(lines).session.key == "fork"
 
 
 NAMES = [
