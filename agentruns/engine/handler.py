@@ -54,6 +54,10 @@ logger = get_logger("agentruns.executor")
 ENDED_BY_HANDLER = (
     "The handler ended its transaction by itself; what it wrote may or may not have been committed."
 )
+LOST = (
+    "The connection was lost while the handler ran: by a failure, or by PostgreSQL's limit "
+    "idle_in_transaction_session_timeout."
+)
 LONGEST_PAUSE = 5.0  # seconds between two tries to store a late result
 MARK = "agentruns_handler"  # a savepoint, which is gone if the transaction has ended
 NOWHERE = -1
@@ -311,7 +315,7 @@ def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
         cursor = raw.cursor()
     except Exception as error:  # closed, which rolls back
         if getattr(raw, "broken", False):
-            raise OperationalError("The connection was lost while the handler ran.") from error
+            raise OperationalError(LOST) from error
         raise RuntimeError("The handler closed the connection.") from error
     try:
         cursor.execute(f"RELEASE SAVEPOINT {MARK}")
@@ -324,7 +328,7 @@ def require_same_transaction(connection: BaseDatabaseWrapper) -> None:
         cursor.execute(f"ROLLBACK TO SAVEPOINT {MARK}")
     except Exception as error:
         if getattr(raw, "broken", False):
-            raise OperationalError("The connection was lost while the handler ran.") from error
+            raise OperationalError(LOST) from error
         raise Interrupted(ENDED_BY_HANDLER) from error
     raise RuntimeError("A statement of the handler failed and broke its transaction.") from failed
 

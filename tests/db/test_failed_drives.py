@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, connections
 
-from agentruns import resume_run, start_run
+from agentruns import resume_run, start_run, tool
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Run
 from agentruns.models.run import SERVED
@@ -20,9 +21,9 @@ from agentruns.services.sweep import sweep
 from agentruns.utils import failpoints
 from agentruns.utils.db import database_now, uptime
 from tests.db.dying import elsewhere
-from tests.db.helpers import forget_backoff, sound
+from tests.db.helpers import forget_backoff, outcomes, sound
 from tests.effects import Effects
-from tests.shop.agents import call, shop_agent
+from tests.shop.agents import call, charge, shop_agent
 from tests.shop.models import Order
 from tests.statements import statement_wrapper
 from tests.waiting import LIMIT, pause
@@ -149,3 +150,99 @@ def test_a_database_that_is_cut_for_a_while_at_a_boundary_loses_and_repeats_noth
         run = sound(run)
     assert run.status == "completed", (run.status, run.blocked_reason)
     assert [line["tool"] for line in effects.lines()].count("charge") == 1
+
+
+# PostgreSQL ends sessions by itself
+
+ONLY_POSTGRESQL = pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no such limits")
+
+
+@pytest.fixture
+def limit() -> Iterator[Callable[[str], None]]:
+    """Let PostgreSQL end what idles for 0.4 s in every session from now on: idle_in_transaction or idle."""
+    names, database = list[str](), connection.settings_dict["NAME"]
+
+    def alter(how: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f'ALTER DATABASE "{database}" {how}')
+        connections.close_all()
+
+    def set_to(name: str) -> None:
+        names.append(name)
+        alter(f"SET {name}_session_timeout = 400")
+
+    yield set_to
+    connections.close_all()  # cut, perhaps
+    for name in names:
+        alter(f"RESET {name}_session_timeout")
+
+
+def driven(run: Run) -> Run:
+    """Drive a run until it has ended, or waits for a person."""
+    end = uptime() + LIMIT
+    while Run.objects.get().status in ("queued", "running"):
+        assert uptime() < end
+        sweep()
+        pause()
+    return sound(run)
+
+
+@ONLY_POSTGRESQL
+@pytest.mark.parametrize("then", ["write", "return"])
+@pytest.mark.parametrize("often", [1, 99])
+def test_a_tool_that_idles_in_its_transaction_is_undone_and_tried_again(
+    often: int, then: str, effects: Effects, settings: Any, limit: Callable[[str], None]
+) -> None:
+    settings.AGENTRUNS_BACKOFF_SECONDS = (0.1, 0.5)
+    tries = list[int]()
+
+    @tool(transactional=True)
+    def write_and_idle() -> str:
+        """Write, think for longer than a transaction may idle, and perhaps write again."""
+        Order.objects.create(number=f"A{len(tries)}", customer="Ann", total_cents=1)
+        tries.append(1)
+        time.sleep(1 if len(tries) <= often else 0)
+        if then == "write":
+            Order.objects.update(note="thought about")
+        return "written"
+
+    turns = [{"tools": [call("charge", cents=7)]}, {"tools": [call("write_and_idle")]}]
+    run = start_run(shop_agent("idler", *turns, tools=[charge, write_and_idle]), "do it", "s1")
+    limit("idle_in_transaction")
+    run = driven(run)
+    if often == 1:
+        assert (run.status, outcomes(run), Order.objects.count()) == ("completed", ["ok", "ok"], 1)
+    else:
+        assert (run.status, outcomes(run), Order.objects.count()) == ("paused", ["ok"], 0)
+        assert run.blocked_reason.startswith("attempts_exhausted: OperationalError: The connection was lost")
+        assert "idle_in_transaction_session_timeout" in run.blocked_reason
+    assert [line["tool"] for line in effects.lines()] == ["charge"]
+
+
+@ONLY_POSTGRESQL
+def test_sessions_that_end_because_they_idle_between_two_calls_cost_nothing(
+    effects: Effects, limit: Callable[[str], None]
+) -> None:
+    ended = list[bool]()
+
+    @tool
+    def think() -> str:
+        """Use the connection, and think for longer than a session may idle."""
+        Order.objects.count()
+        raw = connection.connection
+        time.sleep(1)
+        try:
+            raw.execute("SELECT 1")
+        except Exception:  # as for whatever of the process uses it next
+            ended.append(raw.broken)
+        return "thought"
+
+    turns = [
+        {"tools": [call("charge", cents=7), call("think")]},
+        {"tools": [call("think"), call("charge", cents=8)]},
+    ]
+    run = start_run(shop_agent("slow", *turns, tools=[charge, think]), "do it", "s1")
+    limit("idle")
+    run = driven(run)
+    assert (run.status, outcomes(run), run.attempts, ended) == ("completed", ["ok"] * 4, 0, [True, True])
+    assert [line["cents"] for line in effects.lines()] == [7, 8]
