@@ -31,7 +31,15 @@ from agentruns.journal.store import DatabaseStore, Store
 from agentruns.models import Run, Session
 from agentruns.models.run import FAILED_DRIVE
 from agentruns.models.statuses import RunStatus
-from agentruns.providers.base import Model, ModelReply, ModelRequest, ProviderError, call_model, usage_of
+from agentruns.providers.base import (
+    FULL_WINDOW,
+    Model,
+    ModelReply,
+    ModelRequest,
+    ProviderError,
+    call_model,
+    usage_of,
+)
 from agentruns.providers.blocks import open_turn
 from agentruns.providers.names import model_identity, provider_of, resolve
 from agentruns.tools.card import one_line
@@ -47,14 +55,14 @@ EXHAUSTED = "attempts_exhausted"  # reason of a pause, before the error that end
 FAILING = {
     "refusal": "The model refused.",
     "content_filter": "The provider's content filter stopped the reply.",
-    "model_context_window_exceeded": "The conversation no longer fits the model's context window.",
 }
 SHORTER = "Long results, files and old reasoning are left out. {why}"
 REFUSED = (
     ". The provider refuses this conversation.{where} Leave out the reply, file or result that "
     "it does not accept: on the run's page, by leave_out() or by the API. Then the run goes on."
 )
-FINAL = ("end_turn", "stop_sequence", "max_tokens", "tool_use")
+CUT = ("max_tokens", FULL_WINDOW)
+FINAL = ("end_turn", "stop_sequence", "tool_use", *CUT)
 LOST = (
     "{rewound}: the database lost rows that a worker had seen committed, row {seq} the last of them (by a "
     "failover to a replica that was behind, or a restored backup). What the lost rows said happened.{calls} "
@@ -430,7 +438,7 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
             blocks = [{"type": "text", "text": text}]
             batch.add(events.USER, events.User(content=blocks, reason=events.OUTPUT_INVALID))
         else:
-            if stop == "max_tokens":
+            if stop in CUT:
                 payload["truncated"] = True
             batch.add(events.RUN_COMPLETED, payload)
     else:

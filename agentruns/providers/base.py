@@ -22,6 +22,7 @@ REFUSING = re.compile(
     r"|request_too_large"
 )
 UNUSABLE = "The model's reply cannot be used: {why}."
+FULL_WINDOW = "model_context_window_exceeded"  # stop reason of a reply that the window's end cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ def check_reply(reply: Any) -> ModelReply:
 
     A call whose input is nested too deeply passes, because the gate answers that call. A model name or
     request id that is not a string becomes "" and raises nothing, because the reply is paid for. The stop
-    reason "end_turn" of a reply with calls becomes "tool_use".
+    reason "end_turn" of a reply with calls becomes "tool_use". A reply that the end of the context window
+    cut off passes if it has text and no calls.
     """
     if not isinstance(reply, ModelReply):
         why = f"propose() returned {type(reply).__name__}, not a ModelReply"
@@ -142,6 +144,10 @@ def check_reply(reply: Any) -> ModelReply:
     has_calls = any(block["type"] == "tool_use" for block in reply.content)
     if has_calls and reply.stop_reason == "end_turn":  # as some gateways say
         reply = replace(reply, stop_reason="tool_use")
+    has_text = any(block["type"] == "text" and block["text"].strip() for block in reply.content)
+    if reply.stop_reason == FULL_WINDOW and (has_calls or not has_text):  # the next request would be longer
+        text, kind = "The conversation no longer fits the model's context window.", "context_window_exceeded"
+        raise ProviderError(text, type=kind, usage=reply.usage, request_id=reply.request_id)
     checked: ModelReply = reply
     return checked
 

@@ -159,7 +159,9 @@ def another_provider(world: World) -> tuple[Agent, str]:
 def a_fallback(world: World) -> tuple[Agent, str]:
     """Get the odd reply from a fallback, and ask the first model again."""
     world.fakes[world.other].fault(529 if world.other == "claude" else 503, at=1)
-    run_agent(agent := world.agent(world.other, fallback=world.name), "one", world.session)
+    result = run_agent(agent := world.agent(world.other, fallback=world.name), "one", world.session)
+    if result.status == Run.Status.QUEUED:  # a fallback without a usable reply: the first is asked later
+        assert resume_run(result.run_id).status == "completed"
     return agent, world.session
 
 

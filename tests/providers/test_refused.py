@@ -146,6 +146,55 @@ def test_one_shorter_request_is_made_by_itself(provider: str, how: str, effects:
     assert replay_run(run.pk).is_equal
 
 
+CUT_OFF = {
+    "nothing": [],
+    "blank": [{"type": "text", "text": " \n"}],
+    "thinking": [{"type": "thinking", "thinking": "Hm", "signature": "s"}],
+    "call": [
+        {"type": "text", "text": "And"},
+        {"type": "tool_use", "id": "toolu_9", "name": "pay", "input": {"how": "la"}},
+    ],
+}
+
+
+def filling(cut: list[dict[str, Any]], fits: bool) -> Any:
+    """Pay once, and reach the end of the window with a result that is large, or with any result."""
+
+    def turn(body: Any) -> dict[str, Any]:
+        if "tool_result" not in (said := json.dumps(body)):
+            return {"tools": [{"name": "pay", "input": {"how": "large"}}]}
+        if fits and len(said) < 6 * BOUND:
+            return {"text": "Paid."}
+        return {"content": cut, "stop_reason": "model_context_window_exceeded"}
+
+    return turn
+
+
+@pytest.mark.parametrize("cut", CUT_OFF)
+def test_a_reply_that_the_windows_end_cuts_off_is_asked_for_with_less(cut: str, effects: Effects) -> None:
+    with serving("claude", filling(CUT_OFF[cut], fits=True), poison="") as fake:
+        run = the_run(run_agent(agent_on("claude", fake), "do it", "s1", idempotency_key="k"))
+    assert (run.status, run.output, refusals(run), effects.count()) == ("completed", "Paid.", 1, 1), run.error
+    assert [row["bound"] for row in left_out(run)] == [BOUND]
+    failed = run.messages.get(kind="model_failed").payload
+    assert (failed["error"]["type"], "output_tokens" in failed["usage"]) == ("context_window_exceeded", True)
+    assert replay_run(run.pk).is_equal
+
+
+def test_a_run_that_has_acted_pauses_where_less_does_not_fit_either(effects: Effects) -> None:
+    with serving("claude", filling([], fits=False), poison="") as fake:
+        run = the_run(run_agent(agent_on("claude", fake), "do it", "s1", idempotency_key="k"))
+    assert (run.status, refusals(run), effects.count()) == ("paused", 2, 1)
+    assert "no longer fits the model's context window. The provider refuses" in run.blocked_reason
+
+
+def test_a_text_that_the_windows_end_cuts_off_is_an_answer_that_was_cut(effects: Effects) -> None:
+    with serving("claude", filling([{"type": "text", "text": "Paid, and"}], fits=False), poison="") as fake:
+        run = the_run(run_agent(agent_on("claude", fake), "do it", "s1", idempotency_key="k"))
+    assert (run.status, run.output, refusals(run)) == ("completed", "Paid, and", 0)
+    assert run.messages.get(kind="run_completed").payload["truncated"] is True
+
+
 def test_the_shorter_request_is_made_once_also_after_a_crash(effects: Effects) -> None:
     with serving("claude", pays("large")) as fake:
         agent = agent_on("claude", fake)
