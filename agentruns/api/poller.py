@@ -15,7 +15,7 @@ from uuid import UUID
 
 from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
-from django.db.models import Count, IntegerField, Q, Sum
+from django.db.models import Count, IntegerField, Max, Q, Sum
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
@@ -100,8 +100,8 @@ class Poller:
     def credentials(self, bearer: Bearer) -> str | None:
         """Get the state of a bearer as of the last look, GONE or a text; None if unknown. Keep looking at it.
 
-        The text changes with the user's password, own permissions and groups. Only the next ping notices
-        what else changes, such as a group's permissions.
+        The text changes with the user's password, permissions and groups, and with the permissions of any
+        group. Only the next ping notices what else changes.
         """
         self._heard[bearer] = time.monotonic()
         return self._credentials.get(bearer)
@@ -154,7 +154,7 @@ class Poller:
             self._due, self._claimed = time.monotonic() + self._pause, 0.0
 
     def _see_listeners(self, now: float) -> None:
-        """Read the state of all bearers, by one query each for tokens, users and sessions in the database."""
+        """Read the state of all bearers: one query each for tokens, users, groups' permissions, sessions."""
         self._heard = {bearer: at for bearer, at in [*self._heard.items()] if at > now - FORGOTTEN}
         tokens, users, keys = ({*each} - {None} for each in zip(*self._heard or [NOBODY], strict=True))
         valid = ApiToken.objects.using(settings.DATABASE).filter(api_tokens.VALID, pk__in=tokens)
@@ -170,9 +170,13 @@ class Poller:
         for each in model._meta.many_to_many:
             if each.name in held and isinstance(each.related_model._meta.pk, IntegerField):
                 counts[f"_ar_ids_{each.name}"] = Sum(each.name, distinct=True)  # one exchanged for another
+        group = model._meta.get_field("groups").related_model if "groups" in held else None
+        rights: dict[str, Any] = {}
+        if users and (through := getattr(getattr(group, "permissions", None), "through", None)):
+            rights = through._base_manager.aggregate(Count("pk"), Max("pk"))  # a new row has a higher key
         for user in model._base_manager.filter(pk__in=users).annotate(**counts) if users else ():
             facts = [getattr(user, name, "") for name in ("password", "is_superuser", *counts)]
-            people[user.pk] = str(facts) if user.is_active else GONE
+            people[user.pk] = str([*facts, rights]) if user.is_active else GONE
         self._credentials = {
             bearer: people.get(bearer.user, GONE) if {bearer.token, bearer.session} <= lasting else GONE
             for bearer in self._heard

@@ -63,7 +63,7 @@ from tests.waiting import LIMIT, pause, wait_for
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LISTENERS = 20
-OF_LISTENERS = ("agentruns_apitoken", "auth_user", "django_session")
+OF_LISTENERS = ("agentruns_apitoken", "auth_user", "auth_group_permissions", "django_session")
 CUTS = 200
 
 
@@ -206,19 +206,28 @@ TOKENS_LOSE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("lost", [*LOSES, *TOKENS_LOSE, "the group", "another permission"])
+OF_GROUPS: dict[str, Callable[[Any, Group], Any]] = {
+    "the group": lambda user, group: user.groups.clear(),
+    "the group itself": lambda user, group: group.delete(),
+    "the group's permission": lambda user, group: group.permissions.clear(),
+    "another of the group": lambda user, group: group.permissions.set(OTHER),
+}
+OTHER = Permission.objects.filter(codename="view_message")
+
+
+@pytest.mark.parametrize("lost", [*LOSES, *TOKENS_LOSE, *OF_GROUPS, "another permission"])
 def test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_ping(
     lost: str, pending: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AGENTRUNS_API_PING_SECONDS = 600
     monkeypatch.setattr("agentruns.api.poller.LISTENERS_EVERY", 0)
     watcher, run = make_user("watcher", "view_run"), pending().run
-    if lost == "the group":
+    group = None
+    if lost in OF_GROUPS:
         group = Group.objects.create(name="watchers")
         group.permissions.set(watcher.user_permissions.all())
         watcher.groups.add(group)
         watcher.user_permissions.clear()
-    exchanged = Permission.objects.filter(codename="view_message")
     token, text = api_tokens.create_token(watcher, [ApiToken.Scope.RUNS_READ])
     bearing = {"Authorization": f"Bearer {text}"} if lost in TOKENS_LOSE else {}
     stream = Stream(None if bearing else watcher, run, **bearing)
@@ -240,13 +249,16 @@ def test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_pin
     if lost in TOKENS_LOSE:
         TOKENS_LOSE[lost](ApiToken.objects.filter(pk=token.pk), watcher)
     elif lost == "another permission":
-        watcher.user_permissions.set(exchanged)
+        watcher.user_permissions.set(OTHER)
+    elif group is not None:
+        OF_GROUPS[lost](watcher, group)
     else:
-        LOSES.get(lost, lambda user, client: user.groups.clear())(watcher, stream.client)
+        LOSES[lost](watcher, stream.client)
     wait_for(lambda: look(heads + 6), "some more looks")
     assert not stream.is_open
     assert [one.is_open for one in others] == [True] * 3
-    assert "ping" not in others[0].comments
+    asked_all = lost in OF_GROUPS and lost != "the group"  # as it may concern any user
+    assert ("ping" in others[0].comments) == asked_all
     for one in others:
         one.response.close()
 
