@@ -353,7 +353,8 @@ def contained(alias: str, broken: list[Exception]) -> Iterator[None]:
         raise RuntimeError("A transactional tool may not begin or end a transaction by SQL: use atomic().")
 
     def check_other(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
-        if sql.lstrip("( \n").upper().startswith(("SELECT", "EXPLAIN", "SHOW", "PRAGMA")):
+        reads = ("SELECT", "EXPLAIN", "SHOW", "PRAGMA", "SET SEARCH_PATH")  # the last by django-tenants
+        if sql.lstrip("( \n").upper().startswith(reads):
             return execute(sql, params, many, context)
         raise RuntimeError(
             f"A transactional tool may write only to the journal's database, not to "

@@ -35,13 +35,16 @@ from tests.shop.models import Order
 from tests.waiting import LIMIT, wait_for
 
 pytestmark = [
-    pytest.mark.django_db(transaction=True),
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no schemas"),
 ]
 
 
 class TenantWrapper(base.DatabaseWrapper):
-    """As django-tenants' backend: a tenant is chosen, and each cursor sets the search path of its schema."""
+    """As django-tenants' backend: a tenant is chosen, and each cursor sets the search path of its schema.
+
+    The cursor is Django's, so wrappers of a connection's statements get that statement, too.
+    """
 
     include_public_schema = True
     schema_name = "public"
@@ -51,10 +54,10 @@ class TenantWrapper(base.DatabaseWrapper):
         self.tenant, self.schema_name, self.include_public_schema = tenant, tenant.schema_name, include_public
 
     def _cursor(self, name: str | None = None) -> Any:
-        self.ensure_connection()
-        with self.connection.cursor() as cursor:
+        cursor = super()._cursor(name)
+        if name is None:
             cursor.execute(f"SET search_path = '{self.schema_name}', 'public'")
-        return super()._cursor(name)
+        return cursor
 
 
 @contextmanager
@@ -86,16 +89,18 @@ def schemas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(base, "DatabaseWrapper", TenantWrapper)  # for the connections of new threads
     monkeypatch.setattr(leases, "_at_start", {})
     calls._driving.cache_clear()  # its threads may have connections of the other kind
-    shared: Any = connections["default"]
-    kind = type(shared)
-    shared.close()
-    shared.__class__ = TenantWrapper
+    known: list[Any] = connections.all()
+    kind = type(known[0])
+    for shared in known:
+        shared.close()
+        shared.__class__ = TenantWrapper
     yield names
     calls._driving.cache_clear()
-    shared.close()
-    shared.__class__ = kind
-    for made in ("tenant", "schema_name", "include_public_schema"):
-        shared.__dict__.pop(made, None)
+    for shared in known:
+        shared.close()
+        shared.__class__ = kind
+        for made in ("tenant", "schema_name", "include_public_schema"):
+            shared.__dict__.pop(made, None)
     with connection.cursor() as cursor:
         cursor.execute("DROP SCHEMA north, south CASCADE")
 
@@ -111,8 +116,8 @@ def place(ctx: ToolContext) -> str:
 
 @tool(transactional=True)
 def look(ctx: ToolContext) -> str:
-    """Count the orders of the tenant, and leave another tenant behind."""
-    count = Order.objects.count()
+    """Count the orders of the tenant and of another database, and leave another tenant behind."""
+    count = Order.objects.count() + Order.objects.using("other").count()
     connection.set_tenant(SimpleNamespace(schema_name="public"))  # type: ignore[attr-defined]
     return str(count)
 
