@@ -9,6 +9,9 @@ IMITATED = "db/test_messages.py::test_no_text_imitates_a_message_from_the_progra
 TRANSFER, CONVERSATION = "services/transfer.py", "journal/conversation.py"
 
 MUTANTS = [
+    mutant("imports: a time has its offset",
+        Edit(TRANSFER, "if at.tzinfo is not None and 1 <", "if 1 <"),
+        "db/test_imports.py::test_no_time_without_an_offset_is_imported"),
     mutant("content: no file lies about its type",
         Edit(CONTENT, "        if declared != found:\n", "        if False:\n"),
         "api/test_uploads.py::test_what_is_refused",
