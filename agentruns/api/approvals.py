@@ -8,21 +8,11 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from agentruns.api import schemas
 from agentruns.api.auth import channel_of, find_approval, readable, require_token_scope, user_of
 from agentruns.api.errors import Problem, approval_facts
-from agentruns.api.routing import KEY, once, page, router
-from agentruns.api.schemas import (
-    Answer,
-    ApprovalId,
-    ApprovalOut,
-    ApprovalPage,
-    Approve,
-    Cursor,
-    Deny,
-    Key,
-    OfApprovalStatus,
-    Reveal,
-)
+from agentruns.api.routing import GivenKey, once, page, router
+from agentruns.api.schemas import Answer, ApprovalId, ApprovalOut, ApprovalPage, Approve, Cursor, Deny, Reveal
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.deciders import is_requester, restore
 from agentruns.journal.policy import visible_approvals
@@ -35,7 +25,7 @@ from agentruns.tools.options import REQUESTER
 
 @router.get("/approvals", response=ApprovalPage)
 def list_approvals(
-    request: HttpRequest, status: OfApprovalStatus = None, cursor: Cursor = None
+    request: HttpRequest, status: schemas.OfApprovalStatus = None, cursor: Cursor = None
 ) -> ApprovalPage:
     """List the approvals that you may see or decide, the latest request first."""
     user = user_of(request)
@@ -62,7 +52,7 @@ def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal =
 
 
 @router.post("/approvals/{approval_id}/approve", response=ApprovalOut)
-def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: Key | None = KEY) -> Any:
+def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: GivenKey = None) -> Any:
     """Approve the call. With `arguments`, these replace the model's arguments.
 
     409, with the decider and the time, if the approval is already decided, or if `digest` is not its current
@@ -73,13 +63,13 @@ def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: K
 
 
 @router.post("/approvals/{approval_id}/deny", response=ApprovalOut)
-def deny(request: HttpRequest, approval_id: ApprovalId, body: Deny, key: Key | None = KEY) -> Any:
+def deny(request: HttpRequest, approval_id: ApprovalId, body: Deny, key: GivenKey = None) -> Any:
     """Deny the call: it is not executed, and the model gets the reason. 409 as for approve."""
     return _decide(request, approval_id, partial(services.deny, reason=body.reason), key, body)
 
 
 @router.post("/approvals/{approval_id}/answer", response=ApprovalOut)
-def answer(request: HttpRequest, approval_id: ApprovalId, body: Answer, key: Key | None = KEY) -> Any:
+def answer(request: HttpRequest, approval_id: ApprovalId, body: Answer, key: GivenKey = None) -> Any:
     """Answer the call: it is not executed, and the model gets `text` as its result. 409 as for approve."""
     return _decide(request, approval_id, partial(services.answer, text=body.text), key, body)
 
@@ -88,7 +78,7 @@ def _decide(
     request: HttpRequest,
     approval_id: str,
     act: Callable[..., Approval],
-    key: Key | None,
+    key: GivenKey,
     body: Approve | Deny | Answer,
 ) -> Any:
     user = user_of(request)

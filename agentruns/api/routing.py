@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from django.conf import settings as django_settings
@@ -18,7 +18,7 @@ from django.db import connections
 from django.db.models import CharField, Model, Q, QuerySet, Value
 from django.db.models.functions import Cast
 from django.http import HttpRequest, RawPostDataException
-from ninja import NinjaAPI, Router, Status
+from ninja import Header, NinjaAPI, Router, Status
 from ninja.decorators import decorate_view
 from ninja.params import models as parameters
 from pydantic import BaseModel
@@ -27,7 +27,7 @@ from agentruns import content
 from agentruns.api.auth import BearerAuth, OpenPath, SessionAuth, entry_for, entry_of, user_of
 from agentruns.api.docs import illustrated
 from agentruns.api.errors import MARK, Problem
-from agentruns.api.schemas import Keyed
+from agentruns.api.schemas import Key, Keyed
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, ContentError
 from agentruns.models import IdempotencyRecord, SessionBearer
@@ -177,9 +177,10 @@ def blocks_of(request: HttpRequest, given: Any) -> content.Input:
     return [*blocks, *map(content.of_upload, files)]
 
 
-KEY: Any = parameters.Header(
-    None, alias=KEY_HEADER, description="as the member `idempotency_key`; give one, or both alike"
-)
+GivenKey = Annotated[
+    Key | None,
+    Header(alias=KEY_HEADER, description="as the member `idempotency_key`; give one, or both alike"),
+]
 
 
 def key_of(header: str | None, body: Keyed | None) -> str | None:

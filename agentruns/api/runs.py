@@ -14,50 +14,10 @@ from ninja import Status
 from ninja.params.functions import Body
 
 import agentruns
-from agentruns.api import routing
-from agentruns.api.auth import (
-    SHOWN,
-    channel_of,
-    find_run,
-    readable,
-    require_token_scope,
-    shown,
-    user_of,
-    visible_runs,
-)
+from agentruns.api import auth, routing, schemas
 from agentruns.api.errors import Problem, run_facts
-from agentruns.api.routing import KEY, UPLOAD, blocks_of, key_of, once, page, router
-from agentruns.api.schemas import (
-    AFTER,
-    At,
-    Behalf,
-    CallId,
-    CancelRun,
-    Cursor,
-    EraseRow,
-    ForkRun,
-    Key,
-    Keyed,
-    LeaveOut,
-    MessageOut,
-    MessagePage,
-    OfAgent,
-    OfContext,
-    OfRunStatus,
-    OfScope,
-    OfSession,
-    PauseRun,
-    Resolve,
-    ResumeRun,
-    RowSeq,
-    RunId,
-    RunOut,
-    RunPage,
-    Seq,
-    Sha256,
-    StartRun,
-    legal,
-)
+from agentruns.api.routing import UPLOAD, GivenKey, blocks_of, key_of, once, page, router
+from agentruns.api.schemas import AFTER, CancelRun, EraseRow, PauseRun, ResumeRun, RowSeq, RunId, RunOut, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, RunStateError
 from agentruns.journal.masking import mask_of
@@ -77,11 +37,12 @@ from agentruns.utils.clock import utc
 REVALIDATED = "private, no-cache"  # a client may store this answer, but must revalidate it by its ETag
 # Not "or null" in the schema, or generated clients would send a null for a missing body.
 ABSENT: Any = Body(None)
+Started = Status[RunOut]
 STATE = "run seq agent version status step output calls.id calls.tool calls.arguments calls.outcome"  # public
 
 
 @router.post("/runs", response={201: RunOut, 200: RunOut})
-def start_run(request: HttpRequest, body: StartRun = UPLOAD, key: Key | None = KEY) -> Status[RunOut]:
+def start_run(request: HttpRequest, body: schemas.StartRun = UPLOAD, key: GivenKey = None) -> Started:
     """Queue a run (201), or return the run that the same request started before (200).
 
     The same `idempotency_key` always returns the same run. The same agent and input return the unfinished run
@@ -89,22 +50,22 @@ def start_run(request: HttpRequest, body: StartRun = UPLOAD, key: Key | None = K
     the session has another unfinished run, or the key belongs to another task or session; 422 if there is no
     such agent; 404 if the session is another user's; 429 if your quota is used up.
     """
-    user, key = user_of(request), key_of(key, body)
+    user, key = auth.user_of(request), key_of(key, body)
     task = blocks_of(request, body.input)
     given = (body.agent, task, body.session, _behalf_of(request, body), key, body.not_before)
     return started(request, partial(starting.start_run, user, *given), owner=body.owner)
 
 
 @router.post("/runs/{run_id}/fork", response={201: RunOut, 200: RunOut})
-def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None = KEY) -> Status[RunOut]:
+def fork_run(request: HttpRequest, run_id: RunId, body: schemas.ForkRun, key: GivenKey = None) -> Started:
     """Fork a run: queue a new run that continues from row `at` (201), or return the run of this key (200).
 
     The new run is yours, in a new session with a copy of the rows up to `at`. Open calls are settled, and no
     effect is repeated. 409 if there is no such row, if nothing is left to do and `text` is missing, if the
     session exists, or if the key belongs to another run; 403, 422 and 429 as for a start.
     """
-    user = user_of(request)
-    origin = find_run(user, run_id)
+    user = auth.user_of(request)
+    origin = auth.find_run(user, run_id)
     key = key_of(key, body)
     given = body.model_dump(include={"at", "text", "agent", "session"})
     behalf = _behalf_of(request, body)
@@ -112,10 +73,10 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkRun, key: Key | None
     return started(request, fork, owner=body.owner, origin=origin)
 
 
-def _behalf_of(request: HttpRequest, body: Behalf) -> starting.Behalf:
+def _behalf_of(request: HttpRequest, body: schemas.Behalf) -> starting.Behalf:
     """Read owner, scope and context from the body; Problem (403) if the token may not give owner or scope."""
     if body.owner is not None or body.scope is not None:
-        require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
+        auth.require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
     return starting.Behalf(body.owner, body.scope, body.context)
 
 
@@ -125,52 +86,54 @@ def started(
     *,
     owner: str | None = None,
     origin: Run | None = None,
-) -> Status[RunOut]:
+) -> Started:
     """Start or find a run by calling `start`, and build the answer: 201 for a new run, else 200.
 
     A RunStateError becomes a Problem with the facts of the run in the way, or if the user may not see that
     run, of `origin`. `owner` is for whom the user acts, as in `shown`.
     """
-    user = user_of(request)
+    user = auth.user_of(request)
     try:
         run, is_new = start()
-        return Status(201 if is_new else 200, RunOut.of(shown(user, run, is_new, owner)))
+        return Status(201 if is_new else 200, RunOut.of(auth.shown(user, run, is_new, owner)))
     except RunStateError as error:
         # Describe the run that is in the way, if the user may see it.
-        named = visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None
+        named = auth.visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None
         against = named or origin
         raise Problem.of(error, **(run_facts(user, against) if against else {})) from error
 
 
-@router.get("/runs", response=RunPage)
+@router.get("/runs", response=schemas.RunPage)
 def list_runs(
     request: HttpRequest,
-    status: OfRunStatus = None,
-    agent: OfAgent = None,
-    session: OfSession = None,
-    scope: OfScope = None,
-    context: OfContext = None,
-    cursor: Cursor = None,
-) -> RunPage:
+    status: schemas.OfRunStatus = None,
+    agent: schemas.OfAgent = None,
+    session: schemas.OfSession = None,
+    scope: schemas.OfScope = None,
+    context: schemas.OfContext = None,
+    cursor: schemas.Cursor = None,
+) -> schemas.RunPage:
     """List the runs that you may see, the last changed first. A page may be short or empty."""
     wanted = {"status": status, "agent": agent, "session__key": session, "scope": scope}
-    user = user_of(request)
-    runs = visible_runs(user).filter(**{name: value for name, value in wanted.items() if value is not None})
+    user = auth.user_of(request)
+    runs = auth.visible_runs(user).filter(
+        **{name: value for name, value in wanted.items() if value is not None}
+    )
     name, _, value = (context or "").partition(":")
     if context is not None:
         runs = runs.filter(pk__in=Run.objects.with_context({name: value}))
     page_runs, following = page(runs, "updated_at", cursor)
-    items = RunOut.all(readable(user, run) for run in page_runs)
+    items = RunOut.all(auth.readable(user, run) for run in page_runs)
     if context is not None:  # a match must not reveal a masked value
         items = [run for run in items if said(run.context.get(name)) == value]
         following = following if items else None  # nor may the number of pages
-    return RunPage(items=items, next=following)
+    return schemas.RunPage(items=items, next=following)
 
 
 @router.get("/runs/{run_id}", response=RunOut)
 def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
     """Get one run. With its `ETag` as `If-None-Match`, the answer is 304 while nothing has changed."""
-    run = find_run(user_of(request), run_id)
+    run = auth.find_run(auth.user_of(request), run_id)
     headers = {"ETag": tag_of(run), "Cache-Control": REVALIDATED}
     known = {tag.removeprefix("W/") for tag in parse_etags(request.headers.get("If-None-Match", ""))}
     if {"*", headers["ETag"].removeprefix("W/")} & known:
@@ -180,14 +143,14 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
     return RunOut.of(run)
 
 
-@router.get("/runs/{run_id}/messages", response=MessagePage)
-def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> MessagePage:
+@router.get("/runs/{run_id}/messages", response=schemas.MessagePage)
+def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> schemas.MessagePage:
     """List the run's journal rows whose `seq` is greater than `after`, in order."""
-    run = find_run(user_of(request), run_id)
+    run = auth.find_run(auth.user_of(request), run_id)
     rows = run_rows(settings.DATABASE, run.pk, after, limit=routing.PAGE + 1)
     mask = mask_of(run)
-    items = [MessageOut.of(row, run, mask) for row in rows[: routing.PAGE]]
-    return MessagePage(items=items, next=str(items[-1].seq) if len(rows) > routing.PAGE else None)
+    items = [schemas.MessageOut.of(row, run, mask) for row in rows[: routing.PAGE]]
+    return schemas.MessagePage(items=items, next=str(items[-1].seq) if len(rows) > routing.PAGE else None)
 
 
 @router.get("/runs/{run_id}/messages/{seq}/content")
@@ -197,17 +160,17 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
     404 if there is no such row, or if the row holds the whole content; 403 if the content may hold sensitive
     values and you lack agentruns.reveal_arguments; 500 if the file is missing or was altered.
     """
-    return _download(request, find_content(find_run(user_of(request), run_id), seq))
+    return _download(request, find_content(auth.find_run(auth.user_of(request), run_id), seq))
 
 
 @router.get("/runs/{run_id}/files/{sha256}")
-def get_file(request: HttpRequest, run_id: RunId, sha256: Sha256) -> StreamingHttpResponse:
+def get_file(request: HttpRequest, run_id: RunId, sha256: schemas.Sha256) -> StreamingHttpResponse:
     """Download a picture or document by the `sha256` in a row's block; browsers show pictures inline.
 
     404 if no row of the run names the file; 403 if the file may hold sensitive values and you lack
     agentruns.reveal_arguments; 500 if the file is missing or was altered.
     """
-    return _download(request, find_file(find_run(user_of(request), run_id), sha256))
+    return _download(request, find_file(auth.find_run(auth.user_of(request), run_id), sha256))
 
 
 def _download(request: HttpRequest, content: Content) -> StreamingHttpResponse:
@@ -216,39 +179,39 @@ def _download(request: HttpRequest, content: Content) -> StreamingHttpResponse:
     (row,) = run_rows(settings.DATABASE, run.pk, seq - 1, limit=1)
     if not run.shows_all and "stored" not in public(row.kind, row.payload, row.tool_name):
         raise DurableRunNotFoundError(f"You may not read the content of row {seq} of run {run.pk}.")
-    chunks = read_content(content, user_of(request), channel_of(request))
+    chunks = read_content(content, auth.user_of(request), auth.channel_of(request))
     return download(request, chunks, content.headers)
 
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any])
-def get_state(request: HttpRequest, run_id: RunId, at: At = None) -> dict[str, Any]:
+def get_state(request: HttpRequest, run_id: RunId, at: schemas.At = None) -> dict[str, Any]:
     """Compute the run's state right after row `at`, or its current state. 409 if the run has no such row.
 
     Without agentruns.view_run some members are null, and calls have only id, tool, arguments and outcome.
     """
-    run = find_run(user_of(request), run_id)
+    run = auth.find_run(auth.user_of(request), run_id)
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     seq = at if at is not None else rows.latest("seq").seq
-    state: dict[str, Any] = legal(record(state_at(run.pk, seq), mask_of(run)))
+    state: dict[str, Any] = schemas.legal(record(state_at(run.pk, seq), mask_of(run)))
     return state if run.shows_all else {**dict.fromkeys(state), **canonical.select(state, STATE.split())}
 
 
 @router.post("/runs/{run_id}/resume", response=RunOut)
-def resume_run(request: HttpRequest, run_id: RunId, body: ResumeRun = ABSENT, key: Key | None = KEY) -> Any:
+def resume_run(request: HttpRequest, run_id: RunId, body: ResumeRun = ABSENT, key: GivenKey = None) -> Any:
     """Resume a run: end its pause, and tell the model that calls in doubt are unknown. A worker drives it."""
     act = partial(services.resume_run, drive=False)
     return _change(request, run_id, "resume", act, key, body)
 
 
 @router.post("/runs/{run_id}/cancel", response=RunOut)
-def cancel_run(request: HttpRequest, run_id: RunId, body: CancelRun = ABSENT, key: Key | None = KEY) -> Any:
+def cancel_run(request: HttpRequest, run_id: RunId, body: CancelRun = ABSENT, key: GivenKey = None) -> Any:
     """Cancel a run: at once if no worker drives the run, else before its next tool starts."""
     act = partial(control.cancel_run, reason=body.reason if body else "")
     return _change(request, run_id, "cancel", act, key, body)
 
 
 @router.post("/runs/{run_id}/pause", response=RunOut)
-def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key: Key | None = KEY) -> Any:
+def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key: GivenKey = None) -> Any:
     """Pause a run until it is resumed: at once if no worker drives the run, else before its next tool starts.
 
     A reply in progress is stopped; `/resume` requests the reply again.
@@ -259,7 +222,7 @@ def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key:
 
 @router.post("/runs/{run_id}/orphans/{call_id}/resolve", response=RunOut)
 def resolve_orphan(
-    request: HttpRequest, run_id: RunId, call_id: CallId, body: Resolve, key: Key | None = KEY
+    request: HttpRequest, run_id: RunId, call_id: schemas.CallId, body: schemas.Resolve, key: GivenKey = None
 ) -> Any:
     """Record your verdict on a call in doubt.
 
@@ -270,15 +233,15 @@ def resolve_orphan(
     def act(run_id: UUID, user: Any) -> object:
         rows = Message.objects.using(settings.DATABASE).filter(run_id=run_id, call_id=call_id)
         if not call_id.isprintable() or not rows.exclude(call_id="").exists():
-            raise NotFoundError(f"Run {run_id} has no call {call_id[:SHOWN]}.")
-        given = {"result": body.result, "evidence": body.evidence, "channel": channel_of(request)}
+            raise NotFoundError(f"Run {run_id} has no call {call_id[: auth.SHOWN]}.")
+        given = {"result": body.result, "evidence": body.evidence, "channel": auth.channel_of(request)}
         return control.resolve_orphan(run_id, call_id, body.verdict, user, **given)
 
     return _change(request, run_id, "resolve", act, key, body, call_id)
 
 
 @router.post("/runs/{run_id}/rows/{seq}/erase", response=RunOut)
-def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, key: Key | None = KEY) -> Any:
+def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, key: GivenKey = None) -> Any:
     """Destroy the content of a row for good, also in every row, copy and file that repeats the content.
 
     The row stays with its facts, such as who acted and when. 409 if there is no such row, or if a run that
@@ -293,7 +256,7 @@ def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, 
 
 @router.post("/runs/{run_id}/rows/{seq}/leave-out", response=RunOut)
 def leave_out(
-    request: HttpRequest, run_id: RunId, seq: RowSeq, body: LeaveOut = ABSENT, key: Key | None = KEY
+    request: HttpRequest, run_id: RunId, seq: RowSeq, body: schemas.LeaveOut = ABSENT, key: GivenKey = None
 ) -> Any:
     """Leave a reply, a result or a message out of later requests to the model; the journal keeps the row.
 
@@ -313,22 +276,22 @@ def _change(
     run_id: str,
     action: str,
     act: Callable[[UUID, Any], object],
-    key: Key | None,
-    body: Keyed | None,
+    key: GivenKey,
+    body: schemas.Keyed | None,
     call_id: str = "",
 ) -> Any:
-    user = user_of(request)
+    user = auth.user_of(request)
 
     def change() -> RunOut:
-        run = find_run(user, run_id)
+        run = auth.find_run(user, run_id)
         try:
             act(run.pk, user)
         except RunStateError as error:
-            raise Problem.of(error, **run_facts(user, find_run(user, run_id), call_id)) from error
-        return RunOut.of(find_run(user, run_id))
+            raise Problem.of(error, **run_facts(user, auth.find_run(user, run_id), call_id)) from error
+        return RunOut.of(auth.find_run(user, run_id))
 
     def again() -> RunOut:
-        run = find_run(user, run_id)
+        run = auth.find_run(user, run_id)
         permissions.require(user, action, run)
         return RunOut.of(run)
 

@@ -6,23 +6,17 @@ from functools import partial
 
 from django.db.models import Exists, OuterRef
 from django.http import HttpRequest
-from ninja import Status
 
-from agentruns.api import routing
+from agentruns.api import routing, schemas
 from agentruns.api.auth import find_session, has_token_scope, hide_owners, readable, user_of, visible_runs
-from agentruns.api.routing import KEY, UPLOAD, blocks_of, key_of, page, router
-from agentruns.api.runs import started
+from agentruns.api.routing import UPLOAD, GivenKey, blocks_of, key_of, page, router
+from agentruns.api.runs import Started, started
 from agentruns.api.schemas import (
     AFTER,
-    Conversation,
     Cursor,
-    Key,
-    ListedSession,
     OfScope,
     RunOut,
     RunPage,
-    SaidOut,
-    SendMessage,
     Seq,
     SessionKey,
     SessionOut,
@@ -49,13 +43,13 @@ def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = 
     last_runs, following = page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
     titled = permissions.titled(user, {run.session_id for run in last_runs})
     hide_owners(user, (run.session for run in last_runs))
-    return SessionPage(items=ListedSession.all(last_runs, titled), next=following)
+    return SessionPage(items=schemas.ListedSession.all(last_runs, titled), next=following)
 
 
-@router.get("/sessions/{path:key}/messages", response=Conversation)
+@router.get("/sessions/{path:key}/messages", response=schemas.Conversation)
 def list_conversation(
     request: HttpRequest, key: SessionKey, scope: OfScope = None, after: Seq = AFTER
-) -> Conversation:
+) -> schemas.Conversation:
     """List a session's conversation: tasks, messages, replies, and why runs failed or were cancelled.
 
     The reasons are only for readers who may view all runs.
@@ -70,9 +64,11 @@ def list_conversation(
     of_rows = {run.pk: run for run in runs.filter(pk__in={row.run_id for row in page_rows})}
     mask = mask_of(next(iter(of_rows.values()))) if of_rows else Mask()
     shows_all = {pk: permissions.reads_all(user, run) for pk, run in of_rows.items()}
-    said = (SaidOut.of(row, mask, shows_all.get(row.run_id, False)) for row in page_rows[: routing.PAGE])
+    said = (
+        schemas.SaidOut.of(row, mask, shows_all.get(row.run_id, False)) for row in page_rows[: routing.PAGE]
+    )
     following = str(page_rows[routing.PAGE - 1].seq) if len(page_rows) > routing.PAGE else None
-    return Conversation(items=[each for each in said if each is not None], next=following)
+    return schemas.Conversation(items=[each for each in said if each is not None], next=following)
 
 
 @router.get("/sessions/{path:key}", response=SessionOut)
@@ -97,8 +93,11 @@ def get_session(
 
 @router.post("/sessions/{path:key}/messages", response={201: RunOut, 200: RunOut})
 def send_message(
-    request: HttpRequest, key: SessionKey, body: SendMessage = UPLOAD, idempotency_key: Key | None = KEY
-) -> Status[RunOut]:
+    request: HttpRequest,
+    key: SessionKey,
+    body: schemas.SendMessage = UPLOAD,
+    idempotency_key: GivenKey = None,
+) -> Started:
     """Send a message to a session (201); the same `idempotency_key` is the same message (200).
 
     The unfinished run reads the message before it ends; if there is none, the message is the task of a new

@@ -67,7 +67,7 @@ def test_what_a_host_raises_has_no_type_of_ours_and_a_bug_is_not_hidden(api: Api
         raise raised[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentruns.api.runs.user_of", broken)  # as a decorator of the host's
+        patch.setattr("agentruns.api.auth.user_of", broken)  # as a decorator of the host's
         for status, title in ((429, "Too Many Requests"), (499, "Error")):
             raised.append(HttpError(status, "slower"))
             problem = {"type": "about:blank", "title": title, "status": status, "detail": "slower"}
