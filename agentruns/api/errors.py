@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from http import HTTPStatus
 from http.client import responses
@@ -77,6 +76,8 @@ TITLES: dict[str, tuple[int, str]] = {
     "unavailable": (503, "Unavailable"),
 }
 
+UNREADABLE = (SuspiciousOperation, MultiPartParserError, RawPostDataException)  # of a request's body
+
 # Limits that keep an answer from being much larger than its request.
 MOST_ERRORS = 20
 LONGEST_NAME = 100
@@ -136,17 +137,8 @@ def register_errors(api: NinjaAPI) -> None:
     all errors but those of agentruns, which are answered as problem+json on every route. Without this call
     our errors have the same statuses, but bodies in the API's own form.
     """
-    kinds: dict[type[Exception], Callable[[Any], Problem]] = {
-        core.AgentRunsError: Problem.of,
-        HttpError: _of_http_error,
-        ValidationError: _of_validation_error,
-        Http404: lambda error: Problem.named("not-found", str(error) or "Not found."),
-        SuspiciousOperation: _of_bad_request,
-        MultiPartParserError: _of_bad_request,
-        RawPostDataException: _of_bad_request,
-    }
 
-    def register(kind: type[Exception], convert: Callable[[Any], Problem]) -> None:
+    def register(kind: type[Exception]) -> None:
         handlers = api._exception_handlers  # ninja has no public way to get a registered handler
         theirs: Any = handlers.get(kind, handlers[Exception])
 
@@ -155,30 +147,29 @@ def register_errors(api: NinjaAPI) -> None:
             if not is_ours and kind is not core.AgentRunsError:
                 return theirs(request, error)
             # A host's view may raise a class.
-            return convert(error() if isinstance(error, type) else error).response()
+            return problem_of(error() if isinstance(error, type) else error).response()
 
         api.add_exception_handler(kind, handle)
 
-    for kind, convert in kinds.items():
-        register(kind, convert)
+    for kind in (core.AgentRunsError, HttpError, ValidationError, Http404, *UNREADABLE):
+        register(kind)
 
 
-def _of_http_error(error: HttpError) -> Problem:
+def problem_of(error: Exception) -> Problem:
+    """Build the problem of an exception of agentruns, of ninja, or of a request that cannot be read."""
     if isinstance(error, Problem):
         return error
+    if isinstance(error, core.AgentRunsError):
+        return Problem.of(error)
+    if isinstance(error, Http404):
+        return Problem.named("not-found", str(error) or "Not found.")
     if isinstance(error, AuthenticationError):
         return Problem.named("not-authenticated", "Sign in, or send a bearer token.")
-    if error.status_code == HTTPStatus.BAD_REQUEST:
-        return _of_bad_request(error)
-    title = responses.get(error.status_code, "Error")  # a host's own status may have no name
-    return Problem(error.status_code, "about:blank", title, error.message)
-
-
-def _of_bad_request(error: Exception) -> Problem:
-    return Problem.named("malformed", f"{error}. Send JSON in UTF-8.")
-
-
-def _of_validation_error(error: ValidationError) -> Problem:
+    if isinstance(error, HttpError) and error.status_code != HTTPStatus.BAD_REQUEST:
+        title = responses.get(error.status_code, "Error")  # a host's own status may have no name
+        return Problem(error.status_code, "about:blank", title, error.message)
+    if not isinstance(error, ValidationError):
+        return Problem.named("malformed", f"{error}. Send JSON in UTF-8.")
     errors = []
     for each in error.errors[:MOST_ERRORS]:
         place = [*each["loc"]]

@@ -141,17 +141,13 @@ class UploadModel(parameters.BodyModel):
         return super().get_request_data(request, api, path_params)
 
 
-class Upload(parameters.Body):  # type: ignore[misc]
-    """The parameter of an operation whose body is read by `UploadModel`."""
+class Body(parameters.Body):  # type: ignore[misc]
+    """The parameter of an operation whose body is read by `UploadModel`; ninja uses the class's name."""
 
     _model = UploadModel
 
-    @classmethod
-    def _param_source(cls) -> str:
-        return "body"
 
-
-UPLOAD: Any = Upload(...)
+UPLOAD: Any = Body(...)
 
 
 def blocks_of(request: HttpRequest, given: Any) -> content.Input:

@@ -23,7 +23,7 @@ from agentruns.conf import settings
 from agentruns.content import AS_BLOCKS, AS_TEXT
 from agentruns.journal.copies import happened_at, said_in
 from agentruns.journal.events import Row
-from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masked_runs, masks_of
+from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masks_of
 from agentruns.models import Approval, Run, Session
 from agentruns.models.kinds import RUN_CANCELLED, RUN_FAILED, public
 from agentruns.models.parts import ERASED
@@ -328,17 +328,16 @@ class RunOut(Out):
     updated_at: Moment = Field(description="exact only to the minute while a worker drives the run")
 
     @classmethod
-    def of(cls, run: Run) -> RunOut:
-        """Build the answer for a run that was read with its session; sensitive values are masked."""
-        return cls._of(mask_of(run).run(run))
-
-    @classmethod
     def all(cls, runs: Iterable[Run]) -> list[RunOut]:
-        """Build the answers for several runs, with sensitive values masked."""
-        return [cls._of(run) for run in masked_runs(runs)]
+        """Build the answers for several runs that were read with their sessions."""
+        runs = list(runs)
+        masks = masks_of(runs, size=MOST_READ)
+        return [cls.of(run, masks[run.session_id]) for run in runs]
 
     @classmethod
-    def _of(cls, run: Run) -> RunOut:
+    def of(cls, run: Run, mask: Mask | None = None) -> RunOut:
+        """Build the answer for a run that was read with its session; `mask` hides sensitive values."""
+        run = (mask_of(run) if mask is None else mask).run(run)
         answer = cls.made(
             run,
             session=run.session.key,

@@ -13,7 +13,7 @@ import inspect
 import json
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from threading import Event, RLock
 from typing import Any
@@ -93,7 +93,7 @@ class Entrance:
             try:
                 accepted = authenticate(request)
                 if inspect.isawaitable(accepted):  # on the server's own loop, to which its clients may belong
-                    accepted = async_to_sync(_awaited)(accepted)
+                    accepted = async_to_sync(asyncio.wait_for)(accepted, None)
             except Error:
                 raise
             except Exception as error:  # a host's own `auth` may raise anything
@@ -108,10 +108,6 @@ class Entrance:
         if isinstance(user, model):
             request.user = model._base_manager.filter(pk=user.pk).first() or AnonymousUser()
         return user_of(request)
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
 
 
 @router.get("/runs/{run_id}/events")
@@ -132,22 +128,10 @@ def stream_events(
     after = after if last_event_id is None else last_event_id
     feed = Feed(Entrance(request), user, run.pk, after, place.over)
     body = _asynchronous(feed) if isinstance(request, ASGIRequest) else _synchronous(feed)
-    return EventStream(body, place)
-
-
-class EventStream(StreamingHttpResponse):
-    """The response of a stream. The server calls `close` however the stream ends."""
-
-    def __init__(self, body: Any, place: Place) -> None:
-        super().__init__(body, headers=HEADERS)
-        self._place = place
-
-    def close(self) -> None:
-        """Close the response, and free its stream's place among the user's open streams."""
-        try:
-            super().close()
-        finally:
-            self._place.close()
+    response = StreamingHttpResponse(body, headers=HEADERS)
+    # The server closes a response however its stream ends.
+    response._resource_closers.append(place.close)  # type: ignore[attr-defined]
+    return response
 
 
 def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
@@ -257,33 +241,30 @@ class Feed:
         Sets `over` if the run has ended, the user may no longer see it, or the database fails. Closes the
         connections of this thread.
         """
-        with carried(settings.DATABASE, self._state):
-            return self._poll()
-
-    def _poll(self) -> str:
         try:
-            # Before any other query: a thread must hold no connection while it waits for the poller's lock.
-            if self._claims:
-                self._poller.look(self._run_id)
-            head = self._poller.head(self._run_id) if self._seen >= 0 else None
-            if head is None and not self._claims:
-                head = self._poller.join(self._run_id)
-            if head is None:
-                raise DurableRunNotFoundError(f"There is no run {self._run_id}.")
-            ping = ""
-            if self._is_due():
-                self._user = self._entrance.recheck_auth()
-                find_run(self._user, str(self._run_id))
-                self._known = self._poller.credentials(self._bearer)
-                self._ping_at = time.monotonic() + settings.API_PING_SECONDS
-                ping = PING
-            text = ping + (self._rows(head) if head.seq != self._seen else "")
-            if self._is_behind:
-                return text
-            if head.status in ENDED:
-                self.over.set()
-                return text + _note("end", status=head.status)
-            return text + self._live(head)
+            with carried(settings.DATABASE, self._state):
+                # Before any other query: no thread holds a connection while it waits for the poller's lock.
+                if self._claims:
+                    self._poller.look(self._run_id)
+                head = self._poller.head(self._run_id) if self._seen >= 0 else None
+                if head is None and not self._claims:
+                    head = self._poller.join(self._run_id)
+                if head is None:
+                    raise DurableRunNotFoundError(f"There is no run {self._run_id}.")
+                ping = ""
+                if self._is_due():
+                    self._user = self._entrance.recheck_auth()
+                    find_run(self._user, str(self._run_id))
+                    self._known = self._poller.credentials(self._bearer)
+                    self._ping_at = time.monotonic() + settings.API_PING_SECONDS
+                    ping = PING
+                text = ping + (self._rows(head) if head.seq != self._seen else "")
+                if self._is_behind:
+                    return text
+                if head.status in ENDED:
+                    self.over.set()
+                    return text + _note("end", status=head.status)
+                return text + self._live(head)
         except (AuthenticationError, DurableRunNotFoundError, PermissionDeniedError):
             logger.info("The stream of run=%s ends: its listener may no longer see it", self._run_id)
         except Error as error:
