@@ -184,12 +184,34 @@ def is_on() -> bool:
 
 def redact(text: str) -> str:
     """Redact a text by the project's function, if any; FAILED if the function raises or returns no text."""
-    return _made(text) if is_on() else text
+    if not is_on():
+        return text
+    try:
+        function: Callable[[str], object] | None = settings.redact
+        made = text if function is None else function(text)
+    except Exception as error:
+        # Without the traceback and the error's text: either may quote the secret.
+        logger.error("AGENTRUNS_REDACT failed with %s: the text is not shown.", type(error).__name__)
+        return FAILED
+    if not isinstance(made, str):
+        logger.error("AGENTRUNS_REDACT returned %s, not str: the text is not shown.", type(made).__name__)
+        return FAILED
+    return made
 
 
 def redacted(value: Any) -> Any:
     """Redact all texts, keys and integers in a JSON value; return it unchanged without AGENTRUNS_REDACT."""
-    return _walk(value) if is_on() else value
+    if not is_on():
+        return value
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if (shown := redact(str(value))) == str(value) else shown  # as a credit card number
+    if isinstance(value, dict):
+        return distinct((redacted(key), redacted(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return [redacted(item) for item in value]
+    return tuple(redacted(item) for item in value) if isinstance(value, tuple) else value
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -317,29 +339,3 @@ def _without(hidden: list[Secrets], text: str) -> str:
     for each in hidden:
         text = each.hide(text, short=True)
     return text
-
-
-def _walk(value: Any) -> Any:
-    if isinstance(value, str):
-        return _made(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if (shown := _made(str(value))) == str(value) else shown  # as a credit card number
-    if isinstance(value, dict):
-        return distinct((_walk(key), _walk(item)) for key, item in value.items())
-    if isinstance(value, list):
-        return [_walk(item) for item in value]
-    return tuple(_walk(item) for item in value) if isinstance(value, tuple) else value
-
-
-def _made(text: str) -> str:
-    try:
-        function: Callable[[str], object] | None = settings.redact
-        made = text if function is None else function(text)
-    except Exception as error:
-        # Without the traceback and the error's text: either may quote the secret.
-        logger.error("AGENTRUNS_REDACT failed with %s: the text is not shown.", type(error).__name__)
-        return FAILED
-    if not isinstance(made, str):
-        logger.error("AGENTRUNS_REDACT returned %s, not str: the text is not shown.", type(made).__name__)
-        return FAILED
-    return made

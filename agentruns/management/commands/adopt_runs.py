@@ -1,5 +1,3 @@
-"""`manage.py adopt_runs AGENT`: let the runs that a deploy blocks adopt their agent's definition."""
-
 from __future__ import annotations
 
 from typing import Any

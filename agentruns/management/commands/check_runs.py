@@ -1,5 +1,3 @@
-"""`manage.py check_runs`: before a deploy, list the unfinished runs that the new code cannot continue."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""`manage.py create_api_token USER --scope S [S ...]`: create a token of the JSON API, and print it once."""
-
 from __future__ import annotations
 
 from datetime import timedelta

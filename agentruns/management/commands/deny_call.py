@@ -1,5 +1,3 @@
-"""`manage.py deny_call ID --user NAME --reason TEXT`."""
-
 from __future__ import annotations
 
 from agentruns.management.base import DecidingCommand

@@ -1,5 +1,3 @@
-"""`manage.py drain_runs`: before a deploy, let workers finish their call, release runs and claim no more."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""`manage.py erase --row RUN SEQ | --session KEY | --owner NAME`: destroy content for good."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""`manage.py export_run ID`: print a run for an auditor, as JSON Lines."""
-
 from __future__ import annotations
 
 import json

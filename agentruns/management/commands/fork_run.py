@@ -1,5 +1,3 @@
-"""`manage.py fork_run ID --at SEQ`: queue a new run that continues another run after one of its rows."""
-
 from __future__ import annotations
 
 from typing import Any

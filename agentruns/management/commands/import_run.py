@@ -1,5 +1,3 @@
-"""`manage.py import_run FILE`: store an exported run in this database, with the same hashes."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`manage.py list_runs`: list runs, newest first."""
-
 from __future__ import annotations
 
 from itertools import islice

@@ -1,5 +1,3 @@
-"""`manage.py lock_mcp_tools`: write the tools of MCP servers into lock files, or compare them."""
-
 from __future__ import annotations
 
 from agentruns.exceptions import ToolRefused

@@ -1,5 +1,3 @@
-"""`manage.py prune_runs --older-than DAYS | --session KEY`: delete old ended sessions, or one session."""
-
 from __future__ import annotations
 
 from dataclasses import asdict

@@ -1,5 +1,3 @@
-"""`manage.py replay_run ID`: repeat the requests of runs, and compare them with the recorded requests."""
-
 from __future__ import annotations
 
 import json

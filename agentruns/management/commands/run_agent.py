@@ -1,5 +1,3 @@
-"""`manage.py run_agent AGENT "text"`: drive one run in this process, and print its rows while it runs."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""`manage.py show_run ID`: show a run's status and its journal rows."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""`manage.py verify_journal`: check the journal, and the columns folded from the journal."""
-
 from __future__ import annotations
 
 from contextlib import suppress
