@@ -8,8 +8,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from agentruns.api import schemas
-from agentruns.api.auth import channel_of, find_approval, readable, require_token_scope, user_of
+from agentruns.api import auth, schemas
 from agentruns.api.errors import Problem, approval_facts
 from agentruns.api.routing import GivenKey, once, page, router
 from agentruns.api.schemas import Answer, ApprovalId, ApprovalOut, ApprovalPage, Approve, Cursor, Deny, Reveal
@@ -28,12 +27,12 @@ def list_approvals(
     request: HttpRequest, status: schemas.OfApprovalStatus = None, cursor: Cursor = None
 ) -> ApprovalPage:
     """List the approvals that you may see or decide, the latest request first."""
-    user = user_of(request)
+    user = auth.user_of(request)
     approvals = visible_approvals(user).select_related("run")
     if status is not None:
         approvals = approvals.filter(status=PENDING if status == PENDING.value else status)
     page_rows, following = page(approvals, "requested_at", cursor)
-    items = ApprovalOut.all(readable(user, approval) for approval in page_rows)
+    items = ApprovalOut.all(auth.readable(user, approval) for approval in page_rows)
     return ApprovalPage(items=items, next=following)
 
 
@@ -44,11 +43,11 @@ def get_approval(request: HttpRequest, approval_id: ApprovalId, reveal: Reveal =
     Sensitive arguments are masked, also in texts that repeat them. `reveal=true` shows them, and the access
     is logged; 403 if you lack the permission to see them.
     """
-    user = user_of(request)
-    approval = find_approval(user, approval_id)
+    user = auth.user_of(request)
+    approval = auth.find_approval(user, approval_id)
     if reveal:
-        permissions.reveal(user, approval, door=channel_of(request))
-    return ApprovalOut.of(readable(user, approval), reveals=reveal)
+        permissions.reveal(user, approval, door=auth.channel_of(request))
+    return ApprovalOut.of(auth.readable(user, approval), reveals=reveal)
 
 
 @router.post("/approvals/{approval_id}/approve", response=ApprovalOut)
@@ -81,14 +80,14 @@ def _decide(
     key: GivenKey,
     body: Approve | Deny | Answer,
 ) -> Any:
-    user = user_of(request)
+    user = auth.user_of(request)
 
     def find() -> Approval:
-        approval = find_approval(user, approval_id)
+        approval = auth.find_approval(user, approval_id)
         if not isinstance(user, SessionBearer):
             is_own = approval.approvers == REQUESTER and is_requester(user, restore(approval.run))
             scope = ApiToken.Scope.APPROVALS_OWN if is_own else ApiToken.Scope.APPROVALS_DECIDE
-            require_token_scope(request, scope.value)
+            auth.require_token_scope(request, scope.value)
         return approval
 
     def decide() -> ApprovalOut:
@@ -102,14 +101,14 @@ def _decide(
                 "give it there first; a token cannot.",
             )
         try:
-            decided = act(approval.pk, actor=user, digest=body.digest, channel=channel_of(request))
-            return ApprovalOut.of(readable(user, decided))
+            decided = act(approval.pk, actor=user, digest=body.digest, channel=auth.channel_of(request))
+            return ApprovalOut.of(auth.readable(user, decided))
         except ApprovalStateError as error:
             raise Problem.of(error, **approval_facts(user, services.find_approval(approval.pk))) from error
 
     def again() -> ApprovalOut:
         approval = find()
         permissions.require_decide(user, approval)
-        return ApprovalOut.of(readable(user, approval))
+        return ApprovalOut.of(auth.readable(user, approval))
 
     return once(request, key, body, decide, again)

@@ -23,8 +23,7 @@ from ninja.utils import check_csrf
 from agentruns.api.errors import MARK, URN, Problem
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
-from agentruns.journal import policy
-from agentruns.journal.deciders import API_CHANNEL
+from agentruns.journal import deciders, policy
 from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
 from agentruns.services import api_tokens, permissions
 from agentruns.services.approvals import decisions
@@ -217,7 +216,7 @@ def token_of(request: HttpRequest) -> ApiToken | None:
 def channel_of(request: HttpRequest) -> str:
     """Name the channel of a request for the journal: "api", or "api:" and the prefix of its token."""
     token = getattr(request, "auth", None)
-    return f"{API_CHANNEL}{token.prefix}" if isinstance(token, ApiToken) else "api"
+    return f"{deciders.API_CHANNEL}{token.prefix}" if isinstance(token, ApiToken) else "api"
 
 
 def entry_for(operation: Operation) -> Entry:

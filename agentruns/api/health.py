@@ -9,22 +9,20 @@ from django.db.models import Min
 from django.db.models.functions import Coalesce, Greatest
 from django.http import HttpRequest
 
-from agentruns.api.auth import HEADER, is_let_in, token_of
+from agentruns.api import auth, schemas
 from agentruns.api.errors import Problem
 from agentruns.api.routing import router
-from agentruns.api.schemas import Health
 from agentruns.conf import settings
 from agentruns.journal import policy
 from agentruns.models import ApiToken, Run
 from agentruns.models.run import SERVED
-from agentruns.services import permissions
+from agentruns.services import permissions, sweep
 from agentruns.services.runs.blocked import MOST, blocked
 from agentruns.services.runs.waiting import sweeper_seen
-from agentruns.services.sweep import sweeper
 
 
-@router.get("/health", auth=None, response=Health, exclude_unset=True)
-def health(request: HttpRequest) -> Health:
+@router.get("/health", auth=None, response=schemas.Health, exclude_unset=True)
+def health(request: HttpRequest) -> schemas.Health:
     """Check whether the database can be reached; 503 if not.
 
     Callers who may see all runs, by session or token, also get the state of the workers.
@@ -33,21 +31,21 @@ def health(request: HttpRequest) -> Health:
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute("SELECT 1")
-        token = token_of(request)
+        token = auth.token_of(request)
         user: Any = token.owner if token else getattr(request, "user", None)
-        if HEADER in request.headers and (token is None or ApiToken.Scope.RUNS_READ not in token.scopes):
+        if auth.HEADER in request.headers and (token is None or ApiToken.Scope.RUNS_READ not in token.scopes):
             user = None  # with that header, Django's session is ignored
-        elif token is None and user is not None and not is_let_in(request):
+        elif token is None and user is not None and not auth.is_let_in(request):
             user = None
         if not policy.is_somebody(user) or not permissions.may(user, "monitor"):
-            return Health(status="ok")
+            return schemas.Health(status="ok")
         runs: Any = policy.visible_runs(user)
         waiting = runs.runnable().filter(SERVED, status=Run.Status.QUEUED)
         since = Min(Greatest("updated_at", Coalesce("not_before", "updated_at")))
-        return Health(
+        return schemas.Health(
             status="ok",
             database=connections[alias].vendor,
-            sweeper=sweeper(alias),
+            sweeper=sweep.sweeper(alias),
             sweeper_seen_at=sweeper_seen(alias),
             oldest_queued_at=waiting.aggregate(since=since)["since"],
             blocked_runs=runs.filter(blocked())[:MOST].count(),

@@ -21,8 +21,7 @@ from django.utils.module_loading import import_string
 
 from agentruns.conf import settings
 from agentruns.engine.drafts import AT_WORK, watch
-from agentruns.journal.events import Row
-from agentruns.journal.read import read_rows
+from agentruns.journal import events, read
 from agentruns.models import ApiToken, Message, Run
 from agentruns.services import api_tokens
 from agentruns.utils.forks import in_child
@@ -71,7 +70,7 @@ class Poller:
         self._heads: dict[UUID, Head | None] = {}
         self._asked: dict[UUID, float] = {}
         self._renewed: dict[UUID, float] = {}
-        self._news: dict[UUID, tuple[int, int, list[Row]]] = {}  # after a row, up to a row, the rows
+        self._news: dict[UUID, tuple[int, int, list[events.Row]]] = {}  # after a row, up to a row, the rows
         self._heard: dict[Bearer, float] = {}
         self._credentials: dict[Bearer, str] = {}
         self._due = self._claimed = self._listeners_due = 0.0
@@ -106,7 +105,7 @@ class Poller:
         self._heard[bearer] = time.monotonic()
         return self._credentials.get(bearer)
 
-    def rows_between(self, run_id: UUID, after: int, last: int) -> list[Row] | None:
+    def rows_between(self, run_id: UUID, after: int, last: int) -> list[events.Row] | None:
         """Get the run's rows after `after`, at least up to `last`; None if the last poll lacks some."""
         since, until, rows = self._news.get(run_id, (0, 0, []))
         return [row for row in rows if row.seq > after] if since <= after and last <= until else None
@@ -136,11 +135,11 @@ class Poller:
                 for run_id, old in before.items()
                 if old and (head := self._heads.get(run_id)) and head.seq > old.seq
             }
-            rows: list[Row] = []
+            rows: list[events.Row] = []
             if changed:
                 after = reduce(or_, (Q(run_id=run_id, seq__gt=seq) for run_id, (seq, _) in changed.items()))
                 news = Message.objects.using(settings.DATABASE).filter(after).order_by("seq")
-                rows = read_rows(news[: MOST + 1])
+                rows = read.read_rows(news[: MOST + 1])
             self._news = {
                 run_id: (*both, [row for row in rows if row.run_id == run_id])
                 for run_id, both in (changed.items() if len(rows) <= MOST else ())

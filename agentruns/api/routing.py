@@ -32,9 +32,8 @@ from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, ContentError
 from agentruns.models import IdempotencyRecord, SessionBearer
 from agentruns.providers.attachments import DEFAULT
+from agentruns.utils import db, redaction
 from agentruns.utils import json as canonical
-from agentruns.utils.db import in_transaction
-from agentruns.utils.redaction import redact
 
 PAGE, SALT = 50, "agentruns.cursor"
 KEY_HEADER = "Idempotency-Key"
@@ -221,8 +220,8 @@ def once(
         if record.fingerprint != fingerprint:
             raise Problem.named(
                 "idempotency-key",
-                f"Idempotency key {redact(record.key)!r} was given with another method, path or body. "
-                "Use a new key for a new request, or repeat the first one unchanged.",
+                f"Idempotency key {redaction.redact(record.key)!r} was given with another method, path or "
+                "body. Use a new key for a new request, or repeat the first one unchanged.",
                 answered_at=record.created_at,
             )
         if record.status:  # without a status, this transaction made the record
@@ -235,7 +234,7 @@ def once(
             raise AssertionError(f"The record of idempotency key {key!r} was answered or removed meanwhile.")
         return done
 
-    return in_transaction(settings.DATABASE, answer)
+    return db.in_transaction(settings.DATABASE, answer)
 
 
 def page(rows: QuerySet[M], moment: str, cursor: str | None) -> tuple[list[M], str | None]:

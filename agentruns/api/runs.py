@@ -20,19 +20,15 @@ from agentruns.api.routing import UPLOAD, GivenKey, blocks_of, key_of, once, pag
 from agentruns.api.schemas import AFTER, CancelRun, EraseRow, PauseRun, ResumeRun, RowSeq, RunId, RunOut, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, RunStateError
-from agentruns.journal.masking import mask_of
-from agentruns.journal.read import run_rows
+from agentruns.journal import masking, read
 from agentruns.models import ApiToken, Message, Run
 from agentruns.models.kinds import public
-from agentruns.services import permissions
+from agentruns.services import history, permissions, transfer
 from agentruns.services.data.erasure import erase_payload
-from agentruns.services.history import record, state_at
 from agentruns.services.runs import control, starting
 from agentruns.services.runs import lifecycle as services
-from agentruns.services.transfer import Content, download, find_content, find_file, read_content
+from agentruns.utils import bounds, clock
 from agentruns.utils import json as canonical
-from agentruns.utils.bounds import said
-from agentruns.utils.clock import utc
 
 REVALIDATED = "private, no-cache"  # a client may store this answer, but must revalidate it by its ETag
 # Not "or null" in the schema, or generated clients would send a null for a missing body.
@@ -125,7 +121,7 @@ def list_runs(
     page_runs, following = page(runs, "updated_at", cursor)
     items = RunOut.all(auth.readable(user, run) for run in page_runs)
     if context is not None:  # a match must not reveal a masked value
-        items = [run for run in items if said(run.context.get(name)) == value]
+        items = [run for run in items if bounds.said(run.context.get(name)) == value]
         following = following if items else None  # nor may the number of pages
     return schemas.RunPage(items=items, next=following)
 
@@ -147,8 +143,8 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
 def list_messages(request: HttpRequest, run_id: RunId, after: Seq = AFTER) -> schemas.MessagePage:
     """List the run's journal rows whose `seq` is greater than `after`, in order."""
     run = auth.find_run(auth.user_of(request), run_id)
-    rows = run_rows(settings.DATABASE, run.pk, after, limit=routing.PAGE + 1)
-    mask = mask_of(run)
+    rows = read.run_rows(settings.DATABASE, run.pk, after, limit=routing.PAGE + 1)
+    mask = masking.mask_of(run)
     items = [schemas.MessageOut.of(row, run, mask) for row in rows[: routing.PAGE]]
     return schemas.MessagePage(items=items, next=str(items[-1].seq) if len(rows) > routing.PAGE else None)
 
@@ -160,7 +156,7 @@ def get_content(request: HttpRequest, run_id: RunId, seq: RowSeq) -> StreamingHt
     404 if there is no such row, or if the row holds the whole content; 403 if the content may hold sensitive
     values and you lack agentruns.reveal_arguments; 500 if the file is missing or was altered.
     """
-    return _download(request, find_content(auth.find_run(auth.user_of(request), run_id), seq))
+    return _download(request, transfer.find_content(auth.find_run(auth.user_of(request), run_id), seq))
 
 
 @router.get("/runs/{run_id}/files/{sha256}")
@@ -170,17 +166,17 @@ def get_file(request: HttpRequest, run_id: RunId, sha256: schemas.Sha256) -> Str
     404 if no row of the run names the file; 403 if the file may hold sensitive values and you lack
     agentruns.reveal_arguments; 500 if the file is missing or was altered.
     """
-    return _download(request, find_file(auth.find_run(auth.user_of(request), run_id), sha256))
+    return _download(request, transfer.find_file(auth.find_run(auth.user_of(request), run_id), sha256))
 
 
-def _download(request: HttpRequest, content: Content) -> StreamingHttpResponse:
+def _download(request: HttpRequest, content: transfer.Content) -> StreamingHttpResponse:
     """Build a content's response; raises DurableRunNotFoundError if the row hides it from the reader."""
     run, seq = content.run, content.stored.seq
-    (row,) = run_rows(settings.DATABASE, run.pk, seq - 1, limit=1)
+    (row,) = read.run_rows(settings.DATABASE, run.pk, seq - 1, limit=1)
     if not run.shows_all and "stored" not in public(row.kind, row.payload, row.tool_name):
         raise DurableRunNotFoundError(f"You may not read the content of row {seq} of run {run.pk}.")
-    chunks = read_content(content, auth.user_of(request), auth.channel_of(request))
-    return download(request, chunks, content.headers)
+    chunks = transfer.read_content(content, auth.user_of(request), auth.channel_of(request))
+    return transfer.download(request, chunks, content.headers)
 
 
 @router.get("/runs/{run_id}/state", response=dict[str, Any])
@@ -192,7 +188,7 @@ def get_state(request: HttpRequest, run_id: RunId, at: schemas.At = None) -> dic
     run = auth.find_run(auth.user_of(request), run_id)
     rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk)
     seq = at if at is not None else rows.latest("seq").seq
-    state: dict[str, Any] = schemas.legal(record(state_at(run.pk, seq), mask_of(run)))
+    state: dict[str, Any] = schemas.legal(history.record(history.state_at(run.pk, seq), masking.mask_of(run)))
     return state if run.shows_all else {**dict.fromkeys(state), **canonical.select(state, STATE.split())}
 
 
@@ -311,7 +307,7 @@ def tag_of(run: Run) -> str:
         run.attempts,
         run.blocked_reason,
         run.shows_all,
-        *(moment and utc(moment) for moment in moments),
+        *(moment and clock.utc(moment) for moment in moments),
     ]
     tag = salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256")
     return f'W/"{tag.hexdigest()[:32]}"'

@@ -21,16 +21,10 @@ from agentruns.agents.agent import Agent
 from agentruns.agents.prices import amount
 from agentruns.conf import settings
 from agentruns.content import AS_BLOCKS, AS_TEXT
-from agentruns.journal.copies import happened_at, said_in
-from agentruns.journal.events import Row
-from agentruns.journal.masking import MOST_READ, Mask, mask_of, masked_approvals, masks_of
-from agentruns.models import Approval, Run, Session
-from agentruns.models.kinds import RUN_CANCELLED, RUN_FAILED, public
-from agentruns.models.parts import ERASED
+from agentruns.journal import copies, events, masking
+from agentruns.models import Approval, Run, Session, kinds, parts
 from agentruns.models.tombstone import KEYED
-from agentruns.services.runs import waiting
-from agentruns.services.runs.requests import checked_time
-from agentruns.services.runs.sessions import checked_context
+from agentruns.services.runs import requests, sessions, waiting
 from agentruns.tools import Tool
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import json as canonical
@@ -89,7 +83,7 @@ LegalText = Annotated[str, Legal]
 LegalDict = Annotated[dict[str, Any], Legal]
 Id = Annotated[str, BeforeValidator(str)]
 Moment = Annotated[datetime, pydantic.PlainSerializer(utc, return_type=str), _string(format="date-time")]
-Time = Annotated[pydantic.AwareDatetime, BeforeValidator(_dated), AfterValidator(checked_time)]
+Time = Annotated[pydantic.AwareDatetime, BeforeValidator(_dated), AfterValidator(requests.checked_time)]
 AgentName = Annotated[str, Field(min_length=1, max_length=100), PRINTABLE]
 Key = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), PRINTABLE]
 Task = Annotated[str, FILLED, _string(minLength=1)]
@@ -97,7 +91,7 @@ Text = Annotated[str, _at_most(TEXT_LENGTH), FILLED, _string(minLength=1, maxLen
 Reason = Annotated[str, _at_most(REASON_LENGTH), _string(maxLength=REASON_LENGTH)]
 GivenReason = Annotated[str, _at_most(REASON_LENGTH), FILLED, _string(minLength=1, maxLength=REASON_LENGTH)]
 Plain = Annotated[Any, AfterValidator(_plain)]
-Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(checked_context)]
+Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(sessions.checked_context)]
 Name = Annotated[str, Field(max_length=NAME_LENGTH), PRINTABLE]
 Scope = Name  # "" is a scope
 Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
@@ -331,19 +325,19 @@ class RunOut(Out):
     def all(cls, runs: Iterable[Run]) -> list[RunOut]:
         """Build the answers for several runs that were read with their sessions."""
         runs = list(runs)
-        masks = masks_of(runs, size=MOST_READ)
+        masks = masking.masks_of(runs, size=masking.MOST_READ)
         return [cls.of(run, masks[run.session_id]) for run in runs]
 
     @classmethod
-    def of(cls, run: Run, mask: Mask | None = None) -> RunOut:
+    def of(cls, run: Run, mask: masking.Mask | None = None) -> RunOut:
         """Build the answer for a run that was read with its session; `mask` hides sensitive values."""
-        run = (mask_of(run) if mask is None else mask).run(run)
+        run = (masking.mask_of(run) if mask is None else mask).run(run)
         answer = cls.made(
             run,
             session=run.session.key,
             owner=run.owner_id,
             definition=run.definition_id,
-            idempotency_key=ERASED if run.idempotency_key.startswith(KEYED) else run.idempotency_key,
+            idempotency_key=parts.ERASED if run.idempotency_key.startswith(KEYED) else run.idempotency_key,
             origin=run.origin_id,
             usage=canonical.legal(run.usage),
             cost=None if run.cost is None else amount(run.cost),
@@ -370,7 +364,7 @@ class SessionOut(_OfSession):
     runs: RunPage
 
     @classmethod
-    def of(cls, session: Session, mask: Mask, runs: RunPage) -> SessionOut:
+    def of(cls, session: Session, mask: masking.Mask, runs: RunPage) -> SessionOut:
         """Build the answer for a session with a page of its runs; `mask` hides sensitive values."""
         return cls.made(session, title=mask.json(session.title), owner=session.owner_id, runs=runs)
 
@@ -387,7 +381,7 @@ class ListedSession(_OfSession):
         """Build masked answers for sessions from their last runs; only sessions in `titled` show a title."""
         for run in runs:
             run.session.title = run.session.title if run.session_id in titled else ""
-        masks = masks_of(runs, size=MOST_READ)
+        masks = masking.masks_of(runs, size=masking.MOST_READ)
         return [
             cls.made(
                 run.session, title=masks[run.session_id].json(run.session.title), owner=run.session.owner_id,
@@ -411,18 +405,18 @@ class SaidOut(Out):
     created_at: Moment = Field(description="for a row that a fork copied, the original's time")
 
     @classmethod
-    def of(cls, row: Row, mask: Mask, shows_all: bool) -> SaidOut | None:
+    def of(cls, row: events.Row, mask: masking.Mask, shows_all: bool) -> SaidOut | None:
         """Build the masked entry of a conversation for a row; None if the row has no text for people.
 
         Unless `shows_all`, a fixed text replaces the reason why a run failed or was cancelled.
         """
         row = mask.row(row)
-        ended = {RUN_FAILED: _("The run failed."), RUN_CANCELLED: _("The run was cancelled.")}
-        text = said_in(row) if shows_all or row.kind not in ended else ended[row.kind]
+        ended = {kinds.RUN_FAILED: _("The run failed."), kinds.RUN_CANCELLED: _("The run was cancelled.")}
+        text = copies.said_in(row) if shows_all or row.kind not in ended else ended[row.kind]
         if not text:
             return None
         role = row.kind if row.kind in ("user", "assistant") else "program"
-        created_at = happened_at(row.payload, row.created_at)
+        created_at = copies.happened_at(row.payload, row.created_at)
         return cls.made(row, run=row.run_id, role=role, text=text, created_at=created_at)
 
 
@@ -446,10 +440,10 @@ class MessageOut(Out):
     created_at: Moment
 
     @classmethod
-    def of(cls, row: Row, run: Run, mask: Mask) -> MessageOut:
+    def of(cls, row: events.Row, run: Run, mask: masking.Mask) -> MessageOut:
         """Build the answer for a journal row of a run, with sensitive values masked."""
         masked = mask.row(row)  # the mask learns from members that the reader may not see
-        payload = masked.payload if run.shows_all else public(row.kind, masked.payload, row.tool_name)
+        payload = masked.payload if run.shows_all else kinds.public(row.kind, masked.payload, row.tool_name)
         return cls.made(masked, session=run.session.key, run=row.run_id, payload=payload)
 
 
@@ -520,7 +514,7 @@ class ApprovalOut(Out):
     @classmethod
     def all(cls, approvals: Iterable[Approval], *, reveals: bool = False) -> list[ApprovalOut]:
         """Build the answers for several approvals; sensitive values are masked unless `reveals` is True."""
-        approvals = [*approvals] if reveals else masked_approvals(approvals)
+        approvals = [*approvals] if reveals else masking.masked_approvals(approvals)
         pending = {each.pk: each.run_id for each in approvals if each.status == Approval.Status.PENDING}
         unread = waiting.unread(settings.DATABASE, {*pending.values()})
         answers = []

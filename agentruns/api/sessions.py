@@ -7,8 +7,7 @@ from functools import partial
 from django.db.models import Exists, OuterRef
 from django.http import HttpRequest
 
-from agentruns.api import routing, schemas
-from agentruns.api.auth import find_session, has_token_scope, hide_owners, readable, user_of, visible_runs
+from agentruns.api import auth, routing, schemas
 from agentruns.api.routing import UPLOAD, GivenKey, blocks_of, key_of, page, router
 from agentruns.api.runs import Started, started
 from agentruns.api.schemas import (
@@ -23,9 +22,7 @@ from agentruns.api.schemas import (
     SessionPage,
 )
 from agentruns.conf import settings
-from agentruns.journal.copies import SAID
-from agentruns.journal.masking import Mask, mask_of
-from agentruns.journal.read import read_rows
+from agentruns.journal import copies, masking, read
 from agentruns.models import ApiToken, Message
 from agentruns.services import permissions
 from agentruns.services.runs import starting
@@ -34,15 +31,15 @@ from agentruns.services.runs import starting
 @router.get("/sessions", response=SessionPage)
 def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = None) -> SessionPage:
     """List the sessions with a run that you may see, in the order of the last change of their last run."""
-    user = user_of(request)
-    runs = visible_runs(user)
+    user = auth.user_of(request)
+    runs = auth.visible_runs(user)
     if scope is not None:
         runs = runs.filter(scope=scope)
     # Ids of runs increase in the order of their start.
     later = runs.filter(session_id=OuterRef("session_id"), pk__gt=OuterRef("pk"))
     last_runs, following = page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
     titled = permissions.titled(user, {run.session_id for run in last_runs})
-    hide_owners(user, (run.session for run in last_runs))
+    auth.hide_owners(user, (run.session for run in last_runs))
     return SessionPage(items=schemas.ListedSession.all(last_runs, titled), next=following)
 
 
@@ -57,12 +54,12 @@ def list_conversation(
     In order, only rows whose `seq` is greater than `after`, of runs that you may see. A page may be short or
     empty although there is a `next`. 404 and 409 as for the session.
     """
-    user = user_of(request)
-    runs = visible_runs(user).filter(session=find_session(user, key, scope))
-    rows = Message.objects.using(settings.DATABASE).filter(run__in=runs.order_by(), kind__in=SAID)
-    page_rows = read_rows(rows.filter(seq__gt=after).order_by("seq")[: routing.PAGE + 1])
+    user = auth.user_of(request)
+    runs = auth.visible_runs(user).filter(session=auth.find_session(user, key, scope))
+    rows = Message.objects.using(settings.DATABASE).filter(run__in=runs.order_by(), kind__in=copies.SAID)
+    page_rows = read.read_rows(rows.filter(seq__gt=after).order_by("seq")[: routing.PAGE + 1])
     of_rows = {run.pk: run for run in runs.filter(pk__in={row.run_id for row in page_rows})}
-    mask = mask_of(next(iter(of_rows.values()))) if of_rows else Mask()
+    mask = masking.mask_of(next(iter(of_rows.values()))) if of_rows else masking.Mask()
     shows_all = {pk: permissions.reads_all(user, run) for pk, run in of_rows.items()}
     said = (
         schemas.SaidOut.of(row, mask, shows_all.get(row.run_id, False)) for row in page_rows[: routing.PAGE]
@@ -80,15 +77,15 @@ def get_session(
     The key is percent-encoded and may hold slashes. 409, with the `scopes`, if you may see sessions with this
     key in several scopes and give no `scope`.
     """
-    user = user_of(request)
-    session = find_session(user, key, scope)
-    page_runs, following = page(visible_runs(user).filter(session=session), "updated_at", cursor)
-    runs = RunPage(items=RunOut.all(readable(user, run) for run in page_runs), next=following)
-    first = visible_runs(user).filter(session=session).first()
-    hide_owners(user, [session])
+    user = auth.user_of(request)
+    session = auth.find_session(user, key, scope)
+    page_runs, following = page(auth.visible_runs(user).filter(session=session), "updated_at", cursor)
+    runs = RunPage(items=RunOut.all(auth.readable(user, run) for run in page_runs), next=following)
+    first = auth.visible_runs(user).filter(session=session).first()
+    auth.hide_owners(user, [session])
     if not permissions.titled(user, {session.pk}):
         session.title = ""
-    return SessionOut.of(session, mask_of(first) if first else Mask(), runs)
+    return SessionOut.of(session, masking.mask_of(first) if first else masking.Mask(), runs)
 
 
 @router.post("/sessions/{path:key}/messages", response={201: RunOut, 200: RunOut})
@@ -104,8 +101,8 @@ def send_message(
     run. 409 if the unfinished run is another agent's, is being cancelled or has 32 unread messages; 403 if
     you may not write in the session, 404 if you may not see it, 429 if your quota is used up.
     """
-    user = user_of(request)
-    session = find_session(user, key, body.scope)
+    user = auth.user_of(request)
+    session = auth.find_session(user, key, body.scope)
     given = (session, blocks_of(request, body.content), body.agent, key_of(idempotency_key, body))
-    acts_for = has_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
+    acts_for = auth.has_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
     return started(request, partial(starting.send_message, user, *given, acts_for=acts_for))

@@ -34,14 +34,10 @@ from agentruns.api.routing import PAGE, router
 from agentruns.api.schemas import AFTER, LastEventId, MessageOut, RunId, Seq
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
-from agentruns.journal import policy
-from agentruns.journal.masking import Mask, mask_of
-from agentruns.journal.read import NAMING, run_rows
-from agentruns.models import ApiToken, SessionBearer
-from agentruns.models.querysets import ENDED
-from agentruns.utils.carry import carried, schema_of, state_of
+from agentruns.journal import masking, policy, read
+from agentruns.models import ApiToken, SessionBearer, querysets
+from agentruns.utils import carry, redaction
 from agentruns.utils.json import legal
-from agentruns.utils.redaction import get_logger
 
 AGAIN = 5  # seconds until a client with too many streams may try again
 RETRY = 2_000  # milliseconds until a disconnected client connects again
@@ -54,7 +50,7 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # or nginx would hold it back
 }
 
-logger = get_logger("agentruns.api.stream")
+logger = redaction.get_logger("agentruns.api.stream")
 
 
 class Entrance:
@@ -138,7 +134,7 @@ def _place(request: HttpRequest, user: Any, run_id: UUID) -> Place:
     try:
         visits = isinstance(user, SessionBearer)
         whose = user.session_id if visits else user.pk  # all visitors of one session share a limit
-        schema, most = schema_of(settings.DATABASE), policy.limits_of(user, None).streams
+        schema, most = carry.schema_of(settings.DATABASE), policy.limits_of(user, None).streams
         # Each tenant's schema has users with the same keys.
         return places.take((schema, whose) if schema else whose, run_id, most, visits=visits)
     except Problem:
@@ -210,7 +206,7 @@ class Feed:
 
     def __init__(self, entrance: Entrance, user: Any, run_id: UUID, after: int, over: Event) -> None:
         self.over = over
-        self._state = state_of(settings.DATABASE)
+        self._state = carry.state_of(settings.DATABASE)
         # In a schema or a policy of their own, others may not see the rows of this listener.
         self._poller = poller if self._state is None else Poller()
         self._entrance = entrance
@@ -221,7 +217,7 @@ class Feed:
         self._is_behind = self._claims = False
         self._draft = ""
         self._waits_for: str | None = None
-        self._mask: Mask | None = None
+        self._mask: masking.Mask | None = None
         self._bearer, self._known = entrance.bearer, self._poller.credentials(entrance.bearer)
         self._ping_at = time.monotonic() + settings.API_PING_SECONDS
 
@@ -242,7 +238,7 @@ class Feed:
         connections of this thread.
         """
         try:
-            with carried(settings.DATABASE, self._state):
+            with carry.carried(settings.DATABASE, self._state):
                 # Before any other query: no thread holds a connection while it waits for the poller's lock.
                 if self._claims:
                     self._poller.look(self._run_id)
@@ -261,7 +257,7 @@ class Feed:
                 text = ping + (self._rows(head) if head.seq != self._seen else "")
                 if self._is_behind:
                     return text
-                if head.status in ENDED:
+                if head.status in querysets.ENDED:
                     self.over.set()
                     return text + _note("end", status=head.status)
                 return text + self._live(head)
@@ -299,14 +295,14 @@ class Feed:
         run = find_run(self._user, str(self._run_id))
         rows = self._poller.rows_between(self._run_id, max(self._after, self._seen), head.seq)
         if rows is None:
-            rows = run_rows(settings.DATABASE, self._run_id, self._after, limit=PAGE)
+            rows = read.run_rows(settings.DATABASE, self._run_id, self._after, limit=PAGE)
         self._is_behind = len(rows) >= PAGE
         if not self._is_behind:
             self._seen = head.seq
         if not rows:
             return ""
-        if self._mask is None or any(row.kind in NAMING for row in rows):
-            self._mask = mask_of(run)  # from now on, the mask learns from the rows that it masks
+        if self._mask is None or any(row.kind in read.NAMING for row in rows):
+            self._mask = masking.mask_of(run)  # from now on, the mask learns from the rows that it masks
         shown = (MessageOut.of(row, run, self._mask) for row in rows)
         text = "".join(f"id: {one.seq}\n{_note(one.kind, **one.model_dump(mode='json'))}" for one in shown)
         self._after, self._draft = rows[-1].seq, ""

@@ -20,8 +20,7 @@ from agentruns.journal.outbox import Notice
 from agentruns.journal.policy import visible_approvals, visible_runs
 from agentruns.models import Approval, Run
 from agentruns.tools.card import one_line
-from agentruns.utils import characters, lanes
-from agentruns.utils.redaction import redact
+from agentruns.utils import characters, lanes, redaction
 
 # Seconds for a whole delivery, because the time limit of a socket begins anew with each byte.
 TIMEOUT = 8
@@ -105,9 +104,9 @@ def _body(notice: Notice) -> str:
         (_("Tool"), notice.tool),
         (_("Risk"), risk),
         (_("Status"), status),
-        (_("Requester"), redact(notice.requester) or _("the program")),
+        (_("Requester"), redaction.redact(notice.requester) or _("the program")),
         (_("Agent"), notice.agent),
-        (_("Session"), redact(notice.session)),
+        (_("Session"), redaction.redact(notice.session)),
         (_("Run"), str(notice.run_id)),
         (_("Expires"), f"{expires:%Y-%m-%d %H:%M %Z}" if expires else ""),
         (_("Open it here"), notice.url),

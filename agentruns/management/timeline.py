@@ -16,17 +16,12 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.urls import NoReverseMatch, reverse
 
 from agentruns.content import described
-from agentruns.journal import events
-from agentruns.journal.events import Row
-from agentruns.journal.fold import text_of
-from agentruns.journal.masking import mask_of, masked_runs
-from agentruns.journal.payloads import has_blocks
-from agentruns.journal.read import session_rows
+from agentruns.journal import events, fold, masking, payloads, read
 from agentruns.management.base import call_text, escaped, moment, shortened
 from agentruns.models import Approval, Run, Session
 from agentruns.services.runs import waiting
+from agentruns.utils import carry
 from agentruns.utils import json as canonical
-from agentruns.utils.carry import carrying
 from agentruns.utils.redaction import get_logger, redact, redacted
 
 logger = get_logger("agentruns.management")
@@ -42,7 +37,7 @@ TEXTS = ("input", "output", "error", "blocked_reason")
 Payload = dict[str, Any]
 
 
-def line(row: Row) -> str:
+def line(row: events.Row) -> str:
     """Format a row as one line: `seq`, time, kind, tool, and a summary of the payload.
 
     Tool and summary are redacted, and cut at 160 characters.
@@ -58,7 +53,7 @@ def line(row: Row) -> str:
     return escaped(f"{row.seq:>5}  {moment(row.created_at)}  {row.kind:<18}  {shortened(text, 160)}")
 
 
-def as_dict(row: Row) -> dict[str, Any]:
+def as_dict(row: events.Row) -> dict[str, Any]:
     """Convert a row to a dict of Message's fields, without salts, and with tool name and payload redacted."""
     values = row.shown()
     texts = {"tool_name": redact(row.tool_name), "payload": redacted(row.payload)}
@@ -77,7 +72,7 @@ def _after(lead: str, text: str | None) -> str:
 
 def _assistant(payload: Payload) -> str:
     calls = [call_text(call["tool"], call["arguments"]) for call in payload["calls"]]
-    return "  ".join(part for part in (text_of(payload["content"]), *calls) if part)
+    return "  ".join(part for part in (fold.text_of(payload["content"]), *calls) if part)
 
 
 def _failed(payload: Payload) -> str:
@@ -99,14 +94,14 @@ def _of_row(payload: Payload) -> str:
 
 
 def _content(payload: Payload) -> str:
-    if has_blocks(payload) and isinstance(payload["content"], list):
+    if payloads.has_blocks(payload) and isinstance(payload["content"], list):
         return described(payload["content"])
     return _size(payload) + _text(payload.get("content"))
 
 
 def _size(payload: Payload) -> str:
     """Format the size of a text whose row holds only the beginning; "" for other contents."""
-    is_cut = payload.get("stored") and not has_blocks(payload)
+    is_cut = payload.get("stored") and not payloads.has_blocks(payload)
     return f"[{payload['stored'].get('size')} bytes in a file] " if is_cut else ""
 
 
@@ -177,7 +172,7 @@ def run_record(run: Run) -> dict[str, Any]:
 
 
 @contextmanager
-def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> Iterator[None]:
+def following(alias: str, key: str, scope: str, show: Callable[[events.Row], None]) -> Iterator[None]:
     """Call `show` with every row that is added to a session during the block, once each and in order.
 
     A thread calls `show` during the block. At the end, the caller's thread does so for the last rows.
@@ -188,7 +183,7 @@ def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> 
     def show_new() -> None:
         nonlocal seq
         session_id = sessions.values_list("pk", flat=True).first()
-        for row in () if session_id is None else session_rows(alias, session_id, after=seq - 1):
+        for row in () if session_id is None else read.session_rows(alias, session_id, after=seq - 1):
             seq = row.seq + 1
             show(row)
 
@@ -205,7 +200,7 @@ def following(alias: str, key: str, scope: str, show: Callable[[Row], None]) -> 
         finally:
             connections[alias].close()
 
-    thread = threading.Thread(target=carrying(alias, follow), name="agentruns-follower", daemon=True)
+    thread = threading.Thread(target=carry.carrying(alias, follow), name="agentruns-follower", daemon=True)
     thread.start()
     try:
         yield
@@ -238,7 +233,7 @@ def unserved(alias: str, run_id: UUID | str | None = None) -> Iterator[str]:
     After ten runs, yields "and more" if there are others.
     """
     runs = waiting.unserved(Run.objects.using(alias)).select_related("session").order_by("created_at")
-    waiting_runs = masked_runs((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
+    waiting_runs = masking.masked_runs((runs if run_id is None else runs.filter(pk=run_id))[: MOST + 1])
     for run in waiting_runs[:MOST]:
         yield f"Session {run.session.key}: {shortened(run.blocked_reason, 300)}"
     if len(waiting_runs) > MOST:
@@ -251,7 +246,7 @@ def for_people(alias: str, run_ids: Iterable[UUID]) -> Iterator[str]:
     After ten runs, yields the number of the others.
     """
     stopped = Run.objects.using(alias).filter(pk__in=list(run_ids), status__in=waiting.FOR_PEOPLE)
-    runs = masked_runs(stopped.select_related("session").order_by("created_at"))
+    runs = masking.masked_runs(stopped.select_related("session").order_by("created_at"))
     waits = waiting.waits(alias, runs[:MOST])
     for run in runs[:MOST]:
         first = waits[run.pk][0] if waits[run.pk] else None
@@ -279,7 +274,7 @@ def to_resume(run: Run) -> str:
     """Say why a run is paused, and how to resume it once the cause is removed."""
     step = page("run_change", run.pk)
     how = f"press Resume on {step}" if step else f'agentruns.resume_run("{run.pk}", ...) in manage.py shell'
-    run = mask_of(run).run(run)
+    run = masking.mask_of(run).run(run)
     reason = shortened(run.blocked_reason).removesuffix(".") or "no reason was given"
     return f"Held: {reason}. Put that right, then {how}"
 

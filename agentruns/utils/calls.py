@@ -16,8 +16,7 @@ from weakref import WeakValueDictionary
 from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections
 
-from agentruns.utils.carry import carrying
-from agentruns.utils.forks import disconnect, in_child, keep, renewed
+from agentruns.utils import carry, forks
 
 T = TypeVar("T")
 
@@ -77,20 +76,20 @@ def wait(awaitable: Awaitable[T]) -> T:
         thread.shutdown(wait=False)
 
 
-_lock = renewed(threading.Lock())
+_lock = forks.renewed(threading.Lock())
 _loop: asyncio.AbstractEventLoop | None = None
 _owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def _after_fork() -> None:
     global _loop
-    keep(_loop)
+    forks.keep(_loop)
     _loop = None
     for owner in [*_owners.values()]:
-        disconnect(owner)
+        forks.disconnect(owner)
 
 
-in_child(_after_fork)
+forks.in_child(_after_fork)
 
 
 def on_loop(awaitable: Awaitable[T], owner: Any, check: Callable[[], None] = lambda: None) -> T:
@@ -144,7 +143,7 @@ def _driving() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MOST_DRIVES, thread_name_prefix="async-drive")
 
 
-in_child(_driving.cache_clear)
+forks.in_child(_driving.cache_clear)
 
 
 async def in_thread(
@@ -166,7 +165,7 @@ async def in_thread(
         connection: Any = connections[alias]
         in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
         is_alone = connection.in_atomic_block or in_memory  # other threads do not see its rows
-        return None if is_alone else carrying(alias, call)
+        return None if is_alone else carry.carrying(alias, call)
 
     if (work := await sync_to_async(elsewhere)()) is None:
         return await sync_to_async(function)(*args, **options)

@@ -12,8 +12,7 @@ from typing import TypeVar
 from django.db import connections
 
 from agentruns.conf import settings
-from agentruns.utils.carry import carrying
-from agentruns.utils.forks import in_child
+from agentruns.utils import carry, forks
 
 T = TypeVar("T")
 
@@ -24,7 +23,7 @@ class Lane:
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
         self._free = threading.BoundedSemaphore(threads)
-        in_child(partial(self._free.__init__, threads))  # type: ignore[misc]
+        forks.in_child(partial(self._free.__init__, threads))  # type: ignore[misc]
 
     def __call__(self, work: Callable[[], T], seconds: float) -> T:
         """Run `work` in a new thread; return its result or raise its exception.
@@ -36,7 +35,7 @@ class Lane:
         if not self._free.acquire(timeout=seconds):
             raise late
         done: Future[T] = Future()
-        work = carrying(settings.DATABASE, work)
+        work = carry.carrying(settings.DATABASE, work)
 
         def target() -> None:
             try:

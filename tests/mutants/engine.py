@@ -29,7 +29,7 @@ EXECUTOR = [
         Edit("providers/base.py", "calls import on_loop", "calls import wait"),
         "db/test_async_models.py::test_a_client_is_used_again_in_a_drive_and_in_the_next"),
     mutant("models: a fork has a loop of its own, and no connection of its parent",
-        Edit("utils/calls.py", "        disconnect(owner)", "        pass"),
+        Edit("utils/calls.py", "        forks.disconnect(owner)", "        pass"),
         "db/test_async_models.py::test_a_fork_shares_neither_loop_nor_connection"),
     mutant("models: a request that nobody waits for is cancelled",
         Edit("utils/calls.py", "                check()", "                pass"),

@@ -352,7 +352,7 @@ TRIED = ("db/test_context_values.py::test_a_masked_value_is_not_found_by_trying"
 
 SHOWN = [
     mutant("contexts: the API finds no value that is masked",
-        Edit("api/runs.py", "if said(run.context.get(name)) == value]", "if True]"),
+        Edit("api/runs.py", "if bounds.said(run.context.get(name)) == value]", "if True]"),
         *TRIED),
     mutant("contexts: the console finds no value that is masked",
         Edit("admin/filters.py", "redacted(masks[run.session_id].run(run).context)", "run.context"),

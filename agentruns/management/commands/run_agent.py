@@ -8,22 +8,16 @@ from agentruns.agents.output import shown
 from agentruns.conf import settings
 from agentruns.content import IMAGES, Document, File, Image, Input, Text, type_of
 from agentruns.exceptions import ContentError, SessionBusyError
-from agentruns.journal import events
-from agentruns.journal.events import Row
-from agentruns.journal.masking import Mask, mask_of
+from agentruns.journal import events, masking
 from agentruns.management import timeline
 from agentruns.management.base import AgentRunsCommand, argument, escaped, usage, user_named
-from agentruns.management.timeline import following
-from agentruns.models import Run
-from agentruns.models.tombstone import names_of
-from agentruns.services.runs.sessions import place
-from agentruns.services.runs.waiting import FOR_PEOPLE
-from agentruns.utils.ids import uuid7
-from agentruns.utils.redaction import redact, redacted
+from agentruns.models import Run, tombstone
+from agentruns.services.runs import sessions, waiting
+from agentruns.utils import ids, redaction
 
 BUSY, INTERRUPTED = 4, 130
 EXIT = {"completed": 0, "failed": 1, "cancelled": 5, "queued": BUSY, "running": BUSY}
-EXIT |= dict.fromkeys(FOR_PEOPLE, 3)
+EXIT |= dict.fromkeys(waiting.FOR_PEOPLE, 3)
 
 
 class Command(AgentRunsCommand):
@@ -53,14 +47,14 @@ class Command(AgentRunsCommand):
             usage("The text is empty; say what the agent is to do.")
         actor = user_named(options["user"]) if options["user"] is not None else None
         key = options["idempotency_key"]
-        _key, scope = place("", options["scope"], actor)
+        _key, scope = sessions.place("", options["scope"], actor)
         runs = Run.objects.using(settings.DATABASE).filter(
-            owner=actor, scope=scope, idempotency_key__in=names_of(key or "")
+            owner=actor, scope=scope, idempotency_key__in=tombstone.names_of(key or "")
         )
         known = key and runs.values_list("session__key", flat=True).first()
-        session = options["session"] or known or f"run-{uuid7()}"
+        session = options["session"] or known or f"run-{ids.uuid7()}"
         known_agent = get_agent(agent)
-        mask, unknown = Mask([known_agent.definition()]), list[str]()
+        mask, unknown = masking.Mask([known_agent.definition()]), list[str]()
         files = list[File]()
         for path in options["file"]:
             try:
@@ -71,7 +65,7 @@ class Command(AgentRunsCommand):
                 usage(str(error))
         given: Input = [Text(text), *files] if files else text
 
-        def show(row: Row) -> None:
+        def show(row: events.Row) -> None:
             if self.json:
                 self.say_json(timeline.as_dict(mask.row(row)))
                 return
@@ -80,7 +74,7 @@ class Command(AgentRunsCommand):
                 unknown.append(row.call_id)
 
         try:
-            with following(settings.DATABASE, session, scope, show):
+            with timeline.following(settings.DATABASE, session, scope, show):
                 result = run_agent(known_agent, given, session, actor=actor, scope=scope, idempotency_key=key)
         except SessionBusyError as error:
             self.stderr.write(escaped(error))
@@ -89,11 +83,11 @@ class Command(AgentRunsCommand):
             self.stderr.write("Interrupted. The same command again, or resume_runs, goes on with the run.")
             return INTERRUPTED
         # The run's status and output, and what a person has to do if the run waits.
-        run_mask = mask_of(get_run(str(result.run_id)))
+        run_mask = masking.mask_of(get_run(str(result.run_id)))
         output, failure = run_mask.json(shown(result.output)), run_mask.json(result.error)
         if self.json:
             texts = {"session": result.session_key, "output": output, "error": failure}
-            self.say_json({"run": result.run_id, "status": result.status, **redacted(texts)})
+            self.say_json({"run": result.run_id, "status": result.status, **redaction.redacted(texts)})
             return EXIT[result.status]
         self.say()
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
@@ -112,6 +106,6 @@ class Command(AgentRunsCommand):
         for call in unknown:
             self.say(timeline.verdict(str(result.run_id), call))
         is_held = result.status in (Run.Status.PAUSED, Run.Status.ORPHANED)  # the lines above say why
-        for text in redact(output or failure).splitlines() if not is_held else ():
+        for text in redaction.redact(output or failure).splitlines() if not is_held else ():
             self.say(text)
         return EXIT[result.status]

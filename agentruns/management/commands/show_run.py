@@ -5,8 +5,7 @@ from typing import Any
 from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
-from agentruns.journal.masking import mask_of
-from agentruns.journal.read import run_rows
+from agentruns.journal import masking, read
 from agentruns.management import timeline
 from agentruns.management.base import RUN_ID, AgentRunsCommand, argument, moment
 from agentruns.management.timeline import run_record
@@ -25,12 +24,12 @@ class Command(AgentRunsCommand):
 
     def act(self, *, run_id: str, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
-        mask = mask_of(run)
+        mask = masking.mask_of(run)
         if at is not None:
             self.say_json(redacted(record(state_at(run.pk, at), mask)))
             return
         if self.json:
-            rows = [mask.row(row) for row in run_rows(settings.DATABASE, run.pk)]
+            rows = [mask.row(row) for row in read.run_rows(settings.DATABASE, run.pk)]
             self.say_json({**run_record(mask.run(run)), "messages": [timeline.as_dict(row) for row in rows]})
             return
         run = mask.run(run)
@@ -65,7 +64,7 @@ class Command(AgentRunsCommand):
                 self.say(f"{'' if number else label:<14}{text}")
         self.say()
         try:
-            lines = [timeline.line(mask.row(row)) for row in run_rows(settings.DATABASE, run.pk)]
+            lines = [timeline.line(mask.row(row)) for row in read.run_rows(settings.DATABASE, run.pk)]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             text = f"The journal of run {run.pk} cannot be read: manage.py verify_journal names the row."
             raise JournalUnreadableError(text) from error

@@ -8,8 +8,7 @@ from django.db import connections
 
 from agentruns.conf import settings
 from agentruns.exceptions import AmbiguousSessionError, SessionAccessDeniedError
-from agentruns.journal.anchor import Compared
-from agentruns.journal.verify import Problem, check, shown, stored_form, strays
+from agentruns.journal import anchor, verify
 from agentruns.management.base import AgentRunsCommand, argument, escaped, flag, usage
 from agentruns.models import Session, triggers
 from agentruns.services.data.repair import Repaired, repair_session, value_of
@@ -59,8 +58,8 @@ class Command(AgentRunsCommand):
                 self.counts["repaired"] += 1
             wrong = left  # foreign triggers stay
         for what in wrong:
-            self._report(Problem("", what), what)
-        self.revived = {session.pk: Problem(session.key, REVIVED) for session in revived(alias)}
+            self._report(verify.Problem("", what), what)
+        self.revived = {session.pk: verify.Problem(session.key, REVIVED) for session in revived(alias)}
         # In pages, because on SQLite an open cursor over all sessions would block the writes of a repair.
         sessions = Session.objects.using(alias).order_by("pk").values_list("pk", flat=True)
         page = list(sessions[:PAGE]) if only is None else [only]
@@ -69,12 +68,12 @@ class Command(AgentRunsCommand):
                 with suppress(Session.DoesNotExist):  # pruned meanwhile
                     self._session(alias, session_id, repair)
             page = list(sessions.filter(pk__gt=page[-1])[:PAGE]) if only is None else []
-        for problem in strays(alias) if only is None else ():
+        for problem in verify.strays(alias) if only is None else ():
             self._report(problem, str(problem))
         if anchors is not None:
             try:
                 with open(anchors, encoding="utf-8") as lines:
-                    compared = Compared(alias, lines, only)
+                    compared = anchor.Compared(alias, lines, only)
                     for problem in compared.problems():
                         self._report(problem, str(problem))
             except (OSError, ValueError) as error:
@@ -92,7 +91,7 @@ class Command(AgentRunsCommand):
         return bool(self.counts["problems"])
 
     def _session(self, alias: str, session_id: UUID, repair: bool) -> None:
-        repaired = Repaired([], check(session_id, alias))
+        repaired = Repaired([], verify.check(session_id, alias))
         if repaired.left and repair:
             files = [problem for problem in repaired.left if problem.file]
             repaired = repair_session(alias, session_id)
@@ -106,9 +105,9 @@ class Command(AgentRunsCommand):
             row = f"approval {problem.approval}: " if problem.approval else row
             text = f"{row}{problem.column} rewritten"
             if problem.column != "arguments":  # which may hold secrets
-                value = stored_form(problem.model, problem.column, value_of(problem))
+                value = verify.stored_form(problem.model, problem.column, value_of(problem))
                 before, after = redacted([problem.stored, value])
-                text += f" from {shown(before)} to {shown(after)}"
+                text += f" from {verify.shown(before)} to {verify.shown(after)}"
             text += "."
             self.tell_of(problem, f"Session {problem.session}: {text}", repaired=redact(text))
             self.counts["repaired"] += 1
@@ -117,11 +116,11 @@ class Command(AgentRunsCommand):
             if repair and problem.seq is not None and not problem.file:
                 self.tell_of(problem, f"Session {problem.session}: {REFUSED}", refused=REFUSED)
 
-    def _report(self, problem: Problem, text: str) -> None:
+    def _report(self, problem: verify.Problem, text: str) -> None:
         self.counts["problems"] += 1
         self.tell_of(problem, text, problem=redact(problem.what))
 
-    def tell_of(self, problem: Problem, text: str, /, **record: str) -> None:
+    def tell_of(self, problem: verify.Problem, text: str, /, **record: str) -> None:
         """Print `text`, a line about a problem; with --json, print only `record` and the problem's place."""
         names = ("seq", "kind", "run", "approval", "column")
         place = {"session": redact(problem.session), **{name: getattr(problem, name) for name in names}}
