@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django.apps import apps
@@ -146,11 +146,11 @@ class OpenPath(PathView):
         view.login_required, view.STRONGHOLD_IS_PUBLIC = False, True
         return view
 
-    def clone(self) -> OpenPath:
+    def clone(self) -> PathView:
         """Copy the path for another API that mounts the router."""
         cloned = super().clone()
         cloned.__class__ = OpenPath
-        return cast(OpenPath, cloned)
+        return cloned
 
 
 class Throttle(SimpleRateThrottle):

@@ -226,12 +226,12 @@ def resolve_orphan(
     the model an error. 409, with person and time, if the call is not in doubt or evidence contradicts you.
     """
 
-    def act(run_id: UUID, user: Any) -> object:
+    def act(run_id: UUID, actor: Any) -> object:
         rows = Message.objects.using(settings.DATABASE).filter(run_id=run_id, call_id=call_id)
         if not call_id.isprintable() or not rows.exclude(call_id="").exists():
             raise NotFoundError(f"Run {run_id} has no call {call_id[: auth.SHOWN]}.")
         given = {"result": body.result, "evidence": body.evidence, "channel": auth.channel_of(request)}
-        return control.resolve_orphan(run_id, call_id, body.verdict, user, **given)
+        return control.resolve_orphan(run_id, call_id, body.verdict, actor, **given)
 
     return _change(request, run_id, "resolve", act, key, body, call_id)
 
@@ -243,10 +243,7 @@ def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, 
     The row stays with its facts, such as who acted and when. 409 if there is no such row, or if a run that
     reads the row has not ended. Backups, exports and texts sent earlier are not changed.
     """
-
-    def act(run_id: UUID, user: Any) -> object:
-        return erase_payload(run_id, seq, user, body.reason)
-
+    act = partial(erase_payload, seq=seq, reason=body.reason)
     return _change(request, run_id, "erase", act, key, body)
 
 
@@ -259,11 +256,8 @@ def leave_out(
     A run that is paused because its provider refuses the conversation goes on. 409 if the session has no such
     row, or if a worker drives the run: pause or cancel the run first.
     """
-
-    def act(run_id: UUID, user: Any) -> object:
-        block, reason = (body.block, body.reason) if body else (None, "")
-        return control.leave_out(run_id, seq, user, block=block, reason=reason)
-
+    block, reason = (body.block, body.reason) if body else (None, "")
+    act = partial(control.leave_out, seq=seq, block=block, reason=reason)
     return _change(request, run_id, "resume", act, key, body)
 
 
@@ -271,7 +265,7 @@ def _change(
     request: HttpRequest,
     run_id: str,
     action: str,
-    act: Callable[[UUID, Any], object],
+    act: Callable[..., object],
     key: GivenKey,
     body: schemas.Keyed | None,
     call_id: str = "",
@@ -281,7 +275,7 @@ def _change(
     def change() -> RunOut:
         run = auth.find_run(user, run_id)
         try:
-            act(run.pk, user)
+            act(run.pk, actor=user)
         except RunStateError as error:
             raise Problem.of(error, **run_facts(user, auth.find_run(user, run_id), call_id)) from error
         return RunOut.of(auth.find_run(user, run_id))

@@ -57,7 +57,7 @@ class MailNotifier:
             if not owners or any(visible(owner).filter(pk=about).exists() for owner in owners):
                 readers.append(address)
         if readers:
-            subject, body = _subject(notice), _body(notice)  # before the lane, in this thread's language
+            subject, body = _texts(notice)  # before the lane, in this thread's language
             _lane(lambda: send_mail(subject, body, None, readers), TIMEOUT)
 
     def check(self) -> Iterator[CheckMessage]:
@@ -80,7 +80,8 @@ class MailNotifier:
             yield Warning(text, hint=hint, id="agentruns.W004")
 
 
-def _subject(notice: Notice) -> str:
+def _texts(notice: Notice) -> tuple[str, str]:
+    """Build the subject and the body of a mail."""
     what = {
         "approval.requested": _("Approval needed"),
         "run.orphaned": _("A call is in doubt"),
@@ -89,10 +90,7 @@ def _subject(notice: Notice) -> str:
     }.get(notice.type, notice.type)
     # On one line, because a line break, which a model may write, would begin another header.
     title = one_line(notice.title or notice.tool or notice.agent, 110)
-    return f"[agentruns] {what}: {characters.isolated(title)}"
-
-
-def _body(notice: Notice) -> str:
+    subject = f"[agentruns] {what}: {characters.isolated(title)}"
     expires = timezone.localtime(notice.expires_at) if notice.expires_at else None
     statuses: type[TextChoices] = Approval.Status if notice.approval_id else Run.Status
     risk, status = (
@@ -112,4 +110,4 @@ def _body(notice: Notice) -> str:
         (_("Open it here"), notice.url),
     ]
     text = "\n".join(f"{label}: {characters.isolated(one_line(value))}" for label, value in lines if value)
-    return f"{_subject(notice)}\n\n{text}\n"
+    return subject, f"{subject}\n\n{text}\n"

@@ -48,9 +48,6 @@ def flag(name: str, help: str) -> Argument:
 
 RUN_ID = argument("run_id", metavar="ID", help="The run's id.")
 RUN_OR_CUSTOMER = argument("run_id", nargs="?", metavar="ID", help="The run's id.")
-SESSIONS_SCOPE = argument("--scope", metavar="S", help="With --session: its scope, if several have its key.")
-
-
 CUSTOMER = (  # a run's, in place of its id; together they narrow
     argument("--owner", metavar="NAME", help="The runs that this user owns."),
     argument("--scope", metavar="S", help="The runs in this scope."),
@@ -209,18 +206,18 @@ class Stop:
         return self.asked
 
     def __enter__(self) -> Self:
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.asked = True
+            for each in SIGNALS:  # so that a second signal ends the process
+                signal.signal(each, signal.SIG_DFL)
+
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+            self._before = {number: signal.signal(number, ask) for number in SIGNALS}
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        for each in SIGNALS:  # so that a second signal ends the process
-            signal.signal(each, signal.SIG_DFL)
 
 
 def user_named(name: str, *, is_active: bool = True) -> Any:

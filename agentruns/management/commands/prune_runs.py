@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from agentruns.management import base
 from agentruns.management.base import COUNT, AgentRunsCommand, Stop, argument, flag, number, usage
 from agentruns.services.data.retention import count_ended, erase_session, prune_ended
 from agentruns.utils.redaction import redact
@@ -23,7 +22,7 @@ class Command(AgentRunsCommand):
         argument("--session", metavar="KEY", help="This session, now: for a request of erasure."),
     )
     arguments = (
-        base.SESSIONS_SCOPE,
+        argument("--scope", metavar="S", help="With --session: its scope, if several have its key."),
         argument("--limit", type=COUNT, metavar="N", help="At most N sessions, oldest first."),
         flag("--dry-run", "Only count the sessions to delete."),
         flag("--forget-key", "With --session: keep a hash in place of the session's key."),
