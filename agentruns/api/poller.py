@@ -29,7 +29,11 @@ from agentruns.utils.forks import in_child
 CONNECTIONS = 8  # of all listeners, at once
 FORGOTTEN = 10.0  # seconds without a listener after which a run is polled no more
 RENEWED = 5.0  # seconds between two notes to workers that somebody listens to a run
-WAITS_FOR = {"awaiting-approval": "approval", "orphaned": "verdict", "paused": "resume"}
+WAITS_FOR: dict[str, str] = {
+    Run.Status.AWAITING_APPROVAL: "approval",
+    Run.Status.ORPHANED: "verdict",
+    Run.Status.PAUSED: "resume",
+}
 LISTENERS_EVERY = 1.5  # seconds between two looks at the listeners' tokens, users and sessions
 GONE = ""  # of a listener whose token, user or session ended
 MOST = 200  # rows that one poll reads for all listeners; if there are more, each listener reads its own pages
@@ -193,7 +197,7 @@ class Poller:
         for run_id, status, seq, epoch, step, *drafted in runs.values_list(
             "pk", "status", "session__next_seq", "lease_epoch", "step", *draft
         ):
-            is_drafted = status == "running" and drafted[:2] == [epoch, step]
+            is_drafted = status == Run.Status.RUNNING and drafted[:2] == [epoch, step]
             heads[run_id] = Head(status, seq - 1, step, drafted[2] if is_drafted else "")
         self._heads.update(heads)
         now = time.monotonic()

@@ -415,7 +415,7 @@ class SaidOut(Out):
         text = copies.said_in(row) if shows_all or row.kind not in ended else ended[row.kind]
         if not text:
             return None
-        role = row.kind if row.kind in ("user", "assistant") else "program"
+        role = row.kind if row.kind in (kinds.USER, kinds.ASSISTANT) else "program"
         created_at = copies.happened_at(row.payload, row.created_at)
         return cls.made(row, run=row.run_id, role=role, text=text, created_at=created_at)
 

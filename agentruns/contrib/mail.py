@@ -44,7 +44,7 @@ class MailNotifier:
         """
         if not (people := settings.NOTIFY_EMAILS):
             raise ImproperlyConfigured(MISSING)
-        if notice.type == "approval.requested" and notice.status != "pending":
+        if notice.type == "approval.requested" and notice.status != Approval.Status.PENDING:
             return  # somebody decided before the delivery
         users, readers = get_user_model(), list[str]()
         visible: Callable[[Any], QuerySet[Any]] = visible_approvals if notice.approval_id else visible_runs

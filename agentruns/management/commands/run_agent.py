@@ -16,8 +16,8 @@ from agentruns.services.runs import sessions, waiting
 from agentruns.utils import ids, redaction
 
 BUSY, INTERRUPTED = 4, 130
-EXIT = {"completed": 0, "failed": 1, "cancelled": 5, "queued": BUSY, "running": BUSY}
-EXIT |= dict.fromkeys(waiting.FOR_PEOPLE, 3)
+EXIT: dict[str, int] = {Run.Status.COMPLETED: 0, Run.Status.FAILED: 1, Run.Status.CANCELLED: 5}
+EXIT |= {Run.Status.QUEUED: BUSY, Run.Status.RUNNING: BUSY, **dict.fromkeys(waiting.FOR_PEOPLE, 3)}
 
 
 class Command(AgentRunsCommand):
