@@ -64,7 +64,7 @@ class WebhookNotifier:
         watched = _Watched()
         # A proxy of the environment could not reach localhost.
         direct = [urls.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []
-        opener = urls.build_opener(_NoRedirects, watched, *direct)
+        opener = urls.build_opener(watched, *direct)
 
         def post() -> int:
             """Send the request, and return the response's status without reading the body."""
@@ -136,15 +136,11 @@ def _address(url: Any) -> str:
     return str(url)
 
 
-class _NoRedirects(urls.HTTPRedirectHandler):
-    """A handler that follows no redirect, so that a signed message goes only to the configured address."""
+class _Watched(urls.HTTPHandler, urls.HTTPSHandler, urls.HTTPRedirectHandler):
+    """A handler whose `end` ends the connections it opened, even while another thread reads from them.
 
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
-    """A handler whose `end` ends the connections it opened, even while another thread reads from them."""
+    It follows no redirect, so that a signed message goes only to the configured address.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,6 +152,9 @@ class _Watched(urls.HTTPHandler, urls.HTTPSHandler):
             return self._opened[-1]
 
         return super().do_open(opened, req, **options)
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
 
     def end(self) -> None:
         for connection in self._opened:
