@@ -21,8 +21,7 @@ from agentruns.api.schemas import AFTER, CancelRun, EraseRow, PauseRun, ResumeRu
 from agentruns.conf import settings
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, RunStateError
 from agentruns.journal import masking, read
-from agentruns.models import ApiToken, Message, Run
-from agentruns.models.kinds import public
+from agentruns.models import ApiToken, Message, Run, kinds
 from agentruns.services import history, permissions, transfer
 from agentruns.services.data.erasure import erase_payload
 from agentruns.services.runs import control, starting
@@ -173,7 +172,7 @@ def _download(request: HttpRequest, content: transfer.Content) -> StreamingHttpR
     """Build a content's response; raises DurableRunNotFoundError if the row hides it from the reader."""
     run, seq = content.run, content.stored.seq
     (row,) = read.run_rows(settings.DATABASE, run.pk, seq - 1, limit=1)
-    if not run.shows_all and "stored" not in public(row.kind, row.payload, row.tool_name):
+    if not run.shows_all and "stored" not in kinds.public(row.kind, row.payload, row.tool_name):
         raise DurableRunNotFoundError(f"You may not read the content of row {seq} of run {run.pk}.")
     chunks = transfer.read_content(content, auth.user_of(request), auth.channel_of(request))
     return transfer.download(request, chunks, content.headers)

@@ -8,7 +8,6 @@ from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal import masking, read
 from agentruns.management import timeline
 from agentruns.management.base import RUN_ID, AgentRunsCommand, argument, moment
-from agentruns.management.timeline import run_record
 from agentruns.models import Approval
 from agentruns.services.history import record, state_at
 from agentruns.utils.redaction import redact, redacted
@@ -29,8 +28,8 @@ class Command(AgentRunsCommand):
             self.say_json(redacted(record(state_at(run.pk, at), mask)))
             return
         if self.json:
-            rows = [mask.row(row) for row in read.run_rows(settings.DATABASE, run.pk)]
-            self.say_json({**run_record(mask.run(run)), "messages": [timeline.as_dict(row) for row in rows]})
+            rows = [timeline.as_dict(mask.row(row)) for row in read.run_rows(settings.DATABASE, run.pk)]
+            self.say_json({**timeline.run_record(mask.run(run)), "messages": rows})
             return
         run = mask.run(run)
         imported = run.session.imported_at
