@@ -58,7 +58,7 @@ def in_transaction(alias: str, action: Callable[[], T]) -> T:
                 with short_lock_waits(alias):
                     return action()
         except RACES as error:
-            if getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 raise JournalLockedError(LOCKED) from error
             if connections[alias].in_atomic_block or attempt == TRIES:
                 raise
@@ -91,8 +91,8 @@ def delete_rows(rows: QuerySet[Any]) -> int:
 
 def cannot_pass(error: BaseException) -> bool:
     """Check whether a database would always refuse a statement, because of its values or its size."""
-    code = str(getattr(error.__cause__, "sqlstate", None) or "")
-    return isinstance(error, DataError) or code[:2] in ("22", "54") or bool(_TOO_LARGE.search(str(error)))
+    is_wrong = isinstance(error, DataError) or sqlstate(error).startswith(("22", "54"))
+    return is_wrong or bool(_TOO_LARGE.search(str(error)))
 
 
 def sqlstate(error: BaseException) -> str:
@@ -108,7 +108,7 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_read_only(error: BaseException) -> bool:
     """Check whether SQLite refused a write because the connection is read-only, as user code can make it."""
-    return getattr(error.__cause__, "sqlite_errorname", "") == "SQLITE_READONLY"
+    return sqlstate(error) == "SQLITE_READONLY"
 
 
 @contextmanager

@@ -325,14 +325,11 @@ def _printable(record: logging.LogRecord) -> bool:
     if record.exc_info and not record.exc_text:
         text += logging.Formatter().formatException(record.exc_info)
     if not is_utf8(text):
-        record.msg, record.args = _escaped(record.getMessage()), ()
+        record.msg, record.args = record.getMessage().encode(errors="backslashreplace").decode(), ()
         if record.exc_info:
-            record.exc_text = _escaped(logging.Formatter().formatException(record.exc_info))
+            text = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = text.encode(errors="backslashreplace").decode()
     return True
-
-
-def _escaped(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _without(hidden: list[Secrets], text: str) -> str:
