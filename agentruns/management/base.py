@@ -101,10 +101,8 @@ class AgentRunsCommand(BaseCommand):
         except BrokenPipeError:  # such as `list_runs | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(WRONG)
-        except CommandError:
-            raise
         except Exception as error:
-            if not redaction.is_on():
+            if isinstance(error, CommandError) or not redaction.is_on():
                 raise
             lines = redaction.redact("".join(traceback.format_exception(error))).splitlines()
             raise CommandError("\n".join(map(escaped, lines)), returncode=WRONG) from None
