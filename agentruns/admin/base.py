@@ -29,10 +29,12 @@ from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils import timezone
+from django.utils.decorators import method_decorator
 from django.utils.formats import number_format
 from django.utils.module_loading import import_string
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
 from agentruns import journal
@@ -193,7 +195,8 @@ class View:
     the request, the object, the other parts of the route, and `options`. Without a `route`, the route is
     `name`. A view that `acts` is called for POST only. Any other method redirects to the object's page, and
     an AgentRunsError shows that page with the error. `in_transaction` is False for a view that takes minutes,
-    so that ATOMIC_REQUESTS opens no transaction for it.
+    so that ATOMIC_REQUESTS opens no transaction for it. The user needs the permission to view the admin's
+    objects, unless the view of no object is `for_others`: then it checks permissions itself.
     """
 
     name: str
@@ -202,6 +205,24 @@ class View:
     options: dict[str, str] | None = None
     acts: bool = False
     in_transaction: bool = True
+    for_others: bool = False
+
+    def respond(self, model_admin: ReadOnlyAdmin, request: HttpRequest, **rest: Any) -> HttpResponseBase:
+        """Find the object and call the function; raises PermissionDenied or Http404."""
+        function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{self.function}")
+        if "object_id" not in rest:
+            if not self.for_others and not model_admin.has_view_permission(request):
+                raise PermissionDenied
+            return function(model_admin, request, **rest)
+        obj = model_admin.find(request, rest.pop("object_id"))
+        if not self.acts:
+            return function(model_admin, request, obj, **rest)
+        if request.method != "POST":
+            return model_admin.back(request, obj)
+        try:
+            return function(model_admin, request, obj, **rest)
+        except AgentRunsError as error:
+            return model_admin.refused(request, obj, error)
 
 
 def selected(verb: str, title: Any, view: str, only: Any, permissions: Sequence[str] | None = None) -> Any:
@@ -319,7 +340,8 @@ class ReadOnlyAdmin(AnyAdmin):
     page_template = ""
     live_interval = 2000  # milliseconds between two looks of an open page
     views: Sequence[View] = ()
-    pages: Sequence[View] = ()  # without an object; each checks permissions itself
+    pages: Sequence[View] = ()  # without an object
+    nothing_chosen: Any = gettext_lazy("Nothing was done: choose from the list.")
 
     class Media:
         css = STYLES
@@ -344,7 +366,7 @@ class ReadOnlyAdmin(AnyAdmin):
         patterns: list[URLPattern] = []
         about_none = [(view, "") for view in self.pages]
         for view, about in about_none + [(view, "<str:object_id>/") for view in self.views]:
-            function: Any = partial(self._call, view)
+            function: Any = partial(view.respond, self)
             function.__module__, _dot, function.__name__ = f"agentruns.admin.{view.function}".rpartition(".")
             function = sensitive_post_parameters("password")(function)  # keep it out of error reports
             if not view.in_transaction:
@@ -357,25 +379,20 @@ class ReadOnlyAdmin(AnyAdmin):
             pattern.callback = _in_zone(pattern.callback)
         return patterns
 
-    def _call(self, view: View, request: HttpRequest, **rest: Any) -> HttpResponseBase:
-        function: Callable[..., HttpResponseBase] = import_string(f"agentruns.admin.{view.function}")
-        if "object_id" not in rest:
-            return function(self, request, **rest)
-        obj = self.find(request, rest.pop("object_id"))
-        if not view.acts:
-            return function(self, request, obj, **rest)
-        if request.method != "POST":
-            return self.back(request, obj)
-        try:
-            return function(self, request, obj, **rest)
-        except AgentRunsError as error:
-            return self.refused(request, obj, error)
-
     def listing(self, request: HttpRequest, query: QueryDict) -> Any:
         """Build the list for the URL parameters in `query`; raises IncorrectLookupParameters."""
         asked = copy.copy(request)
         asked.GET = query  # type: ignore[assignment]
         return self.get_changelist_instance(asked)
+
+    @method_decorator(sensitive_post_parameters("password"))
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the list of objects; refuse an action on a selection with a value that is no id."""
+        if not all(map(is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+            self.message_user(request, str(self.nothing_chosen), messages.WARNING)
+            return HttpResponseRedirect(request.get_full_path())
+        context = {"title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
+        return super().changelist_view(request, context)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -484,12 +501,10 @@ class ReadOnlyAdmin(AnyAdmin):
 def news_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Respond with a sentence that counts the list's rows newer than `since`, up to MOST_NEWS.
 
-    The status is 204 if there are none, or if a parameter is invalid. Raises PermissionDenied.
+    The status is 204 if there are none, or if a parameter is invalid.
     """
     query = request.GET.copy()
     since = query.pop(SINCE, [""])[-1]
-    if not model_admin.has_view_permission(request):
-        raise PermissionDenied
     try:
         new = counted(model_admin.listing(request, query).queryset.filter(pk__gt=UUID(since)), MOST_NEWS)
     except (ValueError, IncorrectLookupParameters):

@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
-from django.core.exceptions import PermissionDenied
 from django.db.models import Count, F, QuerySet, Sum
 from django.db.models.functions import TruncDate
 from django.http import HttpRequest, HttpResponse
@@ -74,10 +73,8 @@ class CostsForm(forms.Form):
 def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show tokens and costs of the runs that the user may see, for the chosen days and grouping.
 
-    Counts only the newest RUNS of these runs. Raises PermissionDenied.
+    Counts only the newest RUNS of these runs.
     """
-    if not admin.has_view_permission(request):
-        raise PermissionDenied
     form = CostsForm(request.GET)
     context: dict[str, Any] = {"form": form, "currency": settings.CURRENCY}
     if form.is_valid():
@@ -104,10 +101,8 @@ def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Send tokens and costs by day, agent, requester and scope as CSV: titles and at most MOST_LINES lines.
 
-    Counts only the newest RUNS runs of the days. Status 400 for an invalid form. Raises PermissionDenied.
+    Counts only the newest RUNS runs of the days. Status 400 for an invalid form.
     """
-    if not admin.has_view_permission(request):
-        raise PermissionDenied
     form = CostsForm(request.GET)
     if not form.is_valid():
         return HttpResponse(form.errors.as_text(), "text/plain", 400)

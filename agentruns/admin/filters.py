@@ -24,7 +24,7 @@ from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext_lazy as _
 
 from agentruns import journal, services
-from agentruns.admin.base import MOST, first_id
+from agentruns.admin.base import MOST, Bounded, first_id
 from agentruns.admin.html import ONE_LINE, bare, plain, pretty, reason
 from agentruns.conf import settings
 from agentruns.models import Approval, Message, Review, Run, Session
@@ -67,13 +67,13 @@ def searched(request: HttpRequest, rows: QuerySet[Any], term: str, texts: Texts,
     """Select the rows that a search term finds by the beginning of a name or id, or by a part of a text.
 
     `texts` yields the texts of rows as they are displayed. Only the newest SEARCHED rows are compared by
-    texts; `request.agentruns_cut` becomes True if there are older rows. Every term is compared with the
-    texts, so that neither result nor time reveals a masked value. `run` is the lookup from the rows to Run,
-    "" if they are runs.
+    texts; `request.agentruns_cut` becomes this number if there are older rows. Every term is compared with
+    the texts, so that neither result nor time reveals a masked value. `run` is the lookup from the rows to
+    Run, "" if they are runs.
     """
     term = term.strip().replace("\x00", "")
     newest = list(rows.order_by("-pk")[: SEARCHED + 1])
-    request.agentruns_cut = len(newest) > SEARCHED  # type: ignore[attr-defined]
+    request.agentruns_cut = len(newest) > SEARCHED and Bounded(SEARCHED)  # type: ignore[attr-defined]
     wanted, displayed = term.casefold(), texts(newest[:SEARCHED])
     keys = [pk for pk, each in displayed if any(wanted in text.casefold() for text in each)]
     if not run:

@@ -100,10 +100,6 @@ class TokenAdmin(ReadOnlyAdmin):
 
     # The list
 
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the list, titled "API tokens"."""
-        return super().changelist_view(request, {"title": _("API tokens"), **(extra_context or {})})
-
     @admin.display(description=gettext_lazy("token, name"), ordering="prefix")
     def beginning(self, token: ApiToken) -> SafeString:
         """Show the token's beginning, by which people recognise it in a program's settings, and its name."""

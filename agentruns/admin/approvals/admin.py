@@ -5,18 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.decorators import method_decorator
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
-from django.views.decorators.debug import sensitive_post_parameters
 
 from agentruns import journal, services
 from agentruns.admin import approvals as pages
@@ -54,6 +51,11 @@ def reveal_view(model_admin: ApprovalAdmin, request: HttpRequest, approval: Appr
     return model_admin.page(request, approval, revealed=True)
 
 
+def is_queue(request: HttpRequest) -> bool:
+    """Check whether the URL asks for the pending approvals, as it does without a status."""
+    return request.GET.get("status", Approval.Status.PENDING) == Approval.Status.PENDING
+
+
 class ApprovalAdmin(base.ReadOnlyAdmin):
     """The console's pages of approvals: calls that wait for people, and decided calls."""
 
@@ -71,6 +73,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     )
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
+    nothing_chosen = gettext_lazy("Nothing was decided: choose from the list.")
     pages = (base.View("news", "base.news_view"), base.View("turn", TURN, "turn/<str:run_id>/"))
     views = (
         base.View("reveal", "approvals.admin.reveal_view", acts=True),
@@ -91,8 +94,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
 
     def get_ordering(self, request: HttpRequest) -> Any:
         """Choose the order: pending approvals by urgency, any other list by the newest request."""
-        pending = request.GET.get("status", "pending") == "pending"
-        return filters.URGENT_FIRST if pending else NEWEST_FIRST
+        return filters.URGENT_FIRST if is_queue(request) else NEWEST_FIRST
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -108,29 +110,24 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
 
     # The list
 
-    @method_decorator(sensitive_post_parameters("password"))
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the approvals, by default the pending ones; refuse a selection with a value that is no id."""
-        if not all(map(base.is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
-            self.message_user(request, _("Nothing was decided: choose from the list."), messages.WARNING)
-            return HttpResponseRedirect(request.get_full_path())
-        pending = request.GET.get("status", "pending") == "pending"
-        title = _("Calls that wait for a decision") if pending else _("Approvals")
+        """Show the approvals, by default the pending ones."""
 
         def in_doubt() -> dict[str, Any] | None:
             """Count the runs with a call in doubt, and link to them; None if the user may not see runs."""
             if not base.may_view(self.admin_site, request, Run):
                 return None
             orphaned = journal.policy.visible_runs(request.user).filter(status=Run.Status.ORPHANED)
-            may = services.permissions.may(request.user, "resolve")
             url = base.page_url(self.admin_site, Run, status=Run.Status.ORPHANED)
-            if may:
+            if services.permissions.may(request.user, "resolve"):
                 url = base.page_url(self.admin_site, Run, "in_doubt")
             return {"runs": base.counted(orphaned), "url": url}
 
-        context = {"title": title, "in_doubt": in_doubt, "searched": base.Bounded(filters.SEARCHED)}
-        context["waiting"] = partial(base.counted, self.get_queryset(request).filter(status=PENDING))
-        if pending and request.GET.get(SEARCH_VAR):
+        waiting = partial(base.counted, self.get_queryset(request).filter(status=PENDING))
+        context: dict[str, Any] = {"in_doubt": in_doubt, "waiting": waiting}
+        if is_queue(request):
+            context["title"] = _("Calls that wait for a decision")
+        if is_queue(request) and request.GET.get(SEARCH_VAR):
             query = request.GET.copy()
             query["status"] = "all"
             context["decided"] = lambda: {

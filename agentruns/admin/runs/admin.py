@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any, cast
 from urllib.parse import urlencode
 
-from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib import admin
 from django.db.models import DecimalField, F, QuerySet, Value
 from django.db.models.functions import Coalesce
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -103,11 +102,11 @@ class RunAdmin(base.ReadOnlyAdmin):
     )
     pages = (
         base.View("news", "base.news_view"),
-        base.View("figures", "dashboard.figures_view"),
+        base.View("figures", "dashboard.figures_view", for_others=True),
         base.View("start", "runs.start.start_view"),
         base.View("costs", "costs.costs_view"),
         base.View("csv", "costs.csv_view", "costs.csv"),
-        base.View("switches", "runs.switches.switches_view", "switches/"),
+        base.View("switches", "runs.switches.switches_view", for_others=True),
         base.View("in_doubt", "runs.calls.in_doubt_view", "in-doubt/"),
     )
 
@@ -133,13 +132,9 @@ class RunAdmin(base.ReadOnlyAdmin):
     # The list
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the list of runs; refuse an action on a selection with a value that is no id."""
-        if not all(map(base.is_uuid, request.POST.getlist(ACTION_CHECKBOX_NAME))):
-            self.message_user(request, _("Nothing was done: choose from the list."), messages.WARNING)
-            return HttpResponseRedirect(request.get_full_path())
-        context: dict[str, Any] = {"title": _("Runs"), "searched": base.Bounded(filters.SEARCHED)}
-        if services.runs.starting.agents_of(request.user):
-            context["start_url"] = self.url(request, "start")
+        """Show the list of runs, with a link to start one if the user may."""
+        may_start = services.runs.starting.agents_of(request.user)
+        context = {"start_url": self.url(request, "start") if may_start else ""}
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     @admin.display(description=gettext_lazy("task"))

@@ -70,10 +70,9 @@ class StartForm(KeyForm):
 def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show the form of a new run; a POST queues the run.
 
-    Raises PermissionDenied if the user may start no agent, or may not view runs.
+    Raises PermissionDenied if the user may start no agent.
     """
-    agents = starting.agents_of(request.user) if admin.has_view_permission(request) else []
-    if not agents:
+    if not (agents := starting.agents_of(request.user)):
         raise PermissionDenied
     page: dict[str, Any] = {"title": _("Start a run"), "template": "start"}
     if request.method != "POST":
