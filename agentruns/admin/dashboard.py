@@ -1,18 +1,27 @@
-"""The figures on the admin's index that an operator needs first, read by a few small queries."""
+"""The figures: on the admin's index those that an operator needs first, and the costs of chosen days.
+
+The index reads a few small queries. The costs are the tokens and the money of runs, as a page and as CSV.
+"""
 
 from __future__ import annotations
 
+import csv
+import re
 from collections import defaultdict
 from contextlib import nullcontext
 from datetime import date, timedelta
 from decimal import Decimal
+from functools import partial
 from statistics import median
 from typing import Any
+from urllib.parse import urlencode
 
+from django import forms
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
 from django.db import connections, transaction
-from django.db.models import Exists, F, Q, QuerySet
+from django.db.models import Count, Exists, F, Q, QuerySet, Sum
+from django.db.models.functions import TruncDate
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -20,7 +29,7 @@ from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.base import (
     Bounded,
@@ -33,7 +42,7 @@ from agentruns.admin.base import (
     page_url,
 )
 from agentruns.admin.filters import APPROVED, SKEW, failed_lately, failures, midnight
-from agentruns.admin.html import EMPTY, age, duration, plain, visible
+from agentruns.admin.html import EMPTY, age, bare, duration, plain, visible
 from agentruns.admin.runs.actions import SILENT_AFTER
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
@@ -60,6 +69,22 @@ CONTROLS = 100
 TOOLS = 15  # or agents
 PARTLY = Q(approved_count__gt=0)
 DECIDED = (*APPROVED, Approval.Status.DENIED, Approval.Status.ANSWERED)
+COST_DAYS = 30
+MOST_DAYS = 366
+EARLIEST, LATEST = date(1970, 1, 1), date(9998, 12, 31)  # farther days overflow in some zones
+COST_RUNS = 100_000  # the newest runs of the chosen days; older ones are left out
+SUMS = {"runs": Count("pk"), "used": Sum("tokens"), "spent": Sum("cost")}
+LINES = 200  # of the page of costs
+MOST_LINES = 10_000  # of the file of costs
+BY = {
+    "agent": (gettext_lazy("Agent"), ["agent"]),
+    "day": (gettext_lazy("Day"), ["day"]),
+    "day-agent": (gettext_lazy("Day and agent"), ["day", "agent"]),
+    "requester": (gettext_lazy("Requester"), ["owner_name", "owner_id"]),
+    "scope": (gettext_lazy("Scope"), ["scope"]),
+}
+# The beginning of a formula for a spreadsheet: at the start of a text, or after a separator of cells
+FORMULA = re.compile(r"(^|[;|\t\n])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\n])")
 
 
 def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
@@ -104,9 +129,9 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
             given = permissions.already_given(request.user, list(partly[:MOST]))
         number = row.open if row else 0
         count = Bounded(min(number, MOST) - len(given), number > MOST)
-        _figure(page, count, _("waiting for you"), "waits", page_url(site, Approval, mine="yes"))
+        page["figures"].append((count, _("waiting for you"), "waits", page_url(site, Approval, mine="yes")))
     if waiting.more or waiting != count:
-        _figure(page, waiting, _("waiting for a decision"), "waits", page_url(site, Approval))
+        page["figures"].append((waiting, _("waiting for a decision"), "waits", page_url(site, Approval)))
     masks = masks_of((approval.run for approval in oldest), masking.MOST_ROWS, masking.MOST_READ)
     page["waiting"] = [
         {
@@ -139,25 +164,25 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
 
 
 def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
-    runs = policy.visible_runs(request.user)
-    for label, tone, which, status in (
-        (_("in doubt"), "bad", Q(status=Run.Status.ORPHANED), "orphaned"),
-        (_("failed in the last 24 hours"), "bad", failed_lately(), "failed-lately"),
-        (_("stalled"), "bad", STALLED, "stalled"),
-        (_("blocked by a deploy"), "bad", blocked(), "blocked"),
+    runs, figures = policy.visible_runs(request.user), page["figures"]
+    for label, which, status in (
+        (_("in doubt"), Q(status=Run.Status.ORPHANED), "orphaned"),
+        (_("failed in the last 24 hours"), failed_lately(), "failed-lately"),
+        (_("stalled"), STALLED, "stalled"),
+        (_("blocked by a deploy"), blocked(), "blocked"),
     ):
-        count = counted(runs.filter(which), MOST)
-        _figure(page, count, label, tone, page_url(site, Run, status=status))
+        url = page_url(site, Run, status=status)
+        figures.append((counted(runs.filter(which), MOST), label, "bad", url))
     # By one query: the paused runs, and among them the runs held for lost rows.
     paused = runs.filter(status=Run.Status.PAUSED).annotate(is_lost=Q(blocked_reason__startswith=Run.REWOUND))
     held = list(paused.values_list("is_lost", flat=True)[: MOST + 1])
     url = page_url(site, Run, status="paused")
-    _figure(page, bounded(len(held), MOST), _("paused"), "waits", url)
-    if lost := sum(map(bool, held)):
-        _figure(page, bounded(lost, MOST), _("held: the database lost rows that were committed"), "bad", url)
+    figures.append((bounded(len(held), MOST), _("paused"), "waits", url))
+    if lost := bounded(sum(map(bool, held)), MOST):
+        figures.append((lost, _("held: the database lost rows that were committed"), "bad", url))
     if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
         url = page_url(site, Run, status="ended-in-doubt")
-        _figure(page, bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url)
+        figures.append((bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url))
     # By one query: how many agents and tools are off, and when a worker's sweep was last seen. The few
     # sweepers come first, so that the limit never cuts them off.
     controls = Control.objects.using(alias)
@@ -171,12 +196,12 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
     if off:
         words = ngettext("agent or tool switched off", "agents and tools switched off", off)
         url = page_url(site, Run, "switches") if permissions.may(request.user, "switch") else ""
-        _figure(page, bounded(off, CONTROLS), words, "waits", url)
+        figures.append((bounded(off, CONTROLS), words, "waits", url))
     unsent = Notification.objects.using(alias).filter(sent_at=None, attempts__gte=outbox.MAX_ATTEMPTS)
     if policy.is_narrowed(runs):
         unsent = unsent.filter(run_id__in=runs.values("pk"))
     if given_up := counted(unsent, MOST):
-        _figure(page, given_up, _("notifications given up; the log says why"), "bad", "")
+        figures.append((given_up, _("notifications given up; the log says why"), "bad", ""))
     silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
     if starting.agents_of(request.user):
         page["start_url"] = page_url(site, Run, "start")
@@ -205,33 +230,39 @@ def _week(site: AdminSite, runs: QuerySet[Run], page: dict[str, Any]) -> None:
     columns = ("agent", "status", "created_at", "updated_at", "tokens", "cost")
     week: Any = list(runs_of_days(runs, first, today, RUNS + 1).values_list(*columns, named=True))
     page["looked_at"], week = bounded(len(week), RUNS), week[:RUNS]
-    days = [first + timedelta(days=number) for number in range(DAYS)]
-    by_day: dict[date, list[Any]] = {day: [] for day in days}
+    by_day: dict[date, list[Any]] = defaultdict(list)
     by_agent: dict[str, list[Any]] = defaultdict(list)
     for run in week:
-        by_day.setdefault(timezone.localdate(run.created_at), []).append(run)
+        by_day[timezone.localdate(run.created_at)].append(run)
         by_agent[run.agent].append(run)
-    most = max(map(len, by_day.values()))
-    page["days"] = [
-        {
-            "label": date_format(day, "MONTH_DAY_FORMAT"),
-            "bar": bar(len(by_day[day]), _failed(by_day[day]), most),
-            **_counts(site, by_day[day], started_from=f"{day}", started_to=f"{day}"),
-        }
-        for day in reversed(days)
-    ]
-    page["cost"] = amount(_cost(week))
-    most_first = sorted(by_agent.items(), key=lambda item: (-len(item[1]), item[0]))
-    page["agents"] = []
-    for agent, its in most_first[:TOOLS]:
-        ended = [run.updated_at - run.created_at for run in its if run.status in Run.ENDED]
-        line = {
-            "agent": plain(agent),
+    most = max(map(len, by_day.values()), default=0)
+
+    def line(name: str, runs: list[Any], **query: str) -> dict[str, Any]:
+        """Describe the runs that the list selects by `query`; the cost is "" if it is known of no run."""
+        ended = [run.updated_at - run.created_at for run in runs if run.status in Run.ENDED]
+        failed = sum(run.status == Run.Status.FAILED for run in runs)
+        costs = [run.cost for run in runs if run.cost is not None]
+        return {
+            "name": name,
+            "runs": len(runs),
+            "failed": failed,
+            "bar": bar(len(runs), failed, most),
             "median": duration(median(ended)) if ended else EMPTY,
-            "tokens": short(sum(run.tokens for run in its)),
-            "cost": amount(_cost(its)),
+            "tokens": short(sum(run.tokens for run in runs)),
+            "cost": amount(sum(costs, Decimal()) if costs else None),
+            "url": page_url(site, Run, **query),
+            "failed_url": page_url(site, Run, status="failed", **query),
         }
-        page["agents"].append({**line, **_counts(site, its, agent=agent, started_from=f"{first}")})
+
+    page["cost"] = line("", week)["cost"]
+    page["days"] = [
+        line(date_format(day, "MONTH_DAY_FORMAT"), by_day[day], started_from=f"{day}", started_to=f"{day}")
+        for day in (today - timedelta(days=number) for number in range(DAYS))
+    ]
+    most_first = sorted(by_agent.items(), key=lambda item: (-len(item[1]), item[0]))
+    page["agents"] = [
+        line(plain(agent), its, agent=agent, started_from=f"{first}") for agent, its in most_first[:TOOLS]
+    ]
 
 
 def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> QuerySet[Run]:
@@ -240,21 +271,6 @@ def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> Que
     some = runs.filter(created_at__gte=start, created_at__lt=end)
     some = some.filter(pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW))
     return Run.objects.using(settings.DATABASE).filter(pk__in=some.order_by("-pk").values("pk")[:most])
-
-
-def _counts(site: AdminSite, its: list[Any], **query: str) -> dict[str, Any]:
-    urls = {"url": page_url(site, Run, **query), "failed_url": page_url(site, Run, status="failed", **query)}
-    return {"runs": len(its), "failed": _failed(its), **urls}
-
-
-def _failed(runs: list[Any]) -> int:
-    return sum(run.status == Run.Status.FAILED for run in runs)
-
-
-def _cost(runs: list[Any]) -> Decimal | None:
-    """Add up the costs of the runs; None if no run has a known cost."""
-    known = [run.cost for run in runs if run.cost is not None]
-    return sum(known, Decimal()) if known else None
 
 
 def bar(all_of_it: float, bad: float, most: float) -> SafeString:
@@ -276,6 +292,115 @@ def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpRespon
     return render(request, "agentruns/admin/dashboard.html", {"dashboard": page})
 
 
-def _figure(page: dict[str, Any], count: Bounded, label: str, tone: str, url: str) -> None:
-    figure = {"count": count, "label": label, "tone": tone if count else "none", "url": url}
-    page["figures"].append(figure)
+class CostsForm(forms.Form):
+    """The form that chooses the days and the grouping; by default the last 30 days, by agent."""
+
+    by = forms.ChoiceField(
+        label=gettext_lazy("by"),
+        choices=[(key, label) for key, (label, _columns) in BY.items()],
+        error_messages={"invalid_choice": gettext_lazy("Choose one of the groupings.")},
+    )
+    first = forms.DateField(label=gettext_lazy("from"), widget=forms.DateInput({"type": "date"}))
+    last = forms.DateField(label=gettext_lazy("to"), widget=forms.DateInput({"type": "date"}))
+
+    def __init__(self, data: Any) -> None:
+        today = timezone.localdate(clock.now(settings.DATABASE))
+        given = {"by": "agent", "first": today - timedelta(days=COST_DAYS - 1), "last": today}
+        super().__init__({name: data.get(name) or value for name, value in given.items()})
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse days in the wrong order, more than MOST_DAYS, before EARLIEST or after LATEST."""
+        given = self.cleaned_data
+        first, last = given.get("first", EARLIEST), given.get("last", LATEST)
+        is_long = len({"first", "last"} & given.keys()) == 2 and (last - first).days >= MOST_DAYS
+        if not EARLIEST <= first <= last <= LATEST or is_long:
+            text = _("Choose from 1 to %(count)d days, the first one first.") % {"count": MOST_DAYS}
+            raise forms.ValidationError(text)
+        return given
+
+
+def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
+    """Show tokens and costs of the runs that the user may see, for the chosen days and grouping.
+
+    Counts only the newest COST_RUNS of these runs.
+    """
+    form = CostsForm(request.GET)
+    context: dict[str, Any] = {"form": form, "currency": settings.CURRENCY}
+    if form.is_valid():
+        first, last, by = (form.cleaned_data[name] for name in ("first", "last", "by"))
+        runs = runs_of_days(policy.visible_runs(request.user), first, last, COST_RUNS)
+        total = runs.aggregate(**SUMS)
+        rows = list(grouped(runs, BY[by][1])[: LINES + 1])
+        sizes = [float(row["spent"] or 0) if total["spent"] else row["used"] for row in rows]
+        listed = partial(costs_line, listed=admin.url(request, "changelist"))
+        context |= {
+            "label": BY[by][0],
+            "lines": [
+                {**listed(row, started_from=first, started_to=last), "bar": bar(size, 0, max(sizes))}
+                for row, size in zip(rows[:LINES], sizes, strict=False)
+            ],
+            "total": costs_line(total),
+            "is_cut": total["runs"] == COST_RUNS or len(rows) > LINES,
+            "csv_url": admin.url(request, "csv", first=first, last=last),
+        }
+    status = 200 if form.is_valid() else 400
+    return admin.render(request, None, title=_("Costs"), status=status, template="costs", **context)
+
+
+def csv_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
+    """Send tokens and costs by day, agent, requester and scope as CSV: titles and at most MOST_LINES lines.
+
+    Counts only the newest COST_RUNS runs of the days. Status 400 for an invalid form.
+    """
+    form = CostsForm(request.GET)
+    if not form.is_valid():
+        return HttpResponse(form.errors.as_text(), "text/plain", 400)
+    first, last = form.cleaned_data["first"], form.cleaned_data["last"]
+    name = f'attachment; filename="costs-{first}-{last}.csv"'
+    headers = {"Content-Disposition": name, "X-Content-Type-Options": "nosniff"}
+    response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
+    columns, writer = ["day", "agent", "owner_name", "scope"], csv.writer(response)
+    currency = [safe_cell(settings.CURRENCY)] if settings.CURRENCY else []
+    titles = ["day", "agent", "requester", "scope", "runs", "tokens", "cost", "currency"]
+    writer.writerow(titles if currency else titles[:-1])
+    runs = runs_of_days(policy.visible_runs(request.user), first, last, COST_RUNS)
+    for row in grouped(runs, columns)[:MOST_LINES]:
+        cost = "" if row["spent"] is None else format(row["spent"].normalize(), "f")
+        row["owner_name"] = row["owner_name"] or _("the program")
+        names = (safe_cell(row[column]) for column in columns)
+        writer.writerow([*names, row["runs"], row["used"], cost, *currency])
+    return response
+
+
+def safe_cell(value: object) -> str:
+    """Format a value as `bare` does, with an apostrophe wherever a spreadsheet would read a formula."""
+    return FORMULA.sub(r"\1'", bare(value))
+
+
+def grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
+    """Sum runs, tokens and cost by `columns`, with the newest day first if there are days, then by cost."""
+    order: list[Any] = ["-day"] if "day" in columns else []
+    order += [F("spent").desc(nulls_last=True), "-used", *columns]
+    groups = runs.annotate(day=TruncDate("created_at")).values(*columns)
+    return groups.annotate(**SUMS).order_by(*order)
+
+
+def costs_line(row: dict[str, Any], listed: str = "", **query: Any) -> dict[str, Any]:
+    """Format the name and the figures of a line, and build the URL of the list of its runs.
+
+    `query` selects the days of the page. The URL is "" if no filter of the list selects the runs.
+    """
+    absent = {"owner_name": _("the program"), "scope": EMPTY}
+    names = [row[each] or absent.get(each, "") for each in ("agent", "owner_name", "scope") if each in row]
+    if "day" in row:
+        query, names = dict.fromkeys(query, row["day"]), [date_format(row["day"]), *names]
+    columns = {"agent": "agent", "requester": "owner_id"}
+    query |= {name: row[column] for name, column in columns.items() if column in row}
+    is_found = "scope" not in row and query.get("requester", "") is not None
+    return {
+        "name": ", ".join(map(plain, names)),
+        "url": f"{listed}?{urlencode(query)}" if is_found else "",
+        "runs": bounded(row["runs"], COST_RUNS),
+        "tokens": short(row["used"] or 0),
+        "cost": amount(row["spent"]),
+    }

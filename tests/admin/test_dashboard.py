@@ -18,8 +18,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from agentruns import Policy, approve, deny
-from agentruns.admin import costs, dashboard
-from agentruns.admin.costs import safe_cell
+from agentruns.admin import dashboard
+from agentruns.admin.dashboard import safe_cell
 from agentruns.engine.leases import claim
 from agentruns.journal import masking
 from agentruns.journal.outbox import MAX_ATTEMPTS
@@ -370,7 +370,7 @@ def test_visible_runs_count_to_a_bound(world: World, settings: Any, monkeypatch:
     assert len(ours) == 2
     assert all("LIMIT" in sql for sql in ours)
     with monkeypatch.context() as patch:
-        patch.setattr(costs, "RUNS", 2)
+        patch.setattr(dashboard, "COST_RUNS", 2)
         assert lines() == [["helper", "1", "500", "2.25"], ["=cmd|x", "1", "7.0k", "-"]]
         assert "Choose fewer days." in shown().text
     settings.AGENTRUNS_POLICY = f"{__name__}.Anns"

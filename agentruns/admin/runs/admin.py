@@ -104,8 +104,8 @@ class RunAdmin(base.ReadOnlyAdmin):
         base.View("news", "base.news_view"),
         base.View("figures", "dashboard.figures_view", for_others=True),
         base.View("start", "runs.start.start_view"),
-        base.View("costs", "costs.costs_view"),
-        base.View("csv", "costs.csv_view", "costs.csv"),
+        base.View("costs", "dashboard.costs_view"),
+        base.View("csv", "dashboard.csv_view", "costs.csv"),
         base.View("switches", "runs.switches.switches_view", for_others=True),
         base.View("in_doubt", "runs.calls.in_doubt_view", "in-doubt/"),
     )
