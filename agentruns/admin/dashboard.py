@@ -9,6 +9,7 @@ import csv
 import re
 from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import date, timedelta
 from decimal import Decimal
 from functools import partial
@@ -31,16 +32,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from agentruns.admin.base import (
-    Bounded,
-    CountOf,
-    ReadOnlyAdmin,
-    bounded,
-    counted,
-    first_id,
-    may_view,
-    page_url,
-)
+from agentruns.admin.base import CountOf, ReadOnlyAdmin, bounded, counted, first_id, may_view, page_url
 from agentruns.admin.filters import APPROVED, SKEW, failed_lately, failures, midnight
 from agentruns.admin.html import EMPTY, age, bare, duration, plain, visible
 from agentruns.admin.runs.actions import SILENT_AFTER
@@ -127,8 +119,8 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
         if row and row.partly:
             partly: Any = open_to.filter(PARTLY).values_list(*permissions.GIVEN, named=True)
             given = permissions.already_given(request.user, list(partly[:MOST]))
-        number = row.open if row else 0
-        count = Bounded(min(number, MOST) - len(given), number > MOST)
+        count = bounded(row.open if row else 0, MOST)
+        count = replace(count, number=count.number - len(given))
         page["figures"].append((count, _("waiting for you"), "waits", page_url(site, Approval, mine="yes")))
     if waiting.more or waiting != count:
         page["figures"].append((waiting, _("waiting for a decision"), "waits", page_url(site, Approval)))

@@ -272,9 +272,13 @@ def _field(name: str, tool: dict[str, Any], value: Any) -> forms.Field:
     Follows a `$ref` in the schema once.
     """
     given: dict[str, Any] = tool.get("properties", {}).get(name, {})
-    schema = {**_followed(tool, given), **{key: given[key] for key in ("description",) if key in given}}
+
+    def followed(kind: dict[str, Any]) -> Any:
+        return tool.get("$defs", {}).get(kind.get("$ref", "").rpartition("/")[2], kind)
+
+    schema = {**followed(given), **{key: given[key] for key in ("description",) if key in given}}
     if "anyOf" in given:
-        schema = {**given, "anyOf": [_followed(tool, kind) for kind in given["anyOf"]]}
+        schema = {**given, "anyOf": [followed(kind) for kind in given["anyOf"]]}
     options: dict[str, Any] = {"label": plain(name), "initial": value, "required": False}
     options["help_text"] = plain(schema.get("description", ""))
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
@@ -301,8 +305,3 @@ def _field(name: str, tool: dict[str, Any], value: Any) -> forms.Field:
     lines = ValueField().prepare_value(value).count("\n") + 1
     code = forms.Textarea(attrs={"rows": min(lines, MOST_ROWS), "class": "ar-json", "spellcheck": "false"})
     return ValueField(widget=code, **options)
-
-
-def _followed(schema: dict[str, Any], kind: dict[str, Any]) -> dict[str, Any]:
-    defined: dict[str, Any] = schema.get("$defs", {}).get(kind.get("$ref", "").rpartition("/")[2], kind)
-    return defined

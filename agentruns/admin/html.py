@@ -157,14 +157,6 @@ def two_lines(first: object, second: object) -> SafeString:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """A label and a value, one line of a list; both are fit for a page."""
-
-    label: str
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
 class Body:
     """A labelled text of any length; `left_out` counts the characters that `text` does not show."""
 
@@ -210,17 +202,17 @@ def exact(moment: datetime | None) -> str:
 
 def stamp(moment: datetime | None) -> SafeString | str:
     """Format a time to the second as HTML; "-" if there is no time."""
-    return _element(moment, exact(moment)) if moment else EMPTY
+    return timed(moment, exact(moment)) if moment else EMPTY
 
 
 def age(moment: datetime | None) -> SafeString | str:
     """Format the time between a moment and now as HTML with the exact time; "-" if there is no moment."""
-    return _element(moment, words(moment)) if moment else EMPTY
+    return timed(moment, words(moment)) if moment else EMPTY
 
 
 def dated(moment: datetime | None) -> SafeString | str:
     """Format a time to the second, and its distance from now, as HTML; "-" if there is no time."""
-    return _element(moment, f"{exact(moment)} ({ago(moment)})") if moment else EMPTY
+    return timed(moment, f"{exact(moment)} ({ago(moment)})") if moment else EMPTY
 
 
 def ago(moment: datetime) -> str:
@@ -237,7 +229,7 @@ def remaining(moment: datetime | None) -> SafeString | str:
     if moment is None:
         return ""
     left = _("expires in %(time)s") % {"time": words(moment)}
-    return _element(moment, _("expired") if moment <= clock.now(settings.DATABASE) else left)
+    return timed(moment, _("expired") if moment <= clock.now(settings.DATABASE) else left)
 
 
 def words(moment: datetime) -> str:
@@ -262,7 +254,8 @@ def duration(length: timedelta) -> str:
     return " ".join([f"{amount}\xa0{unit}" for amount, unit in parts if amount][:2])
 
 
-def _element(moment: datetime, text: str) -> SafeString:
+def timed(moment: datetime, text: str) -> SafeString:
+    """Format a text about a time as HTML, with the exact time."""
     return format_html('<time datetime="{}" title="{}">{}</time>', moment.isoformat(), exact(moment), text)
 
 

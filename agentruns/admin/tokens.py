@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from django.contrib import admin, messages
@@ -17,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from agentruns import journal, services
 from agentruns.admin import filters, runs
 from agentruns.admin.base import LeanChangeList, ReadOnlyAdmin, View
-from agentruns.admin.html import EMPTY, ago, badge, exact, plain, remaining, two_lines, visible
+from agentruns.admin.html import EMPTY, ago, badge, plain, remaining, timed, two_lines, visible
 from agentruns.conf import settings
 from agentruns.models import ApiToken
 from agentruns.utils import clock
@@ -111,7 +110,7 @@ class TokenAdmin(ReadOnlyAdmin):
         """Show the token's state, with the time until it expires or the time since it ended."""
         end = token.revoked_at or token.expires_at
         is_over = end <= clock.now(settings.DATABASE)
-        return two_lines(state(token, token.person), _when(end) if is_over else remaining(end))
+        return two_lines(state(token, token.person), timed(end, ago(end)) if is_over else remaining(end))
 
     @admin.display(description=gettext_lazy("owner"))
     def person(self, token: Any) -> SafeString:
@@ -129,8 +128,9 @@ class TokenAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("last used, created"), ordering="last_used_at")
     def used(self, token: ApiToken) -> SafeString:
         """Show the time since the last use, or "never used"; below it the time since the creation."""
-        last = _when(token.last_used_at) if token.last_used_at else _("never used")
-        return two_lines(last, format_html("{} {}", _("created"), _when(token.created_at)))
+        made, last = timed(token.created_at, ago(token.created_at)), token.last_used_at
+        used = timed(last, ago(last)) if last else _("never used")
+        return two_lines(used, format_html("{} {}", _("created"), made))
 
     # The page
 
@@ -167,7 +167,3 @@ def state(token: ApiToken, owner: Any) -> SafeString:
     if token.session_id is None and (owner is None or not owner.is_active):
         return badge("waits", _("owner not active") if owner else _("owner gone"))
     return badge("good", _("active"))
-
-
-def _when(moment: datetime) -> SafeString:
-    return format_html('<span title="{}">{}</span>', exact(moment), ago(moment))

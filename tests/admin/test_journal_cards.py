@@ -41,7 +41,7 @@ def test_who_did_it_and_what_it_cost() -> None:
     reply = {"calls": [], "content": [], "usage": {"input_tokens": 3}, "cost": "0.0002"}
     failed = {"error": {"type": "T", "text": "x"}, "usage": {"input_tokens": 3}, "cost": "0.0001"}
     told, why = (
-        [(fact.label, fact.value) for fact in row_card(row(kind, payload)).facts]
+        row_card(row(kind, payload)).facts
         for kind, payload in ((events.ASSISTANT, reply), (events.MODEL_FAILED, failed))
     )
     assert told == [("Tokens", "input_tokens 3"), ("Cost", "0.0002")]

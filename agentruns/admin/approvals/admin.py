@@ -10,7 +10,7 @@ from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -150,10 +150,9 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     def where(self, approval: Approval) -> SafeString:
         """Show the status and the risk; of a pending approval, also that its run is paused or in doubt."""
         is_held = approval.status == Approval.Status.PENDING and approval.run.status in HELD
-        badges = (html.risk_badge(approval), *([html.status_badge(approval.run)] if is_held else []))
-        return html.two_lines(
-            html.status_badge(approval), format_html_join(" ", "{}", ((badge,) for badge in badges))
-        )
+        held = html.status_badge(approval.run) if is_held else ""
+        second = format_html("{} {}", html.risk_badge(approval), held)
+        return html.two_lines(html.status_badge(approval), second)
 
     @admin.display(description=gettext_lazy("requester"), ordering="run__owner_name")
     def requester(self, approval: Approval) -> SafeString:

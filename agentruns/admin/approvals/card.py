@@ -104,9 +104,8 @@ class ApprovalCard:
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
         who = actor_name(row.payload) or starter or self.approval.run.owner_name
-        given = _("Given by %(name)s") % {
-            "name": html.plain(who or _("the program"))
-        }  # perhaps not the author
+        name = html.plain(who or _("the program"))  # perhaps not the author
+        given = _("Given by %(name)s") % {"name": name}
         return replace(quote("", fold.text_of(self.mask.row(row).payload.get("content") or [])), label=given)
 
     @property

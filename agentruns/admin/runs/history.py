@@ -274,10 +274,7 @@ def leave_out_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: in
     if not form.is_valid():
         text = _("Nothing was left out. %(why)s") % {"why": _("Correct the form below.")}
         return at_view(admin, request, run, seq, status=400, refusal=text, leave_data=request.POST)
-    try:
-        after = control.leave_out(run.pk, seq, request.user, **form.cleaned_data)
-    except AgentRunsError as error:
-        return admin.refused(request, run, error)
+    after = control.leave_out(run.pk, seq, request.user, **form.cleaned_data)
     done = _("Left out of later requests.")
     if after.status == Run.Status.QUEUED:
         done = _("Left out. A worker goes on with the run.")

@@ -160,12 +160,16 @@ def watch_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
 def live(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, Any]:
     """Build the data that an open page polls; an unchanged `tag` means that nothing is new."""
     state = [run.status, run.blocked_reason, run.attempts, is_live(run), waiting.waits_for_time(run)]
-    draft = drafts.draft_of(run)
+    draft, tag = drafts.draft_of(run), ""
+    for part, length in (([str(run.pk), actions.last_seq(run), *state], STEADY), (draft, 6)):
+        # Keyed, because the reason of a blocked run may hold values that are redacted.
+        mac = salted_hmac("agentruns.tag", canonical.dumps(part), algorithm="sha256")
+        tag += mac.hexdigest()[:length]
     return {
         "url": admin.url(request, "live", run.pk, **query_of(request, *KEPT).dict()),
         "watch": admin.url(request, "watch", run.pk),
         "page": admin.url(request, "change", run.pk),
-        "tag": _tag([str(run.pk), actions.last_seq(run), *state])[:STEADY] + _tag(draft)[:6],
+        "tag": tag,
         "status": run.status,
         "is_ended": run.is_ended,
         "interval": str(admin.live_interval),
@@ -180,11 +184,6 @@ def query_of(request: HttpRequest, *names: str) -> QueryDict:
     return query
 
 
-def _tag(about: Any) -> str:
-    # Keyed, because the reason of a blocked run may hold values that are redacted.
-    return salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256").hexdigest()
-
-
 def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) -> Rows:
     """Read the page of rows after the seq `after`; if `after` is None, the latest page.
 
@@ -192,20 +191,15 @@ def journal_rows(alias: str, run_id: UUID, after: int | None, size: int = PAGE) 
     """
     seqs = Message.objects.using(alias).filter(run_id=run_id)
     most = size + size // 10  # avoids a further page with only a few rows
-    latest = _start(seqs, size, most)
+    latest = start_of_last(seqs, size, most) or 0
     if after is None:
         after = latest
     rows = read.run_rows(alias, run_id, after, most + 1)
     more = len(rows) > most
     rows = rows[:size] if more else rows
-    first = rows[0].seq if rows else after + 1
-    has_earlier = after > 0 and seqs.filter(seq__lt=first).exists()
-    return Rows(
-        rows,
-        earlier=_start(seqs.filter(seq__lt=first), size, size) if has_earlier else None,
-        later=rows[-1].seq if more else None,
-        latest=latest if more else None,
-    )
+    before = seqs.filter(seq__lt=rows[0].seq if rows else after + 1)
+    earlier = start_of_last(before, size, size) if after > 0 else None
+    return Rows(rows, earlier, later=rows[-1].seq if more else None, latest=latest if more else None)
 
 
 def seq_of(text: str) -> int | None:
@@ -213,10 +207,13 @@ def seq_of(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _start(rows: QuerySet[Message], size: int, most: int) -> int:
-    """Find the seq after which the last `size` rows begin; 0 if there are no more than `most` rows."""
+def start_of_last(rows: QuerySet[Message], size: int, most: int) -> int | None:
+    """Find the seq after which the last `size` rows begin.
+
+    Returns 0 if there are no more than `most` rows, None if there is no row.
+    """
     seqs = list(rows.order_by("-seq").values_list("seq", flat=True)[: most + 1])
-    return seqs[size - 1] - 1 if len(seqs) > most else 0
+    return seqs[size - 1] - 1 if len(seqs) > most else 0 if seqs else None
 
 
 def _timings(run: Run, rows: Rows) -> dict[int, steps.Timing]:

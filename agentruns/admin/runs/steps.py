@@ -103,7 +103,7 @@ class RowCard:
     attempt: int
     who: SafeString
     payload: html.Body
-    facts: list[html.Fact] = field(default_factory=list)
+    facts: list[tuple[str, SafeString | str]] = field(default_factory=list)  # labels and values
     bodies: list[html.Body] = field(default_factory=list)
     call_url: str = ""
     approval: str = ""
@@ -117,7 +117,7 @@ class RowCard:
     def add_fact(self, label: str, value: object) -> None:
         """Add a line with a label, unless the value is empty."""
         if value not in (None, "", [], {}):
-            self.facts.append(html.Fact(label, html.visible(value)))
+            self.facts.append((label, html.visible(value)))
 
     def add_text(self, label: str, value: object) -> None:
         """Add a text, unless it is empty; the beginning of the first text stands beside the title."""
@@ -168,7 +168,7 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
         except ODD:
             result.facts, result.bodies, result.brief = [], [], ""
     if not result.brief and row.kind in _TOLD_BY_FACTS and result.facts:
-        result.brief = format_html("{}", result.facts[0].value)
+        result.brief = format_html("{}", result.facts[0][1])
     if events.COPIED in row.payload:
         # A fork copied the row from its origin: nothing happened twice.
         source, result.tone = row.payload[events.COPIED], "copied"
@@ -242,7 +242,7 @@ def describe(card: RowCard, row: Row) -> None:
         card.title, card.tone = str(form.title), form.tone
     if row.kind == events.RUN_STARTED:
         agent = format_html("{} {}", html.visible(payload["agent"]), html.visible(payload["version"]))
-        card.facts.append(html.Fact(_("Agent"), agent))
+        card.facts.append((_("Agent"), agent))
     elif row.kind == events.USER and payload.get("reason") == events.OUTPUT_INVALID:
         card.title, card.tone = _("Answer sent back: not of the required form"), "bad"
         card.add_text(_("Told to the model"), fold.text_of(payload["content"]))
@@ -285,7 +285,7 @@ def describe(card: RowCard, row: Row) -> None:
         card.add_text(label, content_of(payload))
     elif row.kind == events.ORPHAN_FOUND:
         if known := payload.get("evidence"):
-            card.facts.append(html.Fact(_("Evidence"), evidence(known)))
+            card.facts.append((_("Evidence"), evidence(known)))
         card.add_fact(_("What becomes of it"), ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
     elif row.kind == events.ORPHAN_RESOLVED:
         card.title = _("Verdict: %(verdict)s") % {"verdict": verdict_words(payload["verdict"])}
