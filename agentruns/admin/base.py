@@ -114,17 +114,19 @@ class BoundedPaginator(AnyPaginator):
         return self.counted.number
 
 
-def neighbours(keys: Sequence[Any], key: Any, most: int) -> tuple[Any, Any, str]:
-    """Find the keys before and after `key` in `keys`, and the place of `key` as text, such as "2 of 5".
+def ways(keys: Sequence[Any], key: Any, most: int, url: Callable[[Any], str]) -> dict[str, str]:
+    """Build the context of ways.html: the URLs of the keys before and after `key`, and its place in `keys`.
 
-    A key is None if there is no neighbour. If `keys` has `most` keys or more, a plus sign follows the count.
-    If `key` is not in `keys`, returns None, the first key and "".
+    The place is a text such as "2 of 5". If `keys` has `most` keys or more, a plus sign follows the count. A
+    URL is "" if there is no neighbour. If `key` is not in `keys`, the place is "", and the first key follows.
     """
-    if key not in keys:
-        return None, next(iter(keys), None), ""
-    place, count = keys.index(key), bounded(len(keys), most - 1)
-    text = _("%(place)d of %(count)s") % {"place": place + 1, "count": count}
-    return keys[place - 1] if place else None, next(iter(keys[place + 1 :]), None), text
+    at = keys.index(key) if key in keys else -1
+    text = _("%(place)d of %(count)s") % {"place": at + 1, "count": bounded(len(keys), most - 1)}
+    return {
+        "place": text if at >= 0 else "",
+        "previous_url": url(keys[at - 1]) if at > 0 else "",
+        "next_url": url(keys[at + 1]) if at + 1 < len(keys) else "",
+    }
 
 
 def following(keys: Sequence[Any], key: Any) -> list[Any]:
@@ -352,10 +354,6 @@ class ReadOnlyAdmin(AnyAdmin):
         return False
 
     has_change_permission = has_delete_permission = has_add_permission
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Select the rows of the journal's database."""
-        return super().get_queryset(request).using(settings.DATABASE)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Choose the list class, which defers large columns."""

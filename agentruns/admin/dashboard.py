@@ -27,8 +27,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.utils.formats import date_format
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -227,18 +225,16 @@ def _week(site: AdminSite, runs: QuerySet[Run], page: dict[str, Any]) -> None:
     for run in week:
         by_day[timezone.localdate(run.created_at)].append(run)
         by_agent[run.agent].append(run)
-    most = max(map(len, by_day.values()), default=0)
+    page["most"] = max(map(len, by_day.values()), default=0)
 
     def line(name: str, runs: list[Any], **query: str) -> dict[str, Any]:
         """Describe the runs that the list selects by `query`; the cost is "" if it is known of no run."""
         ended = [run.updated_at - run.created_at for run in runs if run.status in Run.ENDED]
-        failed = sum(run.status == Run.Status.FAILED for run in runs)
         costs = [run.cost for run in runs if run.cost is not None]
         return {
             "name": name,
             "runs": len(runs),
-            "failed": failed,
-            "bar": bar(len(runs), failed, most),
+            "failed": sum(run.status == Run.Status.FAILED for run in runs),
             "median": duration(median(ended)) if ended else EMPTY,
             "tokens": short(sum(run.tokens for run in runs)),
             "cost": amount(sum(costs, Decimal()) if costs else None),
@@ -263,17 +259,6 @@ def runs_of_days(runs: QuerySet[Run], first: date, last: date, most: int) -> Que
     some = runs.filter(created_at__gte=start, created_at__lt=end)
     some = some.filter(pk__gte=first_id(start - SKEW), pk__lt=first_id(end + SKEW))
     return Run.objects.using(settings.DATABASE).filter(pk__in=some.order_by("-pk").values("pk")[:most])
-
-
-def bar(all_of_it: float, bad: float, most: float) -> SafeString:
-    """Draw an SVG bar of length `all_of_it`, with `bad` marked at its beginning; `most` is the full width."""
-    widths = [f"{100 * each / most:.1f}" if most else "0" for each in (all_of_it, bad)]
-    return format_html(
-        '<svg class="ar-stroke" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect class="ar-stroke-all" width="{}" height="10"/>'
-        '<rect class="ar-stroke-bad" width="{}" height="10"/></svg>',
-        *widths,
-    )
 
 
 def figures_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
@@ -328,9 +313,10 @@ def costs_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         context |= {
             "label": BY[by][0],
             "lines": [
-                {**listed(row, started_from=first, started_to=last), "bar": bar(size, 0, max(sizes))}
+                {**listed(row, started_from=first, started_to=last), "size": size}
                 for row, size in zip(rows[:LINES], sizes, strict=False)
             ],
+            "most": max(sizes, default=0),
             "total": costs_line(total),
             "is_cut": total["runs"] == COST_RUNS or len(rows) > LINES,
             "csv_url": admin.url(request, "csv", first=first, last=last),

@@ -176,14 +176,12 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
         Raises PermissionDeniedError if the user may not see the sensitive arguments.
         """
         [card] = pages.card.cards_of(request.user, [obj], revealed=revealed)
-        before, after, place = base.neighbours(pages.decide.queue(self, request), obj.pk, filters.QUEUED)
         others_wait = any(sibling["pending"] for sibling in card.siblings)
+        queue, url = pages.decide.queue(self, request), partial(self.url, request, "change")
         urls = {
+            **base.ways(queue, obj.pk, filters.QUEUED, url),
             "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
             "turn_url": self.url(request, "turn", obj.run_id) if others_wait and card.pending else "",
-            "previous_url": self.url(request, "change", before) if before else "",
-            "next_url": self.url(request, "change", after) if after else "",
-            "place": place if card.pending else "",
             "list_url": self.url(request, "changelist"),
             "run_url": self.other_page(request, Run, obj.run_id),
             "wants_password": card.pending and services.permissions.needs_password(request, obj),

@@ -114,9 +114,8 @@ def headline(situation: Situation) -> str:
             )
         return text % {"status": capfirst(run.get_status_display()), "count": count}
     if situation.cancel_requested is not None:
-        return _("%(name)s asked %(when)s to cancel it. It ends before its next tool starts.") % _request(
-            situation.cancel_requested
-        )
+        text = _("%(name)s asked %(when)s to cancel it. It ends before its next tool starts.")
+        return text % request_of(situation.cancel_requested)
     if run.status == Run.Status.AWAITING_APPROVAL:
         return _("It waits for a person to decide:")
     if run.status == Run.Status.ORPHANED:
@@ -124,9 +123,8 @@ def headline(situation: Situation) -> str:
     if run.status == Run.Status.PAUSED:
         return _("It is paused, and goes on when somebody resumes it.")
     if situation.pause_requested is not None and is_live(run):
-        return _("%(name)s asked %(when)s to pause it. It pauses before its next tool starts.") % _request(
-            situation.pause_requested
-        )
+        text = _("%(name)s asked %(when)s to pause it. It pauses before its next tool starts.")
+        return text % request_of(situation.pause_requested)
     if run.status == Run.Status.RUNNING:
         return _("A worker is working on it.") if is_live(run) else _("Its worker has fallen silent.")
     if situation.is_scheduled:
@@ -243,7 +241,8 @@ def action(situation: Situation, button: str, effect: list[str], *reasons: str |
     return Action(effect, missing(button) if forbidden else why_not, forbidden)
 
 
-def _request(request: tuple[str, datetime]) -> dict[str, str]:
+def request_of(request: tuple[str, datetime]) -> dict[str, str]:
+    """Format the name and the time of a request to cancel or to pause."""
     name, when = request
     return {"name": plain(name or _("the program")), "when": ago(when)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from django.utils.translation import gettext_lazy
 
 from agentruns.admin import html
 from agentruns.admin.approvals.texts import brief, quote
-from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, mask_for, neighbours, status_of
+from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, mask_for, status_of, ways
 from agentruns.admin.forms import CancelForm, VerdictForm
 from agentruns.admin.runs import actions, chat, steps
 from agentruns.admin.runs.list import task_title
@@ -143,8 +144,7 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         if wait.kind == waiting.ORPHAN:
             line["evidence"] = steps.evidence(run.mask.tool_text(wait.tool, wait.text))
         lines.append({**line, "task": task_title(run)})
-    page: dict[str, Any] = {"title": _("Calls in doubt"), "template": "in_doubt"}
-    return admin.render(request, None, lines=lines, list_url=admin.url(request, "changelist"), **page)
+    return admin.render(request, None, title=_("Calls in doubt"), template="in_doubt", lines=lines)
 
 
 def calls_in_doubt(request: HttpRequest, *, ended: bool) -> tuple[dict[UUID, Run], list[waiting.Wait]]:
@@ -271,7 +271,8 @@ def call_page(
     elif past.waits and run.status != Run.Status.ORPHANED:
         text = _("The run is %(status)s: other calls of the same reply are running. Look again in a while.")
         why_not = text % {"status": run.get_status_display()}
-    before, after, place = neighbours(queue(request) if past.waits else [], (run.pk, call.id), LOOKED_AT)
+    others, url = queue(request) if past.waits else [], partial(admin.url, request, "call")
+    context |= ways(others, (run.pk, call.id), LOOKED_AT, lambda key: url(*key))
     if past.in_doubt and not why_not:
         reads = [html.body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=call.tool))]
         if past.later:
@@ -298,9 +299,6 @@ def call_page(
         run=run,
         past=past,
         call=call,
-        place=place,
-        previous_url=admin.url(request, "call", *before) if before else "",
-        next_url=admin.url(request, "call", *after) if after else "",
         card_url=admin.other_page(request, Approval, call.approval.id) if call.approval else "",
         story=story(past),
         does=quote(_("What the tool does"), does) if does else None,

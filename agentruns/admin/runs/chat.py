@@ -81,20 +81,22 @@ class Line:
         texts = {name: as_text(value) for name, value in self.given.items()}
         return {name: text for name, text in texts.items() if text.strip() and text not in self.title}
 
+    @cached_property
+    def beside(self) -> dict[str, str]:
+        """Choose the arguments that fit beside the title; {} if they are too long or the title names them."""
+        short = {key: text for key, text in self.texts.items() if len(text) <= SHORT and "\n" not in text}
+        fits = len(", ".join(short.values())) <= 2 * SHORT
+        return short if fits and not self.is_named else {}
+
     @property
-    def short(self) -> SafeString | str:
-        """Format the arguments that fit beside the title; "" if they are too long or the title names them."""
-        if self.is_named:
-            return ""
-        beside = [text for text in self.texts.values() if not _is_long(text)]
-        if len(", ".join(beside)) > 2 * SHORT:
-            return ""
-        return format_html_join(", ", "{}", ((visible(text),) for text in beside))
+    def short(self) -> SafeString:
+        """Format the arguments that fit beside the title."""
+        return format_html_join(", ", "{}", ((visible(text),) for text in self.beside.values()))
 
     @property
     def bodies(self) -> list[tuple[int, Body]]:
         """List the arguments that do not fit beside the title, and the result, each with its row's seq."""
-        below = {name: text for name, text in self.texts.items() if _is_long(text) or not self.short}
+        below = {key: text for key, text in self.texts.items() if key not in self.beside}
         bodies = [(self.asked, body(key.replace("_", " "), text, self.limit)) for key, text in below.items()]
         return [*bodies, (self.seq, self.result)] if self.result is not None else bodies
 
@@ -102,10 +104,6 @@ class Line:
     def is_letter(self) -> bool:
         """Check whether an argument has several lines."""
         return any("\n" in text.strip() for text in self.texts.values())
-
-
-def _is_long(text: str) -> bool:
-    return len(text) > SHORT or "\n" in text
 
 
 @dataclass(slots=True)
