@@ -12,6 +12,7 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.admin.html import bare, plain
+from agentruns.models.statuses import Verb, Verdict
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import REASON_LENGTH, TEXT_LENGTH
 from agentruns.utils.ids import uuid7
@@ -95,13 +96,17 @@ class NoteForm(forms.Form):
     )
 
     def __init__(
-        self, *args: Any, needs: bool = False, verbs: Collection[str] = ("approve", "deny"), **kwargs: Any
+        self,
+        *args: Any,
+        needs: bool = False,
+        verbs: Collection[str] = (Verb.APPROVE, Verb.DENY),
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.fields["reason"].required = needs
-        if "deny" not in verbs:
+        if Verb.DENY not in verbs:
             self.fields["reason"].label = _("Note, kept in the journal")
-        elif "approve" not in verbs:
+        elif Verb.APPROVE not in verbs:
             self.fields["reason"].label = _("Note, kept in the journal and told to the model")
         self.fields["reason"].widget.attrs |= {"rows": 1, **({"autofocus": True} if needs else {})}
 
@@ -156,7 +161,7 @@ class VerdictForm(forms.Form):
 
     use_required_attribute = False  # each of the form's three verdicts needs other fields
     seq = forms.IntegerField(widget=forms.HiddenInput)
-    verdict = forms.ChoiceField(choices=[(name, name) for name in ("occurred", "not_occurred", "unknown")])
+    verdict = forms.ChoiceField(choices=[(verdict, verdict) for verdict in Verdict])
     evidence = TypedField(
         label=_("How you know, kept in the journal"),
         max_length=REASON_LENGTH,
@@ -176,8 +181,8 @@ class VerdictForm(forms.Form):
         super().__init__(*args, **kwargs)
         if is_uncleared:
             self.fields["result"].label = _("Result, kept in the journal (optional)")
-        self.fields["result"].required = needs_result and verdict == "occurred"
-        self.fields["evidence"].required = is_uncleared or verdict != "unknown"
+        self.fields["result"].required = needs_result and verdict == Verdict.OCCURRED
+        self.fields["evidence"].required = is_uncleared or verdict != Verdict.UNKNOWN
 
 
 class AdoptForm(forms.Form):
@@ -203,7 +208,7 @@ class EditForm(DecideForm):
         fits: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, verbs=("approve",), **kwargs)
+        super().__init__(*args, verbs=(Verb.APPROVE,), **kwargs)
         self.original, self.fits = original, fits
         reason = self.fields.pop("reason")
         for name, value in original.items():

@@ -108,7 +108,7 @@ class Surroundings:
         previews: dict[UUID, Any] = {}
         asking: list[tuple[Approval, Tool]] = []
         for card in self.cards:
-            tool = tools_of(card.run).get(card.tool_name) if card.status == "pending" else None
+            tool = tools_of(card.run).get(card.tool_name) if card.status == Approval.Status.PENDING else None
             if tool is not None and tool.preview is not None:
                 asking.append((card, tool))
 
@@ -180,7 +180,7 @@ class Surroundings:
         """Map a card's `same_call` to warnings that an equal call was started in another session."""
         text = _("This exact call was approved and started in another session, %(ago)s, by %(name)s.")
         flags: dict[str, list[Flag]] = defaultdict(list)
-        same = _same_calls(self.approvals, self.cards).filter(status="consumed")
+        same = _same_calls(self.approvals, self.cards).filter(status=Approval.Status.CONSUMED)
         here = {run.session_id for run in self.runs.values()}
         newest = Window(RowNumber(), partition_by="same_call", order_by=F("decided_at").desc())
         others = same.exclude(run__session_id__in=here).annotate(place=newest).filter(place__lte=SHOWN)

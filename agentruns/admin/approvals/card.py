@@ -27,7 +27,8 @@ from agentruns.engine import gate, in_doubt
 from agentruns.journal import conversation, deciders, events, fold, read
 from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask, masked_approvals
-from agentruns.models import Approval, Message
+from agentruns.models import Approval, Message, Run
+from agentruns.models.statuses import Outcome, Verb
 from agentruns.services import permissions
 from agentruns.services.approvals.decisions import unfit
 from agentruns.tools import InvalidArguments, Tool
@@ -114,7 +115,7 @@ class ApprovalCard:
         rows, quotes = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT], []
         for row in reversed(rows[:SHOWN]):
             label = html.named(row.tool_name, "")[0]
-            if row.payload.get("outcome") != "ok":
+            if row.payload.get("outcome") != Outcome.OK:
                 label = f"{label}: {_state(row)}"
             quotes.append(quote(label, returned(row), LINE))
         return quotes
@@ -223,9 +224,9 @@ class ApprovalCard:
         """Explain why this user cannot approve or deny (`verb`) on a page for several; "" if they can."""
         if not self.pending:
             return outcome(self.approval)
-        if verb == "approve" and self.only_answers:
+        if verb == Verb.APPROVE and self.only_answers:
             return _("A question is answered, not approved.")
-        return self.why_not or (self.why_not_approve if verb == "approve" else "")
+        return self.why_not or (self.why_not_approve if verb == Verb.APPROVE else "")
 
     @property
     def why_not_approve(self) -> str:
@@ -321,7 +322,7 @@ def asked(card: ApprovalCard) -> dict[str, Any]:
     approval, run, flags = card.approval, card.face.run, list[Flag]()
     if card.pending and (held := _HELD.get(approval.run.status)):  # an approved call does not run yet
         why = f" “{html.plain_line(run.blocked_reason)}”" if run.blocked_reason else ""
-        if run.status == "paused":
+        if run.status == Run.Status.PAUSED:
             actor = card.around.pauses.get(run.pk, {}).get("actor") or {}
             name = html.plain(actor.get("name") or _("the program"))
             why = " " + _("Paused by %(name)s:") % {"name": name} + why
@@ -431,7 +432,7 @@ def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
     summary = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     if len(rows) == LATEST:
         summary = _("of the last %(count)d: %(summary)s") % {"count": LATEST, "summary": summary}
-    denied = [key for key, status in rows if status == "denied"][:SHOWN]
+    denied = [key for key, status in rows if status == STATUSES.DENIED][:SHOWN]
     denials = latest.filter(pk__in=denied).select_related("run") if denied else ()
     text = _("%(name)s denied one %(ago)s: %(reason)s")
     return summary, [

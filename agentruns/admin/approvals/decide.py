@@ -23,18 +23,23 @@ from agentruns.admin import filters, forms
 from agentruns.admin.approvals import verbs
 from agentruns.admin.approvals.card import ApprovalCard, asked, cards_of
 from agentruns.admin.approvals.texts import unit_in
+from agentruns.admin.approvals.verbs import EDIT, EXTEND
 from agentruns.admin.base import ReadOnlyAdmin, following, is_uuid, mask_for, status_of, ticked
 from agentruns.admin.html import named, plain, visible
 from agentruns.exceptions import AgentRunsError, ApprovalStateError, PermissionDeniedError
 from agentruns.journal.deciders import why_not_decide
 from agentruns.models import Approval, Run
 from agentruns.models.querysets import PENDING
+from agentruns.models.statuses import Verb
 from agentruns.services import permissions
 from agentruns.tools import to_jsonable
 from agentruns.utils import json as canonical
 
-VERBS = ("approve", "deny")  # of a page for several
-TITLES = {"approve": gettext_lazy("Approve these calls?"), "deny": gettext_lazy("Deny these calls?")}
+VERBS = (Verb.APPROVE, Verb.DENY)  # of a page for several
+TITLES: dict[str, Any] = {
+    Verb.APPROVE: gettext_lazy("Approve these calls?"),
+    Verb.DENY: gettext_lazy("Deny these calls?"),
+}
 WARNED_SALT = "agentruns.admin.approvals.warned"
 WARNED = gettext_lazy(
     "Nothing was decided yet. With these arguments the tool's preview warns:{}"
@@ -52,7 +57,7 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
     """
     form: Any
     user, revealed = request.user, False
-    if verb == "edit":
+    if verb == EDIT:
         revealed = "revealed" in request.POST and permissions.may_reveal(user, approval)
         [card] = cards_of(user, [approval], revealed=revealed)
         form = card.edit_form(request.POST)
@@ -60,15 +65,15 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
         form = verbs.form_of(verb, approval, request.POST)
     if form is None:
         return _refused(admin, request, approval, ApprovalStateError(_("It cannot be edited here.")))
-    name = "decide" if verb in ("approve", "deny") else verb
-    sent: dict[str, Any] = {f"{name}_form": form, "denying": verb == "deny"}
+    name = "decide" if verb in VERBS else verb
+    sent: dict[str, Any] = {f"{name}_form": form, "denying": verb == Verb.DENY}
     page = partial(admin.page, request, approval, revealed=revealed)
     if not form.is_valid():
         text = _("Nothing was decided. Correct the form below.")
-        if verb == "deny" and not request.POST.get("reason", "").strip():
+        if verb == Verb.DENY and not request.POST.get("reason", "").strip():
             text = _("Nothing was decided yet. Say why, and press Deny again.")
         return page(status=400, refusal=text, **sent)
-    may = verb == "edit" and card.pending and not why_not_decide(user, approval, verb="edit")
+    may = verb == EDIT and card.pending and not why_not_decide(user, approval, verb=EDIT)
     if may and (warnings := card.warned_of(form.arguments)):  # `preview` is called for deciders only
         seen = [str(approval.pk), str(user.pk), to_jsonable(form.arguments)[0], *map(str, warnings)]
         # Keyed, so that nobody can guess hidden arguments from it.
@@ -76,11 +81,11 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
         if request.POST.get("warned") != mark:
             text = format_html(str(WARNED), format_html_join("", " {}.", ((each,) for each in warnings)))
             return page(status=400, refusal=text, warned=mark, **sent)
-    if verb in ("approve", "edit") and (why := _why_no_password(request, [approval])):
+    if verb in (Verb.APPROVE, EDIT) and (why := _why_no_password(request, [approval])):
         return page(status=403, refusal=why, **sent)
     waiting = queue(admin, request)  # before it is decided: afterwards it has no place in the queue
     try:
-        edited = form.arguments if verb == "edit" else None
+        edited = form.arguments if verb == EDIT else None
         approval = verbs.decide(approval, user, verb, form.cleaned_data, edited)
     except PermissionDeniedError as error:
         return _refused(admin, request, approval, error)
@@ -92,7 +97,7 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
         return _refused(admin, request, approval, error, revealed=revealed, **sent)
     admin.log_change(request, approval, verbs.log_text(verb, form.cleaned_data))
     _show_outcome(admin, request, approval, verbs.done(approval, verb))
-    return admin.back(request, approval) if verb == "extend" else _go_on(admin, request, approval, waiting)
+    return admin.back(request, approval) if verb == EXTEND else _go_on(admin, request, approval, waiting)
 
 
 def _refused(
@@ -214,10 +219,10 @@ def _refusal(
     request: HttpRequest, verb: str, approvals: list[Approval], choice: Sequence[str]
 ) -> dict[str, Any]:
     """Build the context that explains a wrong or missing reason or password; {} if neither is wrong."""
-    form = forms.NoteForm(request.POST, needs=verb == "deny", verbs=choice)
+    form = forms.NoteForm(request.POST, needs=verb == Verb.DENY, verbs=choice)
     if not form.is_valid():
         return {"form": form, "status": 400, "refusal": _("Nothing was decided. Correct the form below.")}
-    why = _why_no_password(request, approvals) if verb == "approve" else ""
+    why = _why_no_password(request, approvals) if verb == Verb.APPROVE else ""
     return {"form": form, "status": 403, "refusal": why} if why else {}
 
 
@@ -237,7 +242,7 @@ def _decide(admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: li
         except AgentRunsError as error:
             line["why_not"] = verbs.outcome(admin.find(request, approval.pk)) or plain(error)
         else:
-            logged = _("Approved in bulk.") if verb == "approve" else _("Denied: %s") % plain(reason)
+            logged = _("Approved in bulk.") if verb == Verb.APPROVE else _("Denied: %s") % plain(reason)
             admin.log_change(request, approval, logged)
             line["done"] = verbs.done(approval, verb)
     return [lines[approval.pk] for approval in approvals]
@@ -258,7 +263,7 @@ def _ask(
     for card in cards:
         whys = [card.why_not_now(verb) for verb in choice]
         line = {"card": card, "hint": whys[0], **({"why_not": whys[0]} if all(whys) else asked(card))}
-        is_warned = "approve" in choice and any(flag.tone == "bad" for flag in line.get("flags", ()))
+        is_warned = Verb.APPROVE in choice and any(flag.tone == "bad" for flag in line.get("flags", ()))
         line["ticked"] = not any(whys) and (str(card.approval.pk) in ticked if ticked else not is_warned)
         lines.append(line)
     sums = total([line["card"] for line in lines if "why_not" not in line])
@@ -272,7 +277,7 @@ def _ask(
         "lines": lines,
         "count": sum("why_not" not in line for line in lines),
         "quotes": [cards[0].request, cards[0].agent_quote] if is_turn else [],
-        "wants_password": "approve" in choice and wants_password,
+        "wants_password": Verb.APPROVE in choice and wants_password,
         "list_url": admin.url(request, "changelist") if is_turn else request.get_full_path(),
     }
     return admin.render(request, None, template="bulk", **{**given, **context})

@@ -15,18 +15,21 @@ from agentruns.admin.html import ago, exact, plain
 from agentruns.conf import settings
 from agentruns.journal import events
 from agentruns.models import Approval, Message
+from agentruns.models.statuses import Verb
 from agentruns.services.approvals.decisions import answer, approve, deny, extend
 from agentruns.tools import to_jsonable
 from agentruns.tools.questions import choices_of
 
+EDIT, EXTEND = "edit", "extend"  # the console's own verbs
 # The statuses of an approval after each verb, with those that follow automatically.
-APPROVED = ("approved", "consumed")
-STATUSES = {"approve": APPROVED, "edit": APPROVED, "answer": ("answered",), "deny": ("denied",)}
+DONE = Approval.Status
+APPROVED = (DONE.APPROVED, DONE.CONSUMED)
+STATUSES = {Verb.APPROVE: APPROVED, EDIT: APPROVED, Verb.ANSWER: (DONE.ANSWERED,), Verb.DENY: (DONE.DENIED,)}
 
 
 def form_of(verb: str, approval: Approval, data: Any = None) -> Form:
     """Build the form of any verb except edit; the card builds that form, because the card knows the masks."""
-    forms: dict[str, type[Form]] = {"answer": AnswerForm, "extend": ExtendForm}
+    forms: dict[str, type[Form]] = {Verb.ANSWER: AnswerForm, EXTEND: ExtendForm}
     return forms.get(verb, DecideForm)(data, **form_options(verb, approval))
 
 
@@ -35,9 +38,9 @@ def form_options(verb: str, approval: Approval) -> dict[str, Any]:
     expires = approval.expires_at
     initial = {"digest": approval.digest, "seen": expires.isoformat() if expires else ""}
     options: dict[str, Any] = {"initial": initial, "auto_id": f"{verb}_%s"}
-    if verb == "answer":
+    if verb == Verb.ANSWER:
         options["choices"] = choices_of(approval.arguments)
-    return {**options, "needs": True} if verb == "deny" else options
+    return {**options, "needs": True} if verb == Verb.DENY else options
 
 
 def decide(approval: Approval, user: Any, verb: str, given: dict[str, Any], edited: Any = None) -> Approval:
@@ -46,11 +49,11 @@ def decide(approval: Approval, user: Any, verb: str, given: dict[str, Any], edit
     `given` has the values of the verb's form. Raises the errors of the service for the verb.
     """
     options: dict[str, Any] = {"digest": given["digest"], "channel": CHANNEL}
-    if verb == "extend":
+    if verb == EXTEND:
         return extend(approval.pk, user, timedelta(hours=given["hours"]), seen=given["seen"], **options)
-    if verb == "deny":
+    if verb == Verb.DENY:
         return deny(approval.pk, user, given["reason"], **options)
-    if verb == "answer":
+    if verb == Verb.ANSWER:
         return answer(approval.pk, user, given["text"], **options)
     return approve(approval.pk, user, arguments=edited, reason=given["reason"], **options)
 
@@ -63,9 +66,9 @@ def is_same(approval: Approval, user: Any, verb: str, form: Any) -> bool:
         run_id=approval.run_id, call_id=approval.call_id, kind=events.APPROVAL_DECIDED
     )
     stands, sent = rows.latest("seq").payload, form.cleaned_data
-    if verb == "edit":
+    if verb == EDIT:
         return bool(stands.get("edited") == to_jsonable(form.arguments)[0])
-    if verb == "answer":
+    if verb == Verb.ANSWER:
         return bool(stands.get("text") == sent["text"])
     same_reason = stands.get("reason", "") == sent["reason"]
     return same_reason and "arguments" not in stands and approval.digest == sent["digest"]
@@ -73,27 +76,27 @@ def is_same(approval: Approval, user: Any, verb: str, form: Any) -> bool:
 
 def log_text(verb: str, given: dict[str, Any]) -> str:
     """Describe a decision for the admin's history."""
-    if verb == "extend":
+    if verb == EXTEND:
         return str(_("Extended by %s h.") % given["hours"])
-    if verb == "answer":
+    if verb == Verb.ANSWER:
         return _("Answered: %s") % plain(given["text"])
-    if verb == "deny":
+    if verb == Verb.DENY:
         return _("Denied: %s") % plain(given["reason"])
-    return _("Approved.") if verb == "approve" else _("Approved with edited arguments.")
+    return _("Approved.") if verb == Verb.APPROVE else _("Approved with edited arguments.")
 
 
 def done(approval: Approval, verb: str) -> str:
     """Describe the effect of a verb that was just carried out, such as "deny" or "extend"."""
-    if verb == "extend":
+    if verb == EXTEND:
         return _("Extended. It expires on %(when)s.") % {"when": exact(approval.expires_at)}
     if approval.status == Approval.Status.PENDING:
         text = _(
             "Your approval is recorded: %(given)d of %(required)d. Another person has to approve it, too."
         )
         return text % {"given": approval.approved_count, "required": approval.required}
-    if verb in ("approve", "edit"):
+    if verb in (Verb.APPROVE, EDIT):
         return str(_WAITS.get(approval.run.status, _("Approved. A worker runs the call.")))
-    if verb == "answer":
+    if verb == Verb.ANSWER:
         return _("Answered. The call is not run, and the model gets your text.")
     return _("Denied. The call is not run, and the model is told why.")
 

@@ -23,6 +23,7 @@ from agentruns.admin.html import ago, bare, exact, plain, plain_line, reason
 from agentruns.admin.runs.list import status, task_title
 from agentruns.admin.runs.steps import evidence
 from agentruns.conf import settings
+from agentruns.engine.drafts import AT_WORK
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import policy, read, verify
 from agentruns.models import Approval, Message, Run
@@ -91,7 +92,7 @@ def situation(request: HttpRequest, run: Run) -> Situation:
         run=mask.run(run),
         waits=waiting.waits(alias, [run], {run.session_id: mask}).get(run.pk, []),
         cancel_requested=None if run.is_ended else waiting.cancel_requests(alias, [run]).get(run.pk),
-        sweeper_seen=waiting.sweeper_seen(alias) if run.status in ("queued", "running") else None,
+        sweeper_seen=waiting.sweeper_seen(alias) if run.status in AT_WORK else None,
         is_paused=paused,
         approved=approved,
         pause_requested=pause_requested,
@@ -144,7 +145,7 @@ def notes(situation: Situation) -> list[str]:
     for wait in situation.orphans:
         facts = {"tool": plain(wait.tool), "attempt": wait.attempt, "evidence": evidence(wait.text)}
         lines.append(text % facts)
-    if run.status in (Run.Status.QUEUED, Run.Status.RUNNING) and not is_live(run):
+    if run.status in AT_WORK and not is_live(run):
         seen = situation.sweeper_seen
         if seen is None:
             lines.append(_("No worker has ever been seen here. Start one: manage.py resume_runs --watch"))

@@ -30,6 +30,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
 from agentruns.journal.masking import MOST_READ
 from agentruns.models import Approval, Message, Run
+from agentruns.models.statuses import Orphan, Outcome, Verdict
 from agentruns.services import permissions
 from agentruns.services.runs import control, waiting, write
 from agentruns.tools.card import MASK
@@ -71,7 +72,7 @@ class CallHistory:
     @property
     def waits(self) -> bool:
         """Check whether the run waits for a verdict on the call."""
-        return self.call.is_open and self.call.orphan == "held"
+        return self.call.is_open and self.call.orphan == Orphan.HELD
 
     @property
     def is_uncleared(self) -> bool:
@@ -189,13 +190,13 @@ def story(past: CallHistory) -> list[str]:
             continue
         elif payload.get("in_doubt"):
             text = _("The tool raised an error on %(when)s, and the model was told.")
-        elif outcome == "unknown" and not steps.actor_name(payload):
+        elif outcome == Outcome.UNKNOWN and not steps.actor_name(payload):
             text = _("Its outcome was recorded as unknown on %(when)s.")
-        elif outcome == "unknown":
+        elif outcome == Outcome.UNKNOWN:
             text = _("%(name)s had its outcome told to the model as unknown on %(when)s.")
         elif payload.get("reconciled"):
             text = _("The outside system, asked by the key: it happened, %(when)s.")
-        elif given is not None and given.payload["verdict"] == "occurred" and outcome == "ok":
+        elif given is not None and given.payload["verdict"] == Verdict.OCCURRED and outcome == Outcome.OK:
             facts["name"] = steps.actor(given)
             text = _("The model was told the result that %(name)s entered.")
         else:
@@ -328,7 +329,7 @@ def verdict_form(past: CallHistory, verdict: str = "", data: Any = None, *, keep
         help_text = _('For example: done by hand, or {"status": "sent"}')
         rows = Message.objects.using(settings.DATABASE).filter(session_id=past.run.session_id)
         results = rows.filter(kind=events.TOOL_RESULT, tool_name=past.call.tool).order_by("-seq")[:EARLIER]
-        oks = (row for row in read.read_rows(results) if row.payload.get("outcome") == "ok")
+        oks = (row for row in read.read_rows(results) if row.payload.get("outcome") == Outcome.OK)
         if row := next(oks, None):
             text = html.plain_line(html.as_text(mask_for(past.run).row(row).payload.get("content")))
             help_text = _("An earlier call of it returned: %(result)s") % {"result": text}
@@ -391,7 +392,7 @@ def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
         return _refused(admin, request, past, {}, PermissionDeniedError(actions.missing("resolve")))
     verdict, seen = request.POST.get("verdict", ""), request.POST.get("seq", "")
     form = verdict_form(past, verdict, request.POST)
-    if form.is_valid() and verdict == "occurred" and past.returned is not None:
+    if form.is_valid() and verdict == Verdict.OCCURRED and past.returned is not None:
         # A result that was changed may hold a mask in place of a part of the returned value.
         text, prefill = form.cleaned_data["result"], prefilled(past)
         returned = {"content": past.returned.payload.get("content")}
@@ -414,14 +415,14 @@ def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
         now = history(run, call_id)
         if now.seq != past.seq:
             raise RunStateError(str(MOVED_ON))
-        if now.returned is not None and verdict == "not_occurred":
+        if now.returned is not None and verdict == Verdict.NOT_OCCURRED:
             raise RunStateError(_("The tool returned without an error, so it did happen."))
         return control.resolve_orphan(
             run.pk,
             call_id,
             verdict,
             request.user,
-            result=given["result"] if verdict == "occurred" else None,
+            result=given["result"] if verdict == Verdict.OCCURRED else None,
             evidence=given["evidence"],
             channel=CHANNEL,
         )
@@ -489,7 +490,7 @@ def is_same(past: CallHistory, row: Row, user: Any, given: dict[str, Any]) -> bo
     mine = str((payload.get("actor") or {}).get("id")) == str(user.pk)
     if not mine or (payload["verdict"], payload["evidence"]) != (given["verdict"], given.get("evidence")):
         return False
-    if given["verdict"] != "occurred":
+    if given["verdict"] != Verdict.OCCURRED:
         return True
     result = past.last(events.TOOL_RESULT)
     stored = payload.get("result") if "result" in payload else result and result.payload["content"]
@@ -500,9 +501,9 @@ def done(past: CallHistory, run: Run, verdict: str, result: Any) -> str:
     """Describe the effect of a verdict just recorded; `past` is the call before the verdict."""
     text = _("Recorded: %(verdict)s.") % {"verdict": steps.verdict_words(verdict)}
     if past.is_uncleared:
-        still = _("The doubt is lifted.") if verdict != "unknown" else _("The doubt stays.")
+        still = _("The doubt is lifted.") if verdict != Verdict.UNKNOWN else _("The doubt stays.")
         return f"{text} {still}"
-    if verdict == "occurred":
+    if verdict == Verdict.OCCURRED:
         text = _("%(said)s The result is stored as %(kind)s.") % {"said": text, "kind": kind_of(result)}
     return f"{text} " + _("A worker picks up the run.") if run.status == Run.Status.QUEUED else text
 

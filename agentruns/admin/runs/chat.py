@@ -31,6 +31,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
 from agentruns.journal.policy import is_narrowed, visible_approvals, visible_runs
 from agentruns.models import Approval, Message, Run
+from agentruns.models.statuses import GateVerdict, Outcome
 from agentruns.services import permissions
 from agentruns.services.runs import starting, waiting
 from agentruns.tools.card import in_time
@@ -209,7 +210,7 @@ class Talk:
         elif row.kind == events.TOOL_RESULT:
             outcome, in_doubt = payload.get("outcome"), payload.get("in_doubt", False)
             words, line.tone = steps.outcome_words(outcome, in_doubt=in_doubt, is_started=bool(row.attempt))
-            line.state = "" if outcome == "ok" else words
+            line.state = "" if outcome == Outcome.OK else words
             if payload.get("reconciled"):
                 line.says.append(_("The outside system says so, asked by the call's key."))
             timing = self.times.get(row.seq)
@@ -235,7 +236,7 @@ def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
         for row in rows:
             with suppress(*ODD):
                 for call in row.payload["calls"] if row.kind == events.ASSISTANT else ():
-                    if call["verdict"] == "run" and call["tool"] in tools:
+                    if call["verdict"] == GateVerdict.RUN and call["tool"] in tools:
                         sentences[call["id"]] = tools[call["tool"]].title(call["arguments"])
 
     if tools:

@@ -29,7 +29,7 @@ from agentruns.journal.masking import Mask
 from agentruns.journal.omissions import has_block
 from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.models import Message, Run
-from agentruns.models.statuses import RunStatus
+from agentruns.models.statuses import Orphan, RunStatus
 from agentruns.services import history, permissions
 from agentruns.services.runs import control, forks, starting
 from agentruns.utils.bounds import TEXT_LENGTH
@@ -377,7 +377,7 @@ def at_view(
             state = outcome_words(call.outcome, in_doubt=call.in_doubt)[0]
         elif call.is_waiting:
             state = _("waits for a person")
-            if call.orphan == "held":
+            if call.orphan == Orphan.HELD:
                 state = _("in doubt, waits for a person")
         given = body("", pretty(mask.arguments(call.tool, call.arguments)), LONGEST)
         call_lines.append((call, given, state))

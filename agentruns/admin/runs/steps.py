@@ -23,6 +23,7 @@ from agentruns.journal import events, fold
 from agentruns.journal.events import Row
 from agentruns.journal.payloads import has_blocks, names_in
 from agentruns.models import Message, Run
+from agentruns.models.statuses import Outcome
 
 TEXT_LIMIT = 4_000
 BRIEF = 90  # characters beside the title of a step
@@ -402,7 +403,7 @@ def outcome_words(outcome: Any, *, in_doubt: bool = False, is_started: bool = Tr
     """Describe a call's outcome, as (words, tone of the badge). An unknown outcome stays unchanged."""
     if in_doubt:
         return _("Tool gave an error, in doubt: it may have happened"), "bad"
-    if outcome == "error" and not is_started:
+    if outcome == Outcome.ERROR and not is_started:
         return _("Not executed: refused"), "bad"
     words, tone = _OUTCOMES.get(outcome if isinstance(outcome, str) else "", (html.plain(outcome), "plain"))
     return str(words), tone
