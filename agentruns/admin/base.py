@@ -104,13 +104,11 @@ class BoundedPaginator(AnyPaginator):
 
     @cached_property
     def counted(self) -> Bounded:
-        """Count the rows up to MOST."""
         rows: Any = self.object_list
         return counted(rows)
 
     @cached_property
     def count(self) -> int:
-        """Count the rows on all pages, up to MOST."""
         return self.counted.number
 
 
@@ -171,7 +169,6 @@ class LeanChangeList(ChangeList):
         return parsed
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
-        """Select the rows without the deferred columns."""
         return super().get_queryset(request, *args, **kwargs).defer(*self.deferred)
 
     @property

@@ -194,7 +194,6 @@ class KnownValues(admin.SimpleListFilter):
     offered: Sequence[tuple[str, Any]] = ()
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
-        """List the choices."""
         return self.offered
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -272,7 +271,6 @@ class ReviewFilter(KnownValues):
     offered = (("mine", _("mine")), ("good", _("rated good")), ("bad", _("rated bad")))
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the runs with this rating, or the runs assigned to the user."""
         ratings = {"good": Review.Rating.GOOD, "bad": Review.Rating.BAD}
         which = {"assignee_id": self.user.pk} if value == "mine" else {"rating": ratings[value]}
         return queryset.filter(pk__in=Review.objects.using(queryset.db).filter(**which).values("pk"))
@@ -294,7 +292,6 @@ class RunStatusFilter(KnownValues):
     )
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the runs of the chosen status or group."""
         if value == "ended-in-doubt":
             left = services.runs.waiting.ended_in_doubt(queryset.db, journal.policy.visible_runs(self.user))
             return queryset.filter(pk__in={wait.run_id for wait in left})
@@ -325,7 +322,6 @@ class StartedFilter(admin.ListFilter):
         self.others = [(name, value) for name, values in kept for value in values]
 
     def expected_parameters(self) -> list[str | None]:
-        """List this filter's parameters of the URL."""
         return [self.first, self.last]
 
     def has_output(self) -> bool:
@@ -428,7 +424,6 @@ class NameFilter(KnownValues):
         return [(name, plain(name)) for name in values]
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the rows of the chosen name."""
         return queryset.filter(**{self.lookup: value})
 
 
@@ -468,7 +463,6 @@ class SameCallFilter(KnownValues):
         return [(value, _("those of one card"))] if re.fullmatch("[0-9a-f]{64}", value) else []
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the approvals of calls with the tool and arguments that `value` identifies."""
         return queryset.filter(same_call=value)
 
 

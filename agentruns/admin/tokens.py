@@ -50,7 +50,6 @@ class StateFilter(filters.KnownValues):
     )
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the tokens in the chosen state."""
         lasting, over = Q(revoked_at=None), Q(expires_at__lte=clock.now(settings.DATABASE))
         return queryset.filter({"revoked": ~lasting, "expired": lasting & over}.get(value, lasting & ~over))
 

@@ -3,6 +3,6 @@ from typing import TYPE_CHECKING
 from agentruns.utils.late import modules_of
 
 if TYPE_CHECKING:
-    from agentruns.admin.runs import actions, audit, history, limits, list, page, review, steps
+    from agentruns.admin.runs import actions, audit, history, limits, list, page, steps
 else:
     __getattr__ = modules_of(__name__)

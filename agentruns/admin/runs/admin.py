@@ -89,7 +89,7 @@ class RunAdmin(base.ReadOnlyAdmin):
         *(base.View(verb, "runs.actions.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
         base.View("adopt", "runs.limits.adopt_view", acts=True),
         base.View("reply", "runs.chat.reply_view", acts=True),
-        base.View("review", "runs.review.review_view", acts=True),
+        base.View("review", "runs.page.review_view", acts=True),
         base.View("verify", "runs.audit.verify_view", acts=True),
         base.View("export", "runs.audit.export_view", acts=True),
         base.View("again", "runs.history.again_view", acts=True),
@@ -192,7 +192,7 @@ class RunAdmin(base.ReadOnlyAdmin):
             # Before the rows are read, so that rows written meanwhile count as new to the page.
             parts: dict[str, Any] = {} if "live" in context else {"live": runs.page.live(self, request, obj)}
             situation = runs.limits.situation(request, obj)
-            for section in (runs.page.overview, runs.limits.limits, runs.history.lineage, runs.review.review):
+            for section in (runs.page.overview, runs.limits.limits, runs.history.lineage, runs.page.review):
                 parts |= section(self, request, situation)
         except journal.read.UNREADABLE:
             checked = runs.audit.finding(request, obj)

@@ -1,4 +1,4 @@
-"""The page of a run: its state and the reasons for it, its journal, and its live updates."""
+"""The page of a run: its state and the reasons for it, its journal, its review, and its live updates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from django import forms
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
 from django.template.loader import render_to_string
@@ -15,20 +16,23 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for, page_url
-from agentruns.admin.html import body, duration, exact
+from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for, page_url, status_of
+from agentruns.admin.forms import MomentField, reason_field
+from agentruns.admin.html import bare, body, duration, exact, plain
 from agentruns.admin.runs import actions, chat, steps
 from agentruns.admin.runs.actions import Situation
 from agentruns.admin.runs.list import cost, counts, task_title, wait_url, words
 from agentruns.conf import settings
 from agentruns.engine import drafts
+from agentruns.exceptions import AgentRunsError
 from agentruns.journal import policy, read, verify
 from agentruns.journal.events import Row
-from agentruns.models import Approval, Message, Run
-from agentruns.services import permissions
+from agentruns.models import Approval, Message, Review, Run
+from agentruns.services import permissions, reviews
 from agentruns.services.runs import starting, waiting
 from agentruns.services.runs.waiting import is_live
 from agentruns.utils import json as canonical
+from agentruns.utils.bounds import NAME_LENGTH
 
 PAGE = 100  # journal rows
 BEFORE = 20  # rows before a page that its first steps are timed from
@@ -47,6 +51,22 @@ class Rows:
     earlier: int | None
     later: int | None
     latest: int | None
+
+
+class ReviewForm(forms.Form):
+    """The form of a whole review; `seen` is the time of the last change to the review that was shown."""
+
+    seen = MomentField(required=False, widget=forms.HiddenInput)
+    rating = forms.TypedChoiceField(
+        label=gettext_lazy("Rating"), coerce=int, choices=Review.Rating.choices, widget=forms.RadioSelect
+    )
+    assignee = forms.CharField(
+        label=gettext_lazy("Assigned to (username)"),
+        required=False,
+        max_length=NAME_LENGTH,
+        widget=forms.TextInput({"list": "ar-people", "autocomplete": "off"}),
+    )
+    note = reason_field(gettext_lazy("Note, for colleagues; the agent never reads it"), required=False)
 
 
 def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
@@ -222,3 +242,43 @@ def _timings(run: Run, rows: Rows) -> dict[int, steps.Timing]:
         seqs = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq__lt=rows.rows[0].seq)
         earlier = read.read_rows(seqs.order_by("-seq")[:BEFORE])[::-1]
     return steps.timings([*earlier, *rows.rows])
+
+
+def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+    """Build the context of a run's review, with the form if the user may change it."""
+    run = situation.run
+    review: Any = getattr(run, "review", None)
+    note = mask_for(run).json(review.note) if review else ""
+    context = {"review": review, "review_note": note}
+    if not permissions.may(request.user, "review", run):
+        return context
+    initial: dict[str, Any] = {"note": bare(note), "rating": Review.Rating.NONE}
+    if review:
+        initial |= {"rating": review.rating, "assignee": bare(review.assignee_name)}
+        initial |= {"seen": review.updated_at.isoformat()}
+    form, thumbs = (ReviewForm(initial=initial, auto_id=auto_id) for auto_id in ("review_%s", ""))
+    names = reviews.assignable(request.user, run)
+    people = [name for name in names if bare(name) == name]  # others would come back changed
+    return {**context, "review_form": form, "thumbs": thumbs, "people": people}
+
+
+def review_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Store the review that was sent; if it is refused, show the page again with the reason."""
+    form = ReviewForm(request.POST, auto_id="review_%s")
+    status, refusal = 400, _("Nothing was saved. Correct the review below.")
+    if form.is_valid():
+        given, before = {**form.cleaned_data}, getattr(run, "review", None) or Review()
+        if given["note"] == bare(mask_for(run).json(before.note)):  # unchanged: keep its hidden parts
+            given["note"] = before.note
+        if given["assignee"] == bare(before.assignee_name):
+            given["assignee"] = before.assignee_name
+        try:
+            reviews.review_run(run.pk, request.user, **given)
+        except (AgentRunsError, ValueError) as error:
+            if not isinstance(error, AgentRunsError):  # the form has checked all other fields
+                form.add_error("assignee", plain(error))
+            status, refusal = status_of(error), plain(error)
+        else:
+            return admin.done(request, run, _("Reviewed."), _("The review is saved."))
+    sent = {"review_form": form} if permissions.may(request.user, "review", run) else {}
+    return admin.page(request, run, status=status, refusal=refusal, **sent)
