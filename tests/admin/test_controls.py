@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
+from django.template.loader import render_to_string
 from django.utils import timezone
 
 from agentruns import Agent, start_run
@@ -290,14 +291,18 @@ def situation(status: str, lease_expires_at: Any = None, **known: Any) -> action
     return actions.Situation(**{"run": run, "waits": [], **known})
 
 
+def effects(verb: str, stands: actions.Situation) -> str:
+    return render_to_string("agentruns/admin/run_effects.html", {"verb": verb, "situation": stands})
+
+
 @pytest.mark.parametrize(("leases", "offered"), [(0.5, False), (1.5, True)])
 def test_a_second_cancel_is_offered_after_a_lease(leases: float, offered: bool) -> None:
     now = timezone.now()
     asked = ("ann", now - timedelta(seconds=ours.LEASE_SECONDS * leases))
     live = now + timedelta(seconds=30)
-    action = actions.cancel(situation("running", live, cancel_requested=asked, may=["cancel"]))
-    assert (not action.why_not) == offered
-    assert any("kept as evidence" in line for line in action.effect) == offered
+    stands = situation("running", live, cancel_requested=asked, may=["cancel"])
+    assert (not actions.cancel(stands).why_not) == offered
+    assert ("kept as evidence" in effects("cancel", stands)) == offered
 
 
 def test_notes_name_each_call_in_doubt_and_what_is_left_to_do_after_the_end() -> None:
@@ -327,6 +332,6 @@ def test_why_a_run_cannot_be_paused_and_that_adopting_ends_no_pause() -> None:
     ):
         action = actions.pause(situation(stands, **{"may": ["pause"], **known}))
         assert (action.why_not, action.forbidden) == (why, known.get("may") == [])
-    nothing = adopt(situation("paused", is_paused=True), Drift(None, is_served=False, parts=[]))
-    assert "It stays paused until somebody resumes it." in nothing.effect
-    assert nothing.why_not == "This web server does not know the agent: there is nothing to adopt."
+    stands = situation("paused", is_paused=True, drift=Drift(None, is_served=False, parts=[]))
+    assert "It stays paused until somebody resumes it." in effects("adopt", stands)
+    assert adopt(stands).why_not == "This web server does not know the agent: there is nothing to adopt."

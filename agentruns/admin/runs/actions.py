@@ -1,6 +1,7 @@
-"""The buttons of a run or of several runs: the effect that each would have now, and its execution.
+"""The buttons of a run or of several runs: whether each can be pressed now, and its execution.
 
-Each button records what a person wants; workers carry it out.
+Each button records what a person wants; workers carry it out. The template run_effects.html says what a
+button would do in a situation.
 """
 
 from __future__ import annotations
@@ -35,19 +36,17 @@ from agentruns.utils import clock, db
 from agentruns.utils.redaction import get_logger
 
 SILENT_AFTER = timedelta(minutes=5)
-FINISHES = gettext_lazy("A tool that is running now finishes, and its result is kept.")
 LIVE = "live"  # several running runs are stopped however far they have come since the page was shown
 BUTTONS = ("resume", "pause", "cancel", "adopt")
-Line = dict[str, Any]  # one of several runs, with its coming effect or its outcome
+Line = dict[str, Any]  # one of several runs, with its situation or its outcome
 
 logger = get_logger("agentruns.admin.runs.actions")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A button's effect, or the reason why it cannot be pressed; `forbidden` if a permission is missing."""
+    """A button, and the reason why it cannot be pressed; `forbidden` if a permission is missing."""
 
-    effect: list[str]
     why_not: str = ""
     forbidden: bool = False
 
@@ -72,6 +71,22 @@ class Situation:
     def is_scheduled(self) -> bool:
         """Check whether the run waits for its scheduled start."""
         return any(wait.kind == waiting.SCHEDULED for wait in self.waits)
+
+    @property
+    def is_live(self) -> bool:
+        """Check whether a worker is working on the run."""
+        return is_live(self.run)
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Check whether the run waits for its start time, or for the end of a back-off."""
+        return waits_for_time(self.run)
+
+    @property
+    def is_ignored(self) -> bool:
+        """Check whether a worker still works on the run a lease after the first request to cancel it."""
+        asked, patience = self.cancel_requested, timedelta(seconds=settings.LEASE_SECONDS)
+        return self.is_live and asked is not None and clock.now(settings.DATABASE) - asked[1] >= patience
 
     @property
     def orphans(self) -> list[Wait]:
@@ -156,90 +171,43 @@ def notes(situation: Situation) -> list[str]:
 
 
 def resume(situation: Situation) -> Action:
-    """Describe the effect of Resume, or the reason why it is not possible."""
+    """Find the reason why Resume is not possible."""
     run = situation.run
-    text = _("The model is told that the outcome of %(tool)s is unknown, and decides what to do.")
-    effect = [text % {"tool": plain(orphan.tool)} for orphan in situation.orphans]
-    if situation.orphans:
-        effect.append(
-            _("Calls it asked for after that in the same reply are not run; their approvals are cancelled.")
-        )
-    if run.status == Run.Status.RUNNING:
-        text = _(
-            "If its worker was inside a tool, that call is repeated where the tool says that is safe; "
-            "otherwise the model is told that its outcome is unknown."
-        )
-        effect.append(text)
-    if run.status == Run.Status.PAUSED:
-        effect.append(_("The pause ends."))
-    text = _("A worker then carries out what was approved: %(title)s.")
-    effect += [text % {"title": title} for title in situation.approved]
-    if situation.is_scheduled:
-        effect.append(_("It starts at once, before its time."))
-    elif waits_for_time(run):
-        effect.append(_("The wait for the next attempt ends: the model is asked again at once."))
-    effect.append(_("A worker picks up the run; nothing runs inside this page."))
-    is_next = run.status == Run.Status.QUEUED and not waits_for_time(run) and "resume" in situation.may
+    is_next = run.status == Run.Status.QUEUED and not situation.waits_for_time and "resume" in situation.may
     return action(
         situation,
         "resume",
-        effect,
         over(situation),
         run.status == Run.Status.AWAITING_APPROVAL
         and _("It waits for a decision. Approve or deny, and it goes on by itself."),
-        is_live(run)
+        situation.is_live
         and _("A worker is working on it, until %(when)s at least.") % {"when": exact(run.lease_expires_at)},
         is_next and headline(situation),
     )
 
 
 def pause(situation: Situation) -> Action:
-    """Describe the effect of Pause, or the reason why it is not possible."""
-    run = situation.run
-    effect = [_("The run is paused now.")]
-    if is_live(run):
-        effect = [_("The worker pauses it before its next tool starts."), str(FINISHES)]
-    if run.status == Run.Status.AWAITING_APPROVAL:
-        effect.append(_("People can still decide meanwhile. What they approve runs when the run is resumed."))
-    effect.append(_("It goes on only after Resume. The time until then does not count towards its deadline."))
-    return action(
-        situation,
-        "pause",
-        effect,
-        over(situation),
-        situation.is_paused and _("It is paused already."),
-        situation.pause_requested is not None and is_live(run) and _("It is being paused."),
-    )
+    """Find the reason why Pause is not possible."""
+    is_asked = situation.pause_requested is not None and situation.is_live
+    paused, asked = _("It is paused already."), _("It is being paused.")
+    return action(situation, "pause", over(situation), situation.is_paused and paused, is_asked and asked)
 
 
 def cancel(situation: Situation) -> Action:
-    """Describe the effect of Cancel, or the reason why it is not possible."""
-    run, asked = situation.run, situation.cancel_requested if is_live(situation.run) else None
-    patience = timedelta(seconds=settings.LEASE_SECONDS)
-    is_asked = asked is not None and clock.now(settings.DATABASE) - asked[1] < patience
-    effect = [_("The run ends now. It cannot be resumed afterwards.")]
-    if is_live(run):
-        effect = [_("The worker stops before its next tool starts."), str(FINISHES)]
-    effect.append(
-        _("Open approvals are cancelled. A call that started and has no result is recorded as unknown.")
-    )
-    if asked is not None and not is_asked:
-        effect = [
-            _("The worker did not react to the first request. The run is taken from it and ends now."),
-            _("A call that is running is recorded as unknown; what it still returns is kept as evidence."),
-        ]
-    return action(situation, "cancel", effect, (run.is_ended or is_asked) and over(situation))
+    """Find the reason why Cancel is not possible: the run has ended, or its worker may still react."""
+    may_react = situation.is_live and not situation.is_ignored
+    return action(situation, "cancel", (situation.run.is_ended or may_react) and over(situation))
 
 
-def action(situation: Situation, button: str, effect: list[str], *reasons: str | bool) -> Action:
-    """Describe a button: its effect, and why it is disabled if it is.
+def action(situation: Situation, button: str, *reasons: str | bool | None) -> Action:
+    """Describe a button, and why it is disabled if it is.
 
-    The reason is the first text in `reasons` that is not empty; bools are skipped. If there is no such text,
+    The reason is the first text in `reasons` that is not empty; others are skipped. If there is no such text,
     the reason is the permission that the user lacks, if any.
     """
     why_not = next((each for each in reasons if isinstance(each, str) and each), "")
     forbidden = not why_not and button not in situation.may
-    return Action(effect, missing(button) if forbidden else why_not, forbidden)
+    return Action(missing(button) if forbidden else why_not, forbidden)
 
 
 def request_of(request: tuple[str, datetime]) -> dict[str, str]:
@@ -250,10 +218,10 @@ def request_of(request: tuple[str, datetime]) -> dict[str, str]:
 
 def buttons(situation: Situation) -> dict[str, Any]:
     """Describe the buttons Resume, Pause and Cancel of a run, and build the form of each."""
-    effects: dict[str, Any] = {name: verb.advice(situation) for name, verb in VERBS.items()}
-    seen = {} if effects["resume"].why_not else {"seq": str(last_seq(situation.run))}
+    actions: dict[str, Any] = {name: verb.advice(situation) for name, verb in VERBS.items()}
+    seen = {} if actions["resume"].why_not else {"seq": str(last_seq(situation.run))}
     forms = {f"{name}_form": verb.form(initial=seen, auto_id=f"{name}_%s") for name, verb in VERBS.items()}
-    return effects | forms
+    return {"situation": situation, **actions, **forms}
 
 
 def over(situation: Situation) -> str:
@@ -359,9 +327,10 @@ def act_on_selected(
         lines = [outcomes[run.pk] for run in runs]
     else:
         for run in runs:
-            action = verb.advice(situation(request, run))
+            now = verb.look(request, run)
             seen = LIVE if verb.stops and is_live(run) else f"{run.session.next_seq - 1}{verb.mark(run)}"
-            lines.append({"run": run, "effect": action.effect, "why_not": action.why_not, "seen": seen})
+            why_not = verb.advice(now).why_not
+            lines.append({"run": run, "situation": now, "why_not": why_not, "seen": seen})
     count = sum(not line.get("why_not") for line in lines)
     return admin.render(
         request,
@@ -383,7 +352,7 @@ def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reas
     """Act on one run, and describe the outcome. A refusal does not stop the actions on other runs."""
     seen = request.POST.get(f"seen-{run.pk}", "")
     if not seen:  # was left out when the person looked
-        why_not = verb.advice(situation(request, run)).why_not
+        why_not = verb.advice(verb.look(request, run)).why_not
         return {"run": run, "why_not": why_not or _("It was not on the page.")}
     rows = admin.get_queryset(request).filter(pk=run.pk)
 
@@ -393,7 +362,7 @@ def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reas
         # Only this unfinished run can add rows to its session.
         if seen != f"{now.session.next_seq - 1}{verb.mark(now)}" and not (verb.stops and seen == LIVE):
             raise RunStateError(_("It moved on since you looked. Look at it again."))
-        require(verb.advice(situation(request, now)))
+        require(verb.advice(verb.look(request, now)))
         return act(name, now, request.user, reason)
 
     try:
@@ -419,6 +388,7 @@ class Verb:
     title: Any  # of the page for several
     button: Any
     stops: bool = False
+    look: Callable[[HttpRequest, Run], Situation] = situation
     mark: Callable[[Run], str] = lambda run: ""  # beside the last row: what else a person must have seen
 
 

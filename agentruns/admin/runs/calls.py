@@ -313,6 +313,7 @@ def call_page(
         may_reveal=permissions.may_reveal(request.user, _shown_by(run, call.id)),
         late=[(row, *late_report(past, row)) for row in past.all(events.LATE_RESULT)],
         why_not=why_not,
+        situation=situation,
         cancel=actions.cancel(situation),
         cancel_form=CancelForm(auto_id="cancel_%s"),
         **context,

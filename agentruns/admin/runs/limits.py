@@ -25,7 +25,7 @@ from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events, read
 from agentruns.journal.fold import TOKENS, fold
 from agentruns.models import Run
-from agentruns.services.runs import control, waiting
+from agentruns.services.runs import control
 from agentruns.utils import clock
 from agentruns.utils.redaction import redact
 
@@ -92,7 +92,7 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
     if now is not None:
         seen = {"hash": now.agent.definition_hash if now.agent else "", "seq": str(actions.last_seq(run))}
         form = AdoptForm(initial=seen, auto_id="adopt_%s")
-        context |= {"drift": now, "adopt": adopt(situation, now), "adopt_form": form}
+        context |= {"drift": now, "adopt": adopt(situation), "adopt_form": form}
     return context
 
 
@@ -102,8 +102,9 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
     def do(run: Run) -> str:
         form = AdoptForm(request.POST)
         sent = form.cleaned_data if form.is_valid() else {}
-        now = today(run)
-        actions.require(adopt(actions.situation(request, run), now))
+        seen = situation(request, run)
+        actions.require(adopt(seen))
+        now: Drift = seen.drift  # the run has not ended: else Adopt is refused
         if now.agent is None or sent.get("hash") != now.agent.definition_hash:
             raise RunStateError(str(ANOTHER))
         actions.require_last_row(run, sent.get("seq"))
@@ -115,32 +116,21 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
     return actions.press(admin, request, run, do, str(LOGGED))
 
 
-def adopt(situation: Situation, drift: Drift) -> Action:
-    """Describe the effect of Adopt, or the reason why it is not possible.
+def adopt(situation: Situation) -> Action:
+    """Find the reason why Adopt is not possible.
 
     Adopt lets the run use the definition that is registered now, instead of its own.
     """
-    effect = [
-        _("From its next step on, the run uses what is registered now: model, instructions, tools, limits."),
-        _("A call that has started is still judged by what its tool declared when it started."),
-        _("Approvals keep the arguments shown; a call that no longer fits its tool is asked about again."),
-        _("The journal keeps both definitions and your name. What has happened already stays as it is."),
-    ]
-    if drift.agent is not None and drift.parts:
-        parts = ", ".join(name for name, _cells in drift.parts)
-        text = _("The run goes on with version %(version)s. What differs: %(parts)s.")
-        effect.insert(0, text % {"version": drift.agent.version, "parts": parts})
-    if situation.is_paused:
-        effect.append(_("It stays paused until somebody resumes it."))
+    drift = situation.drift
     return actions.action(
         situation,
         "adopt",
-        effect,
         actions.over(situation),
-        drift.agent is None and _("This web server does not know the agent: there is nothing to adopt."),
-        drift.is_served and _("Its own definition is registered: there is nothing to adopt."),
-        waiting.is_live(situation.run)
-        and _("A worker that has the old definition is working on it. Pause it first."),
+        drift
+        and drift.agent is None
+        and _("This web server does not know the agent: there is nothing to adopt."),
+        drift and drift.is_served and _("Its own definition is registered: there is nothing to adopt."),
+        situation.is_live and _("A worker that has the old definition is working on it. Pause it first."),
     )
 
 
@@ -148,10 +138,11 @@ def adopt_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: 
     """Let several runs adopt after a page that asks for confirmation; refuse what was registered since."""
     verb = Verb(
         AdoptForm,
-        lambda seen: adopt(seen, today(seen.run)),
+        adopt,
         LOGGED,
         _("Let these runs adopt the present definition?"),
         ngettext_lazy("Adopt for this run", "Adopt for these %(count)d runs", "count"),
+        look=situation,
         mark=lambda run: f":{getattr(today(run).agent, 'definition_hash', '')}",
     )
     together = sorted(runs, key=lambda run: (run.agent, run.definition_id, run.status))
