@@ -33,7 +33,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from agentruns.admin.base import CountOf, ReadOnlyAdmin, bounded, counted, first_id, may_view, page_url
 from agentruns.admin.filters import APPROVED, SKEW, failed_lately, failures, midnight
 from agentruns.admin.html import EMPTY, age, bare, duration, plain, visible
-from agentruns.admin.runs.actions import SILENT_AFTER
+from agentruns.admin.runs.actions import is_silent
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
 from agentruns.journal import masking, outbox, policy
@@ -192,12 +192,11 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
         unsent = unsent.filter(run_id__in=runs.values("pk"))
     if given_up := counted(unsent, MOST):
         figures.append((given_up, _("notifications given up; the log says why"), "bad", ""))
-    silent = seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
     if starting.agents_of(request.user):
         page["start_url"] = page_url(site, Run, "start")
     if permissions.may(request.user, "switch"):
         page["switches_url"] = page_url(site, Run, "switches")
-    page["worker"] = {"seen": age(seen) if seen else "", "is_silent": silent}
+    page["worker"] = {"seen": age(seen) if seen else "", "is_silent": is_silent(seen)}
     _week(site, runs, page)
     grouped = sorted(failures(request.user).items(), key=lambda item: -len(item[1][1]))
     page["failures"] = [

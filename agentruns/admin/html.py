@@ -9,6 +9,7 @@ whole sentence. Both apply AGENTRUNS_REDACT to the whole text; a text is cut aft
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ ONE_LINE = 80  # characters
 LINE = 200
 MOST_CENTS = 10**15  # a larger number is no amount
 MARKS = 200  # hidden characters named on a page; a text with more is cut after them
+_HANDLER = re.compile(r"\b(the|its) handler\b", re.IGNORECASE)
 
 
 def person(name: str) -> SafeString:
@@ -106,6 +108,11 @@ def reason(error: str) -> str:
     """Move an error's type, if any, behind its text: "KeyError: no order" becomes "no order (KeyError)"."""
     kind, _colon, text = error.partition(": ")
     return f"{text} ({kind})" if kind.isidentifier() and text.strip() else error
+
+
+def evidence(text: str) -> str:
+    """Format the engine's evidence about a call in doubt for people, with "tool" in place of "handler"."""
+    return plain(_HANDLER.sub(r"\1 tool", text, count=1))
 
 
 def pretty(value: Any) -> str:
@@ -272,17 +279,6 @@ TONES = {
     "denied": "bad",
     "high": "bad",
 }
-
-
-def origin_text(origin: dict[str, Any] | None) -> SafeString | str:
-    """Name a tool's MCP server and the hints it declares; "" for a tool without a server."""
-    if not origin:
-        return ""
-    hints = ", ".join(f"{name}={value}" for name, value in sorted((origin.get("hints") or {}).items()))
-    about = {"tool": origin.get("tool"), "server": origin.get("server"), "at": origin.get("at")}
-    text = _("%(tool)s of the MCP server %(server)s at %(at)s; it declares: %(hints)s")
-    about["hints"] = hints or _("nothing")
-    return format_html("{}", text % {name: plain(value) for name, value in about.items()})
 
 
 def status_badge(row: Run | Approval) -> SafeString:

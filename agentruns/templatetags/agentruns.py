@@ -53,6 +53,6 @@ def of_the_console(name: str) -> Callable[[Any], Any]:
     return formatted
 
 
-TEXTS = ("visible", "plain", "plain_line", "person", "short_id", "status_badge", "risk_badge")
+TEXTS = ("visible", "plain", "plain_line", "person", "short_id", "evidence", "status_badge", "risk_badge")
 for filter_name in (*TEXTS, "exact", "ago", "age", "stamp", "dated", "remaining"):
     register.filter(filter_name, of_the_console(filter_name))

@@ -291,8 +291,8 @@ def situation(status: str, lease_expires_at: Any = None, **known: Any) -> action
     return actions.Situation(**{"run": run, "waits": [], **known})
 
 
-def effects(verb: str, stands: actions.Situation) -> str:
-    return render_to_string("agentruns/admin/run_effects.html", {"verb": verb, "situation": stands})
+def rendered(template: str, stands: actions.Situation, **context: str) -> str:
+    return render_to_string(f"agentruns/admin/{template}.html", {"situation": stands, **context})
 
 
 @pytest.mark.parametrize(("leases", "offered"), [(0.5, False), (1.5, True)])
@@ -302,7 +302,7 @@ def test_a_second_cancel_is_offered_after_a_lease(leases: float, offered: bool) 
     live = now + timedelta(seconds=30)
     stands = situation("running", live, cancel_requested=asked, may=["cancel"])
     assert (not actions.cancel(stands).why_not) == offered
-    assert ("kept as evidence" in effects("cancel", stands)) == offered
+    assert ("kept as evidence" in rendered("run_effects", stands, verb="cancel")) == offered
 
 
 def test_notes_name_each_call_in_doubt_and_what_is_left_to_do_after_the_end() -> None:
@@ -311,8 +311,11 @@ def test_notes_name_each_call_in_doubt_and_what_is_left_to_do_after_the_end() ->
         Wait(kind=ORPHAN, run_id=run, call_id=name, tool=name, attempt=1, text="It died.") for name in "ab"
     ]
     other = Wait(kind=APPROVAL, run_id=run, approval_id=UUID(int=1), call_id="c")
-    notes = actions.notes(situation("orphaned", waits=[*doubts, other]))
-    assert [note[:20] for note in notes] == ["a, attempt 1: It die", "b, attempt 1: It die"]
+    notes = rendered("run_notes", situation("orphaned", waits=[*doubts, other]))
+    assert re.findall("<p>(.{20})", re.sub("[\u2066-\u2069]", "", notes)) == [
+        "a, attempt 1: It die",
+        "b, attempt 1: It die",
+    ]
     for ended, uncleared, said in (
         ("completed", 0, "Completed. It waits for nobody."),
         ("completed", 1, "Completed. Somebody still has to say what became of a call:"),
@@ -333,5 +336,5 @@ def test_why_a_run_cannot_be_paused_and_that_adopting_ends_no_pause() -> None:
         action = actions.pause(situation(stands, **{"may": ["pause"], **known}))
         assert (action.why_not, action.forbidden) == (why, known.get("may") == [])
     stands = situation("paused", is_paused=True, drift=Drift(None, is_served=False, parts=[]))
-    assert "It stays paused until somebody resumes it." in effects("adopt", stands)
+    assert "It stays paused until somebody resumes it." in rendered("run_effects", stands, verb="adopt")
     assert adopt(stands).why_not == "This web server does not know the agent: there is nothing to adopt."

@@ -284,21 +284,17 @@ def _ask(
 
 
 def total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
-    """Describe how many calls can be ticked, with the sum of their amounts if the amounts can be added.
+    """Sum the amounts of the calls that can be ticked; {} if the amounts cannot be added.
 
     They can be added if several calls use one tool, each with one number of the same name, in one currency.
-    For the page's script, the dict also has a text with placeholders about the ticked calls, and the amount
-    of each approval.
+    For the page's script, the dict also has `sum`, a placeholder with the currency, and the amount of each
+    approval.
     """
-    text = ngettext("%(count)d call can be ticked", "%(count)d calls can be ticked", len(cards))
-    of_all = ngettext("{ticked} of %(count)d call ticked", "{ticked} of %(count)d calls ticked", len(cards))
-    count = {"count": len(cards)}
-    texts = {"total": text % count, "ticked": of_all % count}
     tools = {card.approval.tool_name for card in cards}
     numbers = [{k: v for k, v in card.face.arguments.items() if type(v) in (int, float)} for card in cards]
     names = {tuple(each) for each in numbers}
     if len(cards) < 2 or len(tools) > 1 or len(names) > 1 or len(numbers[0]) != 1:
-        return texts
+        return {}
     [name] = numbers[0]
     is_cents, values = name.endswith("cents"), [Decimal(str(each[name])) for each in numbers]
 
@@ -309,15 +305,15 @@ def total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
 
     units = {unit_in(card.face.title, amount(value)) for card, value in zip(cards, values, strict=True)}
     if len(units) > 1:  # amounts of two currencies cannot be added
-        return texts
+        return {}
     unit = units.pop()
-    for key, figure in (("total", amount(sum(values, Decimal()))), ("ticked", "{sum}")):
-        texts[key] = _("%(calls)s, %(name)s %(amount)s in total") % {
-            "calls": texts[key],
-            "name": plain(named(name, 0)[0] if is_cents else name),
-            "amount": f"{figure} {unit}".strip(),
-        }
     plainly = [f"{value / 100:.2f}" if is_cents else f"{value:f}" for value in values]
     comma = get_format("THOUSAND_SEPARATOR") if get_format("NUMBER_GROUPING") == 3 else ""
-    by_approval = {card.approval.pk: number for card, number in zip(cards, plainly, strict=True)}
-    return {**texts, "numbers": by_approval, "point": get_format("DECIMAL_SEPARATOR"), "comma": comma}
+    return {
+        "name": plain(named(name, 0)[0] if is_cents else name),
+        "amount": f"{amount(sum(values, Decimal()))} {unit}".strip(),
+        "sum": f"{{sum}} {unit}".strip(),
+        "numbers": {card.approval.pk: number for card, number in zip(cards, plainly, strict=True)},
+        "point": get_format("DECIMAL_SEPARATOR"),
+        "comma": comma,
+    }

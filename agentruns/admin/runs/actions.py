@@ -22,7 +22,6 @@ from agentruns.admin.base import ReadOnlyAdmin, mask_for
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.html import ago, bare, exact, plain, plain_line, reason
 from agentruns.admin.runs.list import status, task_title
-from agentruns.admin.runs.steps import evidence
 from agentruns.conf import settings
 from agentruns.engine.drafts import AT_WORK
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
@@ -41,6 +40,11 @@ BUTTONS = ("resume", "pause", "cancel", "adopt")
 Line = dict[str, Any]  # one of several runs, with its situation or its outcome
 
 logger = get_logger("agentruns.admin.runs.actions")
+
+
+def is_silent(seen: datetime | None) -> bool:
+    """Check whether no worker's sweep was seen lately; None was never seen."""
+    return seen is None or clock.now(settings.DATABASE) - seen > SILENT_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,11 @@ class Situation:
     def is_live(self) -> bool:
         """Check whether a worker is working on the run."""
         return is_live(self.run)
+
+    @property
+    def lacks_worker(self) -> bool:
+        """Check whether the run needs a worker, and none was seen lately."""
+        return self.run.status in AT_WORK and not self.is_live and is_silent(self.sweeper_seen)
 
     @property
     def waits_for_time(self) -> bool:
@@ -151,23 +160,6 @@ def headline(situation: Situation) -> str:
     if is_other or any(wait.kind == waiting.BLOCKED for wait in situation.waits):
         return _("It is queued, but cannot go on here as it is.")
     return _("It is queued: the next free worker takes it.")
-
-
-def notes(situation: Situation) -> list[str]:
-    """Describe the calls in doubt; warn if the run needs a worker and none was seen lately."""
-    run, lines = situation.run, []
-    text = _("%(tool)s, attempt %(attempt)d: %(evidence)s It happened once or not at all.")
-    for wait in situation.orphans:
-        facts = {"tool": plain(wait.tool), "attempt": wait.attempt, "evidence": evidence(wait.text)}
-        lines.append(text % facts)
-    if run.status in AT_WORK and not is_live(run):
-        seen = situation.sweeper_seen
-        if seen is None:
-            lines.append(_("No worker has ever been seen here. Start one: manage.py resume_runs --watch"))
-        elif clock.now(settings.DATABASE) - seen > SILENT_AFTER:
-            text = _("A worker was last seen %(when)s. Is one running? manage.py resume_runs --watch")
-            lines.append(text % {"when": ago(seen)})
-    return lines
 
 
 def resume(situation: Situation) -> Action:

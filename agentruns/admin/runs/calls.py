@@ -143,7 +143,7 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         tool = html.plain(html.named(wait.tool, "")[0])
         line = {"run": run, "call": wait.call_id, "tool": tool, "evidence": ENDED}
         if wait.kind == waiting.ORPHAN:
-            line["evidence"] = steps.evidence(run.mask.tool_text(wait.tool, wait.text))
+            line["evidence"] = html.evidence(run.mask.tool_text(wait.tool, wait.text))
         lines.append({**line, "task": task_title(run)})
     return admin.render(request, None, title=_("Calls in doubt"), template="in_doubt", lines=lines)
 
@@ -181,7 +181,7 @@ def story(past: CallHistory) -> list[str]:
         outcome = payload.get("outcome")
         if row.kind == events.ORPHAN_FOUND:
             text = _("In doubt since %(when)s. %(action)s Evidence: %(evidence)s")
-            facts["evidence"] = steps.evidence(payload.get("evidence", ""))
+            facts["evidence"] = html.evidence(payload.get("evidence", ""))
             facts["action"] = str(steps.ORPHAN_ACTIONS.get(payload["action"], ""))
         elif row.kind == events.ORPHAN_RESOLVED:
             lines.append(verdict_text(row))

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy
 from agentruns.admin.approvals.around import Surroundings, tools_of
 from agentruns.admin.base import ReadOnlyAdmin, status_of
 from agentruns.admin.forms import KeyForm, TypedField, area
-from agentruns.admin.html import Body, as_text, body, person, plain, plain_line, visible
+from agentruns.admin.html import Body, as_text, body, evidence, person, plain, plain_line, visible
 from agentruns.admin.markdown import markdown
 from agentruns.admin.runs import steps
 from agentruns.admin.runs.steps import ODD, TAKEN_OVER, Timing
@@ -201,7 +201,7 @@ class Talk:
             line.state, line.started = _("is at work"), row.seq
             line.is_effect = payload.get("declares") != SAFE
         elif row.kind == events.ORPHAN_FOUND:
-            known = steps.evidence(payload.get("evidence", ""))
+            known = evidence(payload.get("evidence", ""))
             line.says.append(_("In doubt: %(evidence)s") % {"evidence": known})
             line.state, line.tone, line.is_doubted = _("in doubt"), "bad", True
         elif row.kind == events.ORPHAN_RESOLVED:
@@ -257,19 +257,20 @@ def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | N
 
 
 class Starts(NamedTuple):
-    """The calls of a run that ran more than once in its session with equal arguments, and their counts."""
+    """The starts of a run, and its calls that ran more than once in its session with equal arguments."""
 
     twice: list[dict[str, Any]]
     none_twice: bool  # for sure
-    times: Counter[str] | None  # starts of each call of the run; None if there are too many
+    total: int  # starts of the run's own calls
+    again: int  # calls of the run that were started more than once
     approvals: set[str]  # ids of the approvals of the run's calls
 
 
 def repeated(user: Any, run: Run) -> Starts:
     """Find a run's started calls whose tool and arguments another started call of the session repeats.
 
-    Leaves out tools that are safe to repeat, and calls that did nothing. Reads the newest LATEST starts in
-    runs that the user may see.
+    Counts the starts of the run, too. Leaves out tools that are safe to repeat, and calls that did nothing.
+    Reads the newest LATEST starts in runs that the user may see.
     """
     rows = Message.objects.using(settings.DATABASE).own()
     rows = rows.filter(session_id=run.session_id, kind=events.TOOL_STARTED)
@@ -296,9 +297,12 @@ def repeated(user: Any, run: Run) -> Starts:
             twice.append({"tool": plain(tool), "count": len(places), "rows": places})
     is_all = len(starts) < LATEST
     own = [(call, facts.get("approval")) for _tool, call, _seq, run_id, facts in starts if run_id == run.pk]
-    times = Counter(call for call, _approval in own) if is_all else None
+    times = Counter(call for call, _approval in own)
+    if not is_all:
+        times = Counter(rows.filter(run_id=run.pk).values_list("call_id", flat=True))
+    more = sum(count > 1 for count in times.values())
     none_twice = is_all and not twice and not is_narrowed(seen)
-    return Starts(twice, none_twice, times, {key for _call, key in own if key})
+    return Starts(twice, none_twice, times.total(), more, {key for _call, key in own if key})
 
 
 class ReplyForm(KeyForm):

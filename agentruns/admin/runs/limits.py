@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import AdoptForm
-from agentruns.admin.html import as_text, duration, origin_text
+from agentruns.admin.html import as_text, duration
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.actions import Action, Situation, Verb
 from agentruns.agents.agent import Agent, definition_difference, get_agent
@@ -79,7 +79,7 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
         ends = [row.created_at for row in closing]
         elapsed = fold(run.pk, rows).elapsed(ends[-1] if ends else clock.now(settings.DATABASE))
     budgets = meters(definition, run.step, run.usage, elapsed)
-    origins = (origin_text(tool.get("origin")) for tool in definition["tools"].values())
+    origins = (tool.get("origin") for tool in definition["tools"].values())
     labels = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
     names = ", ".join(label for name, label in labels.items() if not definition.get(name))
     context: dict[str, Any] = {

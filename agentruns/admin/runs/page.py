@@ -100,9 +100,8 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
         cards.append((card, admin.other_page(request, Approval, card.approval) if card.approval else ""))
     is_refused = waiting.is_refused(alias, run)
     is_full = request.GET.get("rows") == "full"
-    calls = chat.repeated(request.user, run)
-    elsewhere = chat.elsewhere(request.user, calls.approvals, mask)
-    none_twice = calls.none_twice and not elsewhere
+    starts = chat.repeated(request.user, run)
+    elsewhere = chat.elsewhere(request.user, starts.approvals, mask)
     is_stopped = run.status in (Run.Status.FAILED, Run.Status.CANCELLED)
     return {
         **about(run),
@@ -110,8 +109,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
         "headline": REFUSED if is_refused else actions.headline(situation),
         "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
         "cost": cost(run.usage),
-        "notes": [*actions.notes(situation), *steps.starts(run, calls.times, none_twice=none_twice)],
-        "repeated": calls.twice,
+        "starts": starts,
         "elsewhere": elsewhere,
         "reasons": waits,
         "uncleared": doubts,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,19 +16,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin import html
-from agentruns.conf import settings
 from agentruns.content import IMAGES, PLAIN, described
 from agentruns.journal import events, fold
 from agentruns.journal.events import Row
 from agentruns.journal.payloads import has_blocks, names_in
-from agentruns.models import Message, Run
 from agentruns.models.statuses import Outcome
 
 TEXT_LIMIT = 4_000
 BRIEF = 90  # characters beside the title of a step
 PAYLOAD_LIMIT = 20_000
 DIGEST = re.compile("[0-9a-f]{64}")
-_HANDLER = re.compile(r"\b(the|its) handler\b", re.IGNORECASE)
 
 # The rows that say how a call stands.
 OF_A_CALL = (
@@ -286,7 +282,7 @@ def describe(card: RowCard, row: Row) -> None:
         card.add_text(label, content_of(payload))
     elif row.kind == events.ORPHAN_FOUND:
         if known := payload.get("evidence"):
-            card.facts.append((_("Evidence"), evidence(known)))
+            card.facts.append((_("Evidence"), html.evidence(known)))
         card.add_fact(_("What becomes of it"), ORPHAN_ACTIONS.get(payload["action"], payload["action"]))
     elif row.kind == events.ORPHAN_RESOLVED:
         card.title = _("Verdict: %(verdict)s") % {"verdict": verdict_words(payload["verdict"])}
@@ -310,33 +306,6 @@ def describe(card: RowCard, row: Row) -> None:
         card.add_fact(str(_LABELS[name]), value)
     for name in form.texts:
         card.add_text(str(_LABELS[name]), payload.get(name))
-
-
-def starts(run: Run, times: Counter[str] | None, *, none_twice: bool) -> list[str]:
-    """Describe how often tools were started, and how many calls were started more than once.
-
-    With `none_twice`, adds that no effect of the session ran twice with equal arguments. Returns [] if no
-    tool was started. `times` is the number of starts of each call; None reads it from the journal.
-    """
-    if times is None:
-        rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run.pk, kind=events.TOOL_STARTED)
-        times = Counter(rows.values_list("call_id", flat=True))
-    if not times:
-        return []
-    total, again = times.total(), sum(count > 1 for count in times.values())
-    text = ngettext("A tool was started %(count)d time.", "Tools were started %(count)d times.", total)
-    lines = [text % {"count": total}]
-    if again:
-        twice = ngettext(
-            "%(count)d call was started more than once.",
-            "%(count)d calls were started more than once.",
-            again,
-        )
-        lines.append(twice % {"count": again})
-    if none_twice:
-        twice = _("No effect of this session ran twice with equal arguments.")
-        lines += [twice, _("Elsewhere, only approved calls are compared.")]
-    return [" ".join(lines)]
 
 
 def timings(rows: Iterable[Row]) -> dict[int, Timing]:
@@ -381,11 +350,6 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
             begun.pop((events.TOOL_STARTED, row.call_id), None)
         before = row
     return by_seq
-
-
-def evidence(text: str) -> str:
-    """Format the engine's evidence about a call in doubt for people, with "tool" in place of "handler"."""
-    return html.plain(_HANDLER.sub(r"\1 tool", text, count=1))
 
 
 def verb_words(verb: Any) -> tuple[str, str]:

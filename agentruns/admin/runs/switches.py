@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
-from agentruns.admin.html import origin_text, plain
+from agentruns.admin.html import plain
 from agentruns.agents.agent import registered
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.services import permissions, switches
@@ -39,10 +39,10 @@ def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
             admin.message_user(request, text % names, messages.SUCCESS if changed else messages.INFO)
             return HttpResponseRedirect(admin.url(request, "switches"))
     off = switches.switched_off(request.user)
-    origins: dict[tuple[str, str], str] = dict.fromkeys(off, "")
+    origins: dict[tuple[str, str], Any] = dict.fromkeys(off)
     for agent in registered():
-        origins["agent", agent.name] = ""
-        origins |= {("tool", tool.name): origin_text(tool.origin) for tool in agent.tools.values()}
+        origins["agent", agent.name] = None
+        origins |= {("tool", tool.name): tool.origin for tool in agent.tools.values()}
     lines = [
         {"kind": kind, "label": KINDS[kind], "name": name, "origin": origin, "off": off.get((kind, name))}
         for (kind, name), origin in sorted(origins.items(), key=lambda item: (item[0] not in off, item[0]))
