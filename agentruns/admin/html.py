@@ -222,8 +222,10 @@ def dated(moment: datetime | None) -> SafeString | str:
     return timed(moment, f"{exact(moment)} ({ago(moment)})") if moment else EMPTY
 
 
-def ago(moment: datetime) -> str:
-    """Format a time as "3 minutes ago", "in 3 minutes" or "just now"."""
+def ago(moment: datetime | None) -> str:
+    """Format a time as "3 minutes ago", "in 3 minutes" or "just now"; "" if there is no time."""
+    if moment is None:
+        return ""
     now = clock.now(settings.DATABASE)
     if abs(now - moment) < timedelta(seconds=1):
         return _("just now")

@@ -354,11 +354,10 @@ def context_of(card: ApprovalCard) -> dict[str, Any]:
     context: dict[str, Any] = {}
     unread = card.around.unread().get(approval.run_id) if card.pending else None
     if unread:  # messages since the model's request: the last ones, and the row of the first
-        facts = {"count": len(unread), "ago": html.ago(unread[-1][1])}
         about = Message.objects.using(settings.DATABASE).filter(run_id=approval.run_id)
         last = read.read_rows(about.filter(seq__in=[seq for seq, _at in unread[-SHOWN:]]).order_by("seq"))
         context = {
-            "written": _("Messages since it was asked: %(count)s, the last %(ago)s") % facts,
+            "written": unread,
             "written_in": unread[0][0],
             "written_after": unread[0][0] - 1,
             "new_messages": [card.words_of(row) for row in last],
@@ -420,8 +419,8 @@ def _state(row: Row) -> str:
     return str(_STATES.get(row.kind, ""))
 
 
-def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
-    """Summarise other decisions about the tool as "12 approved, 1 denied", and describe the latest denials.
+def precedents(approvals: Any, approval: Approval) -> tuple[str, list[Approval]]:
+    """Summarise other decisions about the tool as "12 approved, 1 denied", and find the latest denials.
 
     Counts at most the LATEST newest decisions. Leaves out imported sessions.
     """
@@ -434,16 +433,7 @@ def precedents(approvals: Any, approval: Approval) -> tuple[str, list[str]]:
         summary = _("of the last %(count)d: %(summary)s") % {"count": LATEST, "summary": summary}
     denied = [key for key, status in rows if status == STATUSES.DENIED][:SHOWN]
     denials = latest.filter(pk__in=denied).select_related("run") if denied else ()
-    text = _("%(name)s denied one %(ago)s: %(reason)s")
-    return summary, [
-        text
-        % {
-            "name": html.plain(approval.decided_by_name or _("the program")),
-            "ago": html.ago(approval.decided_at) if approval.decided_at else "",
-            "reason": html.plain_line(approval.reason),
-        }
-        for approval in masked_approvals(denials)
-    ]
+    return summary, masked_approvals(denials)
 
 
 _HELD = {

@@ -113,11 +113,8 @@ def outcome(approval: Approval) -> str:
             sentence = _NOT_ENOUGH
     if approval.status == Approval.Status.APPROVED and approval.run.status in _WAITS:
         sentence = _APPROVED_AND_WAITS
-    return str(sentence) % {
-        "name": plain(approval.decided_by_name or _("the program")),
-        "when": exact(when),
-        "ago": ago(when) if when else "",
-    }
+    name = plain(approval.decided_by_name or _("the program"))
+    return str(sentence) % {"name": name, "when": exact(when), "ago": ago(when)}
 
 
 _WAITS: dict[str, Any] = {

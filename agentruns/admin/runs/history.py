@@ -29,7 +29,7 @@ from agentruns.journal.masking import Mask
 from agentruns.journal.omissions import has_block
 from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.models import Message, Run
-from agentruns.models.statuses import Orphan, RunStatus
+from agentruns.models.statuses import RunStatus
 from agentruns.services import history, permissions
 from agentruns.services.runs import control, forks, starting
 from agentruns.utils.bounds import TEXT_LENGTH
@@ -372,15 +372,8 @@ def at_view(
         return HttpResponseRedirect(admin.url(request, "at", run.pk, seq=nearest))
     call_lines = []
     for call in moment.state.run.calls.values():
-        state = _("at work, or in doubt") if call.is_started else _("not started")
-        if call.outcome:
-            state = outcome_words(call.outcome, in_doubt=call.in_doubt)[0]
-        elif call.is_waiting:
-            state = _("waits for a person")
-            if call.orphan == Orphan.HELD:
-                state = _("in doubt, waits for a person")
         given = body("", pretty(mask.arguments(call.tool, call.arguments)), LONGEST)
-        call_lines.append((call, given, state))
+        call_lines.append((call, given, outcome_words(call.outcome, in_doubt=call.in_doubt)[0]))
     row, may = moment.row, partial(permissions.may, request.user)
     is_part, leave_data = row.kind in KINDS and not run.session.imported_at, context.get("leave_data")
     replies, past, coming = seqs.filter(kind=events.ASSISTANT), Q(seq__lt=row.seq), Q(seq__gt=row.seq)

@@ -8,15 +8,12 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.html import plain
 from agentruns.agents.agent import registered
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.services import permissions, switches
-
-KINDS = {"agent": gettext_lazy("Agent"), "tool": gettext_lazy("Tool")}
 
 
 def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
@@ -44,7 +41,7 @@ def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         origins["agent", agent.name] = None
         origins |= {("tool", tool.name): tool.origin for tool in agent.tools.values()}
     lines = [
-        {"kind": kind, "label": KINDS[kind], "name": name, "origin": origin, "off": off.get((kind, name))}
+        {"kind": kind, "name": name, "origin": origin, "off": off.get((kind, name))}
         for (kind, name), origin in sorted(origins.items(), key=lambda item: (item[0] not in off, item[0]))
         if (kind, name) in off or switches.may_switch(request.user, kind, name)
     ]
