@@ -234,13 +234,11 @@ class EditForm(DecideForm):
         """Refuse an edit of a masked argument, and an edit without changes; raises ValidationError."""
         if any(name.startswith(PREFIX) and name not in self.fields for name in self.data):
             raise forms.ValidationError(
-                _("An argument that you sent is masked now. Have it shown again, or leave it."), code="masked"
+                _("An argument that you sent is masked now. Have it shown again, or leave it.")
             )
         is_same = self.fits and not self.errors
         if is_same and canonical.dumps(self.arguments) == canonical.dumps(self.original):
-            raise forms.ValidationError(
-                _("You changed nothing. To approve the call as it is, use Approve."), code="unchanged"
-            )
+            raise forms.ValidationError(_("You changed nothing. To approve the call as it is, use Approve."))
         return self.cleaned_data
 
 

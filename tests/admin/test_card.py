@@ -24,7 +24,7 @@ from agentruns import (
     run_agent,
     tool,
 )
-from agentruns.admin.approvals.texts import Preview, brief, preview
+from agentruns.admin.approvals.card import Preview, brief, preview
 from agentruns.admin.forms import ValueField
 from agentruns.admin.html import named, spoken
 from agentruns.exceptions import ApprovalStateError

@@ -21,8 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin import filters, forms
 from agentruns.admin.approvals import verbs
-from agentruns.admin.approvals.card import ApprovalCard, asked, cards_of
-from agentruns.admin.approvals.texts import unit_in
+from agentruns.admin.approvals.card import ApprovalCard, asked, cards_of, unit_in
 from agentruns.admin.approvals.verbs import EDIT, EXTEND
 from agentruns.admin.base import ReadOnlyAdmin, following, is_uuid, mask_for, status_of, ticked
 from agentruns.admin.html import named, plain, visible

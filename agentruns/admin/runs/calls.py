@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from agentruns.admin import html
-from agentruns.admin.approvals.texts import brief, quote
+from agentruns.admin.approvals.card import brief, quote
 from agentruns.admin.base import CHANNEL, ReadOnlyAdmin, following, mask_for, status_of, ways
 from agentruns.admin.forms import CancelForm, VerdictForm
 from agentruns.admin.runs import actions, chat, steps
@@ -41,7 +41,6 @@ from agentruns.utils.redaction import redact
 CALL_LENGTH = 36
 EARLIER = 5  # latest results of the tool, of which one is shown as an example
 SHORT = 60  # characters of an argument in a title
-ENDED = gettext_lazy("Its run has ended. Whether it happened is not known.")
 MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is now.")
 LOOKED_AT = 200  # runs with a call in doubt that are searched for the next one
 
@@ -141,10 +140,8 @@ def in_doubt_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
         run: Any = runs[wait.run_id]
         run.mask = masks[run.session_id]
         tool = html.plain(html.named(wait.tool, "")[0])
-        line = {"run": run, "call": wait.call_id, "tool": tool, "evidence": ENDED}
-        if wait.kind == waiting.ORPHAN:
-            line["evidence"] = html.evidence(run.mask.tool_text(wait.tool, wait.text))
-        lines.append({**line, "task": task_title(run)})
+        known = run.mask.tool_text(wait.tool, wait.text)
+        lines.append({"run": run, "wait": wait, "tool": tool, "task": task_title(run), "evidence": known})
     return admin.render(request, None, title=_("Calls in doubt"), template="in_doubt", lines=lines)
 
 
@@ -352,19 +349,20 @@ def kind_of(value: Any) -> str:
     return str(_KINDS.get(type(value), _("JSON")))
 
 
-def late_report(past: CallHistory, row: Row) -> tuple[str, html.Body | None]:
-    """Explain a late result, and format the returned content; None if the tool was never started."""
+def late_report(past: CallHistory, row: Row) -> tuple[bool, html.Body | None]:
+    """Check whether a late result is of the drive that found the doubt, and format the returned content.
+
+    The content is None if the tool was never started.
+    """
     if row.payload.get("never_entered"):
-        return _("A worker that had lost the run says that it did not start the tool."), None
-    doubts = [each for each in past.all(events.ORPHAN_FOUND) if each.attempt == row.attempt]
-    starts = [each for each in past.all(events.TOOL_STARTED) if each.attempt == row.attempt]
-    text = _("The tool returned after its worker had lost the run. This is evidence that it happened:")
-    if row.payload.get("is_error"):
-        text = _("The tool raised an error, too late to count. It may have happened all the same.")
-    elif doubts and starts and doubts[0].epoch == starts[0].epoch:  # in one drive
-        text = _("The tool returned after its time was over. This is evidence that it happened:")
+        return False, None
+    found, starts = (
+        [each.epoch for each in past.all(kind) if each.attempt == row.attempt]
+        for kind in (events.ORPHAN_FOUND, events.TOOL_STARTED)
+    )
     content = row.payload.get("content")
-    return text, html.body(_("Returned"), html.as_text(content), steps.TEXT_LIMIT, kind_of(content))
+    returned = html.body(_("Returned"), html.as_text(content), steps.TEXT_LIMIT, kind_of(content))
+    return bool(found) and found[:1] == starts[:1], returned
 
 
 def sentence(tool: str, given: dict[str, Any]) -> str:

@@ -68,9 +68,9 @@ class Line:
     took: str = ""
     says: list[str] = field(default_factory=list)
     result: Body | None = None
-    file: steps.File | None = None  # where all of the result is
+    file: steps.Payload | None = None  # where all of the result is
     seq: int = 0  # of the result
-    files: list[steps.Attachment] = field(default_factory=list)
+    files: list[steps.Payload] = field(default_factory=list)
     is_doubted: bool = False  # it is, or was, in doubt
     started: int = 0  # seq of the last start
     limit: int | None = LONGEST
@@ -117,8 +117,8 @@ class Turn:
     text: Body | None = None
     note: str = ""
     lines: list[Line] = field(default_factory=list)
-    file: steps.File | None = None  # where all of the text is
-    files: list[steps.Attachment] = field(default_factory=list)
+    file: steps.Payload | None = None  # where all of the text is
+    files: list[steps.Payload] = field(default_factory=list)
 
 
 class Talk:

@@ -54,7 +54,7 @@ class Drift:
 
     agent: Agent | None  # None if this process knows no agent of that name
     is_served: bool  # the run's own definition is registered, so that it can continue
-    parts: list[tuple[str, list[dict[str, Any]]]]  # names in which they differ, each with both values
+    parts: list[tuple[str, list[dict[str, str]]]]  # names in which they differ, each with both values
 
     @property
     def is_other(self) -> bool:
@@ -223,16 +223,13 @@ def drift(run: Run, definition: dict[str, Any]) -> Drift:
                 value = body.get("tools", {}).get(tool)
                 value = value.get(key) if key and value is not None else value
             texts.append(redact(_("not there") if value is None else as_text(value)))
-        start, cells = 0, list[dict[str, Any]]()
+        start, cells = 0, list[dict[str, str]]()
         if max(map(len, texts)) > CUT:  # begin shortly before the first difference
             pairs = enumerate(zip(*texts, strict=False))
             start = max(0, next((at for at, (a, b) in pairs if a != b), min(map(len, texts))) - LEAD)
         for text in texts:
-            piece = text[start : start + CUT]
-            if len(piece) < len(text):  # only the piece around what differs is shown first
-                piece = ("…" if start else "") + piece + ("…" if start + CUT < len(text) else "")
-                cells.append({"text": piece, "whole": text, "length": len(text)})
-            else:
-                cells.append({"text": text})
+            piece = text[start : start + CUT]  # only the piece around what differs is shown first
+            shown = ("…" if start else "") + piece + ("…" if start + CUT < len(text) else "")
+            cells.append({"text": shown, "whole": text if piece != text else ""})
         parts.append((name, cells))
     return Drift(agent, is_served, parts)

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from math import log10
 from typing import Any, NamedTuple
 
-from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -61,24 +60,6 @@ Payload = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """A stored file, of which a card shows only the beginning."""
-
-    size: str
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """A picture or document of a row; the run's page serves it by its SHA-256."""
-
-    name: str
-    about: str
-    sha256: str
-    is_picture: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Timing:
     """The wait before a row, and the time of the step that the row ends; `bar` is its logarithm, 0 to 6."""
 
@@ -104,8 +85,8 @@ class RowCard:
     bodies: list[html.Body] = field(default_factory=list)
     call_url: str = ""
     approval: str = ""
-    file: File | None = None
-    files: list[Attachment] = field(default_factory=list)
+    file: Payload | None = None
+    files: list[Payload] = field(default_factory=list)
     timing: Timing | None = None
     limit: int | None = TEXT_LIMIT
     brief: SafeString | str = ""
@@ -182,27 +163,20 @@ def row_card(row: Row, *, whole: bool = False) -> RowCard:
     return result
 
 
-def file_of(payload: Payload) -> File | None:
+def file_of(payload: Payload) -> Payload | None:
     """Find the stored file that has a row's full content; None without such a file."""
     stored = payload.get("stored")
-    if not isinstance(stored, dict) or not names_in(payload):
-        return None
-    return File(filesizeformat(stored.get("size", 0)), html.plain(stored.get("sha256", "")))
+    return stored if isinstance(stored, dict) and names_in(payload) else None
 
 
-def attachments(payload: Payload) -> list[Attachment]:
-    """List the files that the blocks of a row name, except those hidden from the reader."""
+def attachments(payload: Payload) -> list[Payload]:
+    """List the blocks of a row that name a file, except those hidden from the reader.
+
+    The run's page serves a file by the SHA-256 of its block.
+    """
     blocks = payload["content"] if has_blocks(payload) and isinstance(payload["content"], list) else []
-    return [
-        Attachment(
-            html.plain(block.get("name") or block.get("media_type", PLAIN)),
-            f"{html.plain(block.get('media_type', PLAIN))}, {filesizeformat(block.get('size', 0))}",
-            block["sha256"],
-            block.get("media_type") in IMAGES,
-        )
-        for block in blocks
-        if DIGEST.fullmatch(str(block.get("sha256")))
-    ]
+    files = [block for block in blocks if DIGEST.fullmatch(str(block.get("sha256")))]
+    return [{"media_type": PLAIN, **each, "is_picture": each.get("media_type") in IMAGES} for each in files]
 
 
 def content_of(payload: Payload) -> Any:
