@@ -16,7 +16,7 @@ from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from agentruns.admin.base import ReadOnlyAdmin, mask_for
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
@@ -336,7 +336,6 @@ def act_on_selected(
         outcome=is_confirmed,
         count=count,
         left_out=len(lines) - count,
-        button=verb.button % {"count": count},
     )
 
 
@@ -378,7 +377,6 @@ class Verb:
     advice: Callable[[Situation], Action]
     logged: Any
     title: Any  # of the page for several
-    button: Any
     stops: bool = False
     look: Callable[[HttpRequest, Run], Situation] = situation
     mark: Callable[[Run], str] = lambda run: ""  # beside the last row: what else a person must have seen
@@ -386,18 +384,13 @@ class Verb:
 
 VERBS = {
     "resume": Verb(
-        ResumeForm,
-        resume,
-        gettext_lazy("Resumed from the console."),
-        gettext_lazy("Resume these runs?"),
-        ngettext_lazy("Resume this run", "Resume these %(count)d runs", "count"),
+        ResumeForm, resume, gettext_lazy("Resumed from the console."), gettext_lazy("Resume these runs?")
     ),
     "pause": Verb(
         PauseForm,
         pause,
         gettext_lazy("Pause requested in the console."),
         gettext_lazy("Pause these runs?"),
-        ngettext_lazy("Pause this run", "Pause these %(count)d runs", "count"),
         stops=True,
     ),
     "cancel": Verb(
@@ -405,7 +398,6 @@ VERBS = {
         cancel,
         gettext_lazy("Cancel requested in the console."),
         gettext_lazy("Cancel these runs?"),
-        ngettext_lazy("Cancel this run", "Cancel these %(count)d runs", "count"),
         stops=True,
     ),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -269,8 +268,8 @@ def call_page(
     elif past.waits and run.status != Run.Status.ORPHANED:
         text = _("The run is %(status)s: other calls of the same reply are running. Look again in a while.")
         why_not = text % {"status": run.get_status_display()}
-    others, url = queue(request) if past.waits else [], partial(admin.url, request, "call")
-    context |= ways(others, (run.pk, call.id), LOOKED_AT, lambda key: url(*key))
+    waiting_calls = queue(request) if past.waits else []
+    context |= ways(waiting_calls, (run.pk, call.id), LOOKED_AT, lambda key: admin.url(request, "call", *key))
     if past.in_doubt and not why_not:
         reads = [html.body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=call.tool))]
         if past.later:

@@ -12,7 +12,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import AdoptForm
@@ -141,7 +141,6 @@ def adopt_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: 
         adopt,
         LOGGED,
         _("Let these runs adopt the present definition?"),
-        ngettext_lazy("Adopt for this run", "Adopt for these %(count)d runs", "count"),
         look=situation,
         mark=lambda run: f":{getattr(today(run).agent, 'definition_hash', '')}",
     )
