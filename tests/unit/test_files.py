@@ -13,7 +13,7 @@ from agentruns import Document, Image, content, files
 from agentruns.checks.deployment import check_files
 from agentruns.exceptions import ContentError, ContentTooLargeError, ContentTypeError
 from agentruns.providers import attachments
-from agentruns.tools.mcp.results import result_of
+from agentruns.tools.mcp.client import result_of
 from tests.pictures import ANIMATED, ANIMATED_WEBP, BIG, GIF, JPEG, NOTE, PDF, PNG, UNFIT, WEBP, pdf, png
 from tests.shop.agents import shop_agent
 

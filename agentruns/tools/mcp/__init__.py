@@ -20,7 +20,6 @@ from agentruns.tools.context import ToolContext
 from agentruns.tools.mcp import client
 from agentruns.tools.mcp.arguments import arguments_model
 from agentruns.tools.mcp.client import Listed, McpChanged, McpError
-from agentruns.tools.mcp.results import result_of
 from agentruns.tools.options import Options, as_names, as_refusals, as_seconds
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
@@ -74,9 +73,7 @@ class Server:
 
     def listed(self, ctx: ToolContext) -> Listed:
         """List the tools that the server declares now; raises ToolRefused if it cannot be reached."""
-        headers = self.headers_for(ctx)
-        with client.without_secrets(self.target, headers):
-            return client.list_tools(self.target, headers)
+        return client.list_tools(self.target, self.headers_for(ctx))
 
     def headers_for(self, ctx: ToolContext) -> dict[str, str]:
         """Build the headers of a call from `headers`, which is a dict, or a function of the context.
@@ -101,12 +98,10 @@ class Server:
 
     def difference(self, listed: Listed, names: Iterable[str]) -> list[str]:
         """List the tools of `names` that differ between server and lock file, or that one of them lacks."""
-        now, known = {each["name"]: _locked(each) for each in listed}, self.locked or {}
         # As texts, for 1 and true are equal.
-        same = {
-            name for name in {*now} & {*known} if canonical.dumps(now[name]) == canonical.dumps(known[name])
-        }
-        return sorted({*names} - same)
+        now = {each["name"]: canonical.dumps(_locked(each)) for each in listed}
+        known = {name: canonical.dumps(each) for name, each in (self.locked or {}).items()}
+        return sorted(name for name in {*names} if now.get(name) != known.get(name))
 
     def why_not(self, listed: Listed) -> str:
         """Explain which of the project's chosen tools have changed on the server; "" if none has."""
@@ -128,18 +123,10 @@ class Server:
 
         With `original` and `timeout` bound, this is the handler of the tool.
         """
-        headers = self.headers_for(ctx)
-        with client.without_secrets(self.target, headers):
-            answer = client.call_tool(
-                self.target,
-                headers,
-                original,
-                arguments,
-                key=ctx.idempotency_key,
-                timeout=timeout,
-                why_not=self.why_not,
-            )
-            return result_of(answer)
+        headers, key = self.headers_for(ctx), ctx.idempotency_key
+        return client.call_tool(
+            self.target, headers, original, arguments, key=key, timeout=timeout, why_not=self.why_not
+        )
 
 
 _servers: dict[str, Server] = {}

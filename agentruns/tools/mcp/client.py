@@ -1,10 +1,12 @@
-"""Sessions with MCP servers: one for each server and set of headers. One thread runs the loop of all."""
+"""Sessions with MCP servers, one for each server and set of headers, and the calls of their tools."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import base64
 import contextlib
+import json
 import math
 import os
 import signal
@@ -17,8 +19,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from agentruns.exceptions import ToolDurabilityError, ToolRefused
+from agentruns.content import IMAGES, PDF, Document, Image, Text, type_named
+from agentruns.exceptions import ContentError, ToolDurabilityError, ToolRefused
 from agentruns.tools.card import one_line
+from agentruns.utils import json as canonical
 from agentruns.utils.bounds import ANSWER_BYTES
 from agentruns.utils.db import uptime
 from agentruns.utils.forks import in_child, keep, renewed
@@ -83,12 +87,8 @@ def secrets_of(target: Target, headers: Mapping[str, str]) -> Secrets:
     also counts without its first word, such as Bearer. Values of up to 5 characters do not count.
     """
     url = urlsplit(target.url)
-    given = [
-        *headers.values(),
-        *dict(target.env).values(),
-        url.password or "",
-        *dict(parse_qsl(url.query)).values(),
-    ]
+    given = [*headers.values(), url.password or ""]
+    given += [value for _name, value in (*target.env, *parse_qsl(url.query))]
     parts = [*given, *(each.partition(" ")[2].strip() for each in given)]
     return Secrets([each for each in parts if len(each) > SHORTEST_SECRET])
 
@@ -262,7 +262,8 @@ def close() -> None:
 
 def list_tools(target: Target, headers: dict[str, str]) -> Listed:
     """List the tools that a server declares now; raises ToolRefused if they cannot be read."""
-    return _use(target, headers, partial(_tools, anew=True))
+    with without_secrets(target, headers):
+        return _use(target, headers, partial(_tools, anew=True))
 
 
 def call_tool(
@@ -274,8 +275,8 @@ def call_tool(
     key: str,
     timeout: float | None,
     why_not: Callable[[Listed], str],
-) -> CallToolResult:
-    """Send a call of a tool once, with the idempotency key `key`, and return the server's answer.
+) -> Any:
+    """Send a call of a tool once, with the idempotency key `key`; convert the server's answer to a result.
 
     Raises McpChanged if `why_not` objects to the tools that the server declares, ToolRefused if nothing was
     sent or the server refused the request, McpError if the server returned an error or asks for more input,
@@ -323,7 +324,8 @@ def call_tool(
             )
         return result  # type: ignore[no-any-return]
 
-    return _use(target, headers, work)
+    with without_secrets(target, headers):
+        return result_of(_use(target, headers, work))
 
 
 async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed:
@@ -371,6 +373,51 @@ def _told(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return one_line(f"{type(error).__name__}: {error}", LONGEST_TEXT)
+
+
+def result_of(answer: CallToolResult) -> Any:
+    """Convert a server's answer to a tool's result; raises McpError if the answer reports a failed tool.
+
+    Structured content replaces each text that repeats it. If other content is left, a text with the
+    structured content follows that; otherwise the result is the structured content.
+    """
+    blocks, structured = [*map(_block, answer.content)], answer.structured_content
+    if answer.is_error:
+        texts = [block.text for block in blocks if isinstance(block, Text)]
+        raise McpError("\n".join(texts)[: 2 * LONGEST_ERROR] or "The server gives no reason.")
+    if structured is not None:
+        for block in [block for block in blocks if isinstance(block, Text)]:
+            repeats = structured == {"result": block.text}  # as the SDK's servers wrap a text
+            with contextlib.suppress(ValueError, RecursionError):
+                repeats = repeats or json.loads(block.text) == structured
+            if repeats:
+                blocks.remove(block)
+        if not blocks:
+            return structured
+        blocks.append(Text(canonical.dumps(structured)))
+    if len(blocks) > 1 or not all(isinstance(block, Text) for block in blocks):
+        return blocks
+    return blocks[0].text if blocks else ""
+
+
+def _block(item: Any) -> Any:
+    """Convert an item of an answer to a block; a text with the reason replaces a file that cannot be kept."""
+    resource = getattr(item, "resource", None)
+    if item.type == "text" or hasattr(resource, "text"):
+        return Text((resource or item).text)
+    if item.type == "resource_link":
+        return Text(f"[resource {one_line(item.name)}: {one_line(str(item.uri))}]")
+    data = item.data if resource is None else resource.blob
+    name = "" if resource is None else one_line(str(resource.uri))
+    media_type = type_named((resource or item).mime_type or "")
+    try:
+        kind = Image if media_type in IMAGES else {PDF: Document}[media_type]
+        return kind(data=base64.b64decode(data, validate=True), media_type=media_type, name=name)
+    except KeyError:
+        why = "no type of file that is kept"
+    except (ValueError, ContentError) as error:
+        why = str(error)
+    return Text(f"[{item.type} {name} {one_line(media_type)}, {len(data)} characters, left out: {why}]")
 
 
 @contextlib.asynccontextmanager
@@ -436,9 +483,8 @@ async def _piped(target: Target, ended: Callable[[], None]) -> AsyncIterator[Any
 def _signalled(group: int, number: int) -> bool:
     """Send a signal to a process group (0 only checks); return True if the group has any process left."""
     try:
-        os.killpg(group, number)
-    except PermissionError:
-        return True
+        with contextlib.suppress(PermissionError):
+            os.killpg(group, number)
     except ProcessLookupError:
         return False
     return True
