@@ -1,8 +1,7 @@
 """Tools: functions that the model may call, each declared with its effects."""
 
-from agentruns.tools.base import InvalidArguments, Tool
+from agentruns.tools.base import InvalidArguments, Tool, tool
 from agentruns.tools.context import NotOccurred, Occurred, RunContext, ToolContext, ToolOutput, Unknown
-from agentruns.tools.decorator import tool
 from agentruns.tools.questions import ask_human, question_to
 from agentruns.tools.reading import read_result
 from agentruns.tools.refusals import http_refusal, service_refusal

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from agentruns.tools.base import Tool
+from agentruns.tools.base import Tool, declared
 from agentruns.tools.card import one_line
-from agentruns.tools.decorator import declared
 from agentruns.tools.options import Options, Risk
 
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from agentruns.conf import settings
 from agentruns.exceptions import ToolRefused
+from agentruns.tools.base import declared
 from agentruns.tools.context import ToolContext
-from agentruns.tools.decorator import declared
 from agentruns.tools.excerpts import READER, boundary
 from agentruns.tools.options import Options
 

@@ -55,7 +55,7 @@ class Signature:
     alternatives: int = 1  # most models of a union in the definitions; validation tries all at each level
 
 
-def read(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> Signature:
+def signature_of(fn: Callable[..., Any], name: str, local_names: Mapping[str, Any]) -> Signature:
     """Read the signature of `fn`, the function of the tool `name`; raises TypeError for a mistake in it.
 
     Annotations may use the names of the function's module and `local_names`.
