@@ -108,7 +108,11 @@ class File:
         self.data = bytes(data)
         if PLAIN in self.types and len(self.data) <= most and type_of(self.data) != PDF:
             named = re.search(r";\s*charset=[\"']?([\w.:-]+)", media_type or "", re.IGNORECASE)
-            self.data = _as_utf8(self.data, named[1] if named else charset or "")
+            charset = (named[1] if named else charset or "").lower()
+            marked = [encoding for mark, encoding in MARKS.items() if self.data.startswith(mark)]
+            if CHARSET.fullmatch(charset := next(iter(marked), charset)):
+                with suppress(UnicodeError, LookupError):  # of another encoding: it stays as it is
+                    self.data = self.data.decode(charset).encode()
         last = re.split(r"[/\\]", name)[-1][:NAME_LENGTH]
         self.name = "".join(each if each.isprintable() else "_" for each in last)
         label = f"The {self.kind} {self.name!r}"
@@ -132,20 +136,20 @@ class File:
         return f"<{type(self).__name__} {self.name!r} {self.media_type} {len(self.data)} bytes>"
 
     def examine(self) -> None:
-        """Find the dimensions, frames or pages; raises ContentError for a file that no model can read."""
+        """Scan the file, if the project has a scanner, and find its dimensions, frames or pages.
+
+        Raises ContentError for a file that the scanner refuses or fails on, or that no model can read.
+        """
+        label = f"The {self.kind} {self.name!r}"
+        if settings.SCANNER is not None:
+            try:
+                settings.scanner(self.name, self.media_type, self.data)
+            except Exception as error:
+                raise ContentError(f"{label} was refused: {error}") from error
         try:
             self.facts = files.examine(self.media_type, self.data)
         except ValueError as error:
-            raise ContentError(f"The {self.kind} {self.name!r} {error}.") from None
-
-    def scan(self) -> None:
-        """Call the scanner, if the project has one; raises ContentError if it refuses the file or fails."""
-        if settings.SCANNER is None:
-            return
-        try:
-            settings.scanner(self.name, self.media_type, self.data)
-        except Exception as error:
-            raise ContentError(f"The {self.kind} {self.name!r} was refused: {error}") from error
+            raise ContentError(f"{label} {error}.") from None
 
 
 class Image(File):
@@ -183,14 +187,6 @@ def download_name(name: str, media_type: str) -> str:
     return name if name.lower().endswith(endings) else name + endings[0]
 
 
-def _as_utf8(data: bytes, charset: str) -> bytes:
-    """Convert a text to UTF-8; if its encoding is not known, or is another one, leave the text as it is."""
-    charset = next((name for mark, name in MARKS.items() if data.startswith(mark)), charset.lower())
-    with suppress(UnicodeError, LookupError):
-        return data.decode(charset).encode() if CHARSET.fullmatch(charset) else data
-    return data
-
-
 def type_of(data: bytes) -> str:
     """Find the media type of an image, a PDF, or a text in UTF-8 that is not blank; "" for anything else."""
     for media_type, magic in IMAGES.items():
@@ -220,7 +216,6 @@ def checked(given: Any) -> list[Block]:
         if isinstance(block, Text) and not block.text.strip():
             raise ContentError(f"Block {number} is an empty text.")
         if isinstance(block, File):
-            block.scan()
             block.examine()
     return list(blocks)
 
@@ -240,7 +235,6 @@ def admitted(blocks: Iterable[Block]) -> list[Block]:
     for block in blocks:
         try:
             if isinstance(block, File):
-                block.scan()
                 block.examine()
             if not isinstance(block, Text) or block.text.strip():
                 kept.append(block)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from io import BytesIO
@@ -62,7 +61,9 @@ def examine(media_type: str, data: bytes) -> Facts:
             raise ValueError(DAMAGED)
         if width * height > MOST_PIXELS:
             raise ValueError(TOO_LARGE.format(width, height, MOST_PIXELS))
-    if opened := _opener(media_type):
+    is_pdf = media_type == PDF
+    if library := _library("pypdf" if is_pdf else "PIL.Image"):
+        opened = partial(_count_pages, library) if is_pdf else partial(_decode, library, media_type)
         try:
             facts |= _lane(partial(opened, data), SECONDS)
         except (TimeoutError, RuntimeError):  # too late, or no thread can be started
@@ -87,14 +88,6 @@ def _library(name: str) -> Any:
         return import_module(name)
     except ImportError:
         return None
-
-
-def _opener(media_type: str) -> Callable[[bytes], Facts] | None:
-    """Find the function that reads a whole file with a library; None if the library is not installed."""
-    library = _library("pypdf" if media_type == PDF else "PIL.Image")
-    if library is None:
-        return None
-    return partial(_count_pages, library) if media_type == PDF else partial(_decode, library, media_type)
 
 
 def _decode(pillow: Any, media_type: str, data: bytes) -> Facts:
