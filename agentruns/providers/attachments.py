@@ -134,7 +134,7 @@ def block_of(meta: Meta, data: bytes) -> dict[str, Any]:
     source = {"type": "base64", "media_type": meta["media_type"], "data": base64.b64encode(data).decode()}
     if meta["type"] == "image":
         return {"type": "image", "source": source}
-    if meta["media_type"] == "text/plain":
-        source = {"type": "text", "media_type": "text/plain", "data": data.decode()}
+    if meta["media_type"] == PLAIN:
+        source = {"type": "text", "media_type": PLAIN, "data": data.decode()}
     title = {"title": meta["name"]} if meta["name"].strip() else {}
     return {"type": "document", "source": source, **title}

@@ -117,7 +117,7 @@ def call_model(model: Model, request: ModelRequest, check: Callable[[], None] = 
     return check_reply(on_loop(reply, model, check) if inspect.isawaitable(reply) else reply)
 
 
-def check_reply(reply: Any) -> ModelReply:
+def check_reply(reply: object) -> ModelReply:
     """Check that a reply can be journaled and acted on, and return it; raises ProviderError if not.
 
     A call whose input is nested too deeply passes, because the gate answers that call. A model name or
@@ -148,8 +148,7 @@ def check_reply(reply: Any) -> ModelReply:
     if reply.stop_reason == FULL_WINDOW and (has_calls or not has_text):  # the next request would be longer
         text, kind = "The conversation no longer fits the model's context window.", "context_window_exceeded"
         raise ProviderError(text, type=kind, usage=reply.usage, request_id=reply.request_id)
-    checked: ModelReply = reply
-    return checked
+    return reply
 
 
 def _why_unusable(reply: ModelReply) -> str:

@@ -89,9 +89,10 @@ class SDKModel:
         return None
 
     def client(self) -> Any:
-        """Find or make this process's client, which never retries, because a retry would occupy a worker.
+        """Find or make this process's client. It follows no redirect, and never retries.
 
-        In a forked process, makes another client, or copies the given one without its open connections.
+        A retry would occupy a worker. In a forked process, makes another client, or copies the given one
+        without its open connections.
         """
         is_forked = self._pid != os.getpid()  # on a shared connection it would read replies to the parent
         if self._client is None or is_forked:
@@ -99,7 +100,16 @@ class SDKModel:
             given = self.make_client() if self._given is None else self._given
             http = getattr(given, "_client", None) if is_forked and self._given is not None else None
             own = {} if http is None else {"http_client": without_connections(http)}
-            self._client = _direct(given.with_options(max_retries=0, **own))
+            client = given.with_options(max_retries=0, **own)
+            prepare = client._prepare_options
+
+            def prepared(options: Any) -> Any:
+                options = prepare(options)
+                options.follow_redirects = False  # a redirect could lead the key to another server
+                return options
+
+            client._prepare_options = prepared
+            self._client = client
             self._pid = os.getpid()
         return self._client
 
@@ -120,19 +130,6 @@ class SDKModel:
             request.on_text(text)
         if text:
             text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=text)
-
-
-def _direct(client: Any) -> Any:
-    """Make a client of an SDK follow no redirect, because a redirect could lead the key to another server."""
-    prepare = client._prepare_options
-
-    def prepared(options: Any) -> Any:
-        options = prepare(options)
-        options.follow_redirects = False
-        return options
-
-    client._prepare_options = prepared
-    return client
 
 
 def refuse(params: Iterable[str], reserved: frozenset[str]) -> None:
@@ -215,10 +212,8 @@ def classify(
         about = {"request_id": error.request_id or "", "retry_after": retry_after(error.response.headers)}
         if error.response.has_redirect_location:
             to = error.response.headers["location"].partition("?")[0]
-            body, name = (
-                f"a redirect to {to} is not followed. Set the base_url to the right server.",
-                "redirect",
-            )
+            name = "redirect"
+            body = f"a redirect to {to} is not followed. Set the base_url to the right server."
         return answered(body, secrets, who, status=error.status_code, name=name, **about)
     if isinstance(error, sdk.APIError) and body is not None:  # an error inside OpenAI's stream
         return answered(body, secrets)

@@ -37,8 +37,18 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str) -> dict[s
 
     for message in request.messages:
         if message["role"] == "assistant":
-            content = blocks.readable(blocks.blocks_of(message), is_own)
-            said = [item for block in content for item in _said(block, identity)]
+            said: list[Block] = []
+            for block in blocks.readable(blocks.blocks_of(message), is_own):
+                if block["type"] == "text":
+                    phase = {"phase": block["phase"]} if block.get("phase") else {}
+                    said.append({"role": "assistant", "content": block["text"], **phase})
+                elif block["type"] == "tool_use":
+                    call = {"call_id": block["id"], "name": block["name"]}
+                    said.append({"type": "function_call", **call, "arguments": json.dumps(block["input"])})
+                else:
+                    own = block.get("from") == identity and "encrypted_content" in block["item"]
+                    # Of the reasoning, what this model can read.
+                    said += [block["item"]] if own or not blocks.is_private(block) else []
             while said and said[-1].get("type") == "reasoning":  # refused without what it led to
                 said.pop()
             found["input"] += said
@@ -60,20 +70,6 @@ def without_reasoning(sent: dict[str, Any], *, include: bool) -> dict[str, Any]:
     kept = [item for item in sent["input"] if item.get("type") != "reasoning"]
     asked = [each for each in sent["include"] if include or each != ENCRYPTED]
     return {**sent, "input": kept, "include": asked}
-
-
-def _said(block: Block, identity: str) -> list[Block]:
-    """Convert a readable block of a reply to one item; to none for reasoning that this model cannot read."""
-    if block["type"] == "text":
-        phase = {"phase": block["phase"]} if block.get("phase") else {}
-        return [{"role": "assistant", "content": block["text"], **phase}]
-    if block["type"] == "tool_use":
-        call = {"call_id": block["id"], "name": block["name"]}
-        return [{"type": "function_call", **call, "arguments": json.dumps(block["input"])}]
-    if blocks.is_private(block):
-        own = block.get("from") == identity and "encrypted_content" in block["item"]
-        return [block["item"]] if own else []
-    return [block["item"]]
 
 
 def _part(block: Block, identity: str) -> Block:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from unittest.mock import patch
 from uuid import UUID
@@ -72,14 +73,13 @@ def crashing_at(point: str) -> Iterator[None]:
         raise AssertionError(f"{point} was not reached, so nothing died there.")
 
 
+@dataclass(eq=False)
 class CrashingStore:
     """A store that wraps another `store`: it raises Crash at the nth append and at all later appends."""
 
+    store: Store
+    left: int  # appends until the crash, with the one that crashes
     durable: ClassVar[bool] = True
-
-    def __init__(self, store: Store, nth: int) -> None:
-        self.store = store
-        self.left = nth
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
@@ -113,23 +113,6 @@ def manage_py(*arguments: str, crash_at: str = "", timeout: float = 120) -> subp
     ends otherwise. Without `crash_at`, the exit code is not checked. Raises RuntimeError if another process
     cannot see the test's data, and TimeoutExpired after `timeout` seconds.
     """
-    env = {name: value for name, value in os.environ.items() if name != "AGENTRUNS_CRASH_AT"}
-    if crash_at:
-        env["AGENTRUNS_CRASH_AT"] = crash_at
-    env[CHILD] = json.dumps(_orders())
-    command = [sys.executable, "-m", "agentruns.testing.crash", *arguments]
-    done = subprocess.run(  # noqa: S603 - the test's own command
-        command, env=env, capture_output=True, text=True, timeout=timeout, check=False
-    )
-    if crash_at and done.returncode != -signal.SIGKILL:
-        raise AssertionError(
-            f"manage.py {' '.join(arguments)} did not get to {crash_at}; it ended with {done.returncode}.\n"
-            f"{done.stdout}{done.stderr}"
-        )
-    return done
-
-
-def _orders() -> dict[str, object]:
     from agentruns.testing.script import playing
 
     # In a test Django blocks all other databases, which may be real ones.
@@ -147,11 +130,23 @@ def _orders() -> dict[str, object]:
                 f"A transaction is open on {alias!r}, and no other process can see what is in it. Use "
                 "@pytest.mark.django_db(transaction=True), or TransactionTestCase."
             )
-    return {
+    orders = {
         "path": sys.path,
         "names": {alias: str(connections[alias].settings_dict["NAME"]) for alias in allowed},
         "scripts": [[agent.name, agent.version, script.turns] for agent, script in playing],
     }
+    env = {name: value for name, value in os.environ.items() if name != "AGENTRUNS_CRASH_AT"}
+    env |= {CHILD: json.dumps(orders), **({"AGENTRUNS_CRASH_AT": crash_at} if crash_at else {})}
+    command = [sys.executable, "-m", "agentruns.testing.crash", *arguments]
+    done = subprocess.run(  # noqa: S603 - the test's own command
+        command, env=env, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    if crash_at and done.returncode != -signal.SIGKILL:
+        raise AssertionError(
+            f"manage.py {' '.join(arguments)} did not get to {crash_at}; it ended with {done.returncode}.\n"
+            f"{done.stdout}{done.stderr}"
+        )
+    return done
 
 
 def main() -> None:

@@ -53,19 +53,17 @@ def frozen_clock() -> Iterator[DatabaseClock]:
 
     clock = DatabaseClock()
 
-    def sql(connection: Any, moment: datetime) -> tuple[str, list[Any]]:
+    def sql(connection: Any, seconds: float = 0) -> tuple[str, list[Any]]:
+        moment = clock.now + timedelta(seconds=seconds)
         cast = "::timestamptz" if connection.vendor == "postgresql" else ""
         return f"(%s{cast})", [connection.ops.adapt_datetimefield_value(moment)]
 
     def as_sql(self: Now, compiler: Any, connection: Any, **context: Any) -> tuple[str, list[Any]]:
-        return sql(connection, clock.now)
-
-    def append_clock(connection: Any, seconds: float = 0) -> tuple[str, list[Any]]:
-        return sql(connection, clock.now + timedelta(seconds=seconds))
+        return sql(connection)
 
     patches: list[tuple[Any, str, Any]] = [
         *((Now, name, as_sql) for name in {"as_sql", *vars(Now)} if name.startswith("as_")),
-        (store, "clock", append_clock),
+        (store, "clock", sql),
         (timezone, "now", lambda: clock.now),
         (journal_clock, "now", lambda alias: clock.now),
         (ids, "_last", (0, 0)),  # ids begin with their time, by which the console filters by day

@@ -31,6 +31,7 @@ def run_until_blocked(
     (see `frozen_clock`) and moves to the end of each back-off. Raises StillRunning if a run is leased by a
     worker, dead or alive, or if runs can still continue after `sweeps` sweeps.
     """
+    from agentruns.models.statuses import RunStatus
     from agentruns.services.approvals.decisions import expire_due
     from agentruns.services.runs.lifecycle import result_of
     from agentruns.services.sweep import candidates, sweep
@@ -45,8 +46,9 @@ def run_until_blocked(
                 driven |= {each.pk for each in ready}
                 sweep(run_id=run_id)
                 continue
-            waiting = _unfinished(run_id).filter(status="queued", not_before__gt=Now()).order_by("not_before")
-            timer = waiting.values_list("not_before", flat=True).first() if clock else None
+            later = _unfinished(run_id).filter(status=RunStatus.QUEUED, not_before__gt=Now())
+            timers = later.order_by("not_before").values_list("not_before", flat=True)
+            timer = timers.first() if clock else None
             if clock is None or timer is None:
                 break
             clock.move_to(timer)

@@ -92,7 +92,20 @@ def check_messages(messages: Any) -> None:
         _require(isinstance(content, list) and content, where, "content must not be empty")
         blocks = [(f"{where}.content.{position}", block) for position, block in enumerate(content)]
         for at, block in blocks:
-            _block(block, role, at)
+            kind = _typed(block, at)
+            _json(block, at)
+            if kind == "text":
+                _text(block, at)
+            elif kind == "tool_use":
+                _require(role == "assistant", at, "tool_use belongs in an assistant message")
+                for part, form, rule in (("id", _ID, "an id of"), ("name", _NAME, "a name of at most 64")):
+                    given = block.get(part)
+                    is_right = isinstance(given, str) and form.fullmatch(given)
+                    _require(is_right, at, f"tool_use needs {rule} letters, digits, _ and -")
+                _require(isinstance(block.get("input"), dict), at, "the input of a tool_use is an object")
+            elif kind in ("tool_result", "image", "document"):
+                _require(role == "user", at, f"{kind} belongs in a user message")
+                (_tool_result if kind == "tool_result" else _file)(block, at)
         if turns and turns[-1][0] == role:
             turns[-1][1].extend(blocks)
         else:
@@ -103,10 +116,8 @@ def check_messages(messages: Any) -> None:
     for role, blocks in turns:
         if role == "user":
             _user(blocks, waiting)
-            waiting = []
-            continue
         waiting = []
-        for where, block in blocks:
+        for where, block in blocks if role == "assistant" else ():
             if block["type"] != "tool_use":
                 _require(not waiting, where, "nothing but tool_use may follow a tool_use")
                 continue
@@ -127,23 +138,6 @@ def _typed(block: Any, where: str) -> str:
     is_block = isinstance(block, dict) and isinstance(block.get("type"), str)
     _require(is_block, where, "a block is an object with a type")
     return str(block["type"])
-
-
-def _block(block: Any, role: str, where: str) -> None:
-    kind = _typed(block, where)
-    _json(block, where)
-    if kind == "text":
-        _text(block, where)
-    elif kind == "tool_use":
-        _require(role == "assistant", where, "tool_use belongs in an assistant message")
-        for part, form, rule in (("id", _ID, "an id of"), ("name", _NAME, "a name of at most 64")):
-            given = block.get(part)
-            is_right = isinstance(given, str) and form.fullmatch(given)
-            _require(is_right, where, f"tool_use needs {rule} letters, digits, _ and -")
-        _require(isinstance(block.get("input"), dict), where, "the input of a tool_use is an object")
-    elif kind in ("tool_result", "image", "document"):
-        _require(role == "user", where, f"{kind} belongs in a user message")
-        (_tool_result if kind == "tool_result" else _file)(block, where)
 
 
 def _file(block: dict[str, Any], where: str) -> None:

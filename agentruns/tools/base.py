@@ -7,13 +7,14 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial, update_wrapper
 from io import IOBase
 from typing import Any, Generic, Unpack, overload
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, to_json
+from pydantic_core import to_json
 from typing_extensions import ParamSpec, TypeVar
 
 from agentruns import content
@@ -37,6 +38,7 @@ R = TypeVar("R", default=Any)
 
 MOST_TRIES = 300_000  # of validating an object of one input, about a second
 _MAX_ERRORS = 10
+_BRIEF = {"include_url": False, "include_context": False, "include_input": False}
 _MAX_NAME = 60
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -236,7 +238,14 @@ class Tool(Options, Generic[P, R]):
             # Validated as JSON, so that a strict datetime accepts its text, as it must after a restart.
             validated = model.model_validate(raw) if text is None else model.model_validate_json(text)
         except ValidationError as error:
-            raise InvalidArguments(_explain(model, error)) from None
+            details = error.errors(**_BRIEF)
+            lines = [f"- {_line(each['loc'], each['msg'], 'input')}" for each in details[:_MAX_ERRORS]]
+            if len(details) > _MAX_ERRORS:
+                lines.append(f"- and {len(details) - _MAX_ERRORS} more")
+            if any(each["type"] == "extra_forbidden" for each in details):
+                names = [field.alias or name for name, field in model.model_fields.items()]
+                lines.append(f"Parameters: {', '.join(names) or 'none'}.")
+            raise InvalidArguments("\n".join(["Invalid arguments:", *lines])) from None
         except Exception as error:
             kind = type(error).__name__
             raise InvalidArguments(f"The arguments could not be validated: {kind}.") from error
@@ -251,7 +260,7 @@ class Tool(Options, Generic[P, R]):
             raise InvalidArguments(f"The arguments cannot be stored as JSON: {kind}.") from error
         if refused := [place for place, allowed in found if not allowed][:_MAX_ERRORS]:
             lines = [f"- {_line(place, finite.MESSAGE, 'input')}" for place in refused]
-            raise InvalidArguments("Invalid arguments:\n" + "\n".join(lines))
+            raise InvalidArguments("\n".join(["Invalid arguments:", *lines]))
         return validated, plain
 
     def output(self, result: Any) -> ToolOutput:
@@ -284,9 +293,7 @@ class Tool(Options, Generic[P, R]):
                 except Exception:
                     logger.debug("The result of %s is stored without its annotation", self.name)
         plain, stringified = to_jsonable(result)
-        if stringified:
-            flags["stringified"] = True
-        return ToolOutput(plain, flags)
+        return ToolOutput(plain, flags | ({"stringified": True} if stringified else {}))
 
     def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
         """Call `reconcile` to learn whether the call happened. A missing verdict or an error becomes Unknown.
@@ -414,28 +421,12 @@ def _tries(value: Any, times: int, alternatives: int) -> int:
 
 def _misfit(error: Exception) -> str:
     """Explain on one line why a result does not fit its annotation; never raises."""
-    if not isinstance(error, ValidationError):
-        return type(error).__name__
-    try:
-        # The result was validated inside a list of one.
-        return "; ".join(_line(each["loc"][1:], each["msg"], "result") for each in _details(error)[:3])
-    except Exception:
-        return type(error).__name__
-
-
-def _explain(model: type[BaseModel], error: ValidationError) -> str:
-    found = _details(error)
-    lines = [f"- {_line(each['loc'], each['msg'], 'input')}" for each in found[:_MAX_ERRORS]]
-    if len(found) > _MAX_ERRORS:
-        lines.append(f"- and {len(found) - _MAX_ERRORS} more")
-    if any(each["type"] == "extra_forbidden" for each in found):
-        names = [field.alias or name for name, field in model.model_fields.items()]
-        lines.append(f"Parameters: {', '.join(names) or 'none'}.")
-    return "Invalid arguments:\n" + "\n".join(lines)
-
-
-def _details(error: ValidationError) -> list[ErrorDetails]:
-    return error.errors(include_url=False, include_context=False, include_input=False)
+    with suppress(Exception):
+        if isinstance(error, ValidationError):
+            # The result was validated inside a list of one.
+            found = error.errors(**_BRIEF)[:3]
+            return "; ".join(_line(each["loc"][1:], each["msg"], "result") for each in found)
+    return type(error).__name__
 
 
 def _line(loc: tuple[int | str, ...], message: str, otherwise: str) -> str:

@@ -52,19 +52,18 @@ class ToolContext(OfRun):
     idempotency_key: str
     attempt: int = 1
     approved_by: tuple[str, ...] = ()
-    _is_cancelled: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
-    _heartbeat: Callable[[], object] | None = field(default=None, repr=False, compare=False)
+    _is_cancelled: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+    _heartbeat: Callable[[], object] = field(default=lambda: None, repr=False, compare=False)
     _result: Callable[[str], str] = field(default=lambda id: "", repr=False, compare=False)
     _covers: Callable[..., bool] = field(default=lambda extend=False: True, repr=False, compare=False)
 
     def is_cancelled(self) -> bool:
         """Check whether a handler should stop: its run is cancelled or taken over, or its time is over."""
-        return self._is_cancelled() if self._is_cancelled is not None else False
+        return self._is_cancelled()
 
     def heartbeat(self) -> None:
         """Report that a long handler is alive; allow its lease to be extended for AGENTRUNS_TOOL_TIMEOUT."""
-        if self._heartbeat is not None:
-            self._heartbeat()
+        self._heartbeat()
 
     def require_lease(self) -> None:
         """Raise LeaseLostError if another worker may have the run, or if this call was given up.

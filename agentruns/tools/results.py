@@ -149,10 +149,7 @@ _model_adapter = lru_cache(maxsize=256)(result_adapter)
 
 
 def _text(value: Any) -> str:
-    try:
-        return str.__str__(str(value))
-    except Exception:
-        try:
-            return str.__str__(repr(value))
-        except Exception:
-            return f"<unprintable {type(value).__name__}>"
+    for form in (str, repr):
+        with suppress(Exception):
+            return str.__str__(form(value))
+    return f"<unprintable {type(value).__name__}>"
