@@ -7,7 +7,7 @@ import re
 from typing import Any, Literal
 
 from agentruns.providers import window
-from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply, send_text
 from agentruns.providers.blocks import (
     blocks_of,
     check_pieces,
@@ -120,7 +120,7 @@ class AnthropicModel(SDKModel):
                     raise unreadable()  # the SDK would give one block's pieces to another
                 elif delta is not None and delta.delta.type == "input_json_delta":
                     inputs[event.index] = inputs.get(event.index, "") + event.delta.partial_json
-                self.send_text(request, event.text if event.type == "text" else "")
+                send_text(self, request, event.text if event.type == "text" else "")
             message = stream.get_final_message()
             if message.stop_reason in ("end_turn", "tool_use"):  # no call of another reply runs
                 calls = []

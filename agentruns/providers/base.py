@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentruns.exceptions import AgentRunsError
+from agentruns.signals import text_streamed
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import MAX_DEPTH, is_deeper
 from agentruns.utils.calls import on_loop
@@ -77,11 +78,9 @@ class ProviderError(AgentRunsError):
     ) -> None:
         super().__init__(message)
         self.disposition = disposition
-        self.type = _text(type)
-        self.code = _text(code)
+        self.type, self.code, self.request_id = _text(type), _text(code), _text(request_id)
         self.status = status if isinstance(status, int) else None
         self.retry_after = retry_after if isinstance(retry_after, int | float) else None
-        self.request_id = _text(request_id)
         self.usage = usage
         self.place: tuple[int, int] | None = None  # the message, and the block in it, that the error names
 
@@ -106,6 +105,14 @@ class Model(Protocol):
     def propose(self, request: ModelRequest) -> ModelReply | Awaitable[ModelReply]:
         """Build the reply to a request; raises ProviderError if there is no usable reply."""
         ...
+
+
+def send_text(model: Model, request: ModelRequest, text: str) -> None:
+    """Pass a piece of the reply's text to the listeners; "" reports other progress to `on_text`."""
+    if request.on_text is not None:
+        request.on_text(text)
+    if text:
+        text_streamed.send_robust(type(model), run_id=request.run_id, step=request.step, text=text)
 
 
 def call_model(model: Model, request: ModelRequest, check: Callable[[], None] = lambda: None) -> ModelReply:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from agentruns.providers import schemas
 from agentruns.providers.base import REFUSING, Disposition, ModelReply, ModelRequest, ProviderError
-from agentruns.signals import text_streamed
 from agentruns.utils.forks import keep, without_connections
 
 _CREDENTIALS = ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token")
@@ -123,13 +122,6 @@ class SDKModel:
         if seconds is not None:
             given["timeout"] = import_module(self.package).Timeout(seconds, connect=min(seconds, 5.0))
         return {"model": self.name, **given, "extra_body": rest}
-
-    def send_text(self, request: ModelRequest, text: str) -> None:
-        """Pass a piece of the reply's text to the listeners; "" reports other progress to `on_text`."""
-        if request.on_text is not None:
-            request.on_text(text)
-        if text:
-            text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=text)
 
 
 def refuse(params: Iterable[str], reserved: frozenset[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from agentruns.providers import chat, responses
-from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, provider_tools
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, provider_tools, send_text
 from agentruns.providers.blocks import usage_of
 from agentruns.providers.chat import QUIRKS
 from agentruns.providers.failures import Answer, SDKModel, plain, refuse
@@ -122,7 +122,7 @@ class OpenAIModel(SDKModel):
             for event in stream:
                 text = collected.add(plain(event))
                 answer.raw = collected.raw
-                self.send_text(request, text)
+                send_text(self, request, text)
         return answer.complete(collected.whole())
 
     def make_client(self) -> Any:

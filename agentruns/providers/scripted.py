@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from agentruns.providers.base import ModelReply, ModelRequest, ProviderError
-from agentruns.signals import text_streamed
+from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, send_text
 
 Turn = dict[str, Any] | ModelReply | Callable[[ModelRequest], Any]
 
@@ -88,9 +87,7 @@ class ScriptedModel:
             said = " ".join(block["text"] for block in reply.content if block["type"] == "text")
             for word in re.findall(r"\S+\s*", said):
                 time.sleep(self.pace)
-                text_streamed.send_robust(type(self), run_id=request.run_id, step=request.step, text=word)
-                if request.on_text is not None:
-                    request.on_text(word)
+                send_text(self, request, word)
         return reply
 
 

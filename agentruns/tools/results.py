@@ -117,19 +117,13 @@ class _Walk:
 
     def foreign(self, value: Any) -> Any:
         """Convert dates, decimals, models, dataclasses and the like to JSON as pydantic does."""
-        odd: list[Any] = []
-
-        def fallback(part: Any) -> Any:
-            odd.append(part)
-            return _text(part)
-
         try:
             if isinstance(value, BaseModel):
-                plain = dumped(_model_adapter(type(value)), [value], fallback=fallback)[0]
-            else:
-                plain = to_jsonable_python(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
-                text = to_json(value, by_alias=True, inf_nan_mode="constants", fallback=fallback)
-                json.loads(text, object_pairs_hook=_distinct)
+                return dumped(_model_adapter(type(value)), [value], fallback=self.text)[0]
+            plain = to_jsonable_python(value, by_alias=True, inf_nan_mode="constants", fallback=self.text)
+            text = to_json(value, by_alias=True, inf_nan_mode="constants", fallback=self.text)
+            json.loads(text, object_pairs_hook=_distinct)
+            return plain
         except Exception:
             kind = type(value)
             names = getattr(kind, "__pydantic_fields__", None) or getattr(kind, "__dataclass_fields__", None)
@@ -137,8 +131,6 @@ class _Walk:
                 if names:
                     return {name: getattr(value, name) for name in names}
             return self.text(value)
-        self.stringified = self.stringified or bool(odd)
-        return plain
 
     def text(self, value: Any) -> str:
         self.stringified = True

@@ -78,16 +78,14 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
         kind = validator_for(schema)
 
         def pattern(validator: Any, pattern: str, given: Any, schema: Any) -> Iterator[Any]:
-            matches = _matcher(pattern, len(given)) if isinstance(given, str) else None
-            if matches is not None and not matches(given):
+            if isinstance(given, str) and _matches(pattern, given) is False:
                 yield ValidationError(f"{given!r} does not match {pattern!r}")
 
         def properties(validator: Any, patterns: dict[str, Any], given: Any, schema: Any) -> Iterator[Any]:
             for pattern, inner in patterns.items() if isinstance(given, dict) else ():
                 for name in given:
                     _work.get().spend("pattern", pattern, name)
-                    matches = _matcher(pattern, len(name))
-                    if matches is not None and matches(name):
+                    if _matches(pattern, name):
                         yield from validator.descend(given[name], inner, path=name, schema_path=pattern)
 
         def additional(validator: Any, allowed: Any, given: Any, schema: Any) -> Iterator[Any]:
@@ -95,11 +93,8 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
                 yield from kind.VALIDATORS["additionalProperties"](validator, allowed, given, schema)
 
         def unique(validator: Any, wanted: Any, given: Any, schema: Any) -> Iterator[Any]:
-            if (
-                wanted
-                and isinstance(given, list)
-                and len({canonical.dumps(_equal(each)) for each in given}) < len(given)
-            ):
+            items = given if wanted and isinstance(given, list) else []
+            if len({canonical.dumps(_equal(each)) for each in items}) < len(items):
                 yield ValidationError(f"{given!r} has non-unique elements")
 
         def counted(word: str, check: Any, validator: Any, keyword: Any, given: Any, schema: Any) -> Any:
@@ -114,9 +109,7 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
 
         def evolve(self: Any, **changes: Any) -> Any:
             # The original would validate a part that has its own `$schema` without our keywords.
-            return made(
-                **{alias: getattr(self, name) for alias, name in fields if alias not in changes}, **changes
-            )
+            return made(**{**{alias: getattr(self, name) for alias, name in fields}, **changes})
 
         fields = [(each.alias, each.name) for each in made.__attrs_attrs__ if each.init]
         made.evolve = evolve
@@ -127,10 +120,9 @@ def arguments_model(name: str, schema: dict[str, Any], *, quotes: bool) -> type[
         try:
             errors = [*islice(validator().iter_errors(given), _SHOWN_ERRORS)]
         except _TooMuchWork:
-            text = (
+            raise ValueError(
                 f"to check these arguments by the schema of {name} takes too long: give fewer or smaller ones"
-            )
-            raise ValueError(text) from None
+            ) from None
         except Exception as error:
             raise ValueError(f"the schema of {name} cannot be used: {one_line(str(error))}") from None
         finally:
@@ -158,14 +150,12 @@ def _equal(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _matcher(pattern: str, length: int) -> Callable[[Any], bool] | None:
-    """Build a predicate that searches a text of this length for the pattern; None if that may take long.
-
-    None as well for a pattern that Rust's engine cannot match.
-    """
+def _matches(pattern: str, text: str) -> bool | None:
+    """Search a text for a pattern; None if that may take long, or if Rust's engine cannot match it."""
     counts = [max(map(int, filter(None, each))) for each in re.findall(r"\{(\d+),?(\d*)\}", pattern)]
-    is_quick = len(pattern) * math.prod(counts) * length <= MOST_MATCHED
-    return _compiled(pattern) if is_quick else None
+    is_quick = len(pattern) * math.prod(counts) * len(text) <= MOST_MATCHED
+    matches = _compiled(pattern) if is_quick else None
+    return None if matches is None else matches(text)
 
 
 @cache
