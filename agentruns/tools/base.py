@@ -22,7 +22,7 @@ from agentruns.exceptions import ToolRefused
 from agentruns.tools import finite
 from agentruns.tools.card import MASK, call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
-from agentruns.tools.options import Gate, Options, Risk, ToolKeywords, as_names, as_refusals, as_seconds
+from agentruns.tools.options import Gate, Options, Risk, ToolKeywords
 from agentruns.tools.refusals import Refusal, is_refusal
 from agentruns.tools.results import SameKeyError, dumped, to_jsonable
 from agentruns.tools.signature import Signature, signature_of
@@ -360,26 +360,11 @@ def tool(
     contradict each other, and for a parameter whose values could not be shown, stored and read back
     unchanged.
     """
-    options = Options(
-        requires_approval=requires_approval,
-        approvers=approvers,
-        approvals=approvals,
-        expires_in=expires_in,
-        risk=risk,
-        describe=describe,
-        preview=preview,
-        safe_to_retry=safe_to_retry,
-        transactional=transactional,
-        reconcile=reconcile,
-        parallel=parallel,
-        timeout=as_seconds(timeout),
-        sensitive=as_names(sensitive),
-        sensitive_results=as_names(sensitive_results, "sensitive_results", "members of the result"),
-        refuses=as_refusals(refuses),
-        sent_max=sent_max,
-    )
+    options = {**locals()}  # the arguments of this call; all but three are options
+    for argument in ("fn", "name", "description"):
+        del options[argument]
+    given: Any = {"name": name, "description": description, "options": Options.of(options)}
     # The caller's local names, for types that are defined beside the tool inside a function.
-    given: Any = {"name": name, "description": description, "options": options}
     declare: Any = partial(declared, **given, local_names=sys._getframe(1).f_locals)
     return declare if fn is None else declare(fn)
 

@@ -75,6 +75,25 @@ class Options:
     # Called once in a drive, before the first call: returns why the run must wait, or "".
     ready: Callable[[Any], str] | None = None
 
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Options:
+        """Build options from keywords of `@tool`; raises TypeError for one that cannot be converted."""
+        timeout, refuses = given.get("timeout"), given.get("refuses", ())
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
+        elif isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
+            raise TypeError(f"timeout must be seconds or a timedelta, not {timeout!r}.")
+        if isinstance(refuses, type) or not isinstance(refuses, Iterable):
+            refuses = [refuses]  # one of them
+        members = given.get("sensitive_results", ())
+        made = {
+            "timeout": timeout,
+            "refuses": tuple(refuses),
+            "sensitive": as_names(given.get("sensitive", ())),
+            "sensitive_results": as_names(members, "sensitive_results", "members of the result"),
+        }
+        return cls(**{**given, **made})
+
     @property
     def recovery(self) -> Recovery:
         """The rule for a call that was started and has no result."""
@@ -163,20 +182,6 @@ class Options:
             yield (
                 "parallel requires safe_to_retry. Calls that run together can all be in doubt after a crash."
             )
-
-
-def as_seconds(timeout: object) -> float | None:
-    """Convert a number or timedelta to seconds; None stays None. Raises TypeError for anything else."""
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
-        return timeout
-    raise TypeError(f"timeout must be seconds or a timedelta, not {timeout!r}.")
-
-
-def as_refusals(refuses: object) -> tuple[Any, ...]:
-    """Convert one refusal, or several, to a tuple."""
-    return tuple(refuses) if isinstance(refuses, Iterable) and not isinstance(refuses, type) else (refuses,)
 
 
 def as_names(given: object, option: str = "sensitive", what: str = "parameter names") -> tuple[str, ...]:

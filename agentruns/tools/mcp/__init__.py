@@ -20,7 +20,7 @@ from agentruns.tools.context import ToolContext
 from agentruns.tools.mcp import client
 from agentruns.tools.mcp.arguments import arguments_model
 from agentruns.tools.mcp.client import Listed, McpChanged, McpError
-from agentruns.tools.options import Options, as_names, as_refusals, as_seconds
+from agentruns.tools.options import Options, as_names
 from agentruns.tools.signature import Signature
 from agentruns.utils import json as canonical
 from agentruns.utils.calls import arity_mistake, call
@@ -37,7 +37,7 @@ TIMEOUT = 60.0
 NAMED = 64  # characters of a tool's name
 _PREFIX = re.compile("[a-zA-Z0-9_-]{1,40}")
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-_REFUSED_OPTIONS = ("name", "description", "transactional")
+_REFUSED_OPTIONS = ("name", "description", "transactional", "origin", "ready")
 
 Headers = Mapping[str, str] | Callable[[ToolContext], Mapping[str, str]] | None
 
@@ -220,20 +220,17 @@ def _tool(
         given["safe_to_retry"] = True
     if not given.get("safe_to_retry") and given.get("parallel") is True:  # meant for the other tools
         del given["parallel"]
-    given["timeout"] = as_seconds(given["timeout"])
-    given["sensitive"] = tuple(each for each in as_names(given.get("sensitive", ())) if each in properties)
-    given["sensitive_results"] = as_names(given.get("sensitive_results", ()), "sensitive_results", "members")
-    given["refuses"] = as_refusals(given.get("refuses", ()))
+    given["sensitive"] = [each for each in as_names(given.get("sensitive", ())) if each in properties]
     origin = {"server": server.name, "tool": original, "at": server.target.shown, "hints": hints}
-    options = Options(**given, origin=origin, ready=server.ready)
+    options = Options.of({**given, "origin": origin, "ready": server.ready})
     name = re.sub("[^a-zA-Z0-9_-]", "_", f"{server.name}__{original}")[:NAMED]
     options.check(name, is_async=False, parameters=properties)
     if reads:  # options about approval are meant for the other tools
         options.requires_approval = False
     about = declared.get("description") or declared.get("title") or ""
-    arguments = arguments_model(name, schema, quotes=not given["sensitive"])
+    arguments = arguments_model(name, schema, quotes=not options.sensitive)
     signature = Signature(arguments, {"arguments": "root"}, "ctx", about, schema, None)
-    return Tool(partial(server.send, original, given["timeout"]), name, about, signature, options)
+    return Tool(partial(server.send, original, options.timeout), name, about, signature, options)
 
 
 def _locked(declared: Mapping[str, Any]) -> dict[str, Any]:
