@@ -137,17 +137,12 @@ def check_reply(reply: object) -> ModelReply:
         raise ProviderError(UNUSABLE.format(why=why), type="invalid_reply")
     if not isinstance(reply.model, str) or not isinstance(reply.request_id, str):
         reply = replace(reply, model=_text(reply.model), request_id=_text(reply.request_id))
+    known: dict[str, Any] = {"usage": reply.usage or None, "request_id": reply.request_id}
     if reply.stop_reason is None:
-        raise ProviderError(
-            "The reply was cut off: it has no stop_reason.",
-            disposition="retry",
-            type="incomplete_reply",
-            request_id=reply.request_id,
-            usage=reply.usage,
-        )
+        text = "The reply was cut off: it has no stop_reason."
+        raise ProviderError(text, disposition="retry", type="incomplete_reply", **known)
     if why := _why_unusable(reply):
-        text, usage = UNUSABLE.format(why=why), reply.usage or None
-        raise ProviderError(text, type="invalid_reply", usage=usage, request_id=reply.request_id)
+        raise ProviderError(UNUSABLE.format(why=why), type="invalid_reply", **known)
     has_calls = any(block["type"] == "tool_use" for block in reply.content)
     if has_calls and reply.stop_reason == "end_turn":  # as some gateways say
         reply = replace(reply, stop_reason="tool_use")

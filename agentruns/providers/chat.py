@@ -116,11 +116,7 @@ def _joined(first: Any, second: Any) -> Any:
     """Join the contents of two messages: two texts to a text, else to a list of parts."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
-    return [
-        part
-        for content in (first, second)
-        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
-    ]
+    return [part for content in (first, second) for part in blocks.blocks_of({"content": content})]
 
 
 def _part(block: Block, identity: str) -> Block:

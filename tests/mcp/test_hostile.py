@@ -406,6 +406,13 @@ def test_what_a_server_was_given_is_in_none_of_its_errors(
     assert "sesame" not in shown and "secret" not in shown
 
 
+def test_each_value_of_a_query_is_a_secret() -> None:
+    """Also of a name that stands there twice."""
+    target = client.Target(url="http://user:first-secret@host/mcp?key=second-secret&key=third-secret")
+    hidden = client.secrets_of(target, {}).hide("first-secret second-secret third-secret")
+    assert "secret" not in hidden
+
+
 @pytest.mark.parametrize(
     ("name", "given", "sent"), [("unread", {}, 2), ("status", {"size": 403, "text": "[" * 100_000}, 1)]
 )
