@@ -6,18 +6,9 @@ import copy
 import re
 from typing import Any, Literal
 
-from agentruns.providers import window
+from agentruns.providers import blocks, window
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, check_reply, send_text
-from agentruns.providers.blocks import (
-    blocks_of,
-    check_pieces,
-    for_claude,
-    is_nothing,
-    unreadable,
-    whole_object,
-)
 from agentruns.providers.failures import Answer, SDKModel, classify, of_status, plain, refuse
-from agentruns.providers.window import Compact
 from agentruns.utils import json as canonical
 
 DEFAULT_MAX_TOKENS = 8192
@@ -66,7 +57,7 @@ class AnthropicModel(SDKModel):
         timeout: float | None = None,
         streaming: bool = True,
         cache: Literal["5m", "1h"] | None = "5m",
-        compact: Compact | None = None,
+        compact: window.Compact | None = None,
         context_window: int | None = None,
     ) -> None:
         super().__init__(name, client, timeout, streaming)
@@ -87,8 +78,9 @@ class AnthropicModel(SDKModel):
 
     def place_in(self, request: ModelRequest, text: str) -> tuple[int, int] | None:
         """Find the place in the request, unless the messages were sent in another form."""
-        named, sent = _PLACE.search(text), for_claude(request.messages, request.params.get("thinking"))[0]
-        sizes = ([len(blocks_of(message)) for message in each] for each in (sent, request.messages))
+        sent = blocks.for_claude(request.messages, request.params.get("thinking"))[0]
+        named = _PLACE.search(text)
+        sizes = ([len(blocks.blocks_of(message)) for message in each] for each in (sent, request.messages))
         is_same = self.compact is None and len({*map(tuple, sizes)}) == 1
         return (int(named[1]), int(named[2])) if named and is_same else None
 
@@ -117,7 +109,7 @@ class AnthropicModel(SDKModel):
                 if event.type == "message_start":
                     answer.raw = stream.current_message_snapshot
                 elif event.type == "content_block_start" and event.index != len(answer.raw.content) - 1:
-                    raise unreadable()  # the SDK would give one block's pieces to another
+                    raise blocks.unreadable()  # the SDK would give one block's pieces to another
                 elif delta is not None and delta.delta.type == "input_json_delta":
                     inputs[event.index] = inputs.get(event.index, "") + event.delta.partial_json
                 send_text(self, request, event.text if event.type == "text" else "")
@@ -128,10 +120,10 @@ class AnthropicModel(SDKModel):
                     if block.type == "tool_use":
                         # The text of an incomplete input, from which the SDK would make a smaller object.
                         text = inputs.get(index)
-                        given = text if text and whole_object(text) is None else block.input
+                        given = text if text and blocks.whole_object(text) is None else block.input
                         calls.append((block.name, text or given))
-                        block.input = {} if is_nothing(given) else given
-                check_pieces(calls, request.tools)
+                        block.input = {} if blocks.is_nothing(given) else given
+                blocks.check_pieces(calls, request.tools)
             return _reply(message, stream.request_id)
 
     def _messages(self, body: dict[str, Any]) -> Any:
@@ -211,7 +203,7 @@ class AnthropicModel(SDKModel):
 def _body(request: ModelRequest) -> dict[str, Any]:
     """Build the JSON of a request without the model's name; raises TypeError for unusable parameters."""
     refuse(request.params, _RESERVED)
-    messages, thinking = for_claude(request.messages, request.params.get("thinking"))
+    messages, thinking = blocks.for_claude(request.messages, request.params.get("thinking"))
     body = {"max_tokens": DEFAULT_MAX_TOKENS, **request.params, "messages": messages}
     if thinking is not None:
         body["thinking"] = thinking
@@ -237,15 +229,8 @@ def _reply(message: Any, request_id: str | None) -> ModelReply:
     data = plain(message)
     if not isinstance(data.get("content"), list):
         raise ProviderError("The answer is not a message.", disposition="retry", type="invalid_reply")
-    return check_reply(
-        ModelReply(
-            content=data["content"],
-            stop_reason=data.get("stop_reason"),
-            usage=data.get("usage") or {},
-            model=str(data.get("model") or ""),
-            request_id=request_id or "",
-        )
-    )
+    usage, model = data.get("usage") or {}, str(data.get("model") or "")
+    return check_reply(ModelReply(data["content"], data.get("stop_reason"), usage, model, request_id or ""))
 
 
 def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
@@ -259,8 +244,8 @@ def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
     # Without tools the first reply is the last one, unless the session continues.
     is_repeated = body.get("tools") or len(body["messages"]) > 1
     # In messages too, where `compact` may have set them.
-    blocks = [block for message in body["messages"] for block in message["content"]]
-    if not is_repeated or any("cache_control" in each for each in (body, *body.get("tools", []), *blocks)):
+    sent = [block for message in body["messages"] for block in message["content"]]
+    if not is_repeated or any("cache_control" in each for each in (body, *body.get("tools", []), *sent)):
         return body
     mark = {"cache_control": {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
     result = dict(body)
@@ -271,7 +256,7 @@ def marked(body: dict[str, Any], ttl: str = "5m") -> dict[str, Any]:
     messages = list(body["messages"])
     users = [position for position, message in enumerate(messages) if message["role"] == "user"]
     for position in users[-2:]:
-        content = [*blocks_of(messages[position])]
+        content = [*blocks.blocks_of(messages[position])]
         if content and content[-1].get("type") in MARKABLE:
             content[-1] = {**content[-1], **mark}
         messages[position] = {**messages[position], "content": content}

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from agentruns.providers import chat, responses
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, provider_tools, send_text
 from agentruns.providers.blocks import usage_of
-from agentruns.providers.chat import QUIRKS
 from agentruns.providers.failures import Answer, SDKModel, plain, refuse
 from agentruns.utils import json as canonical
 
@@ -61,7 +60,7 @@ class OpenAIModel(SDKModel):
         self.provider = provider
         self.params = params
         own = re.sub(r"\W", "_", provider.upper(), flags=re.ASCII)
-        self._quirks = QUIRKS.get(provider, chat.Quirks(key=f"{own}_API_KEY"))
+        self._quirks = chat.QUIRKS.get(provider, chat.Quirks(key=f"{own}_API_KEY"))
         self._api = api
         self._base_url = base_url or self._quirks.base_url
         self._api_key = api_key

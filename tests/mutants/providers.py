@@ -116,7 +116,7 @@ MUTANTS = [
         Edit(RESPONSES, "any(each != wholes[0] for each in wholes)", "False"),
         "providers/test_streams.py::test_a_response_that_leaves_a_doubt_is_asked_again"),
     mutant("providers: half an input of Claude's does not run",
-        Edit(CLAUDE, "text if text and whole_object(text) is None else block.input", "block.input"),
+        Edit(CLAUDE, "text if text and blocks.whole_object(text) is None else block.input", "block.input"),
         "providers/test_streams.py::test_an_input_that_lacks_its_end_is_for_the_gate_to_refuse"),
     mutant("providers: blocks that begin in another order are asked for again",
         Edit(CLAUDE, "event.index != len(answer.raw.content) - 1", "event.index < 0"),
