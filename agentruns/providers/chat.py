@@ -62,8 +62,7 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
         if message["role"] != "assistant":
             asked, last = _asked(message, identity), found["messages"][-1:]
             if [each["role"] for each in (*last, *asked[:1])] == ["user", "user"]:  # templates want turns
-                asked[0] = {"role": "user", "content": _joined(last[0]["content"], asked[0]["content"])}
-                found["messages"].pop()
+                last[0]["content"] = _joined(last[0]["content"], asked.pop(0)["content"])
             found["messages"] += asked
             continue
         texts, calls, extras = [], [], dict[str, Block]()

@@ -81,9 +81,8 @@ def _function(name: str, text: str, *, of: str = "") -> Callable[[], Callable[..
     The function's name is `of`, or `name` if `of` is "". `text` is the fixture's docstring.
     """
 
-    def function() -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(import_module("agentruns.testing"), of or name)
-        return found
+    def function() -> Any:
+        return getattr(import_module("agentruns.testing"), of or name)
 
     function.__doc__ = text
     return pytest.fixture(function, name=name)

@@ -57,11 +57,8 @@ def http_refusal(error: Exception) -> bool:
     response = getattr(error, "response", None)
     if any(getattr(each, "history", None) for each in (response, error)):
         return False
-    kept = (
-        getattr(response, "status_code", None),
-        getattr(error, "status_code", None),
-        getattr(error, "status", None),
-    )
+    places = ((response, "status_code"), (error, "status_code"), (error, "status"))
+    kept = (getattr(holder, name, None) for holder, name in places)
     status = next((each for each in kept if isinstance(each, int)), 0)
     return 400 <= status < 500 and status not in UNDECIDED
 
