@@ -129,8 +129,5 @@ setting_changed.connect(settings.forget)
 
 def unknown_names() -> list[str]:
     """List the AGENTRUNS_* names in the project's settings that this package does not have."""
-    return sorted(
-        name
-        for name in dir(django_settings)
-        if name.startswith("AGENTRUNS_") and name.removeprefix("AGENTRUNS_") not in DEFAULTS
-    )
+    unknown = {*dir(django_settings)} - {f"AGENTRUNS_{name}" for name in DEFAULTS}
+    return sorted(name for name in unknown if name.startswith("AGENTRUNS_"))

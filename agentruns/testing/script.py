@@ -175,8 +175,7 @@ def _tool_result(block: dict[str, Any], where: str) -> None:
     content = block.get("content", "")
     if isinstance(content, str):
         return
-    is_list = isinstance(content, list)
-    _require(is_list, where, "the content of a tool_result is a string or a list of blocks")
+    _require(isinstance(content, list), where, "the content of a tool_result is a string or a list of blocks")
     for position, inner in enumerate(content):
         at = f"{where}.content.{position}"
         if (kind := _typed(inner, at)) == "text":
