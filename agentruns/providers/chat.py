@@ -62,7 +62,10 @@ def body(request: ModelRequest, params: dict[str, Any], identity: str, quirks: Q
         if message["role"] != "assistant":
             asked, last = _asked(message, identity), found["messages"][-1:]
             if [each["role"] for each in (*last, *asked[:1])] == ["user", "user"]:  # templates want turns
-                last[0]["content"] = _joined(last[0]["content"], asked.pop(0)["content"])
+                both = last[0]["content"], asked.pop(0)["content"]
+                is_text = all(isinstance(content, str) for content in both)
+                parts = [part for content in both for part in blocks.blocks_of({"content": content})]
+                last[0]["content"] = "\n\n".join(both) if is_text else parts
             found["messages"] += asked
             continue
         texts, calls, extras = [], [], dict[str, Block]()
@@ -109,13 +112,6 @@ def _asked(message: Block, identity: str) -> list[Block]:
     is_text = all(part["type"] == "text" for part in said)  # every server accepts a plain text
     whole: Any = "\n\n".join(part["text"] for part in said) if is_text else said
     return [*answers, {"role": "user", "content": whole}] if said else answers
-
-
-def _joined(first: Any, second: Any) -> Any:
-    """Join the contents of two messages: two texts to a text, else to a list of parts."""
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    return [part for content in (first, second) for part in blocks.blocks_of({"content": content})]
 
 
 def _part(block: Block, identity: str) -> Block:
