@@ -24,6 +24,7 @@ from agentruns.journal.payloads import instructions_of
 from agentruns.journal.read import definition_body, rows_until, session_rows
 from agentruns.journal.verify import check
 from agentruns.models import Run
+from agentruns.models.statuses import Orphan
 from agentruns.providers.attachments import limits_of
 from agentruns.providers.base import Model, ModelReply, ModelRequest, call_model
 from agentruns.providers.names import model_identity, resolve
@@ -79,7 +80,7 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
                 "attempt": call.attempt,
                 "started_at": timestamp(call.started_at) if call.started_at else None,
                 "outcome": call.outcome or None,
-                "in_doubt": call.in_doubt or (call.orphan == "held" and call.is_open),
+                "in_doubt": call.in_doubt or (call.orphan == Orphan.HELD and call.is_open),
                 "approval": (card := call.approval)
                 and {"id": str(card.id), "status": card.status, "approved_by": card.names},
             }

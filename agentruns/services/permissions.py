@@ -46,6 +46,7 @@ from agentruns.journal.policy import (
 )
 from agentruns.models import Approval, Message, Run, SessionBearer, StartCount
 from agentruns.models.parts import HAS
+from agentruns.models.statuses import Verb
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock
 from agentruns.utils.bounds import NAME_LENGTH
@@ -187,7 +188,7 @@ def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str
 
 
 def require_decide(
-    actor: Any, approval: Approval, arguments: dict[str, Any] | None = None, verb: str = "approve"
+    actor: Any, approval: Approval, arguments: dict[str, Any] | None = None, verb: str = Verb.APPROVE
 ) -> None:
     """Raise PermissionDeniedError unless the actor may decide an approval, with edited `arguments` if given.
 
@@ -279,7 +280,7 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, dict[str, str]]:
         given = people[approval.pk]
         if "arguments" in facts.get(HAS, ()):  # an edit voids earlier approvals
             given.clear()
-        if facts.get("verb") == "approve":
+        if facts.get("verb") == Verb.APPROVE:
             actor = facts.get("actor") or events.PROGRAM
             given[str(actor["id"])] = actor.get("by", "")
         for key in facts.get("voided", ()):

@@ -26,6 +26,7 @@ from agentruns.journal.read import read_rows
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval, Message, Run, SessionBearer
 from agentruns.models.kinds import Kind, P
+from agentruns.models.statuses import ApprovalStatus, Verb
 from agentruns.services import permissions
 from agentruns.services.runs.write import write
 from agentruns.tools import InvalidArguments, to_jsonable
@@ -87,7 +88,7 @@ def approve(
             raise ApprovalStateError(text % {"why": gone[pending.editor]})
         by, who = events.actor_ref(actor), events.actor_ref(actor) or events.PROGRAM
         payload = events.ApprovalDecided(
-            verb="approve", digest=pending.digest, actor=by, reason=reason, channel=channel
+            verb=Verb.APPROVE, digest=pending.digest, actor=by, reason=reason, channel=channel
         )
         if edit is not None:
             shown = mask_of(run).arguments(call.tool, call.arguments)
@@ -133,11 +134,13 @@ def deny(
         text = _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         raise ApprovalStateError(text)
     approval = find_approval(approval_id)
-    permissions.require_decide(actor, approval, verb="deny")
+    permissions.require_decide(actor, approval, verb=Verb.DENY)
 
     def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
         who = events.actor_ref(actor)
-        return {"verb": "deny", "digest": pending.digest, "actor": who, "reason": reason, "channel": channel}
+        return events.ApprovalDecided(
+            verb=Verb.DENY, digest=pending.digest, actor=who, reason=reason, channel=channel
+        )
 
     return _decide(events.APPROVAL_DECIDED, actor, approval, digest, payload_of)
 
@@ -154,7 +157,7 @@ def answer(
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
     approval = find_approval(approval_id)
-    permissions.require_decide(actor, approval, verb="answer")
+    permissions.require_decide(actor, approval, verb=Verb.ANSWER)
 
     def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
         if approval.approvers == REQUESTER and actor is not None and not pending.only_answers:
@@ -165,14 +168,9 @@ def answer(
             named = one_line(", ".join(map(repr, choices)))
             raise ApprovalStateError(_("The question takes only one of its choices: %s.") % named)
         who = events.actor_ref(actor)
-        return {
-            "verb": "answer",
-            "digest": pending.digest,
-            "text": text,
-            "actor": who,
-            "reason": "",
-            "channel": channel,
-        }
+        return events.ApprovalDecided(
+            verb=Verb.ANSWER, digest=pending.digest, text=text, actor=who, reason="", channel=channel
+        )
 
     return _decide(events.APPROVAL_DECIDED, actor, approval, digest, payload_of)
 
@@ -231,14 +229,14 @@ def expire_due() -> int:
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
             ended.discard(approval.pk)  # if the previous try was rolled back
             call = batch.state.run.calls.get(approval.call_id)
-            if call is None or call.approval is None or call.approval.status != "pending":
+            if call is None or call.approval is None or call.approval.status != ApprovalStatus.PENDING:
                 return
             if call.approval.expires_at != approval.expires_at:  # given more time since it was found
                 return
             if run.is_ended or batch.state.run.cancel_requested:
                 return
             payload = events.ApprovalDecided(
-                verb="expire", digest=call.approval.digest, actor=None, channel="expiry"
+                verb=Verb.EXPIRE, digest=call.approval.digest, actor=None, channel="expiry"
             )
             batch.add(events.APPROVAL_DECIDED, payload, call=call)
             ended.add(approval.pk)
@@ -316,7 +314,7 @@ def _decide(
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(approval.call_id)
         pending = call.approval if call is not None else None
-        if pending is None or pending.status != "pending" or approval.status != Approval.Status.PENDING:
+        if pending is None or {pending.status, approval.status} != {ApprovalStatus.PENDING}:
             now = find_approval(approval.pk)
             if now.status != Approval.Status.PENDING:
                 by = now.decided_by_name or _("nobody")

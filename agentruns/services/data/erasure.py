@@ -30,6 +30,7 @@ from agentruns.journal.verify import History
 from agentruns.models import Approval, ContextValue, Draft, Message, Review, Run, Session
 from agentruns.models.kinds import split
 from agentruns.models.parts import ERASED
+from agentruns.models.statuses import Outcome, Verb
 from agentruns.services import permissions
 from agentruns.services.data.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
 from agentruns.services.runs.lifecycle import list_runs
@@ -493,14 +494,14 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                 held.add(("asked", call))
             case events.APPROVAL_DECIDED:
                 held.add(("asked" if "arguments" in payload else "decided", call))
-                if payload["verb"] != "approve":
+                if payload["verb"] != Verb.APPROVE:
                     held |= {("returned", call), ("denied", *digests.get(call, (call,)))}
             case events.TOOL_RESULT:
                 held |= {("returned", call), ("returned", read.get(call) or call)}
                 outcome = payload["outcome"] if row.attempt == 0 else ""
-                if payload.get("edited") is not None or outcome == "error":  # names the invalid arguments
-                    held.add(("asked", call))
-                if outcome == "denied":  # perhaps for the reason of an earlier denial
+                if outcome == Outcome.ERROR or payload.get("edited") is not None:
+                    held.add(("asked", call))  # an error names the invalid arguments
+                if outcome == Outcome.DENIED:  # perhaps for the reason of an earlier denial
                     held.add(("denied", *digests.get(call, (call,))))
             case events.LATE_RESULT | events.ORPHAN_FOUND | events.ORPHAN_RESOLVED:
                 held |= {("returned", call), ("returned", read.get(call) or call)}

@@ -19,6 +19,7 @@ from agentruns.journal.fold import RunState
 from agentruns.journal.omissions import has_block, without
 from agentruns.journal.read import definition_body
 from agentruns.models import Message, Run
+from agentruns.models.statuses import Orphan, Outcome, Verdict
 from agentruns.services import permissions
 from agentruns.services.runs.requests import put_away, rendered, renders, request_again
 from agentruns.services.runs.submit import store_definition
@@ -26,7 +27,7 @@ from agentruns.services.runs.write import find_run, write
 from agentruns.tools import to_jsonable
 from agentruns.utils import clock
 
-ORPHAN_VERDICTS = ("occurred", "not_occurred", "unknown")
+ORPHAN_VERDICTS = tuple(Verdict)
 
 
 def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
@@ -229,7 +230,7 @@ def resolve_orphan(
         call = batch.state.run.calls.get(call_id)
         doubts = batch.state.doubts.items()  # of calls that were surfaced and have no clearing verdict
         tool = next((tool for tool, calls in doubts if calls.get(call_id) == run.pk), None)
-        held = call is not None and call.is_open and call.orphan == "held"
+        held = call is not None and call.is_open and call.orphan == Orphan.HELD
         if not held and tool is None:
             text = _("Call %(call)s of run %(run)s is not in doubt; there is nothing to decide.")
             raise RunStateError(text % {"call": call_id, "run": run.pk})
@@ -238,7 +239,7 @@ def resolve_orphan(
             raise RunStateError(text % {"run": run.pk})
         rows = Message.objects.using(settings.DATABASE)  # never a replica's, which may not have it yet
         late = rows.filter(run_id=run.pk, kind=events.LATE_RESULT, call_id=call_id)
-        for row in late if held and verdict == "not_occurred" else ():
+        for row in late if held and verdict == Verdict.NOT_OCCURRED else ():
             if not row.payload.get("never_entered") and not row.payload.get("is_error"):
                 text = _(
                     "Call %(call)s returned after its worker lost the run (row %(seq)s), so it did happen. "
@@ -251,9 +252,9 @@ def resolve_orphan(
         )
         if held and call is not None:
             batch.add(events.ORPHAN_RESOLVED, payload, call=call, attempt=call.attempt)
-            if verdict == "occurred":
-                batch.result(call, occurred, "ok", actor=events.actor_ref(actor))
-            elif verdict == "unknown":
+            if verdict == Verdict.OCCURRED:
+                batch.result(call, occurred, Outcome.OK, actor=events.actor_ref(actor))
+            elif verdict == Verdict.UNKNOWN:
                 in_doubt.surface(batch, call, actor)
         else:
             payload["result"] = occurred

@@ -26,6 +26,7 @@ from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.read import NAMING, definition_body, read_rows, rows_until
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
+from agentruns.models.statuses import Orphan, Outcome
 from agentruns.services import permissions
 from agentruns.services.runs import requests
 from agentruns.services.runs.control import agent_again
@@ -197,7 +198,7 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
     while home.origin_seq is not None and seq <= home.origin_seq:  # the last reply is only a copy there
         origin = Run.objects.using(alias).filter(pk__in=[home.origin_id]).first()
         if origin is None:  # pruned, and with it the outcome of the calls
-            return [Fate(call, "unknown") for call in calls]
+            return [Fate(call, Outcome.UNKNOWN) for call in calls]
         home = origin
     results, now = {}, deepcopy(state)
     after = messages.filter(run_id=home.pk, seq__gt=at, call_id__in=[call.id for call in calls])
@@ -212,14 +213,14 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
     for call in (now.calls[each.id] for each in calls):
         result = results.get(call.id)
         # The origin may have committed the effect of a transactional tool, or may yet.
-        in_flight = call.declares == "transactional" and call.is_open and call.orphan != "not_occurred"
+        in_flight = call.declares == "transactional" and call.is_open and call.orphan != Orphan.NOT_OCCURRED
         # In an import even calls that had not started when it was exported are unknown.
-        if result is not None and (call.attempt or call.outcome == "unknown"):
+        if result is not None and (call.attempt or call.outcome == Outcome.UNKNOWN):
             settled.append(Fate(call, call.outcome, result))
         elif call.may_have_happened or in_flight:
-            settled.append(Fate(call, "unknown"))
+            settled.append(Fate(call, Outcome.UNKNOWN))
         else:
-            settled.append(Fate(call, "cancelled", open_in=home.pk if call.is_open else None))
+            settled.append(Fate(call, Outcome.CANCELLED, open_in=home.pk if call.is_open else None))
     return settled
 
 
@@ -318,7 +319,7 @@ def write_end(
         if result is not None:
             copy(batch, result)
             continue
-        content = in_doubt.unknown_text(call) if outcome == "unknown" else NOT_EXECUTED
+        content = in_doubt.unknown_text(call) if outcome == Outcome.UNKNOWN else NOT_EXECUTED
         fate: events.ToolResult = {"content": content, "is_error": True, "outcome": outcome}
         if open_in is not None:
             fate["open_in"] = str(open_in)

@@ -31,6 +31,7 @@ from agentruns.journal.connection import require_no_transaction
 from agentruns.journal.store import MemoryStore, Store
 from agentruns.models import Approval, Run, Session
 from agentruns.models.run import RunQuerySet
+from agentruns.models.statuses import ApprovalStatus, Orphan
 from agentruns.services import permissions
 from agentruns.services.runs.requests import rendered, request_for, write_start
 from agentruns.services.runs.submit import get_or_start, submit
@@ -194,9 +195,9 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
     run = find_run(run_id)
     if state is None or state.next_seq != run.session.next_seq:
         state = load(alias, run.session_id, run.pk)
-    waits = any(call.approval and call.approval.status == "pending" for call in state.run.calls.values())
-    cards = Approval.objects.using(alias).filter(run=run, status=Approval.Status.PENDING)
-    held = [call for call in state.run.open_calls() if call.orphan == "held"]
+    statuses = {call.approval.status for call in state.run.calls.values() if call.approval}
+    cards = Approval.objects.using(alias).pending().filter(run=run).order_by("requested_at")
+    held = [call for call in state.run.open_calls() if call.orphan == Orphan.HELD]
     error, value = run.error, run.output
     if not error and run.status == Run.Status.ORPHANED:
         calls = ", ".join(f"{call.tool} ({call.id})" for call in held)
@@ -212,7 +213,7 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
         session_key=run.session.key,
         messages=state.conversation.settled_messages(),
         usage=run.usage,
-        pending=list(cards.order_by("requested_at")) if waits else [],
+        pending=list(cards) if ApprovalStatus.PENDING in statuses else [],
         orphans=[call.id for call in held],
         error=error,
     )
@@ -252,7 +253,7 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
             continue
         if call.attempt > 0 and not call.orphan:
             in_doubt.orphan(batch, call, tell_model=True, actor=actor)
-        elif call.orphan == "held":
+        elif call.orphan == Orphan.HELD:
             in_doubt.surface(batch, call, actor)
 
 

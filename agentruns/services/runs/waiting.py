@@ -23,6 +23,7 @@ from agentruns.journal.read import UNREADABLE, definition_body, read_rows, reada
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.querysets import ACTIVE
 from agentruns.models.run import SERVED, RunQuerySet
+from agentruns.models.statuses import Orphan, Verdict
 from agentruns.utils import clock
 
 STALLED = Q(status=Run.Status.RUNNING) & FREE
@@ -136,7 +137,7 @@ def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
     about = about.filter(session_id__in={*left.values()}).order_by("seq")
     # A copied row repeats a doubt of the fork's origin. Without copies each call belongs to one session.
     its = [row for row in readable_rows(about, contents=False) if events.COPIED not in row.payload]
-    unknown = {row.call_id for row in its if row.payload.get("verdict") == "unknown"}
+    unknown = {row.call_id for row in its if row.payload.get("verdict") == Verdict.UNKNOWN}
     doubtful = [row for row in uncleared_in(its) if row.run_id in left and row.call_id not in unknown]
     return [replace(_uncleared(row), text="") for row in sorted(doubtful, key=attrgetter("created_at"))]
 
@@ -244,7 +245,7 @@ def orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
     rows = Message.objects.using(alias).filter(run_id__in=[run.pk for run in runs], kind__in=kinds)
     last = {(row.run_id, row.call_id): row for row in readable_rows(rows.order_by("seq"))}
     for (run_id, call_id), row in last.items():
-        is_held = row.kind == events.ORPHAN_FOUND and row.payload.get("action") == "held"
+        is_held = row.kind == events.ORPHAN_FOUND and row.payload.get("action") == Orphan.HELD
         if is_held and (run_id, call_id) in open_calls:
             about = {"tool": row.tool_name, "attempt": row.attempt, "text": row.payload.get("evidence", "")}
             yield Wait(kind=ORPHAN, run_id=run_id, call_id=call_id, **about)

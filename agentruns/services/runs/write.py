@@ -19,6 +19,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import RunState
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
+from agentruns.models.statuses import RunStatus
 from agentruns.utils.db import in_transaction, readable
 from agentruns.utils.redaction import bound
 
@@ -92,7 +93,7 @@ def write(
             store.append(batch)
         elif epoch:
             raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
-        if batch.state.run.status == "active":
+        if batch.state.run.status == RunStatus.ACTIVE:
             notify_on_commit(alias, run.pk)
         return find_run(run_id)
 
