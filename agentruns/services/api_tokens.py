@@ -228,8 +228,7 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
     `may_revoke` lets the actor revoke the token.
     """
     token = find_token(token_id)
-    narrows = permissions.narrows
-    hides = not events.is_program(actor) and (narrows("visible") or narrows("visible_tokens"))
+    hides = permissions.hides(actor, "visible_tokens")
     if hides and not policy.visible_tokens(actor).filter(pk=token.pk).exists():
         raise NotFoundError(_("There is no API token %(id)s.") % {"id": token_id})
     if not may_revoke(actor, token):

@@ -30,20 +30,10 @@ from agentruns.exceptions import (
     RunStateError,
     SessionBusyError,
 )
-from agentruns.journal import events, masking
+from agentruns.journal import events, masking, policy
 from agentruns.journal.deciders import owner_by_rows, restore, why_not_decide
 from agentruns.journal.events import is_program
-from agentruns.journal.policy import (
-    ACTIONS,
-    Policy,
-    ask,
-    current,
-    groups_of,
-    is_somebody,
-    user_of_key,
-    visible_approvals,
-    visible_runs,
-)
+from agentruns.journal.policy import ask, groups_of, is_somebody, user_of_key, visible_approvals, visible_runs
 from agentruns.models import Approval, Message, Run, SessionBearer, StartCount
 from agentruns.models.parts import HAS
 from agentruns.models.statuses import Verb
@@ -73,14 +63,14 @@ def may(actor: Any, action: str, obj: Any = None) -> bool:
 
 def why_not(actor: Any, action: str) -> str:
     """Explain why a user was refused one of ACTIONS: a missing permission, or the project's policy."""
-    permission = ACTIONS[action][0]
+    permission = policy.ACTIONS[action][0]
     if actor.has_perm(permission):
         return _("The project's policy does not allow it.")
     return _("Permission %(permission)s is missing.") % {"permission": permission}
 
 
-def require(actor: Any, action: str, run: Run) -> None:
-    """Raise PermissionDeniedError unless the actor may do `action`, one of ACTIONS, to a run.
+def require(actor: Any, action: str, run: Run) -> Run:
+    """Raise PermissionDeniedError unless the actor may do `action`, one of ACTIONS, to a run; return the run.
 
     First sets the run's columns from its rows (`restore`). Raises DurableRunNotFoundError for a run that the
     project's own `visible` hides from the actor, JournalUnreadableError for damaged rows.
@@ -92,6 +82,7 @@ def require(actor: Any, action: str, run: Run) -> None:
         text = _("%(name)s may not do this to run %(run)s: %(why)s")
         facts = {"name": actor.get_username(), "run": run.pk, "why": why_not(actor, action)}
         raise PermissionDeniedError(text % facts)
+    return run
 
 
 def sees(actor: Any, run_id: UUID) -> bool:
@@ -137,14 +128,14 @@ def titled(actor: Any, sessions: Collection[UUID]) -> Collection[UUID]:
     return {*first.filter(run__in=visible_runs(actor)).values_list("session_id", flat=True)}
 
 
-def hides(actor: Any) -> bool:
-    """Check whether the project's own `visible` decides which runs the actor sees; False for the program."""
-    return not is_program(actor) and narrows("visible")
+def hides(actor: Any, method: str = "visible") -> bool:
+    """Check whether the project's `visible` or `method` decides what an actor sees; False for the program."""
+    return not is_program(actor) and (narrows("visible") or narrows(method))
 
 
 def narrows(method: str) -> bool:
     """Check whether the project's policy overrides the method with this name."""
-    return getattr(type(current()), method) is not getattr(Policy, method)
+    return getattr(type(policy.current()), method) is not getattr(policy.Policy, method)
 
 
 def require_somebody(actor: Any) -> None:
@@ -189,20 +180,19 @@ def context_again(user: Any, agent: Agent, last: Run, owner_id: Any) -> dict[str
 
 def require_decide(
     actor: Any, approval: Approval, arguments: dict[str, Any] | None = None, verb: str = Verb.APPROVE
-) -> None:
-    """Raise PermissionDeniedError unless the actor may decide an approval, with edited `arguments` if given.
+) -> Approval:
+    """Raise PermissionDeniedError unless the actor may decide an approval; return the approval.
 
-    `verb` is the intended decision. It matters for a call that the requester confirms: other users may only
-    deny it, and no user may edit or extend it. Raises NotFoundError for an approval that the project's policy
-    hides from the actor.
+    `arguments` are the edited ones, if the actor edits them. `verb` is the intended decision. It matters for
+    a call that the requester confirms: other users may only deny it, and no user may edit or extend it.
+    Raises NotFoundError for an approval that the project's policy hides from the actor.
     """
-    hides = not is_program(actor) and (narrows("visible") or narrows("visible_approvals"))
-    if hides and not visible_approvals(actor).filter(pk=approval.pk).exists():
+    if hides(actor, "visible_approvals") and not visible_approvals(actor).filter(pk=approval.pk).exists():
         raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval.pk})
     restore(approval.run)
-    why = why_not_decide(actor, approval, arguments, verb=verb)
-    if why:
+    if why := why_not_decide(actor, approval, arguments, verb=verb):
         raise PermissionDeniedError(why)
+    return approval
 
 
 def decidable(actor: Any, approvals: Iterable[Approval]) -> Iterator[Approval]:
@@ -297,7 +287,7 @@ def may_reveal(user: Any, shown: Approval | Run) -> bool:
     try:
         if narrows("can_reveal"):
             restore(shown.run if isinstance(shown, Approval) else shown)
-        return bool(current().can_reveal(user, shown))
+        return bool(policy.current().can_reveal(user, shown))
     except Exception:
         with masking.veiling(shown) as is_known:
             logger.error("The policy failed: nothing is revealed to user=%s", user.pk, exc_info=is_known)

@@ -152,7 +152,7 @@ DECISIONS = [
         Edit(CONTROL, "if not held and tool is None:", "if False:"),
         "db/test_executor.py::test_a_verdict_of_staff"),
     mutant("control: a verdict needs the permission",
-        Edit(CONTROL, '    permissions.require(actor, "resolve", run)\n', ""),
+        Edit(CONTROL, 'permissions.require(actor, "resolve", find_run(run_id))', "find_run(run_id)"),
         "db/test_executor.py::test_a_verdict_of_staff"),
     mutant("runs: a key stands for one task",
         Edit(SUBMIT, "        if not request.is_for(run):\n", "        if False:\n"),
@@ -168,7 +168,8 @@ DECISIONS = [
 OWN_PAGE = "masks/test_masks.py::test_a_projects_own_page_gets_an_approval_as_one_person_may_see_it"
 POLICY = [
     mutant("policy: who may not decide decides nothing",
-        Edit(PERMISSIONS, "    if why:\n        raise PermissionDeniedError(why)", "    pass"),
+        Edit(PERMISSIONS, "if why := why_not_decide(actor, approval, arguments, verb=verb):",
+             "if why := '':"),
         "db/test_decisions.py::test_who_may_not_decide_lets_nothing_run"),
     mutant("policy: the permission to decide",
         Edit(DECIDERS, 'if not ask("can", False, actor, "decide", approval):', "if False:"),
@@ -665,7 +666,7 @@ MADE = [
         Edit(CONTROL, "if not (run.is_ended or batch.epoch):", "if False:"),
         f"{REFUSED}what_cannot_be_left_out"),
     mutant("left out: only by who may resume the run",
-        Edit(CONTROL, 'permissions.require(actor, "resume", run)\n    its_runs', "its_runs"),
+        Edit(CONTROL, 'permissions.require(actor, "resume", find_run(run_id))', "find_run(run_id)"),
         f"{REFUSED}what_cannot_be_left_out"),
     mutant("left out: only what its reader may see",
         Edit(CONTROL, "not permissions.sees(actor, row.run_id)", "False"),

@@ -133,8 +133,7 @@ def deny(
     if not reason.strip():
         text = _("A denial needs a reason: it is passed to the model, so that it does not repeat the call.")
         raise ApprovalStateError(text)
-    approval = find_approval(approval_id)
-    permissions.require_decide(actor, approval, verb=Verb.DENY)
+    approval = permissions.require_decide(actor, find_approval(approval_id), verb=Verb.DENY)
 
     def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
         who = events.actor_ref(actor)
@@ -156,8 +155,7 @@ def answer(
     """
     if not text.strip():
         raise ApprovalStateError(_("An answer needs a text: the model gets it as the result of its call."))
-    approval = find_approval(approval_id)
-    permissions.require_decide(actor, approval, verb=Verb.ANSWER)
+    approval = permissions.require_decide(actor, find_approval(approval_id), verb=Verb.ANSWER)
 
     def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
         if approval.approvers == REQUESTER and actor is not None and not pending.only_answers:
@@ -193,8 +191,7 @@ def extend(
     """
     if not timedelta() < by <= LONGEST_EXTENSION:
         raise ApprovalStateError(_("The extension must be positive and at most 366 days."))
-    approval = find_approval(approval_id)
-    permissions.require_decide(actor, approval, verb="extend")
+    approval = permissions.require_decide(actor, find_approval(approval_id), verb="extend")
 
     def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalExtended:
         if pending.expires_at is None:

@@ -37,8 +37,7 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
     worker's call is then recorded as unknown. A result that arrives later is kept as evidence only.
     Raises PermissionDeniedError, and RunStateError if the run has ended.
     """
-    run = find_run(run_id)
-    permissions.require(actor, "cancel", run)
+    run = permissions.require(actor, "cancel", find_run(run_id))
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("cancelled"))
@@ -61,8 +60,7 @@ def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run
     Stops a reply in progress; `resume_run` requests it again. Raises PermissionDeniedError, and RunStateError
     if the run has ended, is paused already or is being cancelled.
     """
-    run = find_run(run_id)
-    permissions.require(actor, "pause", run)
+    run = permissions.require(actor, "pause", find_run(run_id))
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("paused"))
@@ -87,8 +85,7 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     its effects needs approval. Raises RunStateError if the run has ended or is held already,
     PermissionDeniedError.
     """
-    run = find_run(run_id)
-    permissions.require(actor, "unpause", run)
+    run = permissions.require(actor, "unpause", find_run(run_id))
 
     def change(run: Run, batch: Batch) -> None:
         _require_unfinished(run, _("held"))
@@ -109,8 +106,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
     the run has ended, is live, or has that definition already; UnknownAgentError; RenderingError;
     PermissionDeniedError.
     """
-    run = find_run(run_id)
-    permissions.require(actor, "adopt", run)
+    run = permissions.require(actor, "adopt", find_run(run_id))
     made: dict[str, Any] = {}
     if not run.is_ended and renders(newest := agent_again(run)):
         body = definition_body(settings.DATABASE, run.definition_id)
@@ -154,14 +150,12 @@ def leave_out(
     session's unfinished run if there is one, and returns that run. Raises RunStateError if the session has no
     such row or block, or if a worker drives the run; SessionBusyError, PermissionDeniedError.
     """
-    run = find_run(run_id)
-    permissions.require(actor, "resume", run)
+    run = permissions.require(actor, "resume", find_run(run_id))
     its_runs = Run.objects.using(settings.DATABASE).filter(session_id=run.session_id)
     if (unfinished := its_runs.unfinished().exclude(pk=run.pk).first()) is not None:
         if not permissions.sees(actor, unfinished.pk):
             raise SessionBusyError(str(permissions.BUSY_UNSEEN))
-        run = find_run(unfinished.pk)
-        permissions.require(actor, "resume", run)
+        run = permissions.require(actor, "resume", find_run(unfinished.pk))
     omission = events.LeftOut(seq=seq, actor=events.actor_ref(actor), reason=reason)
     if block is not None:
         omission["block"] = block
@@ -222,8 +216,7 @@ def resolve_orphan(
     """
     if verdict not in ORPHAN_VERDICTS:
         raise ValueError(f"A verdict is one of {', '.join(ORPHAN_VERDICTS)}, not {verdict!r}.")
-    run = find_run(run_id)
-    permissions.require(actor, "resolve", run)
+    run = permissions.require(actor, "resolve", find_run(run_id))
     occurred = to_jsonable(result)[0]
 
     def change(run: Run, batch: Batch) -> None:

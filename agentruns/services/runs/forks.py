@@ -82,8 +82,7 @@ def get_or_fork(
     """Make a fork or find it; return its run and whether it is new. Options and errors as `fork_run`."""
     actor, scope, owner = options.get("actor"), options.get("scope"), options.get("owner")
     permissions.require_somebody(actor)
-    alias, origin = settings.DATABASE, find_run(run_id)
-    permissions.require(actor, "fork", origin)
+    alias, origin = settings.DATABASE, permissions.require(actor, "fork", find_run(run_id))
     permissions.require_visible(actor, origin)  # the owner of a fork reads all of its history
     permissions.require_whole(actor, origin, at)
     if text is not None and not text.strip():
@@ -135,8 +134,7 @@ def run_again(
     RunStateError if the run has not ended or its task was erased, SessionBusyError, DurableRunNotFoundError,
     UnknownAgentError, PermissionDeniedError.
     """
-    run = find_run(run_id)
-    permissions.require(actor, "fork", run)
+    run = permissions.require(actor, "fork", find_run(run_id))
     if not run.is_ended:
         text = _("Run %(run)s is %(status)s: it goes on by itself. Cancel it first, or fork it.")
         raise RunStateError(text % {"run": run.pk, "status": run.get_status_display()})

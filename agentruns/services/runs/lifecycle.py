@@ -152,8 +152,7 @@ def resume_run(run_id: UUID | str, actor: Any = None, *, drive: bool = True) -> 
     drives the run, RunStateError if it has ended, NotDurableError if it would be driven inside a transaction,
     DurableConfigMismatchError, PermissionDeniedError.
     """
-    run = find_run(run_id)
-    permissions.require(actor, "resume", run)
+    run = permissions.require(actor, "resume", find_run(run_id))
     return _go_on(run, actor, drive=drive, writes=True, tell_model=True)
 
 
@@ -162,8 +161,7 @@ def surface_orphans(run_id: UUID | str, actor: Any) -> Run:
 
     The actor needs the permission to resume the run.
     """
-    run = find_run(run_id)
-    permissions.require(actor, "resume", run)
+    run = permissions.require(actor, "resume", find_run(run_id))
     return write(run.pk, lambda run, batch: _resume(run, batch, actor, unpauses=False), takes_lease=True)
 
 
