@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import UUID
 
 from django.utils.translation import gettext as _
 
@@ -24,10 +26,9 @@ from agentruns.models import Message, Run, Session, SessionBearer, Tombstone
 from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import forgotten, keyed, names_of
 from agentruns.services import permissions
-from agentruns.services.runs.requests import RunRequest, read_input, taken, user_row
+from agentruns.services.runs.requests import RunRequest, request_for, taken, user_row
 from agentruns.services.runs.sessions import (
     Owner,
-    checked_context,
     no_session,
     place,
     require_no_other_scope,
@@ -106,21 +107,10 @@ def send(
     if permissions.hides(actor):
         open_runs = visible_runs(actor).filter(session_id=session.pk, status__in=UNFINISHED)
         seen = {*open_runs.values_list("pk", flat=True)}
+    permissions.require_somebody(actor)
     sending = _Sending(refusal, start_limit(actor, agent), seen)
-    text, stored = read_input(content, agent)
-    request = RunRequest(
-        agent=agent,
-        text=text,
-        stored=stored,
-        session=session.key,
-        scope=session.scope,
-        actor=actor,
-        owner=owner,
-        context=checked_context(context),
-        key=key or "",
-        join=sending.join,
-    )
-    submission = submit(request)
+    request = request_for(agent, content, session, actor=actor, context=context, idempotency_key=key)
+    submission = submit(replace(request, owner=owner, join=sending.join))
     is_new = submission.is_new or sending.is_new or submission.run.pk == request.run_id
     return submission.run, is_new
 
@@ -134,15 +124,15 @@ def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run
     return (key and last.filter(idempotency_key__in=names_of(key)).first()) or last.first()
 
 
+@dataclass(slots=True)
 class _Sending:
     """The sending of one message. A repeated transaction may find that the message is stored already."""
 
-    def __init__(self, refusal: str, limit: int | None, seen: set[Any] | None) -> None:
-        self.refusal, self.limit = refusal, limit
-        # Open runs that the sender may see (None: all), found before the transaction by the project's policy.
-        self.seen = seen
-        self.tried: list[str] = []  # hashes of the rows that may hold the message
-        self.is_new = False
+    refusal: str
+    limit: int | None
+    seen: set[UUID] | None  # open runs that the sender may see (None: all), found before the transaction
+    tried: list[str] = field(default_factory=list)  # hashes of the rows that may hold the message
+    is_new: bool = False
 
     def join(self, session: Session, request: RunRequest) -> Run | None:
         """Append the message to the locked session's open run; return the run, or None if a run must start.
