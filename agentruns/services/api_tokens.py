@@ -227,10 +227,12 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
     Raises NotFoundError, also for a token that the project's policy hides, and PermissionDeniedError unless
     `may_revoke` lets the actor revoke the token.
     """
-    token = find_token(token_id)
-    hides = permissions.hides(actor, "visible_tokens")
-    if hides and not policy.visible_tokens(actor).filter(pk=token.pk).exists():
-        raise NotFoundError(_("There is no API token %(id)s.") % {"id": token_id})
+    alias, tokens = settings.DATABASE, ApiToken.objects.using(settings.DATABASE)
+    seen = policy.visible_tokens(actor) if permissions.hides(actor, "visible_tokens") else tokens
+    try:
+        token = seen.get(pk=UUID(str(token_id)))
+    except (ApiToken.DoesNotExist, ValueError):
+        raise NotFoundError(_("There is no API token %(id)s.") % {"id": token_id}) from None
     if not may_revoke(actor, token):
         text = _(
             "%(name)s may not revoke token %(token)s: it is somebody else's, and permission "
@@ -238,35 +240,27 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
         )
         facts = {"name": actor.get_username(), "token": token.prefix, "permission": PERMISSION}
         raise PermissionDeniedError(text % facts)
-    tokens = ApiToken.objects.using(settings.DATABASE)
     revoked = tokens.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now())
     if revoked:
         logger.info("API token revoked prefix=%s by=%s", token.prefix, events.logged(actor))
-    _void_given_with(token)
-    return bool(revoked)
 
+    def void_given(run: Run, batch: Batch) -> None:
+        # A live worker, for whose append the session was locked until now, looks at the token itself.
+        for call in batch.state.run.open_calls() if batch.epoch else ():
+            void(batch, call, withdrawn(alias, call.approval))
+        if batch.epoch and not batch.rows:
+            raise RunStateError(f"Run {run.pk} has no approval to void.")
 
-def _void_given_with(token: ApiToken) -> None:
-    """Void the approvals given with a revoked token whose calls have not started."""
-    alias, channel = settings.DATABASE, API_CHANNEL + token.prefix
     is_given = Q(status=Approval.Status.APPROVED) | Q(status=Approval.Status.PENDING, approved_count__gt=0)
     given = Approval.objects.using(alias).filter(is_given, run__status__in=Run.UNFINISHED)
     rows = Message.objects.using(alias).filter(kind=events.APPROVAL_DECIDED, run__in=given.values("run"))
-    for run_id in {
-        run for run, facts in rows.values_list("run_id", "facts") if facts.get("channel") == channel
-    }:
-
-        def change(run: Run, batch: Batch) -> None:
-            # A live worker, for whose append the session was locked until now, looks at the token itself.
-            for call in batch.state.run.open_calls() if batch.epoch else ():
-                void(batch, call, withdrawn(alias, call.approval))
-            if batch.epoch and not batch.rows:
-                raise RunStateError(f"Run {run.pk} has no approval to void.")
-
+    decided, channel = rows.values_list("run_id", "facts"), API_CHANNEL + token.prefix
+    for run_id in {run for run, facts in decided if facts.get("channel") == channel}:
         try:
-            write(run_id, change, takes_lease=True)
+            write(run_id, void_given, takes_lease=True)
         except AgentRunsError:
             logger.info("Not voided now run=%s token=%s", run_id, token.prefix, exc_info=True)
+    return bool(revoked)
 
 
 def may_revoke(actor: Any, token: ApiToken) -> bool:
@@ -274,14 +268,6 @@ def may_revoke(actor: Any, token: ApiToken) -> bool:
     if permissions.may(actor, "revoke", token):
         return True
     return bool(actor.is_active and actor.pk is not None and actor.pk == token.owner_id)
-
-
-def find_token(token_id: UUID | str) -> ApiToken:
-    """Find a token by its id; raises NotFoundError."""
-    try:
-        return ApiToken.objects.using(settings.DATABASE).get(pk=UUID(str(token_id)))
-    except (ApiToken.DoesNotExist, ValueError):
-        raise NotFoundError(_("There is no API token %(id)s.") % {"id": token_id}) from None
 
 
 def owners(tokens: Iterable[ApiToken]) -> dict[Any, Any]:
