@@ -42,8 +42,7 @@ from agentruns.models import Approval, Control, Notification, Run
 from agentruns.models.querysets import PENDING
 from agentruns.services import permissions, switches
 from agentruns.services.runs import starting
-from agentruns.services.runs.blocked import blocked
-from agentruns.services.runs.waiting import STALLED, ended_in_doubt
+from agentruns.services.runs.waiting import STALLED, blocked, ended_in_doubt
 from agentruns.utils import clock
 from agentruns.utils.redaction import get_logger
 

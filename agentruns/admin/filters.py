@@ -297,7 +297,7 @@ class RunStatusFilter(KnownValues):
             return queryset.filter(pk__in={wait.run_id for wait in left})
         person = Q(status__in=services.runs.waiting.FOR_PEOPLE)
         which = {"person": person, "stalled": services.runs.waiting.STALLED, "failed-lately": failed_lately()}
-        which["blocked"] = services.runs.blocked.blocked()
+        which["blocked"] = services.runs.waiting.blocked()
         return queryset.filter(which.get(value, Q(status=value)))
 
 

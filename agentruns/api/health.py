@@ -17,8 +17,7 @@ from agentruns.journal import policy
 from agentruns.models import ApiToken, Run
 from agentruns.models.run import SERVED
 from agentruns.services import permissions, sweep
-from agentruns.services.runs.blocked import MOST, blocked
-from agentruns.services.runs.waiting import sweeper_seen
+from agentruns.services.runs.waiting import MOST, blocked, sweeper_seen
 
 
 @router.get("/health", auth=None, response=schemas.Health, exclude_unset=True)

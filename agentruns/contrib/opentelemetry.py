@@ -32,7 +32,7 @@ from agentruns.journal.telemetry import Facts
 from agentruns.models import Run
 from agentruns.models.run import SERVED, RunQuerySet
 from agentruns.providers.base import ProviderError
-from agentruns.services.runs.blocked import MOST, blocked
+from agentruns.services.runs.waiting import MOST, blocked
 from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.opentelemetry")

@@ -34,7 +34,8 @@ from agentruns.engine.worker import block
 from agentruns.exceptions import ApprovalStateError
 from agentruns.journal.outbox import Notice
 from agentruns.models import Approval, Control, Run, Session
-from agentruns.services.runs.blocked import MOST, blocked, by_definition
+from agentruns.services.runs.control import by_definition
+from agentruns.services.runs.waiting import MOST, blocked
 from agentruns.services.sweep import sweep
 from agentruns.services.switches import switch
 from tests.db.crowds import ID, multiply, plan

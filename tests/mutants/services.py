@@ -11,18 +11,16 @@ APPROVALS, CONTROL, PERMISSIONS = (
 )
 SUBMIT, SESSIONS, WRITE = "services/runs/submit.py", "services/runs/sessions.py", "services/runs/write.py"
 REFUSED = "providers/test_refused.py::test_"
-REQUESTS = "services/runs/requests.py"
+REQUESTS, WAITING = "services/runs/requests.py", "services/runs/waiting.py"
 STARTING = "services/runs/starting.py"
 ERASED_KEY = "db/test_erasure.py::test_the_key_of_a_request_goes_and_still_stands_for_its_task"
 TOKENS, REAUTH = "services/api_tokens.py", "doors/test_reauth.py::test_"
 ALTERED = "db/test_altered_columns.py"
 DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
-BLOCKED = "services/runs/blocked.py"
-
 DECISIONS = [
     mutant("blocked: a run that a worker drives is not",
-        Edit(BLOCKED, "(rests & lacking())", "lacking()"),
+        Edit(WAITING, "(rests & lacking())", "lacking()"),
         "db/test_deploys.py::test_whatever_this_code_cannot_continue_is_blocked_until_it_can"),
     mutant("blocked: one notice for a definition, also of two workers at once",
         Edit("journal/outbox.py", "if controls.filter(", "if True or controls.filter("),
@@ -31,7 +29,7 @@ DECISIONS = [
         Edit("engine/worker.py", " and not is_draining(alias)", ""),
         "db/test_deploys.py::test_one_notice_says_what_a_deploy_blocks"),
     mutant("adopting for all: one refusal stops no other run",
-        Edit(BLOCKED, "            return run_id, str(error)\n", "            raise\n"),
+        Edit(CONTROL, "            return run_id, str(error)\n", "            raise\n"),
         "commands/test_check_runs.py::test_they_adopt_at_once_each_by_itself"),
     mutant("adopting for several: only the definition that the page has shown",
         Edit("admin/runs/actions.py", 'f"{now.session.next_seq - 1}{verb.mark(now)}"',
@@ -597,7 +595,7 @@ SENT = [
         Edit(PERMISSIONS, "first.filter(run__in=visible_runs(actor)).values_list", "first.values_list"),
         "doors/test_hidden.py::test_the_title_is_not_that_of_a_hidden_run"),
     mutant("sessions: a run's page lists no doubt of a hidden one",
-        Edit("services/runs/waiting.py", "results and among is not None and", "False and"),
+        Edit(WAITING, "results and among is not None and", "False and"),
         "doors/test_hidden.py::test_the_page_of_a_run_lists_no_doubt_of_a_hidden_one"),
     mutant("sessions: errors name no hidden run",
         Edit(PERMISSIONS, "        if error.run_id is None or is_program", "        if True or is_program"),

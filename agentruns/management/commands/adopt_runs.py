@@ -6,7 +6,7 @@ from agentruns.conf import settings
 from agentruns.journal.events import Program
 from agentruns.management.base import AgentRunsCommand, argument, user_named
 from agentruns.models import Run
-from agentruns.services.runs.blocked import adopt_all
+from agentruns.services.runs.control import adopt_all
 
 
 class Command(AgentRunsCommand):

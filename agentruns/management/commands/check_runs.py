@@ -5,7 +5,7 @@ from typing import Any
 from agentruns.conf import settings
 from agentruns.management.base import AgentRunsCommand
 from agentruns.models import Run
-from agentruns.services.runs.blocked import by_definition
+from agentruns.services.runs.control import by_definition
 
 SERVE = "Serve the old definition beside the new one under its own version, or run manage.py adopt_runs."
 

@@ -3,6 +3,6 @@ from typing import TYPE_CHECKING
 from agentruns.utils.late import modules_of
 
 if TYPE_CHECKING:
-    from agentruns.services.runs import blocked, starting, waiting
+    from agentruns.services.runs import starting, waiting
 else:
     __getattr__ = modules_of(__name__)

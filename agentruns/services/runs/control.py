@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from django.db.models import Count
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent, get_agent
+from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
-from agentruns.exceptions import RunStateError, SessionBusyError, UnknownAgentError
+from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
 from agentruns.journal.omissions import has_block, without
 from agentruns.journal.read import definition_body
 from agentruns.models import Message, Run
+from agentruns.models.run import RunQuerySet
 from agentruns.models.statuses import Orphan, Outcome, Verdict
 from agentruns.services import permissions
 from agentruns.services.runs.requests import put_away, rendered, renders, request_again
 from agentruns.services.runs.submit import store_definition
+from agentruns.services.runs.waiting import lacking
 from agentruns.services.runs.write import find_run, write
 from agentruns.tools import to_jsonable
 from agentruns.utils import clock
@@ -194,6 +198,49 @@ def agent_again(run: Run) -> Agent:
         return get_agent(run.agent, run.version)
     except UnknownAgentError:
         return get_agent(run.agent)
+
+
+def by_definition(runs: RunQuerySet) -> list[dict[str, Any]]:
+    """Count the unfinished `runs` that this code cannot continue by definition, and explain why it cannot.
+
+    `runs` of a result are the counts by status, `parts` the parts of the definition that differ. `adopts` is
+    the version that the runs would adopt, None if the agent is not registered.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    columns = ("agent", "version", "definition_id", "status")
+    counts = runs.filter(lacking()).values_list(*columns).annotate(Count("pk")).order_by(*columns)
+    for agent, version, definition, status, count in counts:
+        about = {"agent": agent, "version": version, "definition": definition, "runs": {}}
+        found.setdefault(definition, about)["runs"][status] = count
+    for about in found.values():
+        about |= {"parts": [], "adopts": None}
+        try:
+            new = agent_again(Run(agent=about["agent"], version=about["version"]))
+            old, about["adopts"] = definition_body(runs.db, about["definition"]), new.version
+            about["parts"] = definition_difference(old, new.definition())
+            about["reason"] = f"version {new.version} differs in {', '.join(about['parts'])}"
+        except (UnknownAgentError, LookupError) as error:
+            about["reason"] = str(error)
+    return list(found.values())
+
+
+def adopt_all(runs: RunQuerySet, actor: Any = None, *, reason: str = "") -> Iterator[tuple[UUID, str]]:
+    """Let each of `runs` that this code cannot continue adopt its agent's definition, oldest first.
+
+    Yields each run's id with the reason why the run did not adopt, or "". A refusal stops no other run.
+    Raises TypeError if the actor is neither a user nor None.
+    """
+    events.is_program(actor)
+
+    def adopted(run_id: UUID) -> tuple[UUID, str]:
+        try:
+            adopt_definition(run_id, actor, reason=reason)
+        except AgentRunsError as error:
+            return run_id, str(error)
+        return run_id, ""
+
+    lost = runs.filter(lacking()).order_by("created_at")
+    return map(adopted, list(lost.values_list("pk", flat=True)))
 
 
 def resolve_orphan(

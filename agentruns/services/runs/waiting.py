@@ -1,4 +1,4 @@
-"""The reasons why runs wait, read in one way for the console and the commands."""
+"""The reasons why runs wait, and the runs that a deploy blocks, for all pages and commands."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from uuid import UUID
 from django.db.models import Count, Min, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
+from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.engine.leases import FREE
 from agentruns.journal import doubts, events
@@ -21,7 +22,7 @@ from agentruns.journal.masking import Mask, mask_of, masks_of
 from agentruns.journal.policy import is_narrowed
 from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
 from agentruns.models import Approval, Control, Message, Run
-from agentruns.models.querysets import ACTIVE
+from agentruns.models.querysets import ACTIVE, UNFINISHED
 from agentruns.models.run import SERVED, RunQuerySet
 from agentruns.models.statuses import Orphan, Verdict
 from agentruns.utils import clock
@@ -33,7 +34,8 @@ SILENT, BACKOFF, SCHEDULED, BLOCKED = "silent", "back-off", "scheduled", "blocke
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # declarations of tools that need no person
 # `events.leaves_doubt` for the database, which has the facts as their canonical text
 LEAVES_DOUBT = Q(text__contains='"in_doubt":true') | Q(text__contains='"outcome":"unknown"')
-LATELY, MOST = timedelta(days=7), 1000  # age and number of the ended runs that are searched for doubts
+LATELY = timedelta(days=7)  # age of the ended runs that are searched for doubts
+MOST = 1000  # ended runs that are searched, and blocked runs that are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +220,19 @@ def sweeper_seen(alias: str) -> datetime | None:
     """Find the time of the last sweep, except sweeps of draining processes; None if there was none."""
     seen = Control.objects.using(alias).sweepers().order_by("-seen_at").values_list("seen_at", flat=True)
     return seen.first()
+
+
+def lacking() -> Q:
+    """Build the condition for unfinished runs whose definition no agent of this process has."""
+    hashes = [agent.definition_hash for agent in registered()]
+    return Q(status__in=UNFINISHED, session__imported_at=None) & ~Q(definition_id__in=hashes)
+
+
+def blocked() -> Q:
+    """Build the condition for runs that nobody drives, and that this process or the last worker cannot."""
+    rests = Q(status__in=(*FOR_PEOPLE, Run.Status.QUEUED)) | STALLED
+    is_recorded = Q(status=Run.Status.QUEUED) & ~SERVED
+    return Q(status__in=UNFINISHED, session__imported_at=None) & ((rests & lacking()) | is_recorded)
 
 
 def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
