@@ -34,7 +34,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.deciders import API_CHANNEL, void, withdrawn
 from agentruns.models import ApiToken, Approval, Message, Run, Session
 from agentruns.services import permissions
-from agentruns.services.runs.sessions import Owner, require_no_other_scope
+from agentruns.services.runs.sessions import Owner, require_known_scope
 from agentruns.services.runs.write import require_no_record, write
 from agentruns.utils import clock
 from agentruns.utils import json as canonical
@@ -192,7 +192,7 @@ def session_token(
         if scope is None:
             scope = policy.current().scope(None if events.is_program(actor) else actor)
             if events.is_program(actor):  # a user does not learn of other scopes
-                require_no_other_scope(session, scope)
+                require_known_scope(session, scope)
         where = {"key": session, "scope": scope}
         if not events.is_program(actor):
             _require_act_for(actor, AnonymousUser(), scope)

@@ -19,7 +19,7 @@ from agentruns.exceptions import JournalConflictError, RunStateError, SessionBus
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.copies import happened_at, original, task_of
-from agentruns.journal.deciders import requester_ids, restore
+from agentruns.journal.deciders import restore
 from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState, fold
@@ -328,9 +328,7 @@ def write_end(
     if not asks and not has_text:
         text = _("Run %(run)s has nothing left to do at row %(seq)s: say in a text what to do.")
         raise RunStateError(text % {"run": origin.pk, "seq": at})
-    mine, begun = fold(origin.pk, rows), requests.first_row(request)
-    asked = request.owner.id, getattr(request.actor, "pk", None), events.person_id(request.actor)
-    begun["requesters"] = requester_ids(*asked, origin=origin)
+    mine, begun = fold(origin.pk, rows), requests.first_row(request, origin)
     steps = mine.inherited + mine.step
     begun["origin"] = {"run": str(origin.pk), "seq": at, "hash": rows[-1].hash, "steps": steps}
     if mine.restored_at or was_held(alias, origin):

@@ -11,12 +11,7 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.content import Input
-from agentruns.exceptions import (
-    PermissionDeniedError,
-    RunStateError,
-    SessionAccessDeniedError,
-    SessionBusyError,
-)
+from agentruns.exceptions import PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch
 from agentruns.journal.policy import visible_runs
@@ -27,13 +22,7 @@ from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import forgotten, keyed, names_of
 from agentruns.services import permissions
 from agentruns.services.runs.requests import RunRequest, request_for, taken, user_row
-from agentruns.services.runs.sessions import (
-    Owner,
-    no_session,
-    place,
-    require_no_other_scope,
-    require_writable,
-)
+from agentruns.services.runs.sessions import Owner, no_session, place, require_known_scope, require_writable
 from agentruns.services.runs.submit import count_start, start_limit, submit
 from agentruns.services.runs.write import find_run
 from agentruns.utils import json as canonical
@@ -71,7 +60,7 @@ def send_message(
     if stored is not None:
         require_writable(stored, writer, actor, begins=agent is None)
     elif agent is None and scope is None and events.is_program(whose):
-        require_no_other_scope(key, home)
+        require_known_scope(key, home)
     return send(
         stored or Session(scope=home, key=key), content, agent=agent, actor=actor, owner=writer,
         context=context, key=idempotency_key,
@@ -97,7 +86,7 @@ def send(
     last = last_run(session, key, actor)
     if agent is None and last is None:
         _refuse_pruned(session)
-        raise SessionAccessDeniedError(no_session(session.key, begins=True))
+        raise no_session(session.key, begins=True)
     agent = agent or (last.agent if last else "")
     if last is not None and not isinstance(actor, SessionBearer):
         permissions.require(actor, "message", last)

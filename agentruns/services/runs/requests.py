@@ -158,11 +158,8 @@ def checked_time(moment: datetime | None) -> datetime | None:
 def write_start(batch: Batch, request: RunRequest) -> None:
     """Add the first two rows of a run, its start and its task; raises as `require_home`."""
     request.require_home(batch.state)
-    begun = first_row(request)
     unread = chain.from_iterable(batch.state.asking.values())  # the run answers these as well
-    mine = request.owner.id, getattr(request.actor, "pk", None), events.person_id(request.actor)
-    asked = (*mine, *filter(None, unread))
-    begun["requesters"] = requester_ids(*asked, origin=request.again)
+    begun = first_row(request, request.again, filter(None, unread))
     if request.not_before:
         begun["not_before"] = events.timestamp(request.not_before)
     if request.again:
@@ -171,8 +168,12 @@ def write_start(batch: Batch, request: RunRequest) -> None:
     batch.add(events.USER, user_row(request))
 
 
-def first_row(request: RunRequest) -> events.RunStarted:
-    """Build the payload of a run's `run_started` row."""
+def first_row(request: RunRequest, origin: Run | None, asked: Iterable[str] = ()) -> events.RunStarted:
+    """Build the payload of a run's `run_started` row.
+
+    The requesters are the owner and the actor of the request, the people in `asked`, and those of `origin`.
+    """
+    mine = request.owner.id, getattr(request.actor, "pk", None), events.person_id(request.actor)
     begun: events.RunStarted = {
         "agent": request.agent.name,
         "version": request.agent.version,
@@ -181,6 +182,7 @@ def first_row(request: RunRequest) -> events.RunStarted:
         "session": request.session,
         "scope": request.scope,
         "owner": request.owner.ref(),
+        "requesters": requester_ids(*mine, *asked, origin=origin),
         **request.rendered,  # type: ignore[typeddict-item]
     }
     if request.context:

@@ -91,7 +91,7 @@ def find_session(key: str, scope: str | None = None, among: QuerySet[Session] | 
         sessions = sessions.filter(key=key) if scope is None else sessions.filter(key=key, scope=scope)
         sessions_of_key = list(sessions.order_by("scope"))
     if not sessions_of_key:
-        raise SessionAccessDeniedError(no_session(key))
+        raise no_session(key)
     require_one_scope(key, [session.scope for session in sessions_of_key])
     return sessions_of_key[0]
 
@@ -104,7 +104,7 @@ def require_one_scope(key: str, scopes: list[str]) -> None:
         raise AmbiguousSessionError(text % {"session": key, "scopes": named}, tuple(scopes))
 
 
-def require_no_other_scope(key: str, scope: str) -> None:
+def require_known_scope(key: str, scope: str) -> None:
     """Raise AmbiguousSessionError if only other scopes than `scope`, which no caller named, have the key."""
     sessions = Session.objects.using(settings.DATABASE).filter(key=key)
     scopes = sorted(sessions.values_list("scope", flat=True))
@@ -124,7 +124,7 @@ def require_writable(session: Session, owner: Owner, actor: Any, *, begins: bool
     if session.owner_id == owner.id:
         return
     if not events.is_program(actor):
-        raise SessionAccessDeniedError(no_session(session.key, begins))
+        raise no_session(session.key, begins)
     facts = {"session": session.key, "scope": session.scope, "owner": session.owner_name, "name": owner.name}
     if session.owner_id is None:
         text = _("Session %(session)r is the program's own, not %(name)s's. Use another key or scope.")
@@ -138,10 +138,10 @@ def require_writable(session: Session, owner: Owner, actor: Any, *, begins: bool
     raise SessionAccessDeniedError(text % facts)
 
 
-def no_session(key: str, begins: bool = False) -> str:
-    """Build the error text for a missing or hidden session; `begins` if an agent would begin it."""
-    text = f"There is no session {key[:NAME_LENGTH]!r}."
-    return text + _(" To begin it with this message, name the agent that serves it: agent=.") * begins
+def no_session(key: str, begins: bool = False) -> SessionAccessDeniedError:
+    """Build the error for a missing or hidden session; `begins` if an agent would begin it."""
+    begin = _(" To begin it with this message, name the agent that serves it: agent=.") * begins
+    return SessionAccessDeniedError(f"There is no session {key[:NAME_LENGTH]!r}.{begin}")
 
 
 def checked_context(context: dict[str, Any] | None) -> dict[str, Any]:
