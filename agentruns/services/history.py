@@ -191,9 +191,11 @@ def replay_run(
         text = _("Run %(run)s cannot be replayed: rows of its session were erased: %(rows)s.")
         raise RunStateError(text % {"run": run.pk, "rows": ", ".join(gone)})
     report.notes += [str(problem) for problem in check(run.session_id, alias)]
-    for number, one in enumerate(_recorded(alias, run, rows, observations or {})):
+    own = (row for row in rows if row.run_id == run.pk and events.COPIED not in row.payload)
+    replies = {row.seq for row in own if row.kind == events.ASSISTANT}
+    for number, one in enumerate(_recorded(run, rows, replies, observations or {})):
         if number == limit:
-            seen = {"limit": limit, "replies": sum(_is_reply(row, run) for row in rows)}
+            seen = {"limit": limit, "replies": len(replies)}
             report.notes.append(_("Only the first %(limit)d of %(replies)d replies were looked at.") % seen)
             break
         if (version := one.made.version) not in agents:
@@ -201,8 +203,8 @@ def replay_run(
         agent = agents[version]
         report.mask.add(agent.definition() if agent else {})
         reply = None if model is None else _ask(one, model, run, agent)
-        replies = [each for each in (one.reply, reply) if each is not None]
-        texts = ({"text": text_of(each.content), **_decision(each)} for each in replies)
+        both = (each for each in (one.reply, reply) if each is not None)
+        texts = ({"text": text_of(each.content), **_decision(each)} for each in both)
         report.steps.append(ReplayStep(one.row.seq, one.step, *texts))
         for seq, difference in _differences(one, agent, reply):
             if difference is not None:
@@ -244,19 +246,17 @@ class _Recorded:
         return ModelReply(content, self.reply.stop_reason)
 
 
-def _is_reply(row: Row, run: Run) -> bool:
-    return row.run_id == run.pk and row.kind == events.ASSISTANT and events.COPIED not in row.payload
-
-
-def _recorded(alias: str, run: Run, rows: list[Row], observations: Mapping[int, Any]) -> Iterator[_Recorded]:
-    body_of = cache(partial(definition_body, alias))
+def _recorded(
+    run: Run, rows: list[Row], replies: set[int], observations: Mapping[int, Any]
+) -> Iterator[_Recorded]:
+    body_of = cache(partial(definition_body, settings.DATABASE))
     then = SessionState(run.session_id, run.pk)
     now = SessionState(run.session_id, run.pk) if observations else then
     altered_at = None
     if unknown := {*observations} - {row.seq for row in rows if row.kind == events.TOOL_RESULT}:
         raise RunStateError(f"Run {run.pk} has no result of a call at row {min(unknown)}.")
     for row in rows:
-        if _is_reply(row, run):
+        if row.seq in replies:
             state, body, read = then.run, body_of(then.run.definition), row.payload.get("read")
             limits = limits_of(body["model"], body.get("fallback") or body["model"])
             messages = then.conversation.messages(read, limits)

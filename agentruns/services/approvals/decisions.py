@@ -214,9 +214,8 @@ def extend(
 def expire_due() -> int:
     """Expire up to DUE_AT_ONCE pending approvals that are due by the database's clock; return how many."""
     alias = settings.DATABASE
-    ended: set[UUID] = set()
+    ended, locked = set[UUID](), set[UUID]()
     due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
-    locked: set[UUID] = set()
     for approval in list(due.only("run_id", "call_id", "expires_at")):
         if approval.run_id in locked:  # each further approval of the run would wait for the lock again
             continue
@@ -311,18 +310,17 @@ def _decide(
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(approval.call_id)
         pending = call.approval if call is not None else None
-        if pending is None or {pending.status, approval.status} != {ApprovalStatus.PENDING}:
-            now = find_approval(approval.pk)
-            if now.status != Approval.Status.PENDING:
-                by = now.decided_by_name or _("nobody")
-                by = by if permissions.reads_all(actor, now) else _("somebody")
-                when = readable(now.decided_at) if now.decided_at else _("when its run ended")
-                text = _(
-                    "Approval %(id)s is closed (%(status)s): decided by %(name)s, %(when)s. "
-                    "Nothing was changed."
-                )
-                facts = {"id": now.pk, "status": now.get_status_display(), "name": by, "when": when}
-                raise ApprovalStateError(text % facts)
+        now = find_approval(approval.pk)
+        is_closed = pending is None or {pending.status, approval.status} != {ApprovalStatus.PENDING}
+        if is_closed and now.status != Approval.Status.PENDING:
+            by = now.decided_by_name or _("nobody")
+            by = by if permissions.reads_all(actor, now) else _("somebody")
+            when = readable(now.decided_at) if now.decided_at else _("when its run ended")
+            text = _(
+                "Approval %(id)s is closed (%(status)s): decided by %(name)s, %(when)s. Nothing was changed."
+            )
+            facts = {"id": now.pk, "status": now.get_status_display(), "name": by, "when": when}
+            raise ApprovalStateError(text % facts)
         if batch.state.run.ended or batch.state.run.cancel_requested:
             text = _("Run %(run)s is being cancelled or has ended; there is nothing to decide.")
             raise ApprovalStateError(text % {"run": run.pk})
@@ -331,7 +329,6 @@ def _decide(
             raise ApprovalStateError(text % {"id": approval.pk})
         # People read the columns, and the policy judged them, so they must equal the rows. `why` decides
         # nothing. If the rows contradict each other, the engine runs nothing in any case.
-        now = find_approval(approval.pk)
         folded = card_columns(call, pending) if pending.digest == call.digest else {}
         folded.pop("why", None)
         if altered := [name for name, value in folded.items() if getattr(now, name) != value]:

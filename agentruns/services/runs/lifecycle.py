@@ -247,11 +247,9 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
     payload["unpause"] = batch.unpaused
     batch.add(events.RUN_RESUMED, payload)
     for call in state.open_calls():
-        if not call.is_open:
-            continue
-        if call.attempt > 0 and not call.orphan:
+        if call.is_open and call.attempt > 0 and not call.orphan:
             in_doubt.orphan(batch, call, tell_model=True, actor=actor)
-        elif call.orphan == Orphan.HELD:
+        elif call.is_open and call.orphan == Orphan.HELD:
             in_doubt.surface(batch, call, actor)
 
 
