@@ -614,7 +614,7 @@ MADE = [
              "chosen = self.agent.tools"),
         f"{RENDERING}a_call_of_a_tool_that_was_not_chosen_is_one_of_an_unknown_tool"),
     mutant("rendering: a fork keeps what was made for its origin",
-        Edit("services/runs/forks.py", "made = requests.kept(", "requests.kept("),
+        Edit("services/runs/forks.py", "if mine.tools is not None and now", "if False and now"),
         f"{RENDERING}a_fork_keeps_them_and_a_run_of_the_task_again_does_not"),
     mutant("rendering: what was erased is not kept",
         Edit("services/runs/forks.py", "== origin.agent and not gone:", "== origin.agent:"),

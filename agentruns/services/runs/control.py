@@ -20,12 +20,11 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.fold import RunState
 from agentruns.journal.omissions import has_block, without
 from agentruns.journal.read import definition_body
-from agentruns.models import Message, Run
+from agentruns.models import Definition, Message, Run
 from agentruns.models.run import RunQuerySet
 from agentruns.models.statuses import Orphan, Outcome, Verdict
 from agentruns.services import permissions
 from agentruns.services.runs.requests import put_away, rendered, renders, request_again
-from agentruns.services.runs.submit import store_definition
 from agentruns.services.runs.waiting import lacking
 from agentruns.services.runs.write import find_run, write
 from agentruns.tools import to_jsonable
@@ -129,7 +128,8 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
         if agent.definition_hash == run.definition_id:
             text = _("Run %(run)s has this definition of %(agent)s already.")
             raise RunStateError(text % {"run": run.pk, "agent": repr(agent.name)})
-        store_definition(settings.DATABASE, agent)
+        definition = Definition(hash=agent.definition_hash, body=agent.definition())
+        Definition.objects.using(settings.DATABASE).bulk_create([definition], ignore_conflicts=True)
         adopted: events.RunAdopted = {
             "actor": events.actor_ref(actor),
             "reason": reason,

@@ -23,6 +23,7 @@ from agentruns.journal.deciders import restore
 from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState, fold
+from agentruns.journal.payloads import instructions_of
 from agentruns.journal.read import NAMING, definition_body, read_rows, rows_until
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
@@ -108,12 +109,16 @@ def get_or_fork(
     check_name("idempotency key", request.key)
     with permissions.discreet(actor):
         if renders(request.agent) and made_before(alias, request, origin, at) is None:
-            # The same agent's instructions and tools are reused, unless erased; missing ones are made.
+            # Instructions and tools that the same function of the agent made are reused, unless erased.
             made: dict[str, Any] = {}
             gone = any(row.is_erased and row.kind in NAMING and row.run_id == origin.pk for row in rows)
             if request.agent.name == origin.agent and not gone:
-                mine = fold(origin.pk, rows)
-                made = requests.kept(request.agent, mine, definition_body(alias, mine.definition))
+                mine, now = fold(origin.pk, rows), request.agent.definition()
+                then = definition_body(alias, mine.definition)
+                if mine.instructions is not None and now["instructions"] == then["instructions"]:
+                    made["instructions"] = instructions_of(mine)
+                if mine.tools is not None and now.get("tools_for") == then.get("tools_for"):
+                    made["tools"] = mine.tools
             request = rendered(replace(request, rendered=made), origin=origin)
         request = requests.put_away(request, request.session_id or uuid7(), has_text=text is not None)
         given = {"has_text": text is not None, "has_context": has_context}

@@ -29,7 +29,6 @@ from agentruns.journal.batch import Batch, SessionState
 from agentruns.journal.connection import mend_connection
 from agentruns.journal.copies import title_of
 from agentruns.journal.deciders import requester_ids
-from agentruns.journal.fold import RunState
 from agentruns.journal.masking import veiling
 from agentruns.models import Control, Run, Session, SessionBearer
 from agentruns.models.tombstone import keyed
@@ -99,12 +98,21 @@ class RunRequest:
 def request_for(
     agent: Agent | str, given: content.Input, session: Session | str, **options: Unpack[CommonOptions]
 ) -> RunRequest:
-    """Build the request from a caller's arguments; raises as `place`, `read_input`, `checked_context`."""
+    """Build the request from a caller's arguments; raises as `place` and `checked_context`.
+
+    Raises ContentError for invalid blocks, and for a file that a model of the agent would refuse.
+    """
     actor, owner = options.get("actor"), options.get("owner")
     whose = actor if owner is None else owner
     name, scope = place(session, options.get("scope"), whose)
-    agent = get_agent(agent)
-    text, stored = read_input(given, agent)
+    agent, stored = get_agent(agent), None
+    if isinstance(given, str):
+        text = given
+    else:
+        stored = content.packed(content.checked(given))
+        files = [block for block in stored["content"] if block["type"] != "text"]
+        attachments.require_taken(files, agent.file_limits)
+        text = content.described(stored["content"])
     return RunRequest(
         agent=agent,
         text=text,
@@ -122,20 +130,6 @@ def request_again(run: Run, agent: Agent, actor: Any, **changes: Any) -> RunRequ
     """Build a request that repeats a run's task in its session, for its owner; `changes` replace members."""
     of_run = {"text": run.input, "session": run.session.key, "scope": run.scope, "context": run.context}
     return RunRequest(agent=agent, actor=actor, owner=Owner.of_row(run), **of_run | changes)
-
-
-def read_input(given: content.Input, agent: Agent) -> tuple[str, dict[str, Any] | None]:
-    """Return an input's text and, if it consists of blocks, the members that hold them in a row's payload.
-
-    For a text the second value is None. Raises ContentError for invalid blocks, and for a file that a model
-    of the agent would refuse.
-    """
-    if isinstance(given, str):
-        return given, None
-    made = content.packed(content.checked(given))
-    files = [block for block in made["content"] if block["type"] != "text"]
-    attachments.require_taken(files, agent.file_limits)
-    return content.described(made["content"]), made
 
 
 def checked_time(moment: datetime | None) -> datetime | None:
@@ -309,19 +303,6 @@ def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any
     with veiling(*(past or ())) as is_known:
         logger.error("%s failed", what, exc_info=failed if is_known and past is not None else None)
         raise RenderingError(f"{what} failed with {type(failed).__name__}. The log says why.") from failed
-
-
-def kept(agent: Agent, state: RunState, then: dict[str, Any]) -> dict[str, Any]:
-    """Collect the instructions and the tools that functions made for the run.
-
-    Leaves them out if the agent has another function for them now than in `then`, the run's definition.
-    """
-    members, now = dict[str, Any](), agent.definition()
-    if state.instructions is not None and now["instructions"] == then["instructions"]:
-        members["instructions"] = payloads.instructions_of(state)
-    if state.tools is not None and now.get("tools_for") == then.get("tools_for"):
-        members["tools"] = state.tools
-    return members
 
 
 def put_away(request: RunRequest, session_id: UUID, *, has_text: bool = True) -> RunRequest:

@@ -327,10 +327,7 @@ def unfinished_run(alias: str, session: Session, request: RunRequest) -> Run | N
     if request.join is not None:
         return request.join(session, request)
     run = Run.objects.using(alias).unfinished().select_related("session").filter(session=session).first()
-    if run is None:
-        return None
-    keys_differ = bool(request.key and run.idempotency_key and request.key != run.idempotency_key)
-    if request.is_for(run) and not keys_differ:
+    if run is None or (request.is_for(run) and (not request.key or run.idempotency_key in ("", request.key))):
         return run
     if request.is_for(run):
         why = _("another idempotency key")
@@ -342,12 +339,6 @@ def unfinished_run(alias: str, session: Session, request: RunRequest) -> Run | N
     )
     names = {"session": session.key, "run": run.pk, "status": run.status, "why": why}
     raise SessionBusyError(text % names, str(run.pk), run.lease_expires_at)
-
-
-def store_definition(alias: str, agent: Agent) -> None:
-    """Store the definition of an agent, unless it is stored already."""
-    definition = Definition(hash=agent.definition_hash, body=agent.definition())
-    Definition.objects.using(alias).bulk_create([definition], ignore_conflicts=True)
 
 
 def start_limit(actor: Any, agent: Agent) -> int | None:
