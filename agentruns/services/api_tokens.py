@@ -71,13 +71,11 @@ def create_token(
     """
     known, whose = ApiToken.Scope.values, Owner.of_user(owner)
     asked = set(scopes)
-    if not events.is_program(actor):
-        if not policy.is_somebody(actor) or actor.pk != whose.id:
-            raise PermissionDeniedError(
-                _("A token acts as its owner: users make tokens for themselves only.")
-            )
-        if ApiToken.Scope.RUNS_ACT_FOR in asked:
-            _require_act_for(actor, actor, policy.current().scope(actor))
+    is_program = events.is_program(actor)
+    if not (is_program or (policy.is_somebody(actor) and actor.pk == whose.id)):
+        raise PermissionDeniedError(_("A token acts as its owner: users make tokens for themselves only."))
+    if ApiToken.Scope.RUNS_ACT_FOR in asked and not is_program:
+        _require_act_for(actor, actor, policy.current().scope(actor))
     if not asked or not asked <= set(known):
         raise ValueError(f"A token needs scopes, each one of: {', '.join(known)}.")
     if len(name) > 100 or not name.isprintable():

@@ -1,8 +1,7 @@
 """Permissions: every service asks this module, which asks the policy; so admin, API and commands agree.
 
 `None` is the program itself, and a `Program` is a part of it. Both may do everything; admin and API pass
-neither. The rule "may decide" has two forms: `why_not_decide` for one approval, `decidable_by` as a query for
-many.
+neither. The rule "may decide" has two forms: `why_not_decide` for one approval, the query `decidable_by`.
 """
 
 from __future__ import annotations
@@ -253,9 +252,7 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, dict[str, str]]:
 
     Each user's id is mapped to the id of the person who acted in the user's name, "" if nobody did.
     """
-    partly = {
-        (approval.run_id, approval.call_id): approval for approval in approvals if approval.approved_count
-    }
+    partly = {(each.run_id, each.call_id): each for each in approvals if each.approved_count}
     if not partly:
         return {}
     rows = Message.objects.using(settings.DATABASE).filter(
@@ -328,8 +325,7 @@ def needs_password(request: Any, approval: Approval, *, has_session: bool = True
     """Check whether a person must give their password again before approving a high-risk call.
 
     Not needed if AGENTRUNS_REAUTH_SECONDS is None, if the password was given in that time, or if the policy's
-    `has_second_factor` is true. `has_session` is False for a request with a token, because its cookie may
-    name another user's session.
+    `has_second_factor` is true. `has_session` is False with a token: the cookie may be another user's.
     """
     seconds = settings.REAUTH_SECONDS
     if seconds is None or approval.risk != Approval.Risk.HIGH or ask("has_second_factor", False, request):

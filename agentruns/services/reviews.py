@@ -40,8 +40,7 @@ def review_run(
 
     `seen` is the time of the last change that the actor saw. `assignee` is a username; "" stands for nobody.
     Raises RunStateError if somebody else changed or created the review meanwhile; ValueError for an unknown
-    rating, a long note, or an assignee who may not see the run; PermissionDeniedError,
-    DurableRunNotFoundError.
+    rating, a long note, or an assignee who may not see the run. Raises as `permissions.require`.
     """
     run = find_run(run_id)
     permissions.require_visible(actor, run)

@@ -84,9 +84,8 @@ def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> li
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
     """List at most BATCH claimable runs that this process does not serve, so that the reason is recorded.
 
-    A run is not served if its agent is switched off, or if the agent or its definition is not registered
-    here. Runs without a recorded reason come first. Runs with a reason that is RENEWED seconds old follow,
-    because it may no longer be true.
+    A run is not served if its agent is switched off, or the agent or its definition is not registered here.
+    Runs without a recorded reason come first, then runs whose reason, RENEWED seconds old, may be stale.
     """
     runs, served = _runnable(run_id)
     blocked = runs.exclude(served)
@@ -218,8 +217,7 @@ def _compare_server(alias: str) -> None:
 def hold_all(reason: str = HELD) -> int:
     """Hold every unfinished run for staff, then note the server's timeline; return how many were held.
 
-    Raises the error of a run after trying all. Does not note the server if the error may pass, such as a
-    lock.
+    Raises the error of a run after trying all. Does not note the server if the error may pass (a lock).
     """
     alias = settings.DATABASE
     server, held, failed = timeline.server(alias), 0, list[Exception]()

@@ -285,7 +285,7 @@ POLICY = [
         Edit(TOKENS, 'if permissions.hides(actor, "visible_tokens")', "if False"),
         "tenants/test_tenants.py::test_tokens_are_seen_found_and_revoked_by_their_own_tenant"),
     mutant("tokens: nobody makes a token for others",
-        Edit(TOKENS, "or actor.pk != whose.id", ""),
+        Edit(TOKENS, " and actor.pk == whose.id", ""),
         "tenants/test_tenants.py::test_nobody_makes_a_token_for_others_or_for_anothers_scope"),
     mutant("policy: nobody stops the runs of others",
         Edit(POLICIES, "and is_narrowed(self.visible(user, runs)):", "and False:"),

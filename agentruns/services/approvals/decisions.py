@@ -302,9 +302,8 @@ def _decide(
 ) -> Approval:
     """Add the row of a decision to the journal, and return the approval as it is then.
 
-    `payload_of` builds the row's payload inside the transaction. Raises ApprovalStateError if there is
-    nothing to decide or `digest` is not the present digest, PermissionDeniedError if the actor is a requester
-    by now.
+    `payload_of` builds the payload in the transaction. Raises ApprovalStateError if nothing is to decide, or
+    `digest` is not the present digest; PermissionDeniedError if the actor is a requester by now.
     """
 
     def change(run: Run, batch: Batch) -> None:

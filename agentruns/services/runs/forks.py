@@ -239,9 +239,8 @@ def make_fork(
     """Store a fork in the open transaction, or find it if it was made already; return its run.
 
     `rows` were read before the transaction. If `has_text` is False, the task is the last task in `rows`; if
-    `has_context` is False, the context is the origin's. Raises RunStateError if the task was erased or
-    nothing is left to do; SessionBusyError if the session exists or rows were erased just now;
-    QuotaExceededError.
+    `has_context` is False, the context is the origin's. Raises RunStateError if the task was erased or there
+    is nothing to do, SessionBusyError if the session exists or rows were just erased, QuotaExceededError.
     """
     at = rows[-1].seq
     if (run := made_before(alias, request, origin, at)) is not None:

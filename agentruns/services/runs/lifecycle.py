@@ -134,7 +134,7 @@ def run_agent(
     if lease is not None:
         state = drive_run(run, agent, lease, store=store, state=submission.state)
         if state is not None and state.run.ended:  # an ended run needs no query
-            return _ended(agent, state, str(run.pk), run.session.key)
+            return _ended(agent, state, run)
         return reading(alias, lambda: result_of(run.pk, state))
     held = run.status == Run.Status.ORPHANED
     may_surface = permissions.may(actor, "resume", run)
@@ -278,14 +278,12 @@ def _require_durable(store: Store | None) -> None:
         )
 
 
-def _ended(
-    agent: Agent, state: SessionState, run_id: str | None = None, session_key: str | None = None
-) -> RunResult:
+def _ended(agent: Agent, state: SessionState, run: Run | None = None) -> RunResult:
     return RunResult(
         status=state.run.status,
         output=output.value_of(agent.output_type, state.run.output),
-        run_id=run_id,
-        session_key=session_key,
+        run_id=str(run.pk) if run else None,
+        session_key=run.session.key if run else None,
         messages=state.conversation.settled_messages(),
         usage=state.run.usage,
         error=state.run.error,

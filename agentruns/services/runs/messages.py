@@ -80,8 +80,7 @@ def send(
 ) -> tuple[Run, bool]:
     """Send a message; return the run that reads it, and whether this call sent it. Raises as `send_message`.
 
-    `refusal` is the reason why no new run may start, or "". The caller has checked that `owner` owns the
-    session.
+    `refusal` is the reason why no new run may start, or "". The caller has checked the session's `owner`.
     """
     last = last_run(session, key, actor)
     if agent is None and last is None:

@@ -236,9 +236,8 @@ def renders(agent: Agent) -> bool:
 def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | None = None) -> RunRequest:
     """Add the instructions and tools that the agent's functions make to a copy of the request.
 
-    Keeps members that the request or `has` has already. Raises RenderingError if a function raises or returns
-    something unusable. Nothing is stored; a transaction that a function leaves open is rolled back. `origin`
-    is the run that is being forked.
+    Keeps members that the request or `has` has already. `origin` is the run of a fork. Raises RenderingError
+    if a function raises or returns something unusable. Stores nothing, and rolls back open transactions.
     """
     agent, made = request.agent, dict(request.rendered)
     about = RunContext(

@@ -117,9 +117,8 @@ def require_known_scope(key: str, scope: str) -> None:
 def require_writable(session: Session, owner: Owner, actor: Any, *, begins: bool = False) -> None:
     """Raise SessionAccessDeniedError unless the session belongs to `owner`.
 
-    A user gets the same error as for a missing session, with `begins` as in `no_session`. The program gets an
-    error that names the owners, because its run would otherwise belong to the user who was first to use the
-    key.
+    A user gets the same error as for a missing session, with `begins` as in `no_session`. The error for the
+    program names the owners: its run would otherwise belong to the user who was first to use the key.
     """
     if session.owner_id == owner.id:
         return

@@ -211,8 +211,7 @@ def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
 
     If the session has an owner, the owner's right to the context of `last` decides (`context_again`); raises
     PermissionDeniedError if the owner is not active. Without an owner, it is the context of `last`. But if
-    the policy has its own `context`, it is that of the newest run that the program or a visitor started, or
-    {}.
+    the policy has its own `context`, it is that of the newest run of the program or a visitor, or {}.
     """
     owner = None if own.owner_id is None else permissions.active_user(own.owner_id)
     if owner is None and own.owner_id is not None:
@@ -233,8 +232,7 @@ def _visitors_context(own: Session, last: Run) -> dict[str, Any]:
 def _conversation(bearer: SessionBearer, session: str | None, agent: str | None) -> tuple[Session, Run]:
     """Find a visitor's session and its last run; `session` and `agent`, if given, must be theirs.
 
-    Raises SessionAccessDeniedError for another session, and PermissionDeniedError for another agent or if
-    the session has no run.
+    Raises SessionAccessDeniedError for another session, PermissionDeniedError for another agent or no run.
     """
     if (own := Session.objects.using(settings.DATABASE).filter(pk=bearer.session_id).first()) is None:
         raise SessionAccessDeniedError(_("The session of this token is gone."))

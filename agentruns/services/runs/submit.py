@@ -77,8 +77,7 @@ def get_or_start(
 def submit(request: RunRequest, *, leased: bool = False) -> Submission:
     """Create or find the run of a request; if `leased`, a new run comes with the lease to drive it.
 
-    New rows are part of the caller's transaction if there is one. Raises as `start_run`, and SessionBusyError
-    if another request was faster.
+    New rows are part of a caller's transaction. Raises as `start_run`, SessionBusyError if it lost a race.
     """
     if not request.session:
         text = "A durable run needs a session: pass the caller's own key, such as 'ticket-42'."

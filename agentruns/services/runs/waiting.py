@@ -106,8 +106,7 @@ def uncleared(
 ) -> list[Wait]:
     """List the calls of the run's session whose result leaves a doubt that no later row has cleared.
 
-    Empty for an imported run, which accepts no verdict. `among` are the runs that the reader may see (None:
-    all).
+    Empty for an imported run, which accepts no verdict. `among` are runs that the reader sees (None: all).
     """
     rows = Message.objects.using(alias).filter(session_id=run.session_id, session__imported_at=None)
     rows = rows.filter(kind__in=doubts.KINDS)
