@@ -21,14 +21,9 @@ from django.db.models.functions import Now
 from django.utils.crypto import get_random_string
 from django.utils.translation import gettext as _
 
+from agentruns import exceptions
 from agentruns.conf import settings
-from agentruns.exceptions import (
-    AgentRunsError,
-    NotFoundError,
-    PermissionDeniedError,
-    RunStateError,
-    SessionAccessDeniedError,
-)
+from agentruns.exceptions import PermissionDeniedError, RunStateError
 from agentruns.journal import events, policy
 from agentruns.journal.batch import Batch
 from agentruns.journal.deciders import API_CHANNEL, void, withdrawn
@@ -202,7 +197,7 @@ def session_token(
         # A user may have taken the key first, to read what a visitor writes.
         if session.owner_id is not None or any(facts.get("owner") for facts in begun):
             why = _("Session %(session)r belongs to a user. To let a visitor in, pass the Session itself.")
-            raise SessionAccessDeniedError(why % {"session": session.key})
+            raise exceptions.SessionAccessDeniedError(why % {"session": session.key})
     if not events.is_program(actor) and (session.owner_id is None or session.owner_id != actor.pk):
         owned = session.owner_id is not None
         owner = permissions.active_user(session.owner_id) if owned else AnonymousUser()
@@ -230,7 +225,7 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
     try:
         token = seen.get(pk=UUID(str(token_id)))
     except (ApiToken.DoesNotExist, ValueError):
-        raise NotFoundError(_("There is no API token %(id)s.") % {"id": token_id}) from None
+        raise exceptions.NotFoundError(_("There is no API token %(id)s.") % {"id": token_id}) from None
     if not may_revoke(actor, token):
         text = _(
             "%(name)s may not revoke token %(token)s: it is somebody else's, and permission "
@@ -256,7 +251,7 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
     for run_id in {run for run, facts in decided if facts.get("channel") == channel}:
         try:
             write(run_id, void_given, takes_lease=True)
-        except AgentRunsError:
+        except exceptions.AgentRunsError:
             logger.info("Not voided now run=%s token=%s", run_id, token.prefix, exc_info=True)
     return bool(revoked)
 

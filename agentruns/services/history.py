@@ -136,10 +136,14 @@ class ReplayReport:
             "notes": [self.mask.json(note) for note in self.notes],
         }
 
-    def masked(self, value: Any) -> Any:
-        """Mask the sensitive arguments in a JSON value, and sensitive values elsewhere in it."""
+    def masked(self, value: Any, name: str = "") -> Any:
+        """Mask sensitive arguments in the JSON value of a member `name`, and sensitive values elsewhere."""
+        # An input that is no object has no names, and may hold anything.
+        unnamed = bool(self.hidden) and name == "input" and value is not None and not isinstance(value, dict)
+        if unnamed or name in self.hidden:
+            return MASK
         if isinstance(value, dict):
-            return {name: self._member(name, each) for name, each in value.items()}
+            return {name: self.masked(each, name) for name, each in value.items()}
         return [self.masked(each) for each in value] if isinstance(value, list) else self.mask.json(value)
 
     @property
@@ -148,14 +152,7 @@ class ReplayReport:
         return frozenset(name for names in self.mask.arguments_of.values() for name in names)
 
     def _shown(self, path: str, value: Any) -> Any:
-        if passes(path, self.hidden):
-            return MASK
-        return self._member("input", value) if path.endswith(".input") else self.masked(value)
-
-    def _member(self, name: str, value: Any) -> Any:
-        # An input that is no object has no names, and may hold anything.
-        unnamed = bool(self.hidden) and name == "input" and value is not None and not isinstance(value, dict)
-        return MASK if unnamed or name in self.hidden else self.masked(value)
+        return MASK if passes(path, self.hidden) else self.masked(value, path.rpartition(".")[2])
 
 
 def replay_run(

@@ -20,15 +20,10 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from agentruns import exceptions
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.exceptions import (
-    DurableRunNotFoundError,
-    NotFoundError,
-    PermissionDeniedError,
-    RunStateError,
-    SessionBusyError,
-)
+from agentruns.exceptions import PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import events, masking, policy
 from agentruns.journal.deciders import owner_by_rows, restore, why_not_decide
 from agentruns.journal.events import is_program
@@ -92,7 +87,7 @@ def sees(actor: Any, run_id: UUID) -> bool:
 def require_visible(actor: Any, run: Run) -> None:
     """Raise DurableRunNotFoundError for a run that a user may not see."""
     if not is_program(actor) and not visible_runs(actor).filter(pk=run.pk).exists():
-        raise DurableRunNotFoundError(_("There is no run %(run)s.") % {"run": run.pk})
+        raise exceptions.DurableRunNotFoundError(_("There is no run %(run)s.") % {"run": run.pk})
 
 
 @contextmanager
@@ -187,7 +182,7 @@ def require_decide(
     Raises NotFoundError for an approval that the project's policy hides from the actor.
     """
     if hides(actor, "visible_approvals") and not visible_approvals(actor).filter(pk=approval.pk).exists():
-        raise NotFoundError(_("There is no approval %(id)s.") % {"id": approval.pk})
+        raise exceptions.NotFoundError(_("There is no approval %(id)s.") % {"id": approval.pk})
     restore(approval.run)
     if why := why_not_decide(actor, approval, arguments, verb=verb):
         raise PermissionDeniedError(why)

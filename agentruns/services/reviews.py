@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.journal.events import actor_ref
-from agentruns.journal.policy import is_somebody, visible_runs
+from agentruns.journal.policy import visible_runs
 from agentruns.models import Review, Run
 from agentruns.services import permissions
 from agentruns.services.runs.sessions import Owner
@@ -55,7 +55,7 @@ def review_run(
         except (users.DoesNotExist, ValueError):
             person = None
         # The same error in both cases, so that nobody finds out names of users here.
-        if not _may_see(person, run):
+        if not visible_runs(person).filter(pk=run.pk).exists():
             raise ValueError(_("No user of this name may see the run."))
         whose = Owner.of(person)
     columns = {
@@ -90,9 +90,6 @@ def assignable(actor: Any, run: Run) -> list[str]:
     if issubclass(users, PermissionsMixin) and hasattr(users._default_manager, "with_perm"):
         viewers = users._default_manager.with_perm("agentruns.view_run", backend=BACKEND)
         people += viewers.exclude(pk=actor.pk).order_by(users.USERNAME_FIELD)[:OFFERED]
-    is_asked = permissions.hides(actor)
-    return [person.get_username() for person in people if not is_asked or _may_see(person, run)]
-
-
-def _may_see(person: Any, run: Run) -> bool:
-    return is_somebody(person) and visible_runs(person).filter(pk=run.pk).exists()
+    if permissions.hides(actor):
+        people = [person for person in people if visible_runs(person).filter(pk=run.pk).exists()]
+    return [person.get_username() for person in people]

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django.utils.translation import gettext as _
 
+from agentruns import exceptions
 from agentruns.agents import output
 from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
@@ -18,13 +19,7 @@ from agentruns.engine import in_doubt
 from agentruns.engine.driver import Driver
 from agentruns.engine.loop import drive, drive_run
 from agentruns.engine.worker import advance, agent_for
-from agentruns.exceptions import (
-    MemoryStoreNotDurableError,
-    NotDurableError,
-    RunStateError,
-    SessionBusyError,
-    UnknownAgentError,
-)
+from agentruns.exceptions import NotDurableError, RunStateError, SessionBusyError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch, SessionState, load
 from agentruns.journal.connection import require_no_transaction
@@ -272,7 +267,7 @@ def _require_durable(store: Store | None) -> None:
             f"{settings.DATABASE!r}. Use that one, or leave the store out."
         )
     if store is not None and not store.durable:
-        raise MemoryStoreNotDurableError(
+        raise exceptions.MemoryStoreNotDurableError(
             "A session was given together with a store that forgets everything when the process ends. "
             "Leave the store out to use the database, or leave the session out to run statelessly."
         )
