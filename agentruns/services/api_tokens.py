@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
-from hashlib import sha256
 from typing import Any
 from uuid import UUID
 from zlib import crc32
@@ -154,7 +153,7 @@ def _credentials(text: str, owner: Any) -> list[str]:
     else:
         passwords = [getattr(owner, "password", "")]
     # Keyed by the token, which is not stored, so that nobody can guess a password.
-    return [hmac.new(text.encode(), f"{who} {each}".encode(), sha256).hexdigest() for each in passwords]
+    return [hmac.new(text.encode(), f"{who} {each}".encode(), "sha256").hexdigest() for each in passwords]
 
 
 def _checksum(text: str) -> str:

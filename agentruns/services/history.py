@@ -32,8 +32,7 @@ from agentruns.services.runs.write import find_run
 from agentruns.tools import InvalidArguments
 from agentruns.tools.card import MASK
 from agentruns.tools.excerpts import Bounds
-from agentruns.utils import json as canonical
-from agentruns.utils.json import Difference, first_difference, passes
+from agentruns.utils.json import Difference, dumps, first_difference, loads, passes
 
 OWN = "own"  # the model of the agent as it is registered now
 
@@ -393,4 +392,4 @@ def _decision(reply: ModelReply) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Convert a value as the journal does, so that tuples become lists and keys become texts."""
-    return canonical.loads(canonical.dumps(value))
+    return loads(dumps(value))

@@ -16,14 +16,13 @@ from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import JournalConflictError, RunStateError, SessionBusyError
-from agentruns.journal import events
+from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch
 from agentruns.journal.copies import happened_at, original, task_of
 from agentruns.journal.deciders import restore
 from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState, fold
-from agentruns.journal.payloads import instructions_of
 from agentruns.journal.read import NAMING, definition_body, read_rows, rows_until
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
@@ -116,7 +115,7 @@ def get_or_fork(
                 mine, now = fold(origin.pk, rows), request.agent.definition()
                 then = definition_body(alias, mine.definition)
                 if mine.instructions is not None and now["instructions"] == then["instructions"]:
-                    made["instructions"] = instructions_of(mine)
+                    made["instructions"] = payloads.instructions_of(mine)
                 if mine.tools is not None and now.get("tools_for") == then.get("tools_for"):
                     made["tools"] = mine.tools
             request = rendered(replace(request, rendered=made), origin=origin)

@@ -18,7 +18,6 @@ from agentruns.agents.agent import Agent, CommonOptions
 from agentruns.conf import settings
 from agentruns.content import Input
 from agentruns.engine import leases
-from agentruns.engine.leases import Lease
 from agentruns.engine.wakeup import CHANNEL, notify_on_commit
 from agentruns.exceptions import JournalConflictError, QuotaExceededError, RunStateError, SessionBusyError
 from agentruns.journal import payloads, timeline
@@ -50,7 +49,7 @@ class Submission(NamedTuple):
 
     run: Run
     is_new: bool = False
-    lease: Lease | None = None
+    lease: leases.Lease | None = None
     state: SessionState | None = None
 
 
@@ -274,10 +273,10 @@ def require_requester(agent: Agent, session: Session) -> None:
         raise RunStateError(text % {"agent": agent.name, "tools": ", ".join(asking), "session": session.key})
 
 
-def first_lease(alias: str, run: Run) -> Lease:
+def first_lease(alias: str, run: Run) -> leases.Lease:
     """Build the lease of the process that created a run."""
     deadline = uptime() + settings.LEASE_SECONDS
-    return Lease(alias, run.pk, run.session_id, epoch=1, owner=run.lease_owner, deadline=deadline)
+    return leases.Lease(alias, run.pk, run.session_id, epoch=1, owner=run.lease_owner, deadline=deadline)
 
 
 def run_of_key(alias: str, request: RunRequest) -> Run | None:
