@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 from django.db.models import Count, Q
 
 from agentruns.agents.agent import registered
@@ -29,7 +29,7 @@ from agentruns.models.run import RunQuerySet
 from agentruns.services.approvals import decisions
 from agentruns.services.runs.control import hold_run
 from agentruns.services.runs.lifecycle import surface_orphans
-from agentruns.utils.db import in_transaction, later
+from agentruns.utils.db import in_transaction, later, reading
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.sweep")
@@ -249,20 +249,15 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
         if not advance(run, alias, should_stop=should_stop):
             return
     except Exception:
-        connection = connections[alias]
-        try:
-            connection.ensure_connection()
-            if not connection.is_usable():  # the old connection may be dead: only a new one tells
-                connection.close()
-                connection.ensure_connection()
-            is_reachable = connection.is_usable()
-        except (DatabaseError, InterfaceError):
-            is_reachable = False
-        if not is_reachable:  # the other runs would fail as well, through no fault of theirs
+        is_paused: bool | None = None
+        with suppress(DatabaseError, InterfaceError):
+            paused = Run.objects.using(alias).filter(pk=run.pk, status=Run.Status.PAUSED)
+            is_paused = reading(alias, paused.exists)
+        if is_paused is None:  # unreachable: the other runs would fail as well, through no fault of theirs
             raise
         swept.errors += 1
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
-        if Run.objects.using(alias).filter(pk=run.pk, status=Run.Status.PAUSED).exists():
+        if is_paused:
             swept.left.append(run.pk)
         return
     swept.driven += 1
