@@ -175,9 +175,24 @@ def replay_run(
     if model is not None:
         require_no_transaction(alias)
     report = ReplayReport(run.pk, mask=mask_of(run))
-    agents = {run.version: _agent_now(run, run.version, report)}
+
+    @cache
+    def agent_now(version: str) -> Agent | None:
+        with suppress(UnknownAgentError):
+            return get_agent(run.agent, version)
+        try:
+            agent = get_agent(run.agent)
+        except UnknownAgentError:
+            text = _("Agent %(agent)s is not registered here; only the journal was looked at.")
+            report.notes.append(text % {"agent": repr(run.agent)})
+            return None
+        text = _("Version %(old)s is not registered any more; compared with %(new)s.")
+        report.notes.append(text % {"old": version, "new": agent.version})
+        return agent
+
+    agent = agent_now(run.version)
     if model == OWN:
-        if (agent := agents[run.version]) is None:
+        if agent is None:
             facts = {"run": run.pk, "agent": repr(run.agent)}
             raise UnknownAgentError(_("Run %(run)s: its agent %(agent)s is not registered here.") % facts)
         model = agent.model
@@ -194,9 +209,7 @@ def replay_run(
             seen = {"limit": limit, "replies": len(replies)}
             report.notes.append(_("Only the first %(limit)d of %(replies)d replies were looked at.") % seen)
             break
-        if (version := one.made.version) not in agents:
-            agents[version] = _agent_now(run, version, report)
-        agent = agents[version]
+        agent = agent_now(one.made.version)
         report.mask.add(agent.definition() if agent else {})
         reply = None if model is None else _ask(one, model, run, agent)
         both = (each for each in (one.reply, reply) if each is not None)
@@ -276,20 +289,6 @@ def _recorded(
             other = row._replace(payload=altered)
         if now is not then:
             now.apply(other)
-
-
-def _agent_now(run: Run, version: str, report: ReplayReport) -> Agent | None:
-    with suppress(UnknownAgentError):
-        return get_agent(run.agent, version)
-    try:
-        agent = get_agent(run.agent)
-    except UnknownAgentError:
-        text = _("Agent %(agent)s is not registered here; only the journal was looked at.")
-        report.notes.append(text % {"agent": repr(run.agent)})
-        return None
-    text = _("Version %(old)s is not registered any more; compared with %(new)s.")
-    report.notes.append(text % {"old": version, "new": agent.version})
-    return agent
 
 
 def _differences(

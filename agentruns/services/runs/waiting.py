@@ -179,7 +179,7 @@ def cancel_requests(alias: str, runs: Collection[Run]) -> dict[UUID, tuple[str, 
     """Map each run to its first request to cancel: name of the requester ("": the program) and time."""
     rows = Message.objects.using(alias).own().filter(run__in=runs, kind=events.RUN_CANCEL_REQUESTED)
     requests = rows.order_by("-seq").values_list("run_id", "facts", "created_at")
-    return {run_id: (_actor(facts), when) for run_id, facts, when in requests}
+    return {run_id: ((facts.get("actor") or {}).get("name", ""), when) for run_id, facts, when in requests}
 
 
 def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
@@ -190,7 +190,7 @@ def pause_of(alias: str, run: Run) -> tuple[bool, tuple[str, datetime] | None]:
         if events.COPIED in facts or (kind == events.RUN_RESUMED and not facts.get("unpause")):
             continue
         if kind == events.RUN_PAUSE_REQUESTED:
-            return False, (_actor(facts), at)
+            return False, ((facts.get("actor") or {}).get("name", ""), at)
         return kind == events.RUN_PAUSED, None
     return False, None
 
@@ -263,7 +263,3 @@ def orphans(alias: str, runs: list[Run]) -> Iterator[Wait]:
         if is_held and (run_id, call_id) in open_calls:
             about = {"tool": row.tool_name, "attempt": row.attempt, "text": row.payload.get("evidence", "")}
             yield Wait(kind=ORPHAN, run_id=run_id, call_id=call_id, **about)
-
-
-def _actor(facts: dict[str, Any]) -> str:
-    return str((facts.get("actor") or {}).get("name") or "")
