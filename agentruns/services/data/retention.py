@@ -208,14 +208,9 @@ def _prune(
     tombstones = Tombstone.objects.using(alias)
     if not tombstones.filter(pk=session.pk).exists():  # else it was restored with the triggers lifted
         hashes = {forgotten(key): str(run_id) for key, (_, run_id) in keys.items()}
-        tombstone = Tombstone(
-            session_id=session.pk,
-            scope=session.scope,
-            key=session.key,
-            head=session.head,
-            idempotency_keys={NAMED: forgotten(session.key), **hashes},
-        )
-        tombstones.bulk_create([tombstone])
+        columns = {"scope": session.scope, "key": session.key, "head": session.head}
+        names = {NAMED: forgotten(session.key), **hashes}
+        tombstones.bulk_create([Tombstone(session_id=session.pk, idempotency_keys=names, **columns)])
     PrunedKey.objects.using(alias).bulk_create(
         PrunedKey(tombstone_id=session.pk, owner_id=owner_id, key=forgotten(key), run_id=run_id)
         for key, (owner_id, run_id) in keys.items()

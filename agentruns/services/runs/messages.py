@@ -61,10 +61,9 @@ def send_message(
         require_writable(stored, writer, actor, begins=agent is None)
     elif agent is None and scope is None and events.is_program(whose):
         require_known_scope(key, home)
-    return send(
-        stored or Session(scope=home, key=key), content, agent=agent, actor=actor, owner=writer,
-        context=context, key=idempotency_key,
-    )[0]  # fmt: skip
+    stored = stored or Session(scope=home, key=key)
+    given: dict[str, Any] = {"actor": actor, "owner": writer, "context": context, "key": idempotency_key}
+    return send(stored, content, agent=agent, **given)[0]
 
 
 def send(

@@ -216,16 +216,10 @@ def derived(request: RunRequest, what: str) -> str:
 
 def new_session(request: RunRequest) -> Session:
     """Build the session of a request, unsaved."""
+    columns = {"scope": request.scope, "key": request.session, **request.owner.columns()}
     # If a restore loses the task and the caller repeats it, its calls have the same digests and keys.
-    made = {"secret": derived(request, "secret")} if request.key else {}
-    return Session(
-        **made,
-        id=request.session_id or uuid7(),
-        scope=request.scope,
-        key=request.session,
-        title=title_of(request.text),
-        **request.owner.columns(),
-    )
+    columns |= {"secret": derived(request, "secret")} if request.key else {}
+    return Session(id=request.session_id or uuid7(), title=title_of(request.text), **columns)
 
 
 def renders(agent: Agent) -> bool:

@@ -242,12 +242,9 @@ def begin_run(
         unless += uses_of_key(alias, request)
     if is_one:  # then it is committed with the statement
         reached("before_start_commit")
-    stored = begin(
-        connection, run, definition, batch,
-        unless=unless,
-        lease=settings.LEASE_SECONDS if owner else 0,
-        doorbell=CHANNEL if is_one and not owner else "",
-    )  # fmt: skip
+    seconds = settings.LEASE_SECONDS if owner else 0
+    doorbell = CHANNEL if is_one and not owner else ""
+    stored = begin(connection, run, definition, batch, unless=unless, lease=seconds, doorbell=doorbell)
     if not stored:
         raise JournalConflictError(f"Session {session.key!r} was taken by another run.")
     for row in (session, run):

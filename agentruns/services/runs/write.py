@@ -23,8 +23,6 @@ from agentruns.models.statuses import RunStatus
 from agentruns.utils.db import in_transaction, readable
 from agentruns.utils.redaction import bound
 
-Change = Callable[[Run, Batch], None]
-
 
 def find_run(run_id: UUID | str) -> Run:
     """Find a run, with its session; raises DurableRunNotFoundError."""
@@ -55,7 +53,7 @@ def require_task(run: Run, rows: Iterable[Row]) -> None:
 
 def write(
     run_id: UUID,
-    change: Change,
+    change: Callable[[Run, Batch], None],
     *,
     takes_lease: bool = False,
     by_force: Callable[[RunState], bool] = lambda state: False,
