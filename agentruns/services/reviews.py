@@ -58,13 +58,9 @@ def review_run(
         if not visible_runs(person).filter(pk=run.pk).exists():
             raise ValueError(_("No user of this name may see the run."))
         whose = Owner.of(person)
-    columns = {
-        "rating": rating,
-        "note": note,
-        **{"assignee_id": whose.id, "assignee_name": whose.name},
-        **{"author_id": author.id, "author_name": (actor_ref(actor) or {"name": ""})["name"]},
-        "updated_at": clock.now(settings.DATABASE),
-    }
+    columns = {"rating": rating, "note": note, "updated_at": clock.now(settings.DATABASE)}
+    columns |= {"assignee_id": whose.id, "assignee_name": whose.name, "author_id": author.id}
+    columns["author_name"] = (actor_ref(actor) or {"name": ""})["name"]
     reviews = Review.objects.using(settings.DATABASE)
     is_done = False
     if seen is None:
