@@ -381,11 +381,8 @@ def _ask(one: _Recorded, model: Model | str, run: Run, agent: Agent | None) -> M
 
 def _decision(reply: ModelReply) -> dict[str, Any]:
     """Extract a reply's calls and stop reason. Leave out its text, which may differ at any time."""
-    calls = [
-        {"name": block.get("name"), "input": block.get("input")}
-        for block in reply.content
-        if block.get("type") == "tool_use"
-    ]
+    used = (block for block in reply.content if block.get("type") == "tool_use")
+    calls = [{"name": block.get("name"), "input": block.get("input")} for block in used]
     return {"calls": calls, "stop_reason": reply.stop_reason}
 
 

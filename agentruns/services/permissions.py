@@ -250,10 +250,8 @@ def givers(approvals: Iterable[Approval]) -> dict[UUID, dict[str, str]]:
     partly = {(each.run_id, each.call_id): each for each in approvals if each.approved_count}
     if not partly:
         return {}
-    rows = Message.objects.using(settings.DATABASE).filter(
-        run_id__in=[run_id for run_id, _ in partly],
-        kind__in=(events.APPROVAL_DECIDED, events.APPROVAL_VOIDED),
-    )
+    rows = Message.objects.using(settings.DATABASE).filter(run_id__in=[run_id for run_id, _ in partly])
+    rows = rows.filter(kind__in=(events.APPROVAL_DECIDED, events.APPROVAL_VOIDED))
     people: dict[UUID, dict[str, str]] = {approval.pk: {} for approval in partly.values()}
     for run_id, call_id, facts in rows.order_by("seq").values_list("run_id", "call_id", "facts"):
         approval = partly.get((run_id, call_id))
