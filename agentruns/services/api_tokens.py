@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 
 from agentruns import exceptions
 from agentruns.conf import settings
-from agentruns.exceptions import PermissionDeniedError, RunStateError
+from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import events, policy
 from agentruns.journal.batch import Batch
 from agentruns.journal.deciders import API_CHANNEL, void, withdrawn
@@ -240,8 +240,6 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
         # A live worker, for whose append the session was locked until now, looks at the token itself.
         for call in batch.state.run.open_calls() if batch.epoch else ():
             void(batch, call, withdrawn(alias, call.approval))
-        if batch.epoch and not batch.rows:
-            raise RunStateError(f"Run {run.pk} has no approval to void.")
 
     is_given = Q(status=Approval.Status.APPROVED) | Q(status=Approval.Status.PENDING, approved_count__gt=0)
     given = Approval.objects.using(alias).filter(is_given, run__status__in=Run.UNFINISHED)

@@ -674,7 +674,7 @@ MADE = [
         Edit(CONTROL, "        if not permissions.sees(actor, unfinished.pk):", "        if False:"),
         f"{REFUSED}only_what_may_be_seen_is_left_out"),
     mutant("left out: twice is once",
-        Edit(CONTROL, "            raise _Unchanged\n", "            pass\n"),
+        Edit(CONTROL, "if without(row, omission, str(run.pk)).payload == row.payload:", "if False:"),
         f"{REFUSED}an_ended_run_is_mended_for_the_next_task"),
     mutant("left out: the run goes on",
         Edit(CONTROL, "        if batch.state.run.refused:", "        if False:"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -175,7 +174,7 @@ def leave_out(
             text = _("Run %(run)s cannot leave out row %(seq)s: it has no reply, result or message there.")
             raise RunStateError(text % {"run": run.pk, "seq": seq})
         if without(row, omission, str(run.pk)).payload == row.payload:
-            raise _Unchanged
+            return
         batch.closed = run.is_ended
         batch.add(events.LEFT_OUT, omission)
         if batch.state.run.refused:
@@ -183,13 +182,7 @@ def leave_out(
             go_on = events.RunResumed(actor=who, epoch=batch.epoch, reason="left out", unpause=True)
             batch.add(events.RUN_RESUMED, go_on)
 
-    with suppress(_Unchanged):
-        return write(run.pk, change, takes_lease=True)
-    return find_run(run.pk)
-
-
-class _Unchanged(Exception):
-    """The row is left out already, so that nothing is stored."""
+    return write(run.pk, change, takes_lease=True)
 
 
 def agent_again(run: Run) -> Agent:

@@ -24,6 +24,10 @@ from agentruns.utils.db import in_transaction, readable
 from agentruns.utils.redaction import bound
 
 
+class Unchanged(Exception):
+    """No row was added: the lease that was taken is given back with the transaction."""
+
+
 def find_run(run_id: UUID | str) -> Run:
     """Find a run, with its session; raises DurableRunNotFoundError."""
     try:
@@ -63,10 +67,10 @@ def write(
     """Lock a run, let `change` add rows to its journal, store them and return the run.
 
     `change` gets the run with owner, requesters, scope, context and definition from its rows. `takes_lease`
-    takes the lease if it is free; `change` may then add engine rows, and must add a row. `batch.epoch` is 0
-    if the lease is not free or the run has ended. A live worker keeps its lease, unless `by_force` returns
-    True for the state. `guard` and `closed` are set on the batch. If `change` raises, nothing is stored.
-    Raises RunStateError for an imported run, DurableRunNotFoundError, JournalLockedError. May run inside the
+    takes the lease if it is free; `change` may then add engine rows. `batch.epoch` is 0 if the lease is not
+    free or the run has ended. A live worker keeps its lease, unless `by_force` returns True for the state.
+    `guard` and `closed` are set on the batch. If `change` raises or adds no row, nothing is stored. Raises
+    RunStateError for an imported run, DurableRunNotFoundError, JournalLockedError. May run inside the
     caller's transaction; outside of one, serialization failures and deadlocks are retried.
     """
     alias = settings.DATABASE
@@ -90,7 +94,7 @@ def write(
             tried.append(batch.rows[0].hash)
             store.append(batch)
         elif epoch:
-            raise AssertionError(f"Run {run_id}: a lease was taken and nothing was written.")
+            raise Unchanged
         if batch.state.run.status == RunStatus.ACTIVE:
             notify_on_commit(alias, run.pk)
         return find_run(run_id)
@@ -98,6 +102,8 @@ def write(
     with bound(run_id):
         try:
             return in_transaction(alias, action)
+        except Unchanged:
+            return find_run(run_id)
         except JournalLockedError as error:
             raise JournalLockedError(f"Run {run_id}: {error}", run_id=str(run_id)) from error
 
