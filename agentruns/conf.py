@@ -17,6 +17,7 @@ class Defaults:
 
     DATABASE: str = "default"
     CONNECTION_STATE: str | None = None
+    CONNECTIONS: int = 8  # of the journal's own, per process
     DISPATCHER: str = "agentruns.engine.wakeup.SweepDispatcher"
     LEASE_SECONDS: float = 60
     HEARTBEAT_SECONDS: float = 20

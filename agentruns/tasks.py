@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from agentruns.conf import settings
 from agentruns.engine.leases import request_at_start
 from agentruns.engine.worker import answer
 from agentruns.services.sweep import sweep
+from agentruns.utils.db import working
 
 # One byte that a worker shares with the processes it forks, because only the worker gets the signal to stop.
 _stopping = mmap.mmap(-1, 1)
@@ -51,7 +52,8 @@ class CeleryDispatcher:
 @shared_task(name="agentruns.advance_run", acks_late=False, ignore_result=True)
 def advance_run(run_id: str) -> None:
     """Drive a run until it ends or waits, or this worker stops; do nothing if the run cannot be claimed."""
-    answer(run_id, _is_stopping)
+    with nullcontext() if advance_run.request.is_eager else working():
+        answer(run_id, _is_stopping)
     if _is_stopping():
         CeleryDispatcher().notify(UUID(run_id))  # so that another worker continues the run
 

@@ -16,6 +16,7 @@ from django.db import DatabaseError, InterfaceError, InternalError, OperationalE
 
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
+from agentruns.engine.keeper import keeper
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import (
     JournalConflictError,
@@ -132,7 +133,7 @@ class Driver:
         """Let the lease be extended for another TOOL_TIMEOUT seconds, unless the attempt was given up."""
         if self.lease is not None and (call_id, attempt) not in self.abandoned:
             self.lease.allow(settings.TOOL_TIMEOUT)
-            self.lease.wake.set()
+            keeper.beat(self.lease)
 
     def context(self, call_id: str, tool_name: str, call: Call | None = None) -> ToolContext:
         """Build the context for a tool's function; there is no `call` yet when `requires_approval` runs."""
@@ -193,7 +194,7 @@ class Driver:
             self.lease.extend()
 
     def allow(self, tool: Tool) -> None:
-        """Let the heartbeat extend the lease for the tool's timeout, or without limit if transactional."""
+        """Let the keeper extend the lease for the tool's timeout, or without limit if transactional."""
         if self.lease is not None:
             # A transaction that outlives its lease is rolled back, so taking the run over would gain nothing.
             self.lease.allow(math.inf if tool.transactional else tool.timeout or settings.TOOL_TIMEOUT)
@@ -316,8 +317,9 @@ class Driver:
             seen_committed.pop(self.lease.session_id, None)  # so that it is the newest
             last = LastRow(self.state.next_seq - 1, self.state.at, self.state.restored_at)
             seen_committed[self.lease.session_id] = last
-            if len(seen_committed) > MOST_SEEN:
-                seen_committed.pop(next(iter(seen_committed)), None)
+            with suppress(RuntimeError):  # another drive of this process added one in this instant
+                if len(seen_committed) > MOST_SEEN:
+                    seen_committed.pop(next(iter(seen_committed)), None)
 
     def _stored(self, batch: Batch, sent: float) -> None:
         """Update the drive after a batch was stored; `sent` is the time from which the lease was extended."""

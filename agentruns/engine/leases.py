@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from agentruns.conf import settings
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, timeline
-from agentruns.journal.connection import OWN, own_alias, own_connection
+from agentruns.journal.connection import OWN, own_alias
 from agentruns.journal.store import Claimed, claim_one
 from agentruns.models import Control, Message, Run
 from agentruns.models.run import RunQuerySet
 from agentruns.utils import clock
-from agentruns.utils.carry import carrying, schema_of
+from agentruns.utils.carry import schema_of
 from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, later, uptime
 from agentruns.utils.ids import uuid7
-from agentruns.utils.redaction import bound, get_logger
+from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.leases")
 
@@ -34,7 +34,7 @@ SERVICE = "service"  # owner of a lease that is taken and given back in one tran
 FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
     """The right to drive one run, until the time `deadline` (of `uptime`) or until the lease is `lost`."""
 
@@ -47,14 +47,15 @@ class Lease:
     deadline: float = field(default_factory=lambda: uptime() + settings.LEASE_SECONDS)
     lost: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)  # a cancel was requested
-    wake: threading.Event = field(default_factory=threading.Event)  # makes the heartbeat beat now
     ending: bool = False  # whether this process is giving the lease back
     owner: str = ""  # unique to one claim, because a rewound database can give two claims the same epoch
-    # The time (of `uptime`) at which the heartbeat stops to extend the lease if there is no progress.
+    # The time (of `uptime`) at which the keeper stops to extend the lease if there is no progress.
     due: float = field(default_factory=lambda: uptime() + settings.TOOL_TIMEOUT)
+    beats_at: float = 0.0  # the time (of `uptime`) of the next beat
+    is_stalled: bool = False  # whether the keeper has stopped to extend it
 
     def allow(self, seconds: float) -> None:
-        """Let the heartbeat extend the lease for at least `seconds` from now."""
+        """Let the keeper extend the lease for at least `seconds` from now."""
         self.due = max(self.due, uptime() + seconds)
 
     def held(self, alias: str) -> QuerySet[Run]:
@@ -154,63 +155,26 @@ def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
     return Run.objects.using(alias).values_list("lease_epoch", flat=True).get(pk=run_id) if taken else 0
 
 
-class Heartbeat:
-    """A context manager whose thread extends a lease on its own connection until the block ends.
+def extend_all(alias: str, leases: Iterable[Lease]) -> tuple[set[Lease], set[Lease]]:
+    """Extend leases by one UPDATE; return those that are extended, and those that are lost.
 
-    The thread does not extend the lease after `lease.due`, and sets `lease.cancelled` if a cancel was
-    requested. Inside a TestCase there is no thread.
+    A lease whose run's row is locked is in neither set: the leases of other runs must not end meanwhile.
     """
+    rows = Run.objects.using(alias).filter(pk__in=[lease.run_id for lease in leases])
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+    def held(rows: QuerySet[Run]) -> set[Lease]:
+        columns = rows.filter(status=Run.Status.RUNNING).values_list("pk", "lease_epoch", "lease_owner")
+        now = {pk: (epoch, owner) for pk, epoch, owner in columns.order_by()}
+        return {lease for lease in leases if now.get(lease.run_id) == (lease.epoch, lease.owner)}
 
-    def __enter__(self) -> Self:
-        connection = connections[self.lease.alias]
-        if not connection.in_atomic_block:  # inside a TestCase another connection would see nothing
-            work = carrying(self.lease.alias, self._run)
-            self._thread = threading.Thread(target=work, name="agentruns-heartbeat", daemon=True)
-            self._thread.start()
-        return self
+    def extend() -> set[Lease]:
+        free = held(rows.select_for_update(skip_locked=True, no_key=True))
+        mine = rows.filter(pk__in=[lease.run_id for lease in free])
+        mine.update(lease_expires_at=later(settings.LEASE_SECONDS))
+        return free
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self.lease.wake.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        lease, own, was_stalled = self.lease, ExitStack(), False
-        own.enter_context(bound(lease.run_id, lease.epoch))
-        try:
-            while True:
-                lease.wake.wait(settings.HEARTBEAT_SECONDS)
-                lease.wake.clear()
-                if self._stop.is_set():
-                    return
-                if uptime() >= lease.due:  # the tool or the model hangs: others may take the run over
-                    if not was_stalled:
-                        text = "No progress, the lease is left to expire run=%s epoch=%s"
-                        logger.warning(text, lease.run_id, lease.epoch)
-                    was_stalled = True
-                    continue
-                was_stalled = False
-                try:
-                    own.enter_context(own_connection(lease.alias))
-                    self.lease.extend()
-                    if lease.is_cancel_requested():
-                        lease.cancelled.set()
-                except LeaseLostError:
-                    if not lease.ending:
-                        logger.warning("Lease lost run=%s epoch=%s", lease.run_id, lease.epoch)
-                    return
-                except (DatabaseError, InterfaceError):  # busy or unreachable is not lost
-                    logger.info("Heartbeat missed run=%s", lease.run_id, exc_info=True)
-                    connections[own_alias(lease.alias)].close()
-        finally:
-            own.close()  # first: it leaves the journal's connection to the alias, whose close ends both
-            connections.close_all()  # of this thread, if it ever beat
+    extended = in_transaction(alias, extend)
+    return extended, {*leases} - (extended if len(extended) == len({*leases}) else held(rows))
 
 
 DRAIN_CHECK_SECONDS = 5.0  # seconds between two queries while a run is driven

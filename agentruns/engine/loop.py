@@ -21,11 +21,12 @@ from agentruns.conf import settings
 from agentruns.engine import gate, handler, in_doubt, tool_calls
 from agentruns.engine.drafts import STOPPED, Reply, drafting
 from agentruns.engine.driver import Driver
-from agentruns.engine.leases import SERVICE, DrainCheck, Heartbeat, Lease, take
+from agentruns.engine.keeper import keeper
+from agentruns.engine.leases import SERVICE, DrainCheck, Lease, take
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
 from agentruns.journal import events, omissions, telemetry
 from agentruns.journal.batch import Batch, SessionState, seen_committed
-from agentruns.journal.connection import own_alias, own_connection
+from agentruns.journal.connection import own_alias, own_connection, rest
 from agentruns.journal.fold import RunState, text_of
 from agentruns.journal.store import DatabaseStore, Store
 from agentruns.models import Run, Session
@@ -136,7 +137,7 @@ def drive(driver: Driver, *, caller: Any = None, asked: bool = False) -> None:
         telemetry.span("drive", lambda: _facts(driver, driver.agent.model)) as attributes,
     ):
         try:
-            with Heartbeat(lease) if lease else nullcontext():
+            with keeper.keeping(lease) if lease else nullcontext():
                 if lease is not None:
                     _recover(driver, caller, asked)
                 while not driver.released and not driver.run.ended:
@@ -324,6 +325,7 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
                 same = provider_of(model) == provider_of(driver.agent.model)
                 params = {name: each for name, each in request.params.items() if same or name == "max_tokens"}
                 asked = replace(request, model=identity, params=params)
+            rest(driver.alias)
             with telemetry.span("model", partial(_facts, driver, model)) as attributes:
                 reply = call_model(resolve(model), asked, partial(_require_wanted, driver, draft))
                 facts = {"response_model": reply.model, "usage": reply.usage}

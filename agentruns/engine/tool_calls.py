@@ -17,7 +17,7 @@ from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.batch import Batch
-from agentruns.journal.connection import replace_broken
+from agentruns.journal.connection import give_back, replace_broken, rest
 from agentruns.journal.deciders import assign, lapsed, restore, void, withdrawn
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.store import card_columns
@@ -291,6 +291,7 @@ def _run_one(driver: Driver, call: Call) -> None:
             return
         replace_broken(driver.alias)
         driver.allow(tool)
+        give_back(driver.alias)  # the handler may wait for another run of this process
         try:
             if tool.transactional:
                 record = partial(_record, driver, call, joined=True)
@@ -307,6 +308,7 @@ def _run_one(driver: Driver, call: Call) -> None:
             else:
                 enter = partial(handler.enter, tool, context, call.arguments)
                 future = handler.in_thread(driver.alias, tool.name, enter)
+                rest(driver.alias)
                 try:
                     wait([future], timeout=tool.timeout)
                 except (Exception, KeyboardInterrupt):  # also a worker's time limit: it goes on without us
@@ -419,6 +421,7 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
                 running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
             ends = [end for _, end in running.values() if end is not None]
             left = max(0.0, min(ends) - uptime()) if ends else None
+            rest(driver.alias)
             wait(running, timeout=left, return_when=FIRST_COMPLETED)
             for future, (call, end) in list(running.items()):
                 if future.done():

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import select
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,68 +21,190 @@ from weakref import WeakKeyDictionary
 from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from agentruns.conf import settings
 from agentruns.exceptions import NotDurableError
-from agentruns.utils.carry import carried, keep, restore, state_of
-from agentruns.utils.db import is_of_test_case, uptime
+from agentruns.utils import forks
+from agentruns.utils.carry import State, carried, keep, restore, state_of
+from agentruns.utils.db import is_of_test_case, is_worker, uptime
+from agentruns.utils.forks import in_child
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.connection")
 
-_opened = threading.local()  # the names of the own connections of this thread, by alias
+_opened = threading.local()  # the `Own` of this thread by alias
+PATIENCE = 5.0  # seconds that a thread waits for a connection of the pool
 TRUSTED = 5.0  # seconds for which a connection that the server answered on is taken to be alive
 _asked: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # driver's connection -> time of its last answer
 OWN = " of the journal"  # suffix of the alias of a connection of the journal's own
-IDLE = "agentruns_idle"  # attribute of the thread's connection: keeps the journal's between two drives
+STATE = "agentruns_state"  # attribute of a pooled connection: the state that is kept on it
 _wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays with the file
 
 
-@contextmanager
-def own_connection(alias: str) -> Iterator[None]:
-    """Open the journal's own connection of this thread until the end of the outermost block.
+class Pool:
+    """The connections of the journal's own that this process has to one database.
 
-    CONN_MAX_AGE keeps the connection for the next block, until Django's connection of the thread is closed.
-    The block uses Django's connection inside a transaction, such as a TestCase's, and on SQLite in memory or
-    without WAL mode, because there a second connection would see nothing or wait for the first.
+    At most AGENTRUNS_CONNECTIONS are lent at once, and each only until its thread waits for something else.
     """
-    names = _opened.__dict__
-    if alias in names or connections[alias].in_atomic_block:
+
+    def __init__(self) -> None:
+        self.users = 0  # threads inside `own_connection`
+        self._lent = 0
+        self._idle: list[BaseDatabaseWrapper] = []
+        self._condition = threading.Condition()
+
+    def take(self, alias: str) -> BaseDatabaseWrapper | None:
+        """Take a connection, or wait for one; None if the database allows no second connection.
+
+        Takes one more than permitted after PATIENCE seconds, because a thread that has one may wait for us.
+        """
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._lent < settings.CONNECTIONS, PATIENCE):
+                logger.warning("No connection of the journal is free in %s s; one more is opened.", PATIENCE)
+            self._lent += 1
+            connection = self._idle.pop() if self._idle else None
+        try:
+            if connection is None and (connection := separate_connection(alias)) is not None:
+                connection.inc_thread_sharing()
+            return connection
+        finally:
+            if connection is None:
+                self.give(None)
+
+    def give(self, connection: BaseDatabaseWrapper | None) -> None:
+        """Take a connection back."""
+        with self._condition:
+            self._lent -= 1
+            if connection is not None:
+                self._idle.append(connection)
+            self._condition.notify()
+
+    def enter(self) -> None:
+        """Count a thread that uses the pool; the first closes each connection that is broken or too old."""
+        with self._condition:
+            self.users += 1
+            for connection in self._idle if self.users == 1 else ():
+                connection.close_if_unusable_or_obsolete()
+
+    def leave(self) -> bool:
+        """Count a thread less; without any, close each connection that CONN_MAX_AGE does not keep."""
+        with self._condition:
+            self.users -= 1
+            if not self.users:
+                for connection in self._idle:
+                    connection.close_if_unusable_or_obsolete()
+                self._idle = [each for each in self._idle if each.connection is not None]
+            return bool(self._idle)
+
+    def close(self) -> None:
+        """Close the connections that nobody uses, if no thread uses the pool."""
+        with self._condition:
+            while self._idle and not self.users:
+                self._idle.pop().close()
+
+
+_pools: defaultdict[str, Pool] = defaultdict(Pool)
+
+
+def _after_fork() -> None:
+    forks.keep({**_pools})  # the sockets are the parent's
+    _pools.clear()
+
+
+in_child(_after_fork)
+
+
+class Own:
+    """The journal's own connection of a thread, of the pool or of its own, while the thread needs one."""
+
+    def __init__(self, alias: str, state: State, pool: Pool | None) -> None:
+        self.alias, self.state, self.pool = alias, state, pool
+        self.name = alias + OWN
+        self.connection: BaseDatabaseWrapper | None = None
+
+    def use(self) -> bool:
+        """Set up the connection under `name`; return False if the database allows no second one."""
+        if self.connection is None:
+            take = self.pool.take if self.pool else separate_connection
+            if (connection := take(self.alias)) is None:
+                return False
+            self.connection = connections[self.name] = connection
+            if connection.__dict__.get(STATE, self) is not self.state:
+                connection.__dict__[STATE] = self.state
+                keep(connection, self.state)
+        return True
+
+    def give_back(self) -> None:
+        """Let another thread use the connection, unless it is in a transaction."""
+        connection = self.connection
+        if connection is None or connection.in_atomic_block:
+            return
+        if connection.errors_occurred:
+            connection.close_if_unusable_or_obsolete()
+        del connections[self.name]
+        self.connection = None
+        if self.pool:
+            self.pool.give(connection)
+        else:
+            connection.close()
+
+
+@contextmanager
+def own_connection(alias: str, *, pooled: bool = True) -> Iterator[None]:
+    """Let this thread use connections of the journal's own until the end of the outermost block.
+
+    CONN_MAX_AGE keeps them for the next block, until a thread closes Django's connection. A connection that
+    is not `pooled` is opened at once, and closed at the end of the block. The block uses Django's connection
+    inside a transaction, such as a TestCase's, and on SQLite in memory or without WAL mode, because there a
+    second connection would see nothing or wait for the first.
+    """
+    owns = _opened.__dict__
+    if alias in owns or connections[alias].in_atomic_block:
         yield
         return
-    state, connection = state_of(alias), _taken(connections[alias])
-    if connection is not None:
-        connection.close_if_unusable_or_obsolete()
-    if connection is None or connection.connection is None:
-        connection = separate_connection(alias)
-    if connection is None:
-        yield
-        return
-    keep(connection, state)
-    names[alias] = connection.alias
-    connections[connection.alias] = connection
+    pool = _pools[alias] if pooled else None
+    own = Own(alias, state_of(alias), pool)
+    if pool:
+        pool.enter()
     try:
-        with carried(alias, state):
+        if not own.use():
+            yield
+            return
+        owns[alias] = own
+        with carried(alias, own.state):
             yield
     finally:
-        del names[alias], connections[connection.alias]
-        connection.close_if_unusable_or_obsolete()
-        if connection.connection is not None:
+        owns.pop(alias, None)
+        if own.connection is not None and own.connection.settings_dict["CONN_MAX_AGE"]:
+            own.connection.close_if_unusable_or_obsolete()
+        own.give_back()
+        if pool and pool.leave():
             shared = connections[alias]
             if "close" not in shared.__dict__:  # the only way to notice `close_all` and the like
                 close = shared.close
 
                 def close_both() -> None:
-                    if (idle := _taken(shared)) is not None:
-                        idle.close()
+                    pool.close()
                     close()
 
                 shared.close = close_both  # type: ignore[method-assign]
-            shared.__dict__[IDLE] = os.getpid(), connection
 
 
-def _taken(shared: BaseDatabaseWrapper) -> BaseDatabaseWrapper | None:
-    """Remove and return the idle connection kept on `shared`; None if there is none of this process."""
-    pid, connection = shared.__dict__.pop(IDLE, (0, None))
-    return connection if pid == os.getpid() else None
+def give_back(alias: str) -> None:
+    """Let the other drives of the process use the journal's own connection until this thread needs one."""
+    if own := _opened.__dict__.get(alias):
+        own.give_back()
+
+
+def rest(alias: str) -> None:
+    """Give this thread's connections back before it waits for a model or a handler.
+
+    In a thread of a worker, closes all its connections, if the process drives other runs as well.
+    """
+    give_back(alias)
+    if _pools[alias].users > 1 and is_worker():
+        for connection in connections.all(initialized_only=True):
+            if not connection.in_atomic_block:
+                connection.close()
 
 
 def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
@@ -90,13 +212,13 @@ def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
     shared: Any = connections[alias]
     if shared.vendor == "sqlite" and shared.is_in_memory_db():
         return None
-    settings = copy.deepcopy(shared.settings_dict)
-    settings["AUTOCOMMIT"] = True
-    settings["OPTIONS"].pop("pool", None)  # a pooled connection may come from another thread's handler
-    connection: BaseDatabaseWrapper = type(shared)(settings, alias + OWN)
+    options = copy.deepcopy(shared.settings_dict)
+    options["AUTOCOMMIT"] = True
+    options["OPTIONS"].pop("pool", None)  # a pooled connection may come from another thread's handler
+    connection: BaseDatabaseWrapper = type(shared)(options, alias + OWN)
     if connection.vendor != "sqlite":
         return connection
-    file = str(settings["NAME"])
+    file = str(options["NAME"])
     if file not in _wal:
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA journal_mode")
@@ -108,9 +230,12 @@ def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
 
 
 def own_alias(alias: str) -> str:
-    """Look up the alias of this thread's own journal connection; `alias` itself outside `own_connection`."""
-    name: str = _opened.__dict__.get(alias, alias)
-    return name
+    """Take a connection of the journal's own, until `rest`, and name it; `alias` outside `own_connection`."""
+    own: Own | None = _opened.__dict__.get(alias)
+    if own is None:
+        return alias
+    own.use()
+    return own.name
 
 
 def journal_alias(alias: str) -> str:
@@ -127,7 +252,11 @@ def require_no_transaction(alias: str) -> None:
             "still be rolled back protects nothing. Call agent.start() here and let a worker drive it, "
             "or call agent.run() outside the transaction (see ATOMIC_REQUESTS, non_atomic_requests)."
         )
-    if not connection.in_atomic_block and not connection.get_autocommit():
+    # Without opening a connection: a thread that drives a run may need no other than the journal's.
+    commits = (
+        connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit
+    )
+    if not connection.in_atomic_block and not commits:
         raise NotDurableError(
             f"Database {alias!r} has autocommit off, so nothing the journal writes is kept until somebody "
             "commits. Turn AUTOCOMMIT on for it."

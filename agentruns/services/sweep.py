@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Count, Q
 
 from agentruns.agents.agent import registered
@@ -21,7 +23,7 @@ from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
 from agentruns.exceptions import JournalLockedError, JournalUnreadableError, RunStateError, SessionBusyError
 from agentruns.journal import telemetry, timeline
-from agentruns.journal.connection import own_connection, require_no_transaction
+from agentruns.journal.connection import own_alias, own_connection, require_no_transaction, rest
 from agentruns.journal.events import Program
 from agentruns.journal.outbox import deliver_due
 from agentruns.models import Control, Draft, Run
@@ -29,7 +31,7 @@ from agentruns.models.run import RunQuerySet
 from agentruns.services.approvals import decisions
 from agentruns.services.runs.control import hold_run
 from agentruns.services.runs.lifecycle import surface_orphans
-from agentruns.utils.db import in_transaction, later, reading
+from agentruns.utils.db import in_transaction, later, reading, uptime, working
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.sweep")
@@ -39,6 +41,8 @@ STAMPED = 5  # seconds for which a sweep's stamp counts as new
 BATCH = 100
 RENEWED = 60  # seconds after which a sweep updates the reason of a blocked run, and deletes old drafts
 SEVERAL = 10
+FRESH = 1.0  # seconds for which a list of runs counts as new
+MOMENT = 0.02  # the same of a list without runs
 HELD = "held for staff: every unfinished run was, after a restore"
 FAILED_OVER = (
     "{rewound}: the server was on timeline {known} and is on {timeline}, at position {position}: a replica "
@@ -69,6 +73,11 @@ class Swept:
     failed: int = 0
     queued: int = 0
     left: list[UUID] = field(default_factory=list)
+
+    def add(self, other: Swept) -> None:
+        """Add the counts of another sweep to these."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def as_dict(self) -> dict[str, int]:
         """Build a dict of the counts by name, without `left`."""
@@ -116,6 +125,7 @@ def sweep(
     tell_model: bool = False,
     seconds: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
+    crew: Crew | None = None,
 ) -> Swept:
     """Do one sweep: deliver notifications, drive the runs that this process serves, and expire approvals.
 
@@ -159,6 +169,9 @@ def sweep(
         deliver_due(alias, should_stop)
 
     def go_on() -> None:
+        if crew is not None:
+            crew.fill(limit if claims else 0)
+            return
         runs = [run for run in candidates(run_id, limit) if run.pk not in seen] if claims else []
         seen.update(run.pk for run in runs)
         if len(runs) > SEVERAL:
@@ -180,6 +193,91 @@ def sweep(
             go_on()
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept
+
+
+class Crew:
+    """The threads of a worker that drive runs, at most `size` at once.
+
+    A thread drives one run after the other, in the order of `candidates`, and ends when no run is left.
+    """
+
+    def __init__(self, size: int, should_stop: Callable[[], bool], run_id: UUID | str | None = None) -> None:
+        self.size, self.should_stop, self.run_id = size, should_stop, run_id
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._driven: set[UUID] = set()
+        self._runs: deque[Run] = deque()
+        self._listed_at = 0.0
+        self._left: float = math.inf
+        self._swept = Swept()
+
+    def fill(self, limit: int | None = None) -> None:
+        """Start threads for the runs that can go on now; until the next call they drive at most `limit`."""
+        with self._lock:
+            self._listed_at, self._left = 0.0, math.inf if limit is None else limit
+        while len(self._threads) < self.size and (run := self._next()):
+            thread = threading.Thread(target=self._work, args=[run], name="agentruns-drive", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def take(self) -> Swept:
+        """Take the counts of the drives that have ended since the last time."""
+        with self._lock:
+            swept, self._swept = self._swept, Swept()
+        return swept
+
+    def is_busy(self) -> bool:
+        """Check whether a thread drives a run."""
+        return bool(self._threads)
+
+    def join(self) -> None:
+        """Wait until each thread has ended."""
+        for thread in [*self._threads]:
+            thread.join()
+
+    def _next(self) -> Run | None:
+        """Take the next run from the list, which is read again if it is old or at its end."""
+        with self._lock:
+            if self.should_stop() or self._left <= 0:
+                return None
+            age = uptime() - self._listed_at
+            if age > FRESH or (not self._runs and age > MOMENT):
+                runs = candidates(self.run_id, min(BATCH, len(self._driven) + SEVERAL * self.size))
+                self._runs, self._listed_at = deque(runs), uptime()
+            while self._runs:
+                run = self._runs.popleft()
+                if run.pk not in self._driven:
+                    self._driven.add(run.pk)
+                    self._left -= 1
+                    return run
+            return None
+
+    def _work(self, run: Run | None) -> None:
+        alias = settings.DATABASE
+        try:
+            with working(), own_connection(alias):
+                while run is not None:
+                    swept = Swept(found=1)
+                    try:
+                        _advance(run, alias, swept, self.should_stop)
+                    finally:
+                        rest(alias)
+                        with self._lock:
+                            self._driven.discard(run.pk)
+                            self._swept.add(swept)
+                    run = self._next()
+        except Exception:  # such as no database; the next sweep tries again
+            logger.exception("A thread of the worker ends; the next sweep starts another")
+        finally:
+            connections.close_all()
+            self._threads.discard(threading.current_thread())
+
+
+def crew_of(size: int, should_stop: Callable[[], bool], run_id: UUID | str | None = None) -> Crew | None:
+    """Build a crew; None if `size` is 1, or if other threads would not see the database."""
+    alias = settings.DATABASE
+    with own_connection(alias):
+        return None if size == 1 or own_alias(alias) == alias else Crew(size, should_stop, run_id)
 
 
 @contextmanager
@@ -261,7 +359,7 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
             swept.left.append(run.pk)
         return
     swept.driven += 1
-    status = Run.objects.using(alias).values_list("status", flat=True).filter(pk=run.pk).first()
+    status = Run.objects.using(own_alias(alias)).values_list("status", flat=True).filter(pk=run.pk).first()
     group = {"completed": "completed", "failed": "failed", "cancelled": "failed", "queued": "queued"}
     name = group.get(status, "waiting") if status else "failed"  # gone: the journal was rewound
     setattr(swept, name, getattr(swept, name) + 1)

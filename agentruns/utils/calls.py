@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from functools import cache
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections
 
 from agentruns.utils import carry, forks
+from agentruns.utils.db import working
 
 T = TypeVar("T")
 
@@ -157,7 +158,8 @@ async def in_thread(
 
     def call() -> T:
         try:
-            return function(*args, **options)
+            with working() if drives else nullcontext():
+                return function(*args, **options)
         finally:
             connections.close_all()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from agentruns.exceptions import JournalConflictError, JournalLockedError
 
 T = TypeVar("T")
 
+_worker = threading.local()
 TRIES = 12
 LOCK_SECONDS = 5
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's code for a wait that `lock_timeout` ended
@@ -141,6 +143,21 @@ def read_committed(alias: str) -> None:
     if connection.vendor == "postgresql" and len(connection.atomic_blocks) == 1:
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """Mark this thread as a worker's, whose connections nobody else uses."""
+    _worker.works = True
+    try:
+        yield
+    finally:
+        _worker.__dict__.clear()
+
+
+def is_worker() -> bool:
+    """Check whether this thread is inside `working`."""
+    return bool(_worker.__dict__)
 
 
 def is_of_test_case(block: object) -> bool:

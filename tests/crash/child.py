@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -45,7 +45,7 @@ from agentruns.engine.worker import advance
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.connection import journal_alias
 from agentruns.providers.base import ProviderError
-from agentruns.services.sweep import sweep
+from agentruns.services.sweep import crew_of, sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
 from tests.effects import VARIABLE, Effects
@@ -151,14 +151,20 @@ Agent(
 
 
 def work() -> None:
-    """Sweep until killed."""
+    """Be a worker with eight threads until killed."""
+    crew = crew_of(8, lambda: False)
     while True:
-        try:
-            if sweep().driven:
-                continue
-        except DatabaseError:  # busy; the next sweep goes on
-            pass
+        with suppress(DatabaseError):  # busy; the next sweep goes on
+            sweep(crew=crew)
         time.sleep(0.1)  # waits: as a worker does that found nothing
+
+
+def sweep_by_threads() -> None:
+    """Sweep once, and wait for the threads that drive the runs."""
+    crew = crew_of(8, lambda: False)
+    sweep(crew=crew)
+    if crew is not None:
+        crew.join()
 
 
 ACTIONS: dict[str, Callable[..., object]] = {
@@ -168,7 +174,7 @@ ACTIONS: dict[str, Callable[..., object]] = {
     "send": lambda session, text, agent, key=None: send_message(
         session, text, agent=agent, idempotency_key=key
     ),
-    "sweep": sweep,
+    "sweep": sweep_by_threads,
     "approve": lambda approval_id: approve(approval_id, None),
     "cancel": lambda run_id: cancel_run(run_id, reason="changed my mind"),
     "advance": lambda run_id: advance(get_run(run_id), "default"),

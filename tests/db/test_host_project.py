@@ -221,7 +221,7 @@ def test_a_run_connects_once_and_its_heartbeat_leaves_no_connection_behind(
 
     @tool
     def dawdle() -> str:
-        wait_for(lambda: made.get("agentruns-heartbeat"), "a heartbeat")
+        wait_for(lambda: made.get("agentruns-keeper"), "a heartbeat")
         return "done"
 
     connection_created.connect(note)
@@ -232,7 +232,7 @@ def test_a_run_connects_once_and_its_heartbeat_leaves_no_connection_behind(
     finally:
         connection_created.disconnect(note)
         connections.close_all()
-    assert all(is_closed(raw) for raw in made["agentruns-heartbeat"])
+    assert all(is_closed(raw) for raw in made["agentruns-keeper"])
 
 
 def test_a_forked_process_leaves_it_to_its_parent(kept: None) -> None:

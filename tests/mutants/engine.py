@@ -8,6 +8,7 @@ CALLS, DOUBT = "engine/tool_calls.py", "engine/in_doubt.py"
 GATE, HANDLER = "engine/gate.py", "engine/handler.py"
 STATEMENTS = "journal/store.py"
 DRIVER, LEASES, LOOP, WORKER = "engine/driver.py", "engine/leases.py", "engine/loop.py", "engine/worker.py"
+KEEPER, CONNECTION, CREW = "engine/keeper.py", "journal/connection.py", "db/test_crew.py"
 FOLD, TOOL = "journal/fold.py", "tools/base.py"
 
 REFUSALS = "tools/refusals.py"
@@ -342,8 +343,29 @@ LEASED = [
              "lease_owner=SERVICE,"),
         "db/test_sweep.py::test_pause_and_cancel_without_a_worker_act_at_once"),
     mutant("leases: the heartbeat keeps one alive",
-        Edit(LEASES, "                    self.lease.extend()", "                    pass"),
+        Edit(KEEPER, "        if not moving:\n", "        if moving:\n"),
         "crash/test_clicks.py::test_the_heartbeat_keeps_a_slow_tool_alive_and_its_run_is_left_alone"),
+    mutant("keeper: a locked run does not end the leases of others",
+        Edit(LEASES, "skip_locked=True, ", ""),
+        f"{CREW}::test_a_locked_run_does_not_end_the_leases_of_others", database=POSTGRESQL),
+    mutant("keeper: a lease that others took is lost",
+        Edit(LEASES, "if now.get(lease.run_id) == (lease.epoch, lease.owner)", "if lease.run_id in now"),
+        f"{CREW}::test_a_lease_that_others_took_is_found_lost_and_the_rest_goes_on"),
+    mutant("keeper: a cancel is heard",
+        Edit(KEEPER, "                    lease.cancelled.set()", "                    pass"),
+        f"{CREW}::test_one_update_extends_every_lease_and_cancels_are_heard"),
+    mutant("crew: no more connections are lent than the setting says",
+        Edit(CONNECTION, "self._lent < settings.CONNECTIONS", "True"),
+        f"{CREW}::test_no_more_connections_are_lent_than_the_setting_says"),
+    mutant("crew: a connection is given back before the model is asked",
+        Edit(LOOP, "            rest(driver.alias)\n", ""),
+        f"{CREW}::test_runs_wait_for_their_models_at_the_same_time_and_hold_no_connection"),
+    mutant("crew: a connection in a transaction is not given back",
+        Edit(CONNECTION, "if connection is None or connection.in_atomic_block:", "if connection is None:"),
+        f"{CREW}::test_a_connection_in_a_transaction_is_not_given_back"),
+    mutant("crew: what a tool sets on its connection reaches no other call",
+        Edit(CONNECTION, "_pools[alias].users > 1 and is_worker()", "False"),
+        f"{CREW}::test_what_a_tool_sets_on_its_connection_does_not_reach_the_next_call"),
     mutant("leases: none is kept alive by a handler that hangs for ever",
         Edit(DRIVER,
              "self.lease.allow(math.inf if tool.transactional else tool.timeout or settings.TOOL_TIMEOUT)",

@@ -15,6 +15,7 @@ from agentruns import ToolContext, tool
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.engine.gate import call_digest
+from agentruns.engine.keeper import keeper
 from agentruns.engine.leases import Lease
 from agentruns.engine.loop import drive
 from agentruns.engine.worker import advance
@@ -84,7 +85,7 @@ class World:
         for module in ("driver", "tool_calls", "leases", "handler"):
             patch.setattr(f"agentruns.engine.{module}.uptime", self._uptime)
         patch.setattr("agentruns.services.runs.submit.uptime", self._uptime)
-        patch.setattr("agentruns.engine.loop.Heartbeat", self._heartbeat)
+        patch.setattr(keeper, "keeping", self._heartbeat)
         patch.setattr("agentruns.engine.handler.in_thread", _in_this_thread)
         append, invoke, propose = DatabaseStore.append, Tool.invoke, ScriptedModel.propose
 

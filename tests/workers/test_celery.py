@@ -205,3 +205,16 @@ def test_a_worker_killed_inside_a_call_is_not_replaced_by_one_that_sends_it_agai
     sweep()
     run.refresh_from_db()
     assert (run.status, acted(effects, "slow")) == ("orphaned", 1)
+
+
+def test_a_pool_of_threads_drives_as_many_runs_at_once(
+    worker: Workers, effects: Effects, tmp_path: Path
+) -> None:
+    (gate := tmp_path / "gate").touch()
+    runs = [start_run("calls-post", "do it", f"s{number}") for number in range(12)]
+    worker("--pool=threads", "--concurrency=12", SHOP_SLOW="post:before", SHOP_GATE=str(gate))
+    wait_for(lambda: effects.count("at:post:before") == 12, "every handler to be at work")
+    gate.unlink()
+    for run in runs:
+        wait_for(lambda run=run: ended(run), "every run to end")
+    assert len({line["key"] for line in effects.lines() if line.get("tool") == "post"}) == 12

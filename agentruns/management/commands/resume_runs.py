@@ -17,13 +17,14 @@ from agentruns.journal.masking import masked_runs
 from agentruns.management import base, timeline
 from agentruns.management.base import COUNT, AgentRunsCommand, Stop, argument, flag, number, usage
 from agentruns.services.runs.waiting import standing
-from agentruns.services.sweep import Swept, candidates, hold_all, sweep
+from agentruns.services.sweep import Crew, Swept, candidates, crew_of, hold_all, sweep
 from agentruns.utils.redaction import get_logger, redact
 
 logger = get_logger("agentruns.sweep")
 
 EAGER = 8  # after a sweep that drove a run, the next sweep comes this many times sooner
 ROUND = 10.0  # seconds after which a sweep begins no further run, so that other due work is done
+CONCURRENCY = 16  # runs that a worker drives at once: most of the time each waits for a model
 MOMENT = 0.1  # seconds until an idle worker notices a signal
 SECONDS = number(float, lambda seconds: 0 < seconds < 86_400, "give seconds, more than 0 and less than a day")
 
@@ -41,6 +42,13 @@ class Command(AgentRunsCommand):
             default=1.0,
             metavar="S",
             help="Maximum seconds between sweeps that find nothing (1).",
+        ),
+        argument(
+            "--concurrency",
+            type=COUNT,
+            default=CONCURRENCY,
+            metavar="N",
+            help=f"With --watch, drive at most N runs at once ({CONCURRENCY}).",
         ),
         argument("--limit", type=COUNT, metavar="N", help="Drive at most N runs per sweep."),
         argument("--run", metavar="ID", help="Only this run."),
@@ -85,9 +93,13 @@ class Command(AgentRunsCommand):
         which |= {"drives": not options["no_drive"], "tell_model": options["surface_orphans"]}
         with Stop() as stop:
             if watch:
-                self.tell(None, f"Process {os.getpid()} watches for runs that can go on.")
+                size = 1 if options["no_drive"] else options["concurrency"]
+                crew = crew_of(size, stop, options["run"])
+                drives = f", up to {crew.size} at once" if crew else ""
+                self.tell(None, f"Process {os.getpid()} watches for runs that can go on{drives}.")
                 with Listener(settings.DATABASE) as bell:
-                    self._attend(bell, {**which, "seconds": ROUND}, stop, options["interval"])
+                    which |= {"seconds": ROUND, "crew": crew}
+                    self._attend(bell, which, stop, options["interval"])
                 self.tell(None, "Stopped.")
                 return False
             swept = sweep(**which, should_stop=stop)
@@ -97,28 +109,41 @@ class Command(AgentRunsCommand):
         return bool(swept.errors)
 
     def _attend(self, bell: Listener, which: dict[str, Any], stop: Stop, interval: float) -> None:
-        said, polls, pause = False, False, interval / EAGER
+        said, polls, pause, due = False, False, interval / EAGER, 0.0
+        crew: Crew | None = which["crew"]
         while not stop():
             bell.listen()
             if bell.why_deaf and not polls:
                 polls = True
                 self.tell(None, f"{bell.why_deaf}: it looks every {interval:g} s.")
             close_old_connections()
+            swept = Swept()
             try:
-                swept = sweep(**which, should_stop=stop)
+                if crew is None or time.monotonic() >= due:
+                    swept = sweep(**which, should_stop=stop)
+                    due = time.monotonic() + interval / EAGER
+                else:  # each row of SQLite rings, and a sweep does more than start drives
+                    crew.fill(which["limit"])
             except Exception:  # such as no database; the next sweep tries again
                 logger.exception("Sweep failed; trying again")
                 connections.close_all()
-                swept = Swept()
+            if crew is not None:
+                swept.add(crew.take())
             with suppress(DatabaseError, InterfaceError):  # checked again after the next sweep
                 if not said and (said := leases.is_draining(settings.DATABASE)):
                     logger.warning("Draining pid=%s: claims no run any more", os.getpid())
                     why = "Draining: this process claims no more runs. Stop it when the new code is up."
                     self.tell(None, why)
-            if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
-                self._report(swept, {}, which["run_id"])
+            self._report_news(swept, which["run_id"])
             more_may_follow = swept.driven or _wait(pause, stop, bell)
             pause = interval / EAGER if more_may_follow else min(2 * pause, interval)
+        if crew is not None:
+            crew.join()
+            self._report_news(crew.take(), which["run_id"])
+
+    def _report_news(self, swept: Swept, run_id: str | None) -> None:
+        if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
+            self._report(swept, {}, run_id)
 
     def _report(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> None:
         if self.json:

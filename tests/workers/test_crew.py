@@ -1,0 +1,107 @@
+"""A worker of many threads, as a process of its own: signals while all of them are at work."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentruns import start_run
+from agentruns.models import Message, Run
+from tests.programs import start_program
+from tests.shop.models import Order
+from tests.waiting import wait_for
+from tests.workers.soak import check, decide
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+RUNS = 24
+LEASE = "3"  # seconds
+
+Watch = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def watch(tmp_path: Path, effects: Any) -> Iterator[Watch]:
+    """`watch(SHOP_PACE="1")` starts a worker with a thread for each run."""
+    with ExitStack() as stack:
+
+        def start(**environment: str) -> subprocess.Popen[str]:
+            output = stack.enter_context((tmp_path / "said").open("a"))
+            words = ("-m", "django", "resume_runs", "--watch", f"--concurrency={RUNS}")
+            child = start_program(*words, stdout=output, AGENTRUNS_TEST_LEASE=LEASE, **environment)
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+            return child
+
+        yield start
+
+
+def begin() -> None:
+    """Start the runs, each in a session of its own."""
+    Order.objects.create(number="A1", customer="Ada", total_cents=100)
+    for number in range(RUNS):
+        start_run("soaked", "do it", f"soak-{number}", idempotency_key=f"soak-{number}")
+
+
+def wait_until_all_work() -> None:
+    running = Run.objects.filter(status="running", lease_owner__gt="")
+    wait_for(lambda: running.count() == RUNS, "each run to be driven")
+    wait_for(
+        lambda: Message.objects.filter(kind="tool_started").count() >= RUNS // 2, "handlers to be at work"
+    )
+
+
+def finish() -> None:
+    """Decide what waits for people until every run has ended, and check the ledger and the journals."""
+    dice = random.Random(time.time_ns())
+
+    def is_over() -> bool:
+        decide(dice)
+        return not Run.objects.unfinished().exists()
+
+    wait_for(is_over, "every run to end")
+    assert check(RUNS)["runs"] == {"completed": RUNS}
+
+
+def test_sigkill_with_every_thread_at_work(watch: Watch) -> None:
+    begin()
+    child = watch(SHOP_PACE="5")
+    wait_until_all_work()
+    child.kill()
+    child.wait()
+    watch()
+    finish()
+
+
+def test_sigterm_with_every_thread_at_work_leaves_nothing_in_doubt(watch: Watch) -> None:
+    begin()
+    child = watch(SHOP_PACE="2")
+    wait_until_all_work()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait() == 0
+    left = Run.objects.unfinished().exclude(status="awaiting-approval")
+    assert set(left.values_list("lease_owner", "attempts")) <= {("", 0)}
+    assert not Message.objects.filter(kind="orphan_found").exists()
+    assert not Run.objects.filter(status="running").exists()
+    watch()
+    finish()
+
+
+def test_a_second_signal_ends_the_process_at_once(watch: Watch) -> None:
+    begin()
+    child = watch(SHOP_PACE="3600")
+    wait_until_all_work()
+    child.send_signal(signal.SIGTERM)
+    time.sleep(0.5)  # waits: two signals at one moment are one
+    child.send_signal(signal.SIGTERM)
+    assert child.wait() == -signal.SIGTERM
+    watch()
+    finish()
