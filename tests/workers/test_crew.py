@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -17,13 +18,14 @@ from agentruns import start_run
 from agentruns.models import Message, Run
 from tests.programs import start_program
 from tests.shop.models import Order
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 from tests.workers.soak import check, decide
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 RUNS = 24
 LEASE = "3"  # seconds
+LEAKS = 1000 if os.environ.get("AGENTRUNS_LONG") else 40
 
 Watch = Callable[..., "subprocess.Popen[str]"]
 
@@ -105,3 +107,29 @@ def test_a_second_signal_ends_the_process_at_once(watch: Watch) -> None:
     assert child.wait() == -signal.SIGTERM
     watch()
     finish()
+
+
+def held(pid: int) -> tuple[int, int, int]:
+    """Count a process's open files and threads; and its memory, in MB."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    threads, memory = (int(status.split(f"{name}:")[1].split()[0]) for name in ("Threads", "VmRSS"))
+    return len(os.listdir(f"/proc/{pid}/fd")), threads, memory // 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux shows what a process holds")
+def test_what_a_worker_holds_stays_as_it_is_however_many_runs_it_drove(watch: Watch) -> None:
+    """AGENTRUNS_LONG=1 takes 5,000 runs."""
+
+    def drive(count: int, name: str) -> tuple[int, int, int]:
+        for number in range(count):
+            start_run("calls-lookup", "do it", f"{name}-{number}")
+        wait_for(lambda: not Run.objects.unfinished().exists(), "every run to end", 10 * LIMIT)
+        wait_for(lambda: held(child.pid)[1] <= 2, "the threads to end")  # of those, one may be a clock's
+        return held(child.pid)
+
+    child = watch()
+    first = drive(LEAKS, "first")
+    last = drive(5 * LEAKS, "last")
+    print(f"files, threads, MB: {first} after {LEAKS} runs, {last} after {6 * LEAKS}")
+    assert last[0] <= first[0] + 24, "three files for each connection that SQLite may keep open for later"
+    assert last[2] <= first[2] + 12
