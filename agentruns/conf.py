@@ -36,6 +36,7 @@ class Defaults:
     MODELS: dict[str, dict[str, Any]] = {}  # models by names of the project's own
     PRICES: dict[str, dict[str, Any]] = {}
     CURRENCY: str = ""
+    RATE: dict[str, str] = {}  # requests in a time, by name of a provider or model
     REDACT: str | None = None
     TELEMETRY: str | None = None
     ADMIN: bool = True
@@ -65,11 +66,20 @@ else:  # without class attributes, which would hide the project's settings from 
 
 THROTTLED = ("user", "anonymous")
 _RATE = re.compile(r"[1-9][0-9]{0,8}/[smhd]")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _named(name: str) -> cached_property[Any]:
     """Build a property that imports the object at the setting's dotted path; None if the setting is empty."""
     return cached_property(lambda own: import_string(path) if (path := getattr(own, name)) else None)
+
+
+def _parsed(rate: object) -> tuple[int, int]:
+    """Parse a rate such as "100/m" into (number, seconds); raises ValueError."""
+    if not isinstance(rate, str) or not _RATE.fullmatch(rate):
+        raise ValueError(f"{rate!r} is not a number of requests and a time, as in '100/m'")
+    number, _, unit = rate.partition("/")
+    return int(number), _SECONDS[unit]
 
 
 class Settings(Typed):
@@ -119,9 +129,19 @@ class Settings(Typed):
             raise ValueError(f"{unknown[0]!r} is none of {', '.join(THROTTLED)}")
         limited = {name: rate for name, rate in rates.items() if rate is not None}
         for rate in limited.values():
-            if not isinstance(rate, str) or not _RATE.fullmatch(rate):
-                raise ValueError(f"{rate!r} is not a number of requests and a time, as in '100/m'")
+            _parsed(rate)
         return limited
+
+    @cached_property
+    def rates(self) -> dict[str, tuple[float, int]]:
+        """The seconds between two requests and the requests at once, by name in RATE; raises ValueError.
+
+        A tenth of a rate's requests may be made at once, and at least one.
+        """
+        if not isinstance(self.RATE, dict):
+            raise ValueError(f"{self.RATE!r} is not a dict")
+        parsed = {name: _parsed(rate) for name, rate in self.RATE.items()}
+        return {name: (seconds / number, max(1, number // 10)) for name, (number, seconds) in parsed.items()}
 
 
 settings = Settings()

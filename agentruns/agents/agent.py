@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
 from django.utils.module_loading import autodiscover_modules
 from pydantic import BaseModel
@@ -42,6 +42,9 @@ _lock = renewed(threading.RLock())
 _registry: dict[tuple[str, str], Agent] = {}
 
 
+PriorityName = Literal["high", "normal", "low"]
+
+
 class CommonOptions(TypedDict, total=False):
     """The options of both `start_run` and `run_agent`."""
 
@@ -50,6 +53,7 @@ class CommonOptions(TypedDict, total=False):
     scope: str | None
     context: dict[str, Any] | None
     idempotency_key: str | None
+    priority: PriorityName | None
 
 
 class StartOptions(CommonOptions, total=False):
@@ -78,7 +82,9 @@ class Agent:
     the last reply must fit, and the type of `RunResult.output`. `starters` is a permission or group that
     people need to start the agent, beside `agentruns.start_run`, or "anyone". `unjournaled_tools` allows
     tools and MCP servers in `model_params`, which the provider runs by itself, without a row before the
-    effect and without a gate. The attribute `tools` maps names to tools.
+    effect and without a gate. `priority` is that of its runs unless their start names another. At most
+    `max_concurrent` runs of agents with this name are driven at once, by all processes together; the highest
+    version decides. The attribute `tools` maps names to tools.
     """
 
     def __init__(
@@ -100,6 +106,8 @@ class Agent:
         starters: str | None = None,
         fallback: Model | str | None = None,
         unjournaled_tools: bool = False,
+        priority: PriorityName = "normal",
+        max_concurrent: int | None = None,
     ) -> None:
         for what, value in (("name", name), ("version", version)):
             if not isinstance(value, str):
@@ -146,6 +154,7 @@ class Agent:
         self.output_type = output_type
         self.starters = starters
         self.unjournaled_tools = unjournaled_tools
+        self.priority, self.max_concurrent = priority, max_concurrent
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
             frame = frame.f_back
@@ -257,8 +266,10 @@ class Agent:
         starters = self.starters
         if starters is not None and not (isinstance(starters, str) and starters.strip()):
             raise TypeError(f"{where}: starters must be a permission, a group or 'anyone', not {starters!r}.")
-        for option in ("max_steps", "token_budget"):
-            if (value := getattr(self, option)) is None and option == "token_budget":
+        if self.priority not in get_args(PriorityName):
+            raise ValueError(f"{where}: priority must be 'high', 'normal' or 'low', not {self.priority!r}.")
+        for option in ("max_steps", "token_budget", "max_concurrent"):
+            if (value := getattr(self, option)) is None and option != "max_steps":
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{where}: {option} must be a whole number, not {value!r}.")

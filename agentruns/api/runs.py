@@ -19,6 +19,7 @@ from agentruns.api.errors import Problem, run_facts
 from agentruns.api.routing import UPLOAD, GivenKey, blocks_of, key_of, once, page, router
 from agentruns.api.schemas import AFTER, CancelRun, EraseRow, PauseRun, ResumeRun, RowSeq, RunId, RunOut, Seq
 from agentruns.conf import settings
+from agentruns.engine import turns
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, RunStateError
 from agentruns.journal import masking, read
 from agentruns.models import ApiToken, Message, Run, kinds
@@ -47,7 +48,7 @@ def start_run(request: HttpRequest, body: schemas.StartRun = UPLOAD, key: GivenK
     """
     user, key = auth.user_of(request), key_of(key, body)
     task = blocks_of(request, body.input)
-    given = (body.agent, task, body.session, _behalf_of(request, body), key, body.not_before)
+    given = (body.agent, task, body.session, _behalf_of(request, body), key, body.not_before, body.priority)
     return started(request, partial(starting.start_run, user, *given), owner=body.owner)
 
 
@@ -118,6 +119,9 @@ def list_runs(
     if context is not None:
         runs = runs.filter(pk__in=Run.objects.with_context({name: value}))
     page_runs, following = page(runs, "updated_at", cursor)
+    later = turns.reasons(settings.DATABASE, page_runs)
+    for run in page_runs:
+        run.blocked_reason = later.get(run.pk, run.blocked_reason)
     items = RunOut.all(auth.readable(user, run) for run in page_runs)
     if context is not None:  # a match must not reveal a masked value
         items = [run for run in items if bounds.said(run.context.get(name)) == value]
@@ -129,6 +133,7 @@ def list_runs(
 def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
     """Get one run. With its `ETag` as `If-None-Match`, the answer is 304 while nothing has changed."""
     run = auth.find_run(auth.user_of(request), run_id)
+    run.blocked_reason = turns.reasons(settings.DATABASE, [run]).get(run.pk, run.blocked_reason)
     headers = {"ETag": tag_of(run), "Cache-Control": REVALIDATED}
     known = {tag.removeprefix("W/") for tag in parse_etags(request.headers.get("If-None-Match", ""))}
     if {"*", headers["ETag"].removeprefix("W/")} & known:

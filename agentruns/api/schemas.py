@@ -17,12 +17,13 @@ from ninja import Header, Path, Query
 from ninja.params import models as parameters
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
 
-from agentruns.agents.agent import Agent
+from agentruns.agents.agent import Agent, PriorityName
 from agentruns.agents.prices import amount
 from agentruns.conf import settings
 from agentruns.content import AS_BLOCKS, AS_TEXT
 from agentruns.journal import copies, events, masking
 from agentruns.models import Approval, Run, Session, kinds, parts
+from agentruns.models.statuses import Priority
 from agentruns.models.tombstone import KEYED
 from agentruns.services.runs import requests, sessions, waiting
 from agentruns.tools import Tool
@@ -177,6 +178,7 @@ class StartRun(Behalf):
     session: Key | None = Field(None, description="the caller's own key; generated if omitted")
     idempotency_key: Key | None = Field(None, description="the same key is the same run, even after it ended")
     not_before: Time | None = Field(None, description="earliest start of the run; a time with time zone")
+    priority: PriorityName | None = Field(None, description="the agent's if omitted")
 
 
 class SendMessage(Keyed):
@@ -289,7 +291,7 @@ class RunOut(Out):
     PUBLIC: ClassVar = {
         "id", "session", "scope", "owner", "owner_name", "agent", "version", "definition", "idempotency_key",
         "status", "title", "input", "context", "origin", "origin_seq", "step", "output", "lease_expires_at",
-        "not_before", "attempts", "imported_at", "created_at", "updated_at",
+        "not_before", "priority", "attempts", "imported_at", "created_at", "updated_at",
     }  # fmt: skip
 
     id: Id
@@ -315,6 +317,7 @@ class RunOut(Out):
     error: LegalText = Field(description=f"empty {FOR_OTHERS}")
     lease_expires_at: Moment | None
     not_before: Moment | None
+    priority: PriorityName
     attempts: int
     blocked_reason: LegalText = Field(description=f"empty {FOR_OTHERS}")
     imported_at: Moment | None = Field(description="time of an import: a record, decided elsewhere")
@@ -342,6 +345,7 @@ class RunOut(Out):
             usage=canonical.legal(run.usage),
             cost=None if run.cost is None else amount(run.cost),
             imported_at=run.session.imported_at,
+            priority=Priority.of(run.priority).value,
         )
         return answer if run.shows_all else answer.limited(cls.PUBLIC)
 

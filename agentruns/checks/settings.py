@@ -12,10 +12,11 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from agentruns import journal
+from agentruns.agents.agent import registered
 from agentruns.agents.prices import mistakes
 from agentruns.checks.base import check
 from agentruns.conf import DEFAULTS, settings, unknown_names
-from agentruns.providers.names import make, options_of
+from agentruns.providers.names import PROVIDERS, make, names_of, options_of
 from agentruns.tools.refusals import mistake
 from agentruns.utils.bounds import LEAST_SENT
 from agentruns.utils.calls import arity_mistake
@@ -119,7 +120,7 @@ def check_impersonation() -> Iterator[CheckMessage]:
 
 @check()
 def check_values() -> Iterator[CheckMessage]:
-    """Check ANCHOR, API_THROTTLE, CONNECTION_STATE, REFUSALS, TELEMETRY, SCANNER and three limits of size."""
+    """Check ANCHOR, API_THROTTLE, CONNECTION_STATE, RATE, REFUSALS, TELEMETRY, SCANNER and limits of size."""
 
     def uncalled(name: str, *parameters: str) -> str:
         named = getattr(settings, name.lower())
@@ -132,6 +133,13 @@ def check_values() -> Iterator[CheckMessage]:
             return "AGENTRUNS_ANCHOR_FILE is not set"
         return uncalled("ANCHOR", "session_id", "seq", "head")
 
+    def wrong_rate() -> str:
+        models = [model for agent in registered() for model in agent.models] if settings.rates else []
+        known = PROVIDERS.union(settings.MODELS, *map(names_of, models))
+        return next(
+            (f"no agent has a model or provider {name!r}" for name in settings.rates.keys() - known), ""
+        )
+
     def wrong_refusals() -> str:
         return next(filter(None, map(mistake, settings.refusals)), "")
 
@@ -142,6 +150,8 @@ def check_values() -> Iterator[CheckMessage]:
     yield from unusable("CONNECTION_STATE", lambda: uncalled(*state), hint, id="agentruns.E024")
     hint = "AGENTRUNS_API_THROTTLE = {'user': '100/m', 'anonymous': '10/m'}; per s, m, h or d."
     yield from unusable("API_THROTTLE", lambda: settings.api_throttle, hint, id="agentruns.E013")
+    hint = "AGENTRUNS_RATE = {'anthropic': '50/m'}, by a provider or model of an agent; per s, m, h or d."
+    yield from unusable("RATE", wrong_rate, hint, id="agentruns.E026")
     hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."
     yield from unusable("REFUSALS", wrong_refusals, hint, id="agentruns.E017")
     hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."

@@ -15,6 +15,7 @@ from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from agentruns.conf import settings
+from agentruns.engine import turns
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, timeline
 from agentruns.journal.connection import OWN, own_alias
@@ -109,8 +110,11 @@ class Lease:
         return rows.own().filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
 
 
-def claim(alias: str, run_id: UUID) -> Lease | None:
-    """Lease a run; None if it is not `claimable` now, for example because another process drives it."""
+def claim(alias: str, run_id: UUID, agent: str = "") -> Lease | None:
+    """Lease a run; None if it is not `claimable` now, for example because another process drives it.
+
+    None also if `agent`, the run's, has a limit of runs at once that is reached.
+    """
     owner, before, own = uuid7().hex, uptime(), own_alias(alias)
     seconds = settings.LEASE_SECONDS
 
@@ -119,10 +123,15 @@ def claim(alias: str, run_id: UUID) -> Lease | None:
         runs = Run.objects.using(own).filter(pk=run_id)
         list(runs.select_for_update().values_list("pk"))
         mine = runs.filter(lease_owner=owner).values_list("session_id", "lease_epoch", "attempts").first()
-        return (*mine, True) if mine else claim_one(claimable(own).filter(pk=run_id), owner, seconds)
+        if mine or turns.is_full(own, agent):
+            return (*mine, True) if mine else None
+        return claim_one(claimable(own).filter(pk=run_id), owner, seconds)
 
     try:
-        taken = claim_one(claimable(own).filter(pk=run_id), owner, seconds)
+        if turns.limit_of(agent):
+            taken = in_transaction(own, again)
+        else:
+            taken = claim_one(claimable(own).filter(pk=run_id), owner, seconds)
     except RACES:
         close_stale(own)
         taken = in_transaction(own, again)
@@ -212,8 +221,7 @@ def drain(alias: str) -> None:
 
 def driven_runs(alias: str) -> dict[UUID, int]:
     """Map the runs that are being driven now to the epochs of their leases."""
-    live = Run.objects.using(alias).filter(status=Run.Status.RUNNING, lease_expires_at__gt=Now())
-    return dict(live.values_list("pk", "lease_epoch"))
+    return dict(Run.objects.using(alias).live().values_list("pk", "lease_epoch"))
 
 
 def drain_requests(alias: str) -> QuerySet[Control]:

@@ -18,7 +18,7 @@ from django.db.models import F
 from agentruns.agents import output, prices
 from agentruns.agents.agent import Agent, unpriced
 from agentruns.conf import settings
-from agentruns.engine import gate, handler, in_doubt, tool_calls
+from agentruns.engine import gate, handler, in_doubt, tool_calls, turns
 from agentruns.engine.drafts import STOPPED, Reply, drafting
 from agentruns.engine.driver import Driver
 from agentruns.engine.keeper import keeper
@@ -30,7 +30,7 @@ from agentruns.journal.connection import own_alias, own_connection, rest
 from agentruns.journal.fold import RunState, text_of
 from agentruns.journal.store import DatabaseStore, Store
 from agentruns.models import Run, Session
-from agentruns.models.run import FAILED_DRIVE
+from agentruns.models.run import FAILED_DRIVE, TURN
 from agentruns.models.statuses import RunStatus
 from agentruns.providers.base import (
     FULL_WINDOW,
@@ -279,6 +279,8 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         reason = f"payload: {error}"
         driver.commit(lambda batch: tool_calls.pause(batch, reason))
         return
+    if _waits(driver, agent.model):
+        return
     reached("before_model")
     reply, identity = _reply(driver, request, draft)
     if reply is None:
@@ -320,6 +322,8 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
     for model in driver.agent.models:
         identity = model_identity(model)
         asked = request
+        if model is not driver.agent.model and _waits(driver, model):
+            return None, identity
         try:
             if model is not driver.agent.model:  # another provider has other parameters
                 same = provider_of(model) == provider_of(driver.agent.model)
@@ -350,6 +354,20 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             driver.commit(partial(_model_raised, driver, error))
             raise
     raise AssertionError("A fallback has no fallback.")
+
+
+def _waits(driver: Driver, model: Model | str) -> bool:
+    """Count a request toward AGENTRUNS_RATE; if the rate is used up, give the lease back and return True.
+
+    A stateless run neither counts nor waits, because it uses no database.
+    """
+    if driver.lease is None:
+        return False
+    seconds, why = turns.spend(own_alias(driver.alias), model)
+    if why:
+        driver.lease.release(delay=seconds, why=TURN + why)
+        driver.released = True
+    return bool(why)
 
 
 def _require_wanted(driver: Driver, draft: Reply | None) -> None:

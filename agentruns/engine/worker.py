@@ -19,7 +19,7 @@ from agentruns.journal.outbox import announce_blocked
 from agentruns.journal.read import definition_body
 from agentruns.journal.store import Store
 from agentruns.models import Run
-from agentruns.models.run import FAILED_DRIVE
+from agentruns.models.run import FAILED_DRIVE, TURN
 from agentruns.utils.db import close_stale, database_now, in_transaction, readable
 from agentruns.utils.redaction import get_logger
 
@@ -65,7 +65,7 @@ def advance(
     require_no_transaction(alias)
     agent = agent_for(run, alias)
     with own_connection(alias):
-        lease = claim(alias, run.pk)
+        lease = claim(alias, run.pk, run.agent)
         if lease is None:
             return False
         drive_run(run, agent, lease, store=store, caller=caller, asked=asked, should_stop=should_stop)
@@ -101,7 +101,7 @@ def block(run: Run, alias: str) -> int:
         why = str(error) if known else f"Its definition cannot be read: {type(error).__name__}."
         where = f"process {os.getpid()} on {socket.gethostname()}"
         reason = f"{why} (Found by {where}, {readable(database_now(alias))}.)"
-        is_new = not run.blocked_reason or run.blocked_reason.startswith(FAILED_DRIVE)
+        is_new = not run.blocked_reason or run.blocked_reason.startswith((FAILED_DRIVE, TURN))
         is_new = is_new and not isinstance(error, SwitchedOffError) and not is_draining(alias)
 
         def record() -> int:

@@ -14,7 +14,16 @@ from agentruns.agents import prices
 from agentruns.journal import events
 from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Actor, Row
-from agentruns.models.statuses import ApprovalStatus, GateVerdict, Orphan, Outcome, RunStatus, Verb, Verdict
+from agentruns.models.statuses import (
+    ApprovalStatus,
+    GateVerdict,
+    Orphan,
+    Outcome,
+    Priority,
+    RunStatus,
+    Verb,
+    Verdict,
+)
 from agentruns.utils import json as canonical
 
 WAITING = (RunStatus.AWAITING_APPROVAL, RunStatus.ORPHANED, RunStatus.PAUSED)
@@ -149,6 +158,7 @@ class RunState:
     scope: str = ""
     key: str = ""  # idempotency key
     origin: dict[str, Any] = field(default_factory=dict)  # events.Origin, or empty
+    priority: int = 0  # rank
     context: dict[str, Any] = field(default_factory=dict)
     requesters: list[str] = field(default_factory=list)  # ids of all who asked for it
     tools: list[str] | None = None  # chosen by the agent's `tools_for`, if it has one
@@ -277,7 +287,7 @@ class RunState:
         whose, scope = (owner["id"], self.scope) if imported_into is None else (None, imported_into)
         columns = {"owner_id": whose, "owner_name": owner["name"], "scope": scope, "context": self.context}
         columns |= {"origin_id": origin.get("run"), "origin_seq": origin.get("seq")}
-        return {**columns, "agent": self.agent, "idempotency_key": self.key}
+        return {**columns, "agent": self.agent, "idempotency_key": self.key, "priority": self.priority}
 
     def _add_usage(self, payload: events.Assistant | events.ModelFailed) -> None:
         for name, amount in (payload.get("usage") or {}).items():
@@ -298,6 +308,7 @@ class RunState:
         due = events.moment(payload.get("not_before"))
         self.started_at = max(row.created_at, due) if due else row.created_at
         self.origin = payload.get("origin") or {}  # type: ignore[assignment]
+        self.priority = {each.value: each.rank for each in Priority}.get(payload.get("priority", ""), 0)
         self.inherited = self.origin.get("steps", 0)
         if self.origin.get("restored"):
             self.restored_at, self.restored_seq = row.created_at, row.seq

@@ -19,6 +19,7 @@ from agentruns.content import described
 from agentruns.journal import events, fold, masking, payloads, read
 from agentruns.management.base import call_text, escaped, moment, shortened
 from agentruns.models import Approval, Run, Session
+from agentruns.models.statuses import Priority
 from agentruns.services.runs import waiting
 from agentruns.utils import carry
 from agentruns.utils import json as canonical
@@ -166,6 +167,7 @@ def run_record(run: Run) -> dict[str, Any]:
         "origin": str(run.origin_id) if run.origin_id else None,
         "origin_seq": run.origin_seq,
         "imported_at": run.session.imported_at,
+        "priority": Priority.of(run.priority).value,
         **{name: getattr(run, name) for name in FIELDS},
         **{name: redacted(getattr(run, name)) for name in TEXTS},
     }

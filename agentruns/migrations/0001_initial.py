@@ -91,6 +91,7 @@ class Migration(migrations.Migration):
                 ("title", agentruns.models.fields.EscapedTextField(default="", verbose_name="task")),
                 ("context", agentruns.models.fields.CanonicalField(default=dict, verbose_name="context")),
                 ("origin_seq", models.BigIntegerField(null=True, verbose_name="forked at row")),
+                ("priority", models.SmallIntegerField(db_default=0, default=0, verbose_name="priority")),
                 (
                     "status",
                     models.CharField(

@@ -41,6 +41,7 @@ class ControlQuerySet(models.QuerySet["Control"]):
         """Select the rows of sweepers: all rows except switches and those with a fixed name."""
         named = (self.model.DRAINING, self.model.SERVER, self.model.DATABASE)
         kinds = Q(name__startswith="off:") | Q(name__startswith=self.model.BLOCKED)
+        kinds |= Q(name__startswith=self.model.SLOTS) | Q(name__startswith=self.model.RATE)
         return self.exclude(kinds | Q(name__in=named))
 
     def identity(self) -> str:
@@ -69,12 +70,16 @@ class Control(models.Model):
     the reason and the name of the person. The row SERVER notes the server's timeline as `reason` and its kind
     of replication as `actor`. The row DATABASE has the database's random name as `reason`, which a copy of
     the database keeps. A row BLOCKED names a definition, and has the time of the notice about its runs.
+    A row SLOTS names an agent with a limit, and is locked while a run of the agent is claimed. A row RATE
+    names a rate, and has the time at which its requests so far are due.
     """
 
     DRAINING = "draining"
     SERVER = "server"
     DATABASE = "database"
     BLOCKED = "blocked:"
+    SLOTS = "slots:"
+    RATE = "rate:"
 
     name = models.CharField(_("name"), max_length=120, primary_key=True)
     seen_at = models.DateTimeField(_("seen at"))

@@ -118,6 +118,7 @@ class RunStarted(Payload):
     task: NotRequired[Fact[str]]  # the run's name in its calls' keys, if the caller gave an idempotency key
     origin: NotRequired[Fact[Origin]]
     not_before: NotRequired[Fact[str]]  # time before which it is not driven
+    priority: NotRequired[Fact[str]]  # high | low; absent if normal
     tools: NotRequired[Fact[list[str]]]  # those that `tools_for` chose
     instructions: NotRequired[str]  # that the agent's function made
     stored: NotRequired[Gone[StoredFile]]  # of which `instructions` is a preview

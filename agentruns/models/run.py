@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now, user_key
-from agentruns.models.querysets import ACTIVE, ENDED, UNFINISHED
+from agentruns.models.querysets import ACTIVE, ENDED, UNFINISHED, Constant
 from agentruns.models.session import Session
 from agentruns.models.statuses import RunStatus
 from agentruns.utils.bounds import NAME_LENGTH, is_name, said
@@ -20,8 +20,10 @@ from agentruns.utils.ids import uuid7
 MOST_VALUES = 16  # of one run's context
 SENSITIVE = ("sensitive", "sensitive_results")  # of a tool in a definition
 FAILED_DRIVE = "The last drive failed: "  # beginning of `blocked_reason` while a run waits to be tried again
+TURN = "Waits for its turn: "  # beginning of `blocked_reason` while a limit or a rate holds a run back
 # No worker has recorded that it cannot drive the run.
-SERVED = Q(blocked_reason="") | Q(blocked_reason__startswith=FAILED_DRIVE)
+SERVED = Q(blocked_reason="")
+SERVED |= Q(blocked_reason__startswith=FAILED_DRIVE) | Q(blocked_reason__startswith=TURN)
 
 
 class Definition(models.Model):
@@ -52,6 +54,10 @@ class RunQuerySet(models.QuerySet["Run"]):
             Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now()),
             Q(not_before__isnull=True) | Q(not_before__lte=Now()),
         )
+
+    def live(self) -> Self:
+        """Select the runs that are being driven now: whose lease is live by the database's clock."""
+        return self.filter(status=Constant("running"), lease_expires_at__gt=Now())
 
     def with_context(self, given: dict[str, Any] | None = None, /, **values: Any) -> Self:
         """Select the runs with these searchable context values, such as `with_context(tenant=7)`."""
@@ -107,6 +113,8 @@ class Run(models.Model):
         related_name="derived",
     )
     origin_seq = models.BigIntegerField(_("forked at row"), null=True)
+    # The rank of a Priority; also in its first row. Older code leaves it out.
+    priority = models.SmallIntegerField(_("priority"), default=0, db_default=0)
 
     # Folded columns: a cache of the journal, equal to its fold after every append.
     status = models.CharField(_("status"), max_length=20, choices=Status.choices, default=Status.QUEUED)

@@ -29,6 +29,25 @@ class RunStatus(Word):
     CANCELLED = "cancelled"
 
 
+class Priority(Word):
+    """The priority of a run. Run.priority has its rank."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+    @classmethod
+    def of(cls, rank: int) -> Priority:
+        """Find the priority with this rank."""
+        priorities: list[Priority] = [*cls]
+        return priorities[min(max(rank, -1), 1) + 1]
+
+    @property
+    def rank(self) -> int:
+        """The priority as a number: -1 for high, 0 for normal, 1 for low."""
+        return [*Priority].index(self) - 1
+
+
 class ApprovalStatus(TextChoices):
     """The status of an approval, with the label that people see."""
 

@@ -46,6 +46,11 @@ def provider_of(model: Model | str) -> str:
     return str(getattr(model, "provider", type(model).__name__))
 
 
+def names_of(model: Model | str) -> list[str]:
+    """List the names by which AGENTRUNS_RATE knows a model: its own, its identity and its provider."""
+    return [*([model] if isinstance(model, str) else []), model_identity(model), provider_of(model)]
+
+
 def resolve(model: Model | str) -> Model:
     """Find the model object for a name; each name has one in the process. Returns an object unchanged."""
     return _made(model, repr(options_of(model))) if isinstance(model, str) else model

@@ -18,7 +18,7 @@ from django.db.models import Count, Q
 
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
-from agentruns.engine import leases
+from agentruns.engine import leases, turns
 from agentruns.engine.wakeup import notify_on_commit
 from agentruns.engine.worker import advance, block
 from agentruns.exceptions import JournalLockedError, JournalUnreadableError, RunStateError, SessionBusyError
@@ -85,9 +85,11 @@ class Swept:
 
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
-    """List the runs that this process can claim and serve now, oldest first; at most `limit` or BATCH."""
+    """List the runs that this process can claim and serve now, in turn; at most `limit` or BATCH."""
     runs, served = _runnable(run_id)
-    return list(runs.filter(served)[: limit or BATCH])
+    ids = turns.in_turn(runs.filter(served), limit or BATCH, turns.room_of(settings.DATABASE))
+    found = runs.in_bulk(ids) if ids else {}
+    return [found[pk] for pk in ids if pk in found]
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:

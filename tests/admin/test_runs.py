@@ -10,14 +10,14 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from agentruns import approve, start_run, tool
+from agentruns import approve, run_agent, start_run, tool
 from agentruns.admin.runs.page import journal_rows
 from agentruns.engine.leases import claim
 from agentruns.models import Control, Run
 from agentruns.providers.names import model_identity
 from agentruns.services.runs.control import cancel_run
 from agentruns.services.sweep import sweep
-from tests.admin.pages import look, says, unchanged, url, words
+from tests.admin.pages import listed, look, says, unchanged, url, words
 from tests.admin.people import browser, user
 from tests.admin.world import World, ran, status
 from tests.effects import Effects
@@ -55,6 +55,22 @@ def test_a_completed_run_has_nothing_to_do(world: World) -> None:
     with unchanged():
         for action in ("resume", "cancel"):
             says(press(run, action), "Nothing was changed.", "completed", status=409)
+
+
+def test_a_queued_run_says_why_it_waits_for_its_turn(world: World, settings: Any) -> None:
+    first, second = world.queued("first"), world.queued("second")
+    look(first, "It is queued: the next free worker takes it.")
+    look(second, "Waits for its turn: 1 before it.")
+    assert "Waits for its turn: 1 before it." in listed("run").text
+    shop_agent(second.agent, max_concurrent=1)
+    assert claim("default", start_run(second.agent, "x", "third").pk, second.agent)
+    look(second, "Waits for its turn: the agent's limit of 1 runs at once is reached.")
+    settings.AGENTRUNS_RATE = {"ScriptedModel": "1/d"}
+    assert run_agent(first.agent, "x", "fourth").status == "queued"
+    reason = "Waits for its turn: ScriptedModel is limited to 1/d."
+    look(Run.objects.get(session__key="fourth"), reason)
+    look(first, reason)
+    assert reason in listed("run").text
 
 
 def test_below_the_title_stand_the_start_the_cost_and_the_tokens(world: World, settings: Any) -> None:

@@ -34,7 +34,7 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
     assert set(run) == {
         "id", "session", "owner", "owner_name", "agent", "version", "definition", "idempotency_key", "status",
         "input", "step", "usage", "tokens", "cost", "output", "error", "scope", "title", "context",
-        "lease_expires_at", "not_before", "attempts",
+        "lease_expires_at", "not_before", "priority", "attempts",
         "blocked_reason", "imported_at", "created_at", "updated_at", "origin", "origin_seq",
     }  # fmt: skip
     assert (run["status"], run["session"], run["owner"]) == ("queued", "s1", str(owner.pk))
@@ -126,6 +126,32 @@ def test_what_json_has_no_form_for_is_stored_as_it_is_and_answered_as_legal_json
     result = run_agent(agent, "measure", "s1", actor=owner)
     rows = api.get(f"/runs/{result.run_id}/messages")[1]["items"]
     assert rows[4]["payload"]["content"] == {"value": "NaN", "high": "Infinity"}
+
+
+def test_a_priority_is_of_the_start_and_the_reason_of_a_wait_is_told(settings: Any) -> None:
+    staff = Api(make_user("staff", "start_run", "view_run"))
+    few, other = shop_agent("few", max_concurrent=1), shop_agent("other")
+    made = [
+        staff.post("/runs", {"agent": agent, "input": "x", **given})[1]
+        for agent, given in (("few", {}), ("few", {"priority": "high"}), ("other", {"priority": "low"}))
+    ]
+    assert [run["priority"] for run in made] == ["normal", "high", "low"]
+    assert staff.post("/runs", {"agent": "few", "input": "x", "priority": "urgent"})[0] == 422
+    second, first, last = (UUID(run["id"]) for run in made)
+    reasons = {UUID(run["id"]): run["blocked_reason"] for run in staff.get("/runs")[1]["items"]}
+    before = "Waits for its turn: {} before it.".format
+    assert reasons == {first: "", second: before(1), last: before(2)}
+    with CaptureQueriesContext(connection) as queries:
+        status, body = staff.get(f"/runs/{last}")
+    assert (status, body["blocked_reason"]) == (200, before(2))
+    assert sum("ROW_NUMBER" in query["sql"] for query in queries.captured_queries) == 1
+    assert claim("default", first, few.name)
+    full = "Waits for its turn: the agent's limit of 1 runs at once is reached."
+    assert staff.get(f"/runs/{second}")[1]["blocked_reason"] == full
+    assert staff.get(f"/runs/{last}")[1]["blocked_reason"] == before(1)
+    owner = Api(make_user("owner", "start_run"))
+    mine = owner.post("/runs", {"agent": other.name, "input": "x"})[1]
+    assert owner.get(f"/runs/{mine['id']}")[1]["blocked_reason"] == "", "how much others do is not theirs"
 
 
 def test_list_filters(api: Api, shop: Agent, owner: Any) -> None:

@@ -240,7 +240,7 @@ API_RULES = {
 }
 HARMLESS = {
     "idempotency_key", "key", "digest", "reason", "text", "input", "at", "after", "last_event_id", "cursor",
-    "status", "verdict", "result", "evidence", "content", "not_before", "block",
+    "status", "verdict", "result", "evidence", "content", "not_before", "priority", "block",
 }  # fmt: skip
 RUN_POSTS = {
     **dict.fromkeys(("again", "fork", "pause", "cancel", "reply"), "do with one's own"),

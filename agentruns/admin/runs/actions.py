@@ -154,6 +154,8 @@ def headline(situation: Situation) -> str:
         return _("A worker is working on it.") if is_live(run) else _("Its worker has fallen silent.")
     if situation.is_scheduled:
         return _("It starts at %(time)s.") % {"time": exact(run.not_before)}
+    if turn := next((wait.text for wait in situation.waits if wait.kind == waiting.IN_TURN), ""):
+        return plain(turn)
     if waits_for_time(run):
         return _("It waits a while, because its model failed.")
     is_other = situation.drift is not None and situation.drift.is_other

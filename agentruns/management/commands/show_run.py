@@ -4,6 +4,7 @@ from typing import Any
 
 from agentruns import get_run
 from agentruns.conf import settings
+from agentruns.engine import turns
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal import masking, read
 from agentruns.management import timeline
@@ -48,7 +49,7 @@ class Command(AgentRunsCommand):
             "lease until": moment(run.lease_expires_at),
             "not before": moment(run.not_before),
             "attempts": run.attempts,
-            "blocked": run.blocked_reason,
+            "blocked": turns.reasons(settings.DATABASE, [run]).get(run.pk) or run.blocked_reason,
             "input": run.input,
             "output": run.output,
             "error": run.error,

@@ -96,6 +96,7 @@ def get_or_fork(
         session=session or origin.session.key[: NAME_LENGTH - len(suffix)] + suffix,
         names_session=bool(session),
         scope=origin.scope if scope is None else scope,
+        priority=origin.priority,
         actor=actor,
         owner=Owner.of_row(origin) if whose.id is None else whose,
         context=checked_context(options.get("context")) if has_context else origin.context,

@@ -12,10 +12,10 @@ from django.utils.translation import gettext as _
 
 from agentruns import exceptions
 from agentruns.agents import output
-from agentruns.agents.agent import Agent, CommonOptions, get_agent
+from agentruns.agents.agent import Agent, CommonOptions, PriorityName, get_agent
 from agentruns.conf import settings
 from agentruns.content import Input
-from agentruns.engine import in_doubt
+from agentruns.engine import in_doubt, turns
 from agentruns.engine.driver import Driver
 from agentruns.engine.loop import drive, drive_run
 from agentruns.engine.worker import advance, agent_for
@@ -65,20 +65,21 @@ def start_run(
     context: dict[str, Any] | None = None,
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
+    priority: PriorityName | None = None,
     store: Store | None = None,
 ) -> Run:
     """Queue a run and return it; a worker drives it after the caller's transaction commits, or later.
 
     A new session and its runs belong to `owner`, or to `actor` if `owner` is None. They are in `scope`, or in
-    the policy's scope if `scope` is None. A repeated call for the same task returns the same run while it is
-    unfinished, and also later if it has the same `idempotency_key`. `store` is only checked: NotDurableError
-    or MemoryStoreNotDurableError unless it is a durable store of AGENTRUNS_DATABASE. Raises SessionBusyError,
-    SessionAccessDeniedError, QuotaExceededError, UnknownAgentError, and RunStateError if the key belongs to
-    another task or session.
+    the policy's scope if `scope` is None. `priority` replaces the agent's. A repeated call for the same task
+    returns the same run while it is unfinished, and also later if it has the same `idempotency_key`. `store`
+    is only checked: NotDurableError or MemoryStoreNotDurableError unless it is a durable store of
+    AGENTRUNS_DATABASE. Raises SessionBusyError, SessionAccessDeniedError, QuotaExceededError,
+    UnknownAgentError, and RunStateError if the key belongs to another task or session.
     """
     _require_durable(store)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
-    given["idempotency_key"] = idempotency_key
+    given |= {"idempotency_key": idempotency_key, "priority": priority}
     return get_or_start(agent, text, session or "", not_before=not_before, **given)[0]
 
 
@@ -93,6 +94,7 @@ def run_agent(
     scope: str | None = None,
     context: dict[str, Any] | None = None,
     idempotency_key: str | None = None,
+    priority: PriorityName | None = None,
 ) -> RunResult:
     """Run an agent in this process until the run ends or waits, and return its result.
 
@@ -122,7 +124,7 @@ def run_agent(
     _require_durable(store)
     alias = settings.DATABASE
     require_no_transaction(alias)
-    given["idempotency_key"] = idempotency_key
+    given |= {"idempotency_key": idempotency_key, "priority": priority}
     request = request_for(agent, text, session, **given)
     submission = submit(request, leased=True)
     run, lease = submission.run, submission.lease
@@ -131,6 +133,8 @@ def run_agent(
         if state is not None and state.run.ended:  # an ended run needs no query
             return _ended(agent, state, run)
         return reading(alias, lambda: result_of(run.pk, state))
+    if submission.is_new:  # the agent's limit is reached, or this process drains: a worker drives it
+        return result_of(run.pk)
     held = run.status == Run.Status.ORPHANED
     may_surface = permissions.may(actor, "resume", run)
     # A repeated call never unpauses; it surfaces a call in doubt only if the actor may resume the run.
@@ -196,7 +200,8 @@ def result_of(run_id: UUID, state: SessionState | None = None) -> RunResult:
         calls = ", ".join(f"{call.tool} ({call.id})" for call in held)
         error = f"Nobody knows whether {calls} happened: resolve_orphan or resume_run goes on."
     elif not error and run.status in (Run.Status.PAUSED, Run.Status.QUEUED):
-        error = run.blocked_reason or state.run.failure
+        turn = turns.reasons(alias, [run]).get(run.pk, "") if turns.limit_of(run.agent) else ""
+        error = run.blocked_reason or turn or state.run.failure
     with suppress(UnknownAgentError):  # only a process that has the agent knows its `output_type`
         value = output.value_of(get_agent(run.agent, run.version).output_type, run.output)
     return RunResult(

@@ -97,7 +97,8 @@ def send(
     permissions.require_somebody(actor)
     sending = _Sending(refusal, start_limit(actor, agent), seen)
     request = request_for(agent, content, session, actor=actor, context=context, idempotency_key=key)
-    submission = submit(replace(request, owner=owner, join=sending.join))
+    priority = last.priority if last else None
+    submission = submit(replace(request, owner=owner, priority=priority, join=sending.join))
     is_new = submission.is_new or sending.is_new or submission.run.pk == request.run_id
     return submission.run, is_new
 

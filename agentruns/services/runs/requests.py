@@ -31,6 +31,7 @@ from agentruns.journal.copies import title_of
 from agentruns.journal.deciders import requester_ids
 from agentruns.journal.masking import veiling
 from agentruns.models import Control, Run, Session, SessionBearer
+from agentruns.models.statuses import Priority
 from agentruns.models.tombstone import keyed
 from agentruns.providers import attachments
 from agentruns.services.runs.sessions import NOBODY, Owner, checked_context, place
@@ -57,7 +58,8 @@ class RunRequest:
     owner: Owner = NOBODY
     context: dict[str, Any] = field(default_factory=dict)
     key: str = ""
-    not_before: datetime | None = None  # no part of the task
+    not_before: datetime | None = None  # no part of the task, and neither is the priority
+    priority: int | None = None  # a rank; None: the agent's
     again: Run | None = None  # the ended run that this repeats, in its session and for its owner
     session_id: UUID | None = None  # for a session that the request may create
     # Members of the `user` row if the text is stored in a file or the input is blocks.
@@ -69,6 +71,11 @@ class RunRequest:
 
     def __post_init__(self) -> None:
         events.is_program(self.actor)  # raises for what is no actor
+
+    @property
+    def rank(self) -> int:
+        """The rank of the run's priority."""
+        return Priority(self.agent.priority).rank if self.priority is None else self.priority
 
     def is_for(self, run: Run) -> bool:
         """Check whether `run` has this agent, input and context, and repeats `again` if that is given."""
@@ -113,8 +120,10 @@ def request_for(
         files = [block for block in stored["content"] if block["type"] != "text"]
         attachments.require_taken(files, agent.file_limits)
         text = content.described(stored["content"])
+    priority = options.get("priority")
     return RunRequest(
         agent=agent,
+        priority=None if priority is None else Priority(priority).rank,
         text=text,
         stored=stored,
         session=name,
@@ -129,6 +138,7 @@ def request_for(
 def request_again(run: Run, agent: Agent, actor: Any, **changes: Any) -> RunRequest:
     """Build a request that repeats a run's task in its session, for its owner; `changes` replace members."""
     of_run = {"text": run.input, "session": run.session.key, "scope": run.scope, "context": run.context}
+    of_run["priority"] = run.priority
     return RunRequest(agent=agent, actor=actor, owner=Owner.of_row(run), **of_run | changes)
 
 
@@ -181,6 +191,8 @@ def first_row(request: RunRequest, origin: Run | None, asked: Iterable[str] = ()
     }
     if request.context:
         begun["context"] = request.context
+    if request.rank:
+        begun["priority"] = Priority.of(request.rank).value
     if request.key:  # equal if a restore loses the run and its task comes again; differs between databases
         place = [Control.objects.using(settings.DATABASE).identity(), request.scope, str(request.owner.id)]
         begun["task"] = canonical.digest([*place, request.session, request.key])

@@ -13,7 +13,7 @@ from uuid import UUID
 from django.contrib.auth.models import AnonymousUser
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent, get_agent, registered
+from agentruns.agents.agent import Agent, PriorityName, get_agent, registered
 from agentruns.conf import settings
 from agentruns.content import Input
 from agentruns.exceptions import PermissionDeniedError, SessionAccessDeniedError, UnknownAgentError
@@ -50,6 +50,7 @@ def start_run(
     behalf: Behalf = NOTHING,
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
+    priority: PriorityName | None = None,
 ) -> tuple[Run, bool]:
     """Start a user's task or find its run; return the run and whether it is new.
 
@@ -58,8 +59,8 @@ def start_run(
     UnknownAgentError, and as `lifecycle.start_run`.
     """
     if isinstance(user, SessionBearer):
-        if behalf != NOTHING or not_before:
-            text = _("A visitor starts runs in their own session only, now and without a context.")
+        if behalf != NOTHING or not_before or priority:
+            text = _("A visitor starts runs in their own session only, now, and without context or priority.")
             raise PermissionDeniedError(text)
         own, last = _conversation(user, session, agent)
         key = user.key(idempotency_key) if idempotency_key else None
@@ -69,7 +70,8 @@ def start_run(
     owner, scope = _acts_for(user, behalf)
     context = permissions.context_of(user, chosen, behalf.context or {})
     given = {"owner": owner, "scope": scope, "context": context, "idempotency_key": idempotency_key}
-    return submit.get_or_start(chosen, text, session, actor=user, not_before=not_before, **given)
+    given |= {"actor": user, "priority": priority}
+    return submit.get_or_start(chosen, text, session, not_before=not_before, **given)
 
 
 def send_message(

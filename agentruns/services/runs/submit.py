@@ -17,7 +17,7 @@ from agentruns import exceptions
 from agentruns.agents.agent import Agent, CommonOptions
 from agentruns.conf import settings
 from agentruns.content import Input
-from agentruns.engine import leases
+from agentruns.engine import leases, turns
 from agentruns.engine.wakeup import CHANNEL, notify_on_commit
 from agentruns.exceptions import JournalConflictError, QuotaExceededError, RunStateError, SessionBusyError
 from agentruns.journal import payloads, timeline
@@ -104,7 +104,8 @@ def submit(request: RunRequest, *, leased: bool = False) -> Submission:
     owner, limit = uuid7().hex if leased else "", start_limit(request.actor, request.agent)
     submission: Submission | None = None
     with permissions.discreet(request.actor):
-        if is_plain:
+        # The lock of an agent's limit comes after that of the session.
+        if is_plain and not (leased and turns.limit_of(request.agent.name)):
             # First try without a lock. If starts are not counted, PostgreSQL begins any run by one statement,
             # which stores nothing if another run was faster. Otherwise only a run in a new session can begin
             # without a lock.
@@ -189,6 +190,8 @@ def find_or_begin(
         raise taken(request)
     if owner and locks and (leases.is_draining(alias) or timeline.moved(alias).exists()):
         owner = ""
+    if owner and turns.is_full(alias, request.agent.name):
+        owner = ""
     return begin_run(alias, session or new_session(request), request, owner, limit)
 
 
@@ -225,7 +228,7 @@ def begin_run(
         columns["origin_id"] = request.again.pk
     if owner:
         columns |= {"status": Run.Status.RUNNING.value, "lease_owner": owner, "lease_epoch": 1}
-    made: dict[str, Any] = {"idempotency_key": request.key, "scope": request.scope}
+    made: dict[str, Any] = {"idempotency_key": request.key, "scope": request.scope, "priority": request.rank}
     made |= {"agent": agent.name, "version": agent.version, "definition_id": agent.definition_hash}
     made |= {"owner_id": session.owner_id, "owner_name": session.owner_name, "context": request.context}
     made |= {"input": request.text, "title": title_of(request.text), "not_before": request.not_before}

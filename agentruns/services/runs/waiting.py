@@ -16,6 +16,7 @@ from django.db.models.functions import Cast, Now
 
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
+from agentruns.engine import turns
 from agentruns.engine.leases import FREE
 from agentruns.journal import doubts, events
 from agentruns.journal.masking import Mask, mask_of, masks_of
@@ -23,14 +24,14 @@ from agentruns.journal.policy import is_narrowed
 from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
 from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.querysets import ACTIVE, UNFINISHED
-from agentruns.models.run import SERVED, RunQuerySet
+from agentruns.models.run import SERVED, TURN, RunQuerySet
 from agentruns.models.statuses import Orphan, Verdict
 from agentruns.utils import clock
 
 STALLED = Q(status=Run.Status.RUNNING) & FREE
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
 ORPHAN, UNCLEARED, APPROVAL, PAUSED = "orphan", "uncleared", "approval", "paused"
-SILENT, BACKOFF, SCHEDULED, BLOCKED = "silent", "back-off", "scheduled", "blocked"
+SILENT, BACKOFF, SCHEDULED, BLOCKED, IN_TURN = "silent", "back-off", "scheduled", "blocked", "turn"
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # declarations of tools that need no person
 # `events.leaves_doubt` for the database, which has the facts as their canonical text
 LEAVES_DOUBT = Q(text__contains='"in_doubt":true') | Q(text__contains='"outcome":"unknown"')
@@ -66,10 +67,11 @@ def waits(
 ) -> dict[UUID, list[Wait]]:
     """Map each waiting run to the reasons why it waits, calls in doubt first, with masked texts.
 
-    Leaves out runs that have ended, that a worker drives, or that are queued and can continue now. `masks`
-    has the masks by session; None builds them.
+    Leaves out runs that have ended, that a worker drives, or that are queued and next. `masks` has
+    the masks by session; None builds them.
     """
     runs = list(runs)
+    later = turns.reasons(alias, runs)
     stopped = [run for run in runs if run.status in FOR_PEOPLE]
     reasons: dict[UUID, list[Wait]] = defaultdict(list)
     if stopped:
@@ -87,6 +89,9 @@ def waits(
             reasons[run.pk].append(Wait(kind=PAUSED, run_id=run.pk, text=run.blocked_reason))
         elif is_stalled(run):
             reasons[run.pk].append(Wait(kind=SILENT, run_id=run.pk))
+        elif run.pk in later or (run.status == Run.Status.QUEUED and run.blocked_reason.startswith(TURN)):
+            why = later.get(run.pk) or run.blocked_reason
+            reasons[run.pk].append(Wait(kind=IN_TURN, run_id=run.pk, text=why))
         elif waits_for_time(run):
             due, until = firsts.get(run.pk, {}).get("not_before"), run.not_before
             timed = SCHEDULED if until is not None and due == events.timestamp(until) else BACKOFF
