@@ -115,18 +115,18 @@ def test_a_wrong_priority_is_refused(wrong: Any) -> None:
 
 
 def test_waiting_raises_a_run_until_it_has_its_turn() -> None:
-    chat, batch = shop_agent("chat", priority="high"), shop_agent("batch", priority="low")
-    low = queued(batch, "low")
-    queued(chat, "high-1")
-    queued(batch, "normal", priority="normal")
+    agent = shop_agent("both", priority="low")
+    low = queued(agent, "low")
+    queued(agent, "high-1", priority="high")
+    queued(agent, "normal", priority="normal")
     assert order() == ["high-1", "normal", "low"]
     waited(low, AGEING + 1)
     assert order() == ["high-1", "low", "normal"], "the older of two that count as normal"
     waited(low, 2 * AGEING + 1)
     for number in (2, 3):
-        queued(chat, f"high-{number}")
+        queued(agent, f"high-{number}", priority="high")
     assert order() == ["low", "high-1", "high-2", "high-3", "normal"]
-    many = [queued(batch, f"low-{number}") for number in range(5)]
+    many = [queued(agent, f"low-{number}") for number in range(5)]
     for run in many:
         waited(run, 9 * AGEING)
     assert order()[:6] == ["low", "high-1", "high-2", "low-0", "high-3", "low-1"], "they take turns"
