@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import threading
 import time
 from collections import deque
@@ -176,8 +175,6 @@ def sweep(
             return
         runs = [run for run in candidates(run_id, limit) if run.pk not in seen] if claims else []
         seen.update(run.pk for run in runs)
-        if len(runs) > SEVERAL:
-            random.shuffle(runs)  # or all workers would go for the same ones
         for run in runs:
             if should_stop() or (swept.driven and time.monotonic() > until):
                 return
