@@ -19,16 +19,14 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import DatabaseError, InterfaceError, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis_settings
+from hypothesis import HealthCheck, settings as hypothesis_settings
 
 from agentruns.agents.agent import Agent, register, registered
 from agentruns.engine.driver import Driver
 from agentruns.engine.keeper import keeper
 from agentruns.models import Approval, Run, triggers
 from agentruns.services.runs.lifecycle import run_agent
-from tests import effects as ledger
-from tests import files, rebuild, scratch
+from tests import effects as ledger, files, rebuild, scratch
 from tests.admin.world import World
 from tests.api.http import make_user
 from tests.bells import WitnessBell

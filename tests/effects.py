@@ -3,7 +3,6 @@
 It is the ledger that the plugin gives to everybody, under the short name that the tests here use.
 """
 
-from agentruns.testing.effects import VARIABLE
-from agentruns.testing.effects import EffectsLedger as Effects
+from agentruns.testing.effects import VARIABLE, EffectsLedger as Effects
 
 __all__ = ["VARIABLE", "Effects"]

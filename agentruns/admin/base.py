@@ -33,8 +33,7 @@ from django.utils.decorators import method_decorator
 from django.utils.formats import number_format
 from django.utils.module_loading import import_string
 from django.utils.text import capfirst
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
 from agentruns import journal

@@ -27,8 +27,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.utils.formats import date_format
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns.admin.base import CountOf, ReadOnlyAdmin, bounded, counted, first_id, may_view, page_url
 from agentruns.admin.filters import APPROVED, SKEW, failed_lately, failures, midnight

@@ -32,8 +32,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, ContentError
 from agentruns.models import IdempotencyRecord, SessionBearer
 from agentruns.providers.attachments import DEFAULT
-from agentruns.utils import db, redaction
-from agentruns.utils import json as canonical
+from agentruns.utils import db, json as canonical, redaction
 
 PAGE, SALT = 50, "agentruns.cursor"
 KEY_HEADER = "Idempotency-Key"

@@ -25,10 +25,8 @@ from agentruns.journal import masking, read
 from agentruns.models import ApiToken, Message, Run, kinds
 from agentruns.services import history, permissions, transfer
 from agentruns.services.data.erasure import erase_payload
-from agentruns.services.runs import control, starting
-from agentruns.services.runs import lifecycle as services
-from agentruns.utils import bounds, clock
-from agentruns.utils import json as canonical
+from agentruns.services.runs import control, lifecycle as services, starting
+from agentruns.utils import bounds, clock, json as canonical
 
 REVALIDATED = "private, no-cache"  # a client may store this answer, but must revalidate it by its ETag
 # Not "or null" in the schema, or generated clients would send a null for a missing body.

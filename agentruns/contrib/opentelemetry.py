@@ -18,8 +18,7 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Min
 from django.db.models.functions import Coalesce, Greatest, Now
-from opentelemetry import context as contexts
-from opentelemetry import metrics, trace
+from opentelemetry import context as contexts, metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, TraceFlags

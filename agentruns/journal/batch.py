@@ -26,8 +26,7 @@ from agentruns.models import Session, Tombstone
 from agentruns.models.kinds import Kind, P, split
 from agentruns.models.parts import commitment, keyed
 from agentruns.models.statuses import RunStatus
-from agentruns.utils import clock as journal_clock
-from agentruns.utils import json as canonical
+from agentruns.utils import clock as journal_clock, json as canonical
 
 SALT = 16  # bytes
 # Kinds of rows that show progress: earlier crashes no longer count against the run.

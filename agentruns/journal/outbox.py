@@ -27,8 +27,7 @@ from agentruns.journal.masking import mask_of
 from agentruns.models import Approval, Control, Message, Notification, Run
 from agentruns.models.statuses import ApprovalStatus, Orphan
 from agentruns.tools.card import one_line
-from agentruns.utils import clock
-from agentruns.utils import json as canonical
+from agentruns.utils import clock, json as canonical
 from agentruns.utils.calls import arity_mistake
 from agentruns.utils.db import in_transaction, later
 from agentruns.utils.redaction import get_logger, redact

@@ -31,8 +31,7 @@ from agentruns.models import Approval, ContextValue, Definition, Message, Run, S
 from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.models.statuses import ApprovalStatus, RunStatus
 from agentruns.models.token import VISITOR
-from agentruns.utils import clock as journal_clock
-from agentruns.utils import json as canonical
+from agentruns.utils import clock as journal_clock, json as canonical
 from agentruns.utils.db import LOCK_TIMEOUT, as_id, later, uptime
 
 # Columns of Approval that are stored as they are folded

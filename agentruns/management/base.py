@@ -27,8 +27,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.models import Approval
 from agentruns.services.data.erasure import require_one_customer, runs_of_customer
-from agentruns.utils import characters, redaction
-from agentruns.utils import json as canonical
+from agentruns.utils import characters, json as canonical, redaction
 
 WRONG, USAGE = 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

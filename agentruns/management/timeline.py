@@ -21,8 +21,7 @@ from agentruns.management.base import call_text, escaped, moment, shortened
 from agentruns.models import Approval, Run, Session
 from agentruns.models.statuses import Priority
 from agentruns.services.runs import waiting
-from agentruns.utils import carry
-from agentruns.utils import json as canonical
+from agentruns.utils import carry, json as canonical
 from agentruns.utils.redaction import get_logger, redact, redacted
 
 logger = get_logger("agentruns.management")

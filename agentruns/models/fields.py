@@ -9,8 +9,7 @@ from django.conf import settings as django_settings
 from django.db import models
 
 from agentruns.conf import settings
-from agentruns.utils import clock
-from agentruns.utils import json as canonical
+from agentruns.utils import clock, json as canonical
 from agentruns.utils.bounds import NAME_LENGTH
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from agentruns.models import ApiToken, Approval, Message, Run, Session
 from agentruns.services import permissions
 from agentruns.services.runs.sessions import Owner, require_known_scope
 from agentruns.services.runs.write import require_no_record, write
-from agentruns.utils import clock
-from agentruns.utils import json as canonical
+from agentruns.utils import clock, json as canonical
 from agentruns.utils.bounds import check_name
 from agentruns.utils.db import delete_rows, later
 from agentruns.utils.redaction import get_logger

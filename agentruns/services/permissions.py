@@ -17,8 +17,7 @@ from uuid import UUID
 from django.contrib.auth import authenticate, get_user_model
 from django.contrib.auth.signals import user_login_failed
 from django.db.models import Exists, OuterRef, Q, QuerySet
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns import exceptions
 from agentruns.agents.agent import Agent

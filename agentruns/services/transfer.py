@@ -46,8 +46,7 @@ from agentruns.services import permissions
 from agentruns.services.data.retention import delete_files
 from agentruns.services.runs.submit import pruned_keys, refuse_pruned
 from agentruns.services.runs.write import find_run, write
-from agentruns.utils import clock
-from agentruns.utils import json as canonical
+from agentruns.utils import clock, json as canonical
 from agentruns.utils.bounds import NAME_LENGTH, check_name
 from agentruns.utils.db import in_transaction
 from agentruns.utils.redaction import is_on, redacted

@@ -48,8 +48,7 @@ def frozen_clock() -> Iterator[DatabaseClock]:
         return
     from agentruns.engine import leases
     from agentruns.journal import store
-    from agentruns.utils import clock as journal_clock
-    from agentruns.utils import ids
+    from agentruns.utils import clock as journal_clock, ids
 
     clock = DatabaseClock()
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import cmath
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Set as AbstractSet
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache

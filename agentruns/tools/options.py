@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
-from agentruns.tools.refusals import Refusal
-from agentruns.tools.refusals import mistake as misnamed
+from agentruns.tools.refusals import Refusal, mistake as misnamed
 from agentruns.utils.bounds import LEAST_SENT, MAX_APPROVALS, NAME_LENGTH
 from agentruns.utils.calls import arity_mistake
 

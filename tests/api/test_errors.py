@@ -16,9 +16,7 @@ from django.core.asgi import get_asgi_application
 from django.db import OperationalError, connection
 from django.db.models.functions import Now
 from django.test import Client
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as examples, strategies as st
 from ninja import NinjaAPI
 from ninja.errors import HttpError
 

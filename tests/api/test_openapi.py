@@ -16,8 +16,7 @@ import pytest
 from django.contrib.staticfiles import finders
 from django.http import HttpRequest
 from django.templatetags.static import static
-from django.urls import include, reverse
-from django.urls import path as at
+from django.urls import include, path as at, reverse
 from ninja import NinjaAPI
 from ninja.errors import ConfigError
 from pytest_django.live_server_helper import LiveServer

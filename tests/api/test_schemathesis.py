@@ -10,8 +10,7 @@ from zlib import crc32
 
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
-from hypothesis import HealthCheck
-from hypothesis import settings as examples
+from hypothesis import HealthCheck, settings as examples
 
 from agentruns import cancel_run, pause_run, run_agent, start_run, tool
 from agentruns.journal import events

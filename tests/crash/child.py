@@ -49,8 +49,7 @@ from agentruns.services.sweep import crew_of, sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
 from tests.effects import VARIABLE, Effects
-from tests.mcp.agents import POST, write_to
-from tests.mcp.agents import TOOLS as OF_SERVER
+from tests.mcp.agents import POST, TOOLS as OF_SERVER, write_to
 from tests.shop.agents import TOOLS, act, call, misfortune, shop_agent
 from tests.shop.models import Order
 from tests.statements import broken_commit

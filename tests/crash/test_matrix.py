@@ -22,8 +22,7 @@ from tests.crash.processes import LEASE, Forked, expire_lease, is_any_backend
 from tests.crash.proxy import PORT, Proxy
 from tests.db.helpers import forget_backoff
 from tests.effects import VARIABLE, Effects
-from tests.settings import BRIEF as BRIEFLY
-from tests.settings import DATABASE
+from tests.settings import BRIEF as BRIEFLY, DATABASE
 from tests.shop.models import Order
 from tests.waiting import LIMIT, pause, wait_for
 

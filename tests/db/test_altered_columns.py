@@ -12,8 +12,18 @@ from django.db import connection
 from django.db.models import Model
 from django.utils import timezone
 
-from agentruns import Policy, ToolContext, approve, deny, fork_run, run_agent, send_message, start_run, tool
-from agentruns import exceptions as errors
+from agentruns import (
+    Policy,
+    ToolContext,
+    approve,
+    deny,
+    exceptions as errors,
+    fork_run,
+    run_agent,
+    send_message,
+    start_run,
+    tool,
+)
 from agentruns.journal.verify import check, problems
 from agentruns.models import Approval, Definition, Run, Session
 from agentruns.services import api_tokens
@@ -24,8 +34,7 @@ from agentruns.services.runs.forks import run_again
 from agentruns.services.runs.lifecycle import get_run
 from agentruns.services.sweep import sweep
 from tests.admin.pages import url
-from tests.admin.people import browser
-from tests.admin.people import user as person
+from tests.admin.people import browser, user as person
 from tests.api.http import Api, make_user
 from tests.commands.running import run as command
 from tests.db.helpers import payloads, user

@@ -13,8 +13,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.backends.utils import CursorWrapper
 from django.db.models.functions import Now
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentruns import Agent, ModelRequest, cancel_run, pause_run, resume_run, start_run, tool
 from agentruns.engine import drafts

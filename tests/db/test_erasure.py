@@ -16,8 +16,17 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from agentruns import answer, approve, ask_human, deny, replay_run, run_agent, send_message, start_run
-from agentruns import exceptions as errors
+from agentruns import (
+    answer,
+    approve,
+    ask_human,
+    deny,
+    exceptions as errors,
+    replay_run,
+    run_agent,
+    send_message,
+    start_run,
+)
 from agentruns.journal import events
 from agentruns.journal.outbox import notice_of
 from agentruns.journal.read import session_rows
@@ -51,8 +60,7 @@ from tests.db.racing import at_once
 from tests.db.stories import seq_of
 from tests.files import fetched, row_of, stored_in
 from tests.rows import erase
-from tests.shop.agents import call, shop_agent
-from tests.shop.agents import refund as refund_tool
+from tests.shop.agents import call, refund as refund_tool, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 

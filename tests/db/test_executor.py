@@ -8,8 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from agentruns import Agent, DatabaseStore, RunResult, ToolContext, tool
-from agentruns import exceptions as errors
+from agentruns import Agent, DatabaseStore, RunResult, ToolContext, exceptions as errors, tool
 from agentruns.engine.leases import Lease, claim
 from agentruns.journal.fold import fold
 from agentruns.journal.read import run_rows

@@ -16,8 +16,7 @@ from agentruns.services.sweep import sweep
 from agentruns.utils.ids import uuid7
 from tests.db.helpers import outcomes, run_turns, the_run
 from tests.effects import Effects
-from tests.rows import change as change_row
-from tests.rows import forge, row_of, sealed
+from tests.rows import change as change_row, forge, row_of, sealed
 from tests.shop.agents import call
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -11,8 +11,17 @@ from unittest.mock import Mock
 import pytest
 from django.db import connection, connections, transaction
 
-from agentruns import approve, pause_run, replay_run, resume_run, run_agent, start_run, state_at, tool
-from agentruns import exceptions as errors
+from agentruns import (
+    approve,
+    exceptions as errors,
+    pause_run,
+    replay_run,
+    resume_run,
+    run_agent,
+    start_run,
+    state_at,
+    tool,
+)
 from agentruns.engine.leases import claim
 from agentruns.engine.worker import advance
 from agentruns.journal import copies

@@ -19,8 +19,7 @@ from uuid import UUID
 
 import pytest
 from django.test import Client
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from agentruns import (
     adopt_definition,

@@ -20,6 +20,7 @@ from agentruns import (
     approve,
     cancel_run,
     erase_payload,
+    exceptions as errors,
     export_run,
     fork_run,
     pause_run,
@@ -30,7 +31,6 @@ from agentruns import (
     start_run,
     tool,
 )
-from agentruns import exceptions as errors
 from agentruns.journal.conversation import PROGRAM, PROGRAM_ENDS, UNMARKED
 from agentruns.journal.deciders import why_not_decide
 from agentruns.journal.events import Program, Row

@@ -38,8 +38,7 @@ from agentruns.providers.base import ProviderError
 from agentruns.services.sweep import sweep
 from agentruns.utils.redaction import RunFilter, bound, driven
 from tests.crash.child import Orders, serve
-from tests.crash.processes import expire_lease
-from tests.crash.processes import start as start_child
+from tests.crash.processes import expire_lease, start as start_child
 from tests.db.doubts import wire
 from tests.db.dying import elsewhere
 from tests.db.failures import start

@@ -16,6 +16,7 @@ from agentruns import (
     approve,
     cancel_run,
     deny,
+    exceptions as errors,
     fork_run,
     get_run,
     resolve_orphan,
@@ -24,7 +25,6 @@ from agentruns import (
     start_run,
     tool,
 )
-from agentruns import exceptions as errors
 from agentruns.engine.leases import Lease, claim
 from agentruns.journal import timeline
 from agentruns.journal.batch import seen_committed

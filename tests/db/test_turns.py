@@ -14,9 +14,7 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as examples, strategies as st
 
 from agentruns import Agent, cancel_run, fork_run, resume_run, run_agent, send_message, start_run
 from agentruns.checks.settings import check_values

@@ -18,8 +18,7 @@ from agentruns.models import Approval, Message, Run, Session, triggers
 from agentruns.services.data.repair import repair_session
 from agentruns.services.sweep import sweep
 from tests.db.helpers import run_turns, the_run
-from tests.rows import change as change_row
-from tests.rows import forge, row_of, sealed
+from tests.rows import change as change_row, forge, row_of, sealed
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,9 +14,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import AnonymousUser
 from django.test import Client, override_settings
 from django.urls import get_resolver
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 
 import agentruns
 from agentruns import Agent, Policy, RunContext, approve, get_approval, run_agent, tool

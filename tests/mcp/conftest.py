@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentruns.tools import Tool
-from agentruns.tools import mcp as declared
+from agentruns.tools import Tool, mcp as declared
 from agentruns.tools.mcp import client
 from tests.effects import Effects
 from tests.mcp.servers import HOSTILE, Declare, lock

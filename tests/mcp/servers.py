@@ -9,8 +9,7 @@ from typing import Any
 
 from agentruns import run_agent
 from agentruns.models import Message, Run
-from agentruns.tools import Tool, ToolContext
-from agentruns.tools import mcp as declared
+from agentruns.tools import Tool, ToolContext, mcp as declared
 from agentruns.tools.mcp import mcp_tools
 from tests.effects import Effects
 from tests.shop.agents import call, shop_agent

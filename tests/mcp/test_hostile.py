@@ -14,12 +14,10 @@ from agentruns import ToolRefused, adopt_definition, approve, resume_run, run_ag
 from agentruns.exceptions import DurableConfigMismatchError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run
-from agentruns.tools import ToolContext
-from agentruns.tools import mcp as declared
+from agentruns.tools import ToolContext, mcp as declared
 from agentruns.tools.mcp import client
 from tests.effects import Effects
-from tests.mcp.hostile import HOSTILE as WORDS
-from tests.mcp.hostile import PNG
+from tests.mcp.hostile import HOSTILE as WORDS, PNG
 from tests.mcp.servers import HOSTILE, NOBODY, Declare, acted, drive, results
 from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent

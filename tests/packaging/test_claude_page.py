@@ -10,8 +10,7 @@ import pytest
 
 from agentruns.agents import prices
 from agentruns.engine.loop import MAX_PAUSE_TURNS
-from agentruns.providers import anthropic as provider
-from agentruns.providers import window
+from agentruns.providers import anthropic as provider, window
 from agentruns.providers.base import ModelRequest, call_model
 from tests.fake_anthropic import FakeAnthropic
 from tests.programs import ROOT

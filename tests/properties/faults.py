@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, InterfaceError, connection, connections
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 
 from agentruns import answer, approve, cancel_run, deny, pause_run, resolve_orphan, resume_run, run_agent
 from agentruns.engine.leases import Lease

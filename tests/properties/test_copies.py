@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from hypothesis import given, note
-from hypothesis import strategies as st
+from hypothesis import given, note, strategies as st
 from pydantic import BaseModel
 
 from agentruns import ToolContext, ask_human, export_run, fork_run, replay_run, run_again, start_run, tool

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import override_settings
-from hypothesis import HealthCheck, note, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, note, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,

@@ -11,8 +11,7 @@ from enum import Enum
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import (
     AfterValidator,
     BaseModel,

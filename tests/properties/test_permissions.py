@@ -10,8 +10,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentruns import Policy, approve, run_agent, tool
 from agentruns.journal.deciders import why_not_decide

@@ -16,8 +16,7 @@ from agentruns.providers.scripted import ScriptedModel
 from agentruns.testing import check_messages
 from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI
-from tests.pictures import PDF as PDF_FILE
-from tests.pictures import PNG
+from tests.pictures import PDF as PDF_FILE, PNG
 from tests.providers.asking import FIND, HELLO, KEY, Answer, failure, heard, request, texts, went_on
 
 

@@ -16,8 +16,7 @@ from agentruns import Agent, run_agent
 from agentruns.models import Message
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ProviderError, call_model
-from agentruns.providers.failures import classify as classified
-from agentruns.providers.failures import judged, retry_after
+from agentruns.providers.failures import classify as classified, judged, retry_after
 from tests.db.helpers import payloads, the_run
 from tests.fake_anthropic import FakeAnthropic
 from tests.providers.asking import FIND, HELLO, KEY, NAME, claude, failure, request, sent, went_on

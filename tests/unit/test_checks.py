@@ -33,8 +33,7 @@ from agentruns.tasks import CeleryDispatcher
 from agentruns.tools import Tool
 from tests.db.helpers import user
 from tests.registry import isolated_registry
-from tests.shop.agents import refund as anybodys
-from tests.shop.agents import shop_agent
+from tests.shop.agents import refund as anybodys, shop_agent
 
 pytestmark = pytest.mark.django_db
 

@@ -17,8 +17,7 @@ from uuid import UUID
 
 import pytest
 from asgiref.sync import sync_to_async
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import BaseModel
 
 from agentruns.tools import ToolContext, ToolOutput, to_jsonable, tool

@@ -4,8 +4,7 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Set as AbstractSet
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypedDict
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from pydantic import (
     BaseModel,
     BeforeValidator,

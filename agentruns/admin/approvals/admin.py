@@ -12,12 +12,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns import journal, services
-from agentruns.admin import approvals as pages
-from agentruns.admin import base, filters, html
+from agentruns.admin import approvals as pages, base, filters, html
 from agentruns.models import Approval, Run
 from agentruns.models.fields import CanonicalField
 from agentruns.models.querysets import PENDING

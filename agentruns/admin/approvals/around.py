@@ -12,8 +12,7 @@ from uuid import UUID
 
 from django.db.models import F, QuerySet, Window
 from django.db.models.functions import RowNumber
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from agentruns.admin.html import ago, plain, plain_line
 from agentruns.agents.agent import get_agent

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin import html
 from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings, tools_of
@@ -36,8 +35,7 @@ from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import MASK, in_time
 from agentruns.tools.options import REQUESTER
 from agentruns.tools.questions import choices_of, takes_text
-from agentruns.utils import clock
-from agentruns.utils import json as canonical
+from agentruns.utils import clock, json as canonical
 from agentruns.utils.redaction import redact, redacted
 
 BEFORE = 20  # rows that are searched for the request and the results before a call

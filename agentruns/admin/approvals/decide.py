@@ -16,8 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.crypto import salted_hmac
 from django.utils.formats import get_format, number_format
 from django.utils.html import format_html, format_html_join
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns.admin import filters, forms
 from agentruns.admin.approvals import verbs

@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.forms import Form
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin.base import CHANNEL
 from agentruns.admin.forms import AnswerForm, DecideForm, ExtendForm

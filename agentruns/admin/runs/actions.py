@@ -15,8 +15,7 @@ from django.db import DatabaseError
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.utils.text import capfirst
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns.admin.base import ReadOnlyAdmin, mask_for
 from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm

@@ -14,8 +14,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin.approvals.around import Surroundings, tools_of
 from agentruns.admin.base import ReadOnlyAdmin, status_of

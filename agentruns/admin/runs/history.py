@@ -9,8 +9,7 @@ from typing import Any
 from django import forms
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, mask_for, status_of
 from agentruns.admin.forms import SHORT, KeyForm, LeaveOutForm, TypedField, area

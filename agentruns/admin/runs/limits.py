@@ -11,8 +11,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import number_format
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import AdoptForm

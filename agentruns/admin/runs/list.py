@@ -9,12 +9,21 @@ from django.http import HttpRequest
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from agentruns.admin.base import ReadOnlyAdmin, mask_for
-from agentruns.admin.html import ago, bare, cut, exact, plain, plain_line, reason, status_badge, visible
-from agentruns.admin.html import words as time_words
+from agentruns.admin.html import (
+    ago,
+    bare,
+    cut,
+    exact,
+    plain,
+    plain_line,
+    reason,
+    status_badge,
+    visible,
+    words as time_words,
+)
 from agentruns.admin.markdown import unmarked
 from agentruns.conf import settings
 from agentruns.journal.fold import TOKENS

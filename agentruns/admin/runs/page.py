@@ -13,8 +13,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, Query
 from django.template.loader import render_to_string
 from django.utils.crypto import salted_hmac
 from django.utils.html import format_html
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for, page_url, status_of
 from agentruns.admin.forms import MomentField, reason_field

@@ -8,8 +8,7 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, is_uuid, mask_for, status_of
 from agentruns.admin.forms import KeyForm, TypedField, area

@@ -15,8 +15,7 @@ from uuid import UUID
 
 from django.db import DatabaseError, transaction
 from django.db.models import Exists, OuterRef
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, JournalConflictError, JournalUnreadableError, RunStateError
