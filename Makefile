@@ -152,6 +152,7 @@ mutants-changed: $(VENV)/dev
 bench:
 	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/bench
 	.venv-bench/bin/python -m benchmarks
+	.venv-bench/bin/python -m benchmarks.conversations
 
 # Each file of each dependency has to have the hash that it had when the versions were chosen.
 $(VENV)/runtime: pyproject.toml locked.txt

@@ -1,4 +1,4 @@
-"""Many conversations in one worker: `python -m benchmarks.conversations [COUNT ...]`, beside DBOS.
+"""Many conversations in one worker, beside DBOS: `python -m benchmarks.conversations [COUNT ...]`.
 
 A conversation is three replies of two seconds each, with a tool call between them. What is measured: the time
 from start to end over the ideal, the CPU, the memory and the connections of the one process that drives all.
@@ -7,14 +7,15 @@ from start to end over the ideal, the CPU, the memory and the connections of the
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.child import ROOT
@@ -115,7 +116,9 @@ def end() -> None:
 
 
 def measure(system: str, url: str, count: int) -> dict[str, float]:
-    """Let a system work in a process of its own; watch the database from here."""
+    """Let a system work in a process of its own; watch the database from here. Raises ImportError."""
+    if system == "dbos" and find_spec("dbos") is None:
+        raise ImportError(system)
     import psycopg
 
     finished = {
@@ -157,21 +160,30 @@ def measure(system: str, url: str, count: int) -> dict[str, float]:
     }
 
 
-def main(counts: list[int]) -> None:
-    """Print the figures of both systems, by turns."""
-    with postgres() as server, tempfile.TemporaryDirectory():
+def main(counts: list[int]) -> int:
+    """Print the figures of both systems, by turns, and each goal that was missed; return the exit code."""
+    missed: list[str] = []
+    with postgres() as server:
         for count in counts:
+            told: dict[str, dict[str, float]] = {}
             for system in ("ours", "dbos"):
-                url = database(server, f"{system}_{count}")
                 try:
-                    told = measure(system, url, count)
-                except (IndexError, ImportError):
-                    print(f"{count} {system}: did not run")
+                    told[system] = measure(system, database(server, f"{system}_{count}"), count)
+                except ImportError:
+                    print(f"{count} {system}: is not installed")
                     continue
-                print(
-                    f"{count} {system}: " + ", ".join(f"{name} {value:.2f}" for name, value in told.items()),
-                    flush=True,
-                )
+                figures = ", ".join(f"{name} {value:.2f}" for name, value in told[system].items())
+                print(f"{count} {system}: {figures}", flush=True)
+            limits = {"over ideal": AT_MOST.get(count, math.inf), "connections": CONNECTIONS, "MB": MEMORY}
+            if "dbos" in told:
+                limits["ms each"] = told["dbos"]["ms each"]
+            for name, most in limits.items():
+                if told["ours"][name] > most:
+                    missed.append(
+                        f"{count} conversations: {name} {told['ours'][name]:.2f}, at most {most:.2f}"
+                    )
+    print("\n".join(missed) or "Every goal is met.")
+    return bool(missed)
 
 
 if __name__ == "__main__":
@@ -179,4 +191,4 @@ if __name__ == "__main__":
     if words and words[0] in ("ours", "dbos"):
         globals()[words[0]](*words[1:])
     else:
-        main([int(word) for word in words] or [*AT_MOST])
+        sys.exit(main([int(word) for word in words] or [*AT_MOST]))

@@ -23,9 +23,8 @@ from tests.workers.soak import check, decide
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-RUNS = 24
+RUNS, LEAKS = (100, 1000) if os.environ.get("AGENTRUNS_LONG") else (24, 40)
 LEASE = "3"  # seconds
-LEAKS = 1000 if os.environ.get("AGENTRUNS_LONG") else 40
 
 Watch = Callable[..., "subprocess.Popen[str]"]
 
