@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,8 @@ from tests.workers.soak import check, decide
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-RUNS, LEAKS = (100, 1000) if os.environ.get("AGENTRUNS_LONG") else (24, 40)
+LONG = bool(os.environ.get("AGENTRUNS_LONG"))
+RUNS, LEAKS = (100, 1000) if LONG else (24, 40)
 LEASE = "3"  # seconds
 
 Watch = Callable[..., "subprocess.Popen[str]"]
@@ -106,6 +108,34 @@ def test_a_second_signal_ends_the_process_at_once(watch: Watch) -> None:
     assert child.wait() == -signal.SIGTERM
     watch()
     finish()
+
+
+def test_workers_that_are_killed_and_frozen_at_random_lose_and_double_nothing(watch: Watch) -> None:
+    """AGENTRUNS_LONG=1 takes three workers and 150 runs at a time, for ten minutes."""
+    workers, at_once, until = (3, 150, time.monotonic() + 600) if LONG else (2, 12, 0)  # waits: as it says
+    Order.objects.create(number="A1", customer="Ada", total_cents=100)
+    dice, begun, blows = random.Random(time.time_ns()), 0, Counter[str]()
+    fleet = [watch(SHOP_PACE="0.1") for _ in range(workers)]
+    while Run.objects.unfinished().exists() or not blows["kills"] > 1 or time.monotonic() < until:
+        decide(dice)
+        more = at_once - Run.objects.unfinished().count() if time.monotonic() < until or not begun else 0
+        for number in range(begun, begun + more):
+            start_run("soaked", "do it", f"soak-{number}", idempotency_key=f"soak-{number}")
+        begun += more
+        time.sleep(2 * dice.random())  # waits: the pace of the blows
+        victim = dice.randrange(workers)
+        if blows["kills"] <= blows["freezes"]:
+            fleet[victim].kill()
+            fleet[victim] = watch(SHOP_PACE="0.1")
+            blows["kills"] += 1
+        else:
+            fleet[victim].send_signal(signal.SIGSTOP)
+            time.sleep(2 * float(LEASE) * dice.random())  # waits: sometimes for longer than a lease
+            fleet[victim].send_signal(signal.SIGCONT)
+            blows["freezes"] += 1
+    outcome = check(begun)
+    print(f"{workers} workers, {begun} runs, {dict(blows)}, {outcome}")
+    assert outcome["runs"] == {"completed": begun}
 
 
 def held(pid: int) -> tuple[int, int, int]:
