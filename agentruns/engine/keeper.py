@@ -1,4 +1,4 @@
-"""The keeper: one thread of the process that extends the leases of all the runs that are driven there."""
+"""The keeper: one thread of a process that extends the leases of all runs that the process drives."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SOONER = 8  # a lease that could not be extended is tried again after this part 
 
 
 class Keeper:
-    """Extends leases on a connection of its own; its thread ends when no lease is left.
+    """Extends leases every HEARTBEAT_SECONDS, in one thread, which ends when no lease is left.
 
-    All leases of the process are extended by one UPDATE, HEARTBEAT_SECONDS after the last one. A lease is
-    not extended after its time `due`. If a cancel was requested, sets `cancelled` of the lease.
+    One UPDATE on the keeper's own connection extends all leases of a database. The keeper stops to extend a
+    lease after the lease's time `due`. It sets the lease's event `cancelled` if a cancel was requested.
     """
 
     def __init__(self) -> None:
@@ -66,13 +66,14 @@ class Keeper:
                 thread.join(PATIENCE)
 
     def beat(self, lease: Lease) -> None:
-        """Extend a lease at once."""
+        """Let the keeper extend a lease at once, and with it all the others."""
         lease.beats_at = 0.0
         self._wake.set()
 
     def _run(self) -> None:
+        """Extend all leases, each time the earliest `beats_at` has come, until no lease is left."""
         with ExitStack() as own:
-            own.callback(connections.close_all)  # of this thread, after the journal's own is given up
+            own.callback(connections.close_all)  # after `own_connection` has ended
             while True:
                 with self._lock:
                     leases = [*self._leases.values()]
@@ -90,14 +91,14 @@ class Keeper:
                     )
 
     def _extend(self, alias: str, state: State, leases: list[Lease], own: ExitStack) -> None:
-        """Extend leases that have the same database and the same state of its connection."""
+        """Extend the leases of one database and `state`, such as a tenant; mark lost and cancelled ones."""
         began, seconds, moving = uptime(), settings.HEARTBEAT_SECONDS, list[Lease]()
         for lease in leases:
             lease.beats_at = began + seconds
             was_stalled, lease.is_stalled = lease.is_stalled, began >= lease.due
             if not lease.is_stalled and not lease.lost.is_set():
                 moving.append(lease)
-            elif lease.is_stalled and not was_stalled:  # the tool or the model hangs: others may have the run
+            elif lease.is_stalled and not was_stalled:  # a tool or a model hangs: others may have the run
                 with bound(lease.run_id, lease.epoch):
                     text = "No progress, the lease is left to expire run=%s epoch=%s"
                     logger.warning(text, lease.run_id, lease.epoch)

@@ -165,9 +165,9 @@ def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
 
 
 def extend_all(alias: str, leases: Iterable[Lease]) -> tuple[set[Lease], set[Lease]]:
-    """Extend leases by one UPDATE; return those that are extended, and those that are lost.
+    """Extend leases by one UPDATE; return the set of extended leases and the set of lost leases.
 
-    A lease whose run's row is locked is in neither set: the leases of other runs must not end meanwhile.
+    The UPDATE skips the locked rows of runs, so that it need not wait. Their leases are in neither set.
     """
     rows = Run.objects.using(alias).filter(pk__in=[lease.run_id for lease in leases])
 

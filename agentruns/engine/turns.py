@@ -1,7 +1,4 @@
-"""Turns of runs: the order of claims, the agents' limits of runs at once, and the rates of models.
-
-All of it is in the database, which all processes share.
-"""
+"""The order of claims, the limits of agents and the rates of models, which all processes share."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ from agentruns.providers.names import names_of
 from agentruns.utils import clock
 from agentruns.utils.db import in_transaction, later
 
-AGEING = timedelta(minutes=10)  # of waiting, after which a run counts as of the next higher priority
-MOST = 1000  # runs whose number in the order is told
-LEAST = 0.05  # seconds that a run waits for a rate
+AGEING = timedelta(minutes=10)  # of waiting, after which a run has the next higher priority
+MOST = 1000  # runs in the list that says how many are before a run
+LEAST = 0.05  # seconds that a run waits for a rate at least
 Room = dict[str, tuple[int, str]]  # by agent: how many more runs may be driven now, and what limits them
 
-# `due` has the live runs, too: they take the first places, so that what is at work counts.
+# `due` also has the runs that are being driven. They take the first turns, so that their scope waits longer.
 IN_TURN = """WITH due AS ({due}),
   of_agent AS (SELECT due.*, ROW_NUMBER() OVER (PARTITION BY scope, agent, priority
     ORDER BY is_live DESC, aged, created_at, id) AS nth FROM due),
@@ -45,14 +42,14 @@ SELECT id FROM {last} WHERE is_live = 0 AND {fits} ORDER BY aged, turn, created_
 
 
 def in_turn(due: RunQuerySet, most: int, room: Room | None = None) -> list[UUID]:
-    """List the ids of at most `most` of the runs `due` in the order in which they are claimed.
+    """List the ids of at most `most` of the runs `due`, in the order in which they are claimed.
 
-    Higher priorities come first; each AGEING of waiting raises a run's priority by one. Runs of equal
-    priority take turns by scope, and in a scope by agent and the priority at their start, oldest first.
-    `room` limits the runs of some agents.
+    The higher priority comes first; it rises by one for each AGEING that a run waits. Within a priority,
+    scopes take turns. Within a scope, agents take turns, and runs of an agent that began with different
+    priorities. Older runs come first. `room` limits the number of runs of some agents.
     """
     connection, now = connections[due.db], clock.now(due.db)
-    # By itself, because only then SQLite finds an index for the status.
+    # A filter of its own, because only then SQLite uses an index for the status.
     rows: Any = (due | Run.objects.using(due.db).live()).filter(status__in=ACTIVE).order_by()
     rows = rows.annotate(since=Greatest("updated_at", Coalesce("not_before", "updated_at")))
     rises = (When(since__lte=now - each * AGEING, then=Constant(each)) for each in (2, 1))
@@ -81,9 +78,9 @@ def limit_of(name: str) -> int | None:
 
 
 def is_full(alias: str, agent: str) -> bool:
-    """Check whether an agent's limit is reached; other claims of the agent wait until the transaction ends.
+    """Check whether an agent's limit of runs at once is reached; costs no query if the agent has no limit.
 
-    Costs no query if the agent has no limit.
+    Locks the agent's row of Control, so that other claims of the agent wait until the open transaction ends.
     """
     if (most := limit_of(agent)) is None:
         return False
@@ -92,7 +89,7 @@ def is_full(alias: str, agent: str) -> bool:
 
 
 def room_of(alias: str) -> Room:
-    """Find how many more runs may be driven now of each agent with a limit or a rate."""
+    """Map each agent with a limit or a rate to the number of runs that may start now, and what limits it."""
     agents = [get_agent(name) for name in {agent.name for agent in registered()}]
     room, live, due = Room(), Counter[str](), {}
     if any(agent.max_concurrent for agent in agents):
@@ -109,22 +106,22 @@ def room_of(alias: str) -> Room:
             now = clock.now(alias)
             ahead = (due.get(Control.RATE + rate, now) - now).total_seconds()
             free = int(burst - max(0, ahead) / every)
-            free += int(1 / every) if free else 0  # which become free before the next look
+            free += int(1 / every) if free else 0  # those of the next second, too
             mine = free, _why(rate)
             room[agent.name] = min(room.get(agent.name, mine), mine)
     return room
 
 
 def rate_of(model: Model | str) -> str:
-    """Find the name in AGENTRUNS_RATE that limits a model: its own rather than its provider's; "" if none."""
+    """Find the name in AGENTRUNS_RATE that limits a model: the model's, else its provider's, else ""."""
     return next((name for name in names_of(model) if name in settings.rates), "")
 
 
 def spend(alias: str, model: Model | str) -> tuple[float, str]:
     """Count a request to a model toward its rate; return the seconds to wait and why, or (0, "") if counted.
 
-    The row of a rate has the time at which its requests so far are due, evenly spaced. It may be ahead of
-    the database's clock by the requests that may be made at once (GCRA).
+    A rate has a row with a time. Each request moves the time on, by the distance between evenly spaced
+    requests. If the time is too far ahead of the database's clock, the request has to wait (GCRA).
     """
     if not (rate := rate_of(model)):
         return 0, ""
@@ -147,7 +144,7 @@ def spend(alias: str, model: Model | str) -> tuple[float, str]:
 
 
 def reasons(alias: str, runs: Iterable[Run]) -> dict[UUID, str]:
-    """Map those of `runs` that could be driven now, and are not the next, to the reason why they wait."""
+    """Map each due run that has to wait to the reason: a limit, a rate, or how many runs are before it."""
     due = [run for run in runs if run.status == Run.Status.QUEUED and not run.blocked_reason]
     due = [run for run in due if run.not_before is None or run.not_before <= clock.now(alias)]
     if not due:
@@ -164,4 +161,5 @@ def reasons(alias: str, runs: Iterable[Run]) -> dict[UUID, str]:
 
 
 def _why(rate: str) -> str:
+    """Build the reason why a run waits for a rate, such as "anthropic is limited to 50/m."."""
     return f"{rate} is limited to {settings.RATE[rate]}."

@@ -41,9 +41,9 @@ _wal: set[str] = set()  # the SQLite files known to be in WAL mode, which stays 
 
 
 class Pool:
-    """The connections of the journal's own that this process has to one database.
+    """The journal's own connections of this process to one database, which its threads borrow.
 
-    At most AGENTRUNS_CONNECTIONS are lent at once, and each only until its thread waits for something else.
+    At most AGENTRUNS_CONNECTIONS are lent at once. A thread gives its connection back before it waits.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class Pool:
         self._condition = threading.Condition()
 
     def take(self, alias: str) -> BaseDatabaseWrapper | None:
-        """Take a connection, or wait for one; None if the database allows no second connection.
+        """Borrow a connection, or wait for a free one; None if the database allows no second connection.
 
-        Takes one more than permitted after PATIENCE seconds, because a thread that has one may wait for us.
+        After PATIENCE seconds, opens one more than permitted: its borrowers may be waiting for this thread.
         """
         with self._condition:
             if not self._condition.wait_for(lambda: self._lent < settings.CONNECTIONS, PATIENCE):
@@ -71,7 +71,7 @@ class Pool:
                 self.give(None)
 
     def give(self, connection: BaseDatabaseWrapper | None) -> None:
-        """Take a connection back."""
+        """Take a connection back from a thread; None stands for a connection that could not be opened."""
         with self._condition:
             self._lent -= 1
             if connection is not None:
@@ -79,14 +79,14 @@ class Pool:
             self._condition.notify()
 
     def enter(self) -> None:
-        """Count a thread that uses the pool; the first closes each connection that is broken or too old."""
+        """Count a thread that uses the pool; the first closes idle connections that are broken or too old."""
         with self._condition:
             self.users += 1
             for connection in self._idle if self.users == 1 else ():
                 connection.close_if_unusable_or_obsolete()
 
     def leave(self) -> bool:
-        """Count a thread less; without any, close each connection that CONN_MAX_AGE does not keep."""
+        """Count a thread less; the last closes what CONN_MAX_AGE does not keep. Return if any is left."""
         with self._condition:
             self.users -= 1
             if not self.users:
@@ -96,7 +96,7 @@ class Pool:
             return bool(self._idle)
 
     def close(self) -> None:
-        """Close the connections that nobody uses, if no thread uses the pool."""
+        """Close the idle connections, unless a thread uses the pool."""
         with self._condition:
             while self._idle and not self.users:
                 self._idle.pop().close()
@@ -114,7 +114,7 @@ in_child(_after_fork)
 
 
 class Own:
-    """The journal's own connection of a thread, of the pool or of its own, while the thread needs one."""
+    """A thread's use of a journal connection, borrowed from `pool`, or opened if there is no pool."""
 
     def __init__(self, alias: str, state: State, pool: Pool | None) -> None:
         self.alias, self.state, self.pool = alias, state, pool
@@ -122,7 +122,7 @@ class Own:
         self.connection: BaseDatabaseWrapper | None = None
 
     def use(self) -> bool:
-        """Set up the connection under `name`; return False if the database allows no second one."""
+        """Take a connection as alias `name`, unless there is one; False if the database allows no second."""
         if self.connection is None:
             take = self.pool.take if self.pool else separate_connection
             if (connection := take(self.alias)) is None:
@@ -134,7 +134,7 @@ class Own:
         return True
 
     def give_back(self) -> None:
-        """Let another thread use the connection, unless it is in a transaction."""
+        """Return the connection to the pool, or close it if there is no pool; do nothing in a transaction."""
         connection = self.connection
         if connection is None or connection.in_atomic_block:
             return
@@ -152,10 +152,10 @@ class Own:
 def own_connection(alias: str, *, pooled: bool = True) -> Iterator[None]:
     """Let this thread use connections of the journal's own until the end of the outermost block.
 
-    CONN_MAX_AGE keeps them for the next block, until a thread closes Django's connection. A connection that
-    is not `pooled` is opened at once, and closed at the end of the block. The block uses Django's connection
-    inside a transaction, such as a TestCase's, and on SQLite in memory or without WAL mode, because there a
-    second connection would see nothing or wait for the first.
+    The block borrows them from the process's pool. CONN_MAX_AGE keeps them open after the block, at most
+    until a thread that used the pool closes Django's connection. Without `pooled`, the block opens and closes
+    its own connection. Django's connection is used inside a transaction, such as a TestCase's, and on SQLite
+    in memory or without WAL mode: there a second connection would see nothing or wait for the first.
     """
     owns = _opened.__dict__
     if alias in owns or connections[alias].in_atomic_block:
@@ -190,15 +190,15 @@ def own_connection(alias: str, *, pooled: bool = True) -> Iterator[None]:
 
 
 def give_back(alias: str) -> None:
-    """Let the other drives of the process use the journal's own connection until this thread needs one."""
+    """Return this thread's journal connection to the pool; `own_alias` takes one again."""
     if own := _opened.__dict__.get(alias):
         own.give_back()
 
 
 def rest(alias: str) -> None:
-    """Give this thread's connections back before it waits for a model or a handler.
+    """Return this thread's journal connection before the thread waits for a model or for other threads.
 
-    In a thread of a worker, closes all its connections, if the process drives other runs as well.
+    If the process drives several runs, a worker's thread also closes its connections outside transactions.
     """
     give_back(alias)
     if _pools[alias].users > 1 and is_worker():
@@ -230,7 +230,7 @@ def separate_connection(alias: str) -> BaseDatabaseWrapper | None:
 
 
 def own_alias(alias: str) -> str:
-    """Take a connection of the journal's own, until `rest`, and name it; `alias` outside `own_connection`."""
+    """Take a journal connection for this thread, and return its alias; `alias` outside `own_connection`."""
     own: Own | None = _opened.__dict__.get(alias)
     if own is None:
         return alias

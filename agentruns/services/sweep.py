@@ -54,10 +54,9 @@ FAILED_OVER = (
 class Swept:
     """The counts of one sweep.
 
-    `completed`, `waiting`, `failed` (or cancelled) and `queued` count the driven runs by their present
-    status. `notified` counts the runs announced to workers instead of driven here, `surfaced` the runs whose
-    model was told that calls in doubt are unknown. `left` has the ids of the runs that wait or that an error
-    paused.
+    `completed`, `waiting`, `failed` (or cancelled) and `queued` count the driven runs by their status after
+    the drive. `notified` counts the runs announced to workers, `surfaced` the runs whose model was told that
+    the outcome of calls is unknown. `left` has the ids of the runs that wait, or that an error paused.
     """
 
     found: int = 0
@@ -84,7 +83,7 @@ class Swept:
 
 
 def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> list[Run]:
-    """List the runs that this process can claim and serve now, in turn; at most `limit` or BATCH."""
+    """List at most `limit` (or BATCH) runs that this process can claim and serve now, in order of turns."""
     runs, served = _runnable(run_id)
     ids = turns.in_turn(runs.filter(served), limit or BATCH, turns.room_of(settings.DATABASE))
     found = runs.in_bulk(ids) if ids else {}
@@ -92,10 +91,10 @@ def candidates(run_id: UUID | str | None = None, limit: int | None = None) -> li
 
 
 def unserved(run_id: UUID | str | None = None) -> list[Run]:
-    """List at most BATCH claimable runs that this process does not serve, so that the reason is recorded.
+    """List at most BATCH claimable runs that this process does not serve; the sweep records the reason.
 
     A run is not served if its agent is switched off, or the agent or its definition is not registered here.
-    Runs without a recorded reason come first, then runs whose reason, RENEWED seconds old, may be stale.
+    Runs without a recorded reason come first, then runs whose reason is older than RENEWED seconds.
     """
     runs, served = _runnable(run_id)
     blocked = runs.exclude(served)
@@ -107,7 +106,7 @@ def unserved(run_id: UUID | str | None = None) -> list[Run]:
 def _runnable(run_id: UUID | str | None) -> tuple[RunQuerySet, Q]:
     """Select the runs that some process can claim, and build the condition "this process serves the run"."""
     runs = Run.objects.using(settings.DATABASE).runnable().select_related("session").order_by("created_at")
-    runs = runs.defer("usage", "pending_calls")  # one that was altered must not keep the others from going on
+    runs = runs.defer("usage", "pending_calls")  # an altered value must not stop the other runs
     # In the query and not after it: runs of a retired definition must never fill the whole batch.
     served = Q(pk__in=[])
     for agent in registered():
@@ -130,12 +129,12 @@ def sweep(
 ) -> Swept:
     """Do one sweep: deliver notifications, drive the runs that this process serves, and expire approvals.
 
-    Also notes why unserved runs wait, and deletes drafts that nobody watches. An error of one run is logged
-    and counted, and the other runs continue. `run_id` and `limit` restrict the runs. If `drives` is False,
-    notifies workers instead of driving. `tell_model` also takes runs that wait for a verdict, and tells the
-    model that their calls in doubt are unknown. `name` is the actor, and names the row with the time of the
-    sweep. A draining process drives no runs. After `seconds` no further run begins once one was driven, so
-    that other due work does not wait for it. Raises NotDurableError inside a transaction.
+    Also records why unserved runs wait, and deletes drafts that nobody watches. Logs and counts the error of
+    a run, and goes on with the others. A draining process drives no run. `crew` drives in its own threads.
+    If `drives` is False, notifies workers instead. `run_id` and `limit` restrict the runs. `tell_model` also
+    takes runs that wait for a verdict, and tells the model that the outcome of their calls is unknown.
+    After `seconds`, a sweep that has driven a run begins no further run, so that other due work need not
+    wait. `name` is the actor, and names the sweep's stamp. Raises NotDurableError inside a transaction.
     """
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
@@ -163,7 +162,7 @@ def sweep(
             logger.exception("Not surfaced run=%s", held_id)
             swept.errors += 1
     watched = Draft.objects.using(alias).filter(watched_until__lt=later(-RENEWED))
-    if watched.exists():  # else nothing is written, which would wake workers
+    if watched.exists():  # only then, because each write wakes workers
         with _put_off("The drafts that nobody watches"):
             in_transaction(alias, watched.delete)
     with _put_off("The delivery of notifications"):
@@ -211,7 +210,7 @@ class Crew:
         self._swept = Swept()
 
     def fill(self, limit: int | None = None) -> None:
-        """Start threads for the runs that can go on now; until the next call they drive at most `limit`."""
+        """Start threads for the runs that can go on now; they begin at most `limit` until the next call."""
         with self._lock:
             self._listed_at, self._left = 0.0, math.inf if limit is None else limit
         while len(self._threads) < self.size and (run := self._next()):
@@ -220,7 +219,7 @@ class Crew:
             thread.start()
 
     def take(self) -> Swept:
-        """Take the counts of the drives that have ended since the last time."""
+        """Return the counts of the drives that have ended since the last call, and count from zero again."""
         with self._lock:
             swept, self._swept = self._swept, Swept()
         return swept
@@ -235,7 +234,7 @@ class Crew:
             thread.join()
 
     def _next(self) -> Run | None:
-        """Take the next run from the list, which is read again if it is old or at its end."""
+        """Take the next run to drive; read the list of runs again if it is old or empty."""
         with self._lock:
             if self.should_stop() or self._left <= 0:
                 return None
@@ -252,6 +251,7 @@ class Crew:
             return None
 
     def _work(self, run: Run | None) -> None:
+        """Drive `run` in this thread, and then one run after the other, until none is left."""
         alias = settings.DATABASE
         try:
             with working(), own_connection(alias):
@@ -273,7 +273,7 @@ class Crew:
 
 
 def crew_of(size: int, should_stop: Callable[[], bool], run_id: UUID | str | None = None) -> Crew | None:
-    """Build a crew; None if `size` is 1, or if other threads would not see the database."""
+    """Build a crew; None if `size` is 1, or if the database allows no second connection."""
     alias = settings.DATABASE
     with own_connection(alias):
         return None if size == 1 or own_alias(alias) == alias else Crew(size, should_stop, run_id)
@@ -289,10 +289,10 @@ def _put_off(what: str) -> Iterator[None]:
 
 
 def _compare_server(alias: str) -> None:
-    """Hold every unfinished run if rows may be lost on the server; else note the server if it has changed.
+    """Hold every unfinished run if the server may have lost rows; otherwise note a server that has changed.
 
-    Rows may be lost if PostgreSQL's timeline changed without synchronous replication, or if its log became
-    shorter. Until a new server is noted, no process can claim a run (see journal.timeline).
+    Rows may be lost if PostgreSQL's timeline changed while replication was asynchronous, or if its log became
+    shorter. No process can claim a run until the new timeline is noted (see journal.timeline).
     """
     before = timeline.positions.get(alias, 0)  # read first, as another thread may raise it after the query
     if (server := timeline.server(alias)) is None:
@@ -314,7 +314,7 @@ def _compare_server(alias: str) -> None:
 def hold_all(reason: str = HELD) -> int:
     """Hold every unfinished run for staff, then note the server's timeline; return how many were held.
 
-    Raises the error of a run after trying all. Does not note the server if the error may pass (a lock).
+    Raises the error of a run after trying all. After an error that may pass, such as a lock, notes nothing.
     """
     alias = settings.DATABASE
     server, held, failed = timeline.server(alias), 0, list[Exception]()
@@ -330,7 +330,7 @@ def hold_all(reason: str = HELD) -> int:
         except Exception as error:
             logger.exception("Not held run=%s", run_id)
             failed.append(error)
-    # A run that cannot be read cannot go on either. One that is locked can: it is held by the next sweep.
+    # A run that cannot be read cannot go on either. A locked run could: the next sweep holds it.
     if left := [error for error in failed if not isinstance(error, JournalUnreadableError)]:
         raise left[0]
     if server is not None:
@@ -342,6 +342,7 @@ def hold_all(reason: str = HELD) -> int:
 
 
 def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]) -> None:
+    """Drive a run, and count its result or its error in `swept`; raise it if the database is unreachable."""
     try:
         if not advance(run, alias, should_stop=should_stop):
             return
@@ -350,7 +351,7 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
         with suppress(DatabaseError, InterfaceError):
             paused = Run.objects.using(alias).filter(pk=run.pk, status=Run.Status.PAUSED)
             is_paused = reading(alias, paused.exists)
-        if is_paused is None:  # unreachable: the other runs would fail as well, through no fault of theirs
+        if is_paused is None:  # the database is unreachable, so the other runs would fail as well
             raise
         swept.errors += 1
         logger.exception("Drive failed run=%s agent=%s", run.pk, run.agent)
@@ -367,7 +368,7 @@ def _advance(run: Run, alias: str, swept: Swept, should_stop: Callable[[], bool]
 
 
 def sweeper(alias: str) -> Literal["ok", "never", "late"]:
-    """Check whether sweeps happen: "ok", "never" or "late". An old sweep is "ok" while any run is driven."""
+    """Check whether sweeps happen: "ok", "never" or "late". An old sweep is "ok" while a run is driven."""
     recent = Count("name", filter=Q(seen_at__gte=later(-LATE)))
     seen = Control.objects.using(alias).sweepers().aggregate(ever=Count("name"), lately=recent)
     if seen["lately"] or (seen["ever"] and leases.driven_runs(alias)):

@@ -147,7 +147,7 @@ def read_committed(alias: str) -> None:
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Mark this thread as a worker's, whose connections nobody else uses."""
+    """Mark this thread as a worker's in the block, so that `rest` may close all its database connections."""
     _worker.works = True
     try:
         yield
