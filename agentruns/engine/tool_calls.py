@@ -17,7 +17,7 @@ from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.batch import Batch
-from agentruns.journal.connection import give_back, replace_broken, rest
+from agentruns.journal.connection import replace_broken, rest
 from agentruns.journal.deciders import assign, lapsed, restore, void, withdrawn
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.store import card_columns
@@ -291,7 +291,7 @@ def _run_one(driver: Driver, call: Call) -> None:
             return
         replace_broken(driver.alias)
         driver.allow(tool)
-        give_back(driver.alias)  # the handler may wait for another run of this process
+        rest(driver.alias)  # the handler may wait for another run of this process
         try:
             if tool.transactional:
                 record = partial(_record, driver, call, joined=True)
@@ -308,7 +308,6 @@ def _run_one(driver: Driver, call: Call) -> None:
             else:
                 enter = partial(handler.enter, tool, context, call.arguments)
                 future = handler.in_thread(driver.alias, tool.name, enter)
-                rest(driver.alias)
                 try:
                     wait([future], timeout=tool.timeout)
                 except (Exception, KeyboardInterrupt):  # also a worker's time limit: it goes on without us

@@ -189,18 +189,13 @@ def own_connection(alias: str, *, pooled: bool = True) -> Iterator[None]:
                 shared.close = close_both  # type: ignore[method-assign]
 
 
-def give_back(alias: str) -> None:
-    """Return this thread's journal connection to the pool; `own_alias` takes one again."""
-    if own := _opened.__dict__.get(alias):
-        own.give_back()
-
-
 def rest(alias: str) -> None:
     """Return this thread's journal connection before the thread waits for a model or for other threads.
 
     If the process drives several runs, a worker's thread also closes its connections outside transactions.
     """
-    give_back(alias)
+    if own := _opened.__dict__.get(alias):
+        own.give_back()
     if _pools[alias].users > 1 and is_worker():
         for connection in connections.all(initialized_only=True):
             if not connection.in_atomic_block:

@@ -18,7 +18,7 @@ from agentruns import Agent, ModelReply, ModelRequest, ToolContext, cancel_run, 
 from agentruns.engine.keeper import keeper
 from agentruns.engine.leases import Lease, claim
 from agentruns.journal import connection as own
-from agentruns.journal.connection import give_back, own_alias, own_connection
+from agentruns.journal.connection import own_alias, own_connection, rest
 from agentruns.journal.verify import problems
 from agentruns.models import Run
 from agentruns.services.sweep import Crew, crew_of, sweep
@@ -136,9 +136,9 @@ def test_a_connection_in_a_transaction_is_not_given_back() -> None:
     with own_connection("default"):
         name = own_alias("default")
         with transaction.atomic(using=name):
-            give_back("default")
+            rest("default")
             assert connections[name].in_atomic_block
-        give_back("default")
+        rest("default")
         assert own._opened.__dict__["default"].connection is None
         assert own_alias("default") == name
 
@@ -150,7 +150,7 @@ def test_a_connection_that_broke_is_replaced_before_the_next_thread_has_it(effec
         wrapper.connection.close()
         with pytest.raises(Exception, match="closed"), wrapper.cursor() as cursor:
             cursor.execute("SELECT 1")
-        give_back("default")
+        rest("default")
         with connections[own_alias("default")].cursor() as cursor:
             cursor.execute("SELECT 1")
             assert cursor.fetchone() == (1,)
@@ -328,9 +328,12 @@ def reads(ctx: ToolContext) -> str:
 
 
 def test_what_a_tool_sets_on_its_connection_does_not_reach_the_next_call(effects: Effects) -> None:
-    turns = [{"tools": [{"id": name, "name": name, "input": {}}]} for name in ("reads", "sets", "reads")]
-    turns[2]["tools"][0]["id"] = "again"
-    model = Meeting(2, *turns)
+    turn = {
+        "tools": [
+            {"id": f"c{n}", "name": name, "input": {}} for n, name in enumerate(("reads", "sets", "reads"))
+        ]
+    }
+    model = Meeting(2, turn)
     runs = started(Agent("setting", instructions="", tools=[reads, sets], model=model), 2)
     with crew_at_work(2) as crew:
         crew.fill()
