@@ -23,6 +23,7 @@ from agentruns.utils.redaction import bound, get_logger
 logger = get_logger("agentruns.leases")
 
 PATIENCE = 5.0  # seconds that the last drive waits for the keeper's connection to be closed
+LOOK = 0.05  # seconds between two looks whether another drive needs the keeper meanwhile
 SOONER = 8  # a lease that could not be extended is tried again after this part of HEARTBEAT_SECONDS
 
 
@@ -48,22 +49,24 @@ class Keeper:
             yield
             return
         lease.beats_at = uptime() + settings.HEARTBEAT_SECONDS
-        with self._lock:
-            self._leases[id(lease)] = lease, state_of(lease.alias)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="agentruns-keeper", daemon=True)
-                self._thread.start()
-            elif lease.beats_at < self._until:
-                self._wake.set()
         try:
+            with self._lock:
+                self._leases[id(lease)] = lease, state_of(lease.alias)
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._run, name="agentruns-keeper", daemon=True)
+                    self._thread.start()
+                elif lease.beats_at < self._until:
+                    self._wake.set()
             yield
         finally:
             with self._lock:
-                del self._leases[id(lease)]
+                self._leases.pop(id(lease), None)  # a forked process has none
                 thread = None if self._leases or not self._is_connected else self._thread
             if thread is not None:  # so that no connection is left open, as at the end of a test
                 self._wake.set()
-                thread.join(PATIENCE)
+                until = uptime() + PATIENCE
+                while thread.is_alive() and not self._leases and uptime() < until:  # else it keeps another
+                    thread.join(LOOK)
 
     def beat(self, lease: Lease) -> None:
         """Let the keeper extend a lease at once, and with it all the others."""

@@ -15,8 +15,9 @@ from django.db import connection, connections, transaction
 from django.db.backends.signals import connection_created
 
 from agentruns import Agent, ModelReply, ModelRequest, ToolContext, cancel_run, start_run, tool
+from agentruns.engine import keeper as keeping_module
 from agentruns.engine.keeper import keeper
-from agentruns.engine.leases import Lease, claim
+from agentruns.engine.leases import Lease, claim, extend_all
 from agentruns.journal import connection as own
 from agentruns.journal.connection import own_alias, own_connection, rest
 from agentruns.journal.verify import problems
@@ -421,3 +422,31 @@ def test_a_thread_leaves_no_connection_behind(effects: Effects) -> None:
         connection_created.disconnect(note)
     assert {each.alias for each in made} == {"default", "default of the journal"}
     assert all(each.connection is None for each in made)
+
+
+def test_the_end_of_a_drive_does_not_wait_for_a_keeper_that_keeps_another_lease(
+    settings: Any, monkeypatch: Any
+) -> None:
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.05
+    first, second = [claimed(run) for run in started(shop_agent("followed"), 2)]
+    is_beating, go_on = threading.Event(), threading.Event()
+
+    def slow(alias: str, mine: Any) -> Any:
+        is_beating.set()
+        go_on.wait(LIMIT)
+        return extend_all(alias, mine)
+
+    def keep() -> None:
+        with keeper.keeping(first):
+            is_beating.wait(LIMIT)
+        connections.close_all()
+
+    monkeypatch.setattr(keeping_module, "extend_all", slow)
+    monkeypatch.setattr(keeping_module, "PATIENCE", LIMIT)
+    thread = threading.Thread(target=keep)
+    thread.start()
+    wait_for(lambda: is_beating.is_set() and not keeper._leases, "the end of the first drive")
+    with keeper.keeping(second):
+        go_on.set()
+        thread.join(LIMIT / 4)
+        assert not thread.is_alive()
