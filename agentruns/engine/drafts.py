@@ -135,7 +135,8 @@ def _serve(alias: str, replies: list[Reply], looks: bool, own: ExitStack) -> Non
     """
     if looks:
         try:
-            own.enter_context(own_connection(alias, pooled=False))
+            if own_alias(alias) == alias:  # not at each look, which the stack would remember
+                own.enter_context(own_connection(alias, pooled=False))
             _look(own_alias(alias), {reply.run_id: reply for reply in replies if not reply.is_over})
         except Exception as error:
             for reply in replies:

@@ -110,7 +110,8 @@ class Keeper:
         try:
             with carried(alias, state):
                 self._is_connected = True
-                own.enter_context(own_connection(alias, pooled=False))
+                if own_alias(alias) == alias:  # not at each beat, which the stack would remember
+                    own.enter_context(own_connection(alias, pooled=False))
                 keep(connections[own_alias(alias)], state)
                 extended, lost = extend_all(own_alias(alias), moving)
                 requests = (

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from django.db import connection, connections, transaction
 from django.db.backends.signals import connection_created
 
 from agentruns import Agent, ModelReply, ModelRequest, ToolContext, cancel_run, start_run, tool
-from agentruns.engine import keeper as keeping_module
+from agentruns.engine import drafts, keeper as keeping_module
 from agentruns.engine.keeper import keeper
 from agentruns.engine.leases import Lease, claim, extend_all
 from agentruns.journal import connection as own
@@ -450,3 +450,30 @@ def test_the_end_of_a_drive_does_not_wait_for_a_keeper_that_keeps_another_lease(
         go_on.set()
         thread.join(LIMIT / 4)
         assert not thread.is_alive()
+
+
+def test_the_threads_of_a_busy_process_do_not_grow_with_time(settings: Any, monkeypatch: Any) -> None:
+    settings.AGENTRUNS_HEARTBEAT_SECONDS = 0.01
+    [lease] = [claimed(run) for run in started(shop_agent("long"), 1)]
+    extend, sizes = keeper._extend, list[int]()
+
+    def watched(alias: str, state: Any, leases: list[Lease], own: Any) -> None:
+        extend(alias, state, leases, own)
+        sizes.append(len(own._exit_callbacks))
+
+    monkeypatch.setattr(keeper, "_extend", watched)
+    with keeper.keeping(lease):
+        wait_for(lambda: len(sizes) > 3, "some beats")
+    stack = ExitStack()
+
+    def look() -> None:
+        for _ in range(4):
+            drafts._serve("default", [], True, stack)
+        sizes.append(len(stack._exit_callbacks) + 1)
+        stack.close()
+        connections.close_all()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(LIMIT)
+    assert set(sizes) == {2}
