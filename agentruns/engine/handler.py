@@ -45,6 +45,7 @@ from agentruns.utils.db import (
     read_committed,
     sqlstate,
     uptime,
+    working,
 )
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import conceal, driven, get_logger
@@ -107,7 +108,8 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
         began = time.perf_counter()
         try:
             is_whole = arguments.keys() == tool.input_schema.get("properties", {}).keys()
-            output = tool.invoke(context, arguments if is_whole else tool.revalidated(arguments))
+            with working(False):  # a run that the handler drives must leave it its connections
+                output = tool.invoke(context, arguments if is_whole else tool.revalidated(arguments))
         except (NotEntered, KeyboardInterrupt):
             raise  # if a person stops the process, the next drive of the run finds the call in doubt
         except ToolDurabilityError as error:

@@ -146,18 +146,18 @@ def read_committed(alias: str) -> None:
 
 
 @contextmanager
-def working() -> Iterator[None]:
-    """Mark this thread as a worker's in the block, so that `rest` may close all its database connections."""
-    _worker.works = True
+def working(works: bool = True) -> Iterator[None]:
+    """Mark this thread in the block as a worker's, all of whose database connections `rest` may close, or not."""
+    before, _worker.works = is_worker(), works
     try:
         yield
     finally:
-        _worker.__dict__.clear()
+        _worker.works = before
 
 
 def is_worker() -> bool:
-    """Check whether this thread is inside `working`."""
-    return bool(_worker.__dict__)
+    """Check whether this thread is marked as a worker's by `working`."""
+    return bool(getattr(_worker, "works", False))
 
 
 def is_of_test_case(block: object) -> bool:

@@ -477,3 +477,22 @@ def test_the_threads_of_a_busy_process_do_not_grow_with_time(settings: Any, monk
     thread.start()
     thread.join(LIMIT)
     assert set(sizes) == {2}
+
+
+def test_a_run_inside_a_tool_leaves_the_tool_its_connection(effects: Effects) -> None:
+    """With what is on it: an advisory lock, a cursor, a temporary table."""
+    inner, kept = Agent("inner", instructions="", tools=[], model=Meeting(1)), list[bool]()
+
+    @tool(safe_to_retry=True)
+    def delegates(ctx: ToolContext) -> str:
+        connection.ensure_connection()
+        raw = connection.connection
+        inner.run("do it", session=f"inner-{ctx.run_id}")
+        kept.append(connection.connection is raw)
+        return "done"
+
+    turn = {"tools": [{"id": "c1", "name": "delegates", "input": {}}]}
+    started(Agent("outer", instructions="", tools=[delegates], model=Meeting(3, turn)), 3)
+    with crew_at_work(3) as crew:
+        crew.fill()
+    assert kept == [True, True, True]
