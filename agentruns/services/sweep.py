@@ -204,6 +204,7 @@ class Crew:
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
         self._driven: set[UUID] = set()
+        self._refused: set[UUID] = set()  # since the last `fill`
         self._runs: deque[Run] = deque()
         self._listed_at = 0.0
         self._left: float = math.inf
@@ -213,6 +214,7 @@ class Crew:
         """Start threads for the runs that can go on now; they begin at most `limit` until the next call."""
         with self._lock:
             self._listed_at, self._left = 0.0, math.inf if limit is None else limit
+            self._refused.clear()
         while len(self._threads) < self.size and (run := self._next()):
             thread = threading.Thread(target=self._work, args=[run], name="agentruns-drive", daemon=True)
             self._threads.add(thread)
@@ -244,7 +246,7 @@ class Crew:
                 self._runs, self._listed_at = deque(runs), uptime()
             while self._runs:
                 run = self._runs.popleft()
-                if run.pk not in self._driven:
+                if run.pk not in self._driven | self._refused:
                     self._driven.add(run.pk)
                     self._left -= 1
                     return run
@@ -264,6 +266,8 @@ class Crew:
                         with self._lock:
                             self._driven.discard(run.pk)
                             self._swept.add(swept)
+                            if not swept.driven:  # locked, or it fails before its claim: not again and again
+                                self._refused.add(run.pk)
                     run = self._next()
         except Exception:  # such as no database; the next sweep tries again
             logger.exception("A thread of the worker ends; the next sweep starts another")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from agentruns.journal import connection as own
 from agentruns.journal.connection import own_alias, own_connection, rest
 from agentruns.journal.verify import problems
 from agentruns.models import Run
+from agentruns.services import sweep as sweeps
 from agentruns.services.sweep import Crew, crew_of, sweep
 from tests.db.helpers import kill, outcomes, payloads
 from tests.effects import Effects
@@ -496,3 +498,21 @@ def test_a_run_inside_a_tool_leaves_the_tool_its_connection(effects: Effects) ->
     with crew_at_work(3) as crew:
         crew.fill()
     assert kept == [True, True, True]
+
+
+def test_a_run_that_cannot_be_claimed_is_not_tried_again_and_again(monkeypatch: Any) -> None:
+    started(Agent("refused", instructions="", tools=[send], model=Meeting(1, SEND)), 3)
+    tried: list[Run] = []
+
+    def refused(run: Run, alias: str, **options: Any) -> bool:
+        tried.append(run)
+        time.sleep(2 * sweeps.MOMENT)  # as the claim of a locked run on a busy server
+        return False
+
+    monkeypatch.setattr(sweeps, "advance", refused)
+    crew = crew_of(2, lambda: len(tried) > 9)
+    assert crew is not None
+    for times in (1, 2):
+        crew.fill()
+        wait_for(lambda: not crew.is_busy(), "the threads to end")
+        assert len(tried) == 3 * times
