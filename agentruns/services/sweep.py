@@ -218,7 +218,12 @@ class Crew:
         while len(self._threads) < self.size and (run := self._next()):
             thread = threading.Thread(target=self._work, args=[run], name="agentruns-drive", daemon=True)
             self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread left
+                self._threads.discard(thread)
+                self._driven.discard(run.pk)
+                raise
 
     def take(self) -> Swept:
         """Return the counts of the drives that have ended since the last call, and count from zero again."""

@@ -516,3 +516,20 @@ def test_a_run_that_cannot_be_claimed_is_not_tried_again_and_again(monkeypatch: 
         crew.fill()
         wait_for(lambda: not crew.is_busy(), "the threads to end")
         assert len(tried) == 3 * times
+
+
+def test_a_thread_that_cannot_start_costs_neither_a_place_nor_a_run(
+    effects: Effects, monkeypatch: Any
+) -> None:
+    def fails(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    started(Agent("threadless", instructions="", tools=[send], model=Meeting(1, SEND)), 1)
+    with crew_at_work(2) as crew:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fails)
+            with pytest.raises(RuntimeError):
+                crew.fill()
+        assert not crew.is_busy()
+        crew.fill()
+    assert crew.take().completed == 1
