@@ -106,8 +106,14 @@ _pools: defaultdict[str, Pool] = defaultdict(Pool)
 
 
 def _after_fork() -> None:
-    forks.keep({**_pools})  # the sockets are the parent's
-    _pools.clear()
+    for own in _opened.__dict__.values():  # of a thread that forks inside a tool
+        if own.connection is not None:
+            forks.keep(own.connection)  # the sockets are the parent's
+            del connections[own.name]
+            own.connection = None
+    for pool in _pools.values():
+        forks.keep(pool._idle)
+        pool.__init__()  # type: ignore[misc]  # a thread's `close_both` or `Own` may have it
 
 
 in_child(_after_fork)

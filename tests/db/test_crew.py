@@ -165,7 +165,9 @@ def test_a_forked_process_takes_no_connection_of_its_parent() -> None:
         connections[own_alias("default")].ensure_connection()
         reading, writing = os.pipe()
         if (pid := os.fork()) == 0:
-            os.write(writing, b"none" if not own._pools and keeper._thread is None else b"some")
+            os.write(
+                writing, b"none" if not own._pools["default"]._idle and keeper._thread is None else b"some"
+            )
             os._exit(0)
         os.waitpid(pid, 0)
         assert os.read(reading, 4) == b"none"
@@ -533,3 +535,37 @@ def test_a_thread_that_cannot_start_costs_neither_a_place_nor_a_run(
         assert not crew.is_busy()
         crew.fill()
     assert crew.take().completed == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("is_lent", [True, False], ids=["lent", "idle"])
+def test_a_process_forked_inside_a_tool_takes_no_connection_of_its_parent(is_lent: bool) -> None:
+    with own_connection("default"):
+        connections[own_alias("default")].ensure_connection()
+        if not is_lent:
+            give_back("default")
+        reading, writing = os.pipe()
+        if (pid := os.fork()) == 0:
+            with own_connection("default"):
+                is_new = connections[own_alias("default")].connection is None
+            os.write(writing, b"new" if is_new else b"old")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert os.read(reading, 4) == b"new"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_does_not_close_the_connections_of_its_parent() -> None:
+    connection = own.separate_connection("default")
+    assert connection is not None
+    connection.inc_thread_sharing()
+    connection.ensure_connection()
+    pool = own._pools["default"]
+    pool._idle.append(connection)
+    if (pid := os.fork()) == 0:
+        pool.close()  # as a thread's `connections.close_all()` does
+        os._exit(connection.connection is None)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        pool.close()

@@ -88,7 +88,7 @@ APPEND = [
 
 DURABLE = [
     mutant("commit: not over the socket of the process that this one was forked from",
-        Edit(CONNECTION, "    _pools.clear()", "    pass"),
+        Edit(CONNECTION, "        pool.__init__()", "        pass"),
         "db/test_host_project.py::test_a_forked_process_leaves_it_to_its_parent"),
     mutant("commit: on the journal's own connection",
         Edit(STORE, "alias = own_alias(alias)", "alias = str(alias)"),
