@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.db.backends.signals import connection_created
 
@@ -22,6 +23,7 @@ from agentruns.engine.leases import Lease, claim, extend_all
 from agentruns.journal import connection as own
 from agentruns.journal.connection import own_alias, own_connection, rest
 from agentruns.journal.verify import problems
+from agentruns.management.commands import resume_runs
 from agentruns.models import Run
 from agentruns.services import sweep as sweeps
 from agentruns.services.sweep import Crew, crew_of, sweep
@@ -569,3 +571,26 @@ def test_a_forked_process_does_not_close_the_connections_of_its_parent() -> None
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         pool.close()
+
+
+def test_an_error_of_the_watching_thread_ends_no_drive_inside_a_call(
+    effects: Effects, monkeypatch: Any
+) -> None:
+    crews, report = list[Crew](), resume_runs.Command._report_news
+
+    def broken(command: Any, swept: Any, run_id: Any) -> None:  # as the pipe of its output
+        report(command, swept, run_id)
+        if effects.count() < 2 and crews[0].is_busy():
+            raise ValueError("no output")
+
+    def noted(*args: Any) -> Any:
+        crews.append(crew_of(*args))
+        return crews[-1]
+
+    monkeypatch.setattr(resume_runs, "crew_of", noted)
+    monkeypatch.setattr(resume_runs.Command, "_report_news", broken)
+    started(Agent("mid", instructions="", tools=[send], model=Meeting(1, SEND)), 2)
+    with pytest.raises(ValueError, match="no output"):
+        call_command("resume_runs", "--watch")
+    assert not crews[0].is_busy()
+    assert set(Run.objects.values_list("lease_owner", "attempts")) == {("", 0)}

@@ -99,7 +99,12 @@ class Command(AgentRunsCommand):
                 self.tell(None, f"Process {os.getpid()} watches for runs that can go on{drives}.")
                 with Listener(settings.DATABASE) as bell:
                     which |= {"seconds": ROUND, "crew": crew}
-                    self._attend(bell, which, stop, options["interval"])
+                    try:
+                        self._attend(bell, which, stop, options["interval"])
+                    finally:
+                        if crew is not None:  # after an error, too, each drive ends at its next boundary
+                            stop.asked = True
+                            crew.join()
                 self.tell(None, "Stopped.")
                 return False
             swept = sweep(**which, should_stop=stop)
