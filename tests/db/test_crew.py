@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.db.backends.signals import connection_created
 
-from agentruns import Agent, ModelReply, ModelRequest, ToolContext, cancel_run, start_run, tool
+from agentruns import Agent, ModelReply, ModelRequest, Occurred, ToolContext, cancel_run, start_run, tool
 from agentruns.engine import drafts, keeper as keeping_module
 from agentruns.engine.keeper import keeper
 from agentruns.engine.leases import Lease, claim, extend_all
@@ -594,3 +594,21 @@ def test_an_error_of_the_watching_thread_ends_no_drive_inside_a_call(
         call_command("resume_runs", "--watch")
     assert not crews[0].is_busy()
     assert set(Run.objects.values_list("lease_owner", "attempts")) == {("", 0)}
+
+
+def test_a_reconcile_holds_no_connection_of_the_journal(effects: Effects) -> None:
+    lent: list[int] = []
+
+    def look(ctx: ToolContext, arguments: dict[str, Any]) -> Occurred:
+        lent.append(own._pools["default"]._lent)
+        return Occurred("sent")
+
+    @tool(reconcile=look)
+    def breaks(ctx: ToolContext) -> str:
+        raise ValueError("no answer")
+
+    turn = {"tools": [{"id": "c1", "name": "breaks", "input": {}}]}
+    started(Agent("asked", instructions="", tools=[breaks], model=Meeting(1, turn)), 1)
+    with crew_at_work(2) as crew:
+        crew.fill()
+    assert lent == [0]
