@@ -48,14 +48,20 @@ def keep(connection: Any, state: State) -> None:
 
     def connect() -> None:
         type(connection).connect(connection)
-        state(connection)
+        try:
+            state(connection)
+        except BaseException:  # a repetition must not use the connection without the state
+            connection.close()
+            raise
 
     connection.connect = connect
     if connection.connection is not None or hasattr(connection, "set_tenant"):
         try:
             state(connection)
-        except (DatabaseError, InterfaceError):  # dropped by the server: the next use connects
+        except BaseException as error:  # perhaps dropped by the server: the next use connects
             connection.close()
+            if not isinstance(error, DatabaseError | InterfaceError):
+                raise
 
 
 @contextmanager

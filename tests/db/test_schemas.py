@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -13,20 +13,21 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.db.backends.postgresql import base
 from django.db.models.functions import Now
 
 from agentruns import Agent, ModelRequest, ToolContext, approve, run_agent, start_run, tool
 from agentruns.checks.deployment import check_deployment
 from agentruns.engine import drafts, leases
-from agentruns.journal.connection import OWN
+from agentruns.journal.connection import OWN, separate_connection
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Draft, Message, Run, Session
 from agentruns.services.sweep import sweep
 from agentruns.services.switches import switch
 from agentruns.testing import ScriptedModel
 from agentruns.utils import calls
+from agentruns.utils.carry import keep
 from tests.api.http import Api, make_user
 from tests.db.dying import elsewhere
 from tests.db.racing import at_once
@@ -267,3 +268,30 @@ def test_an_engine_of_schemas_that_is_not_known_is_told(path: str | None, settin
     finally:
         connection.settings_dict["ENGINE"] = before
     assert found == (["agentruns.E025"] if path is None else [])
+
+
+@pytest.mark.parametrize("error", [OperationalError, ValueError])
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "connecting"])
+def test_a_connection_whose_state_cannot_be_set_is_not_used_without_it(
+    error: type[Exception], is_open: bool
+) -> None:
+    connection, tries = separate_connection("default"), list[int]()
+    assert connection is not None
+    connection.close()
+
+    def state(other: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise error("for a moment")
+
+    if is_open:
+        connection.ensure_connection()
+        with nullcontext() if error is OperationalError else pytest.raises(error):
+            keep(connection, state)
+    else:
+        keep(connection, state)
+        with pytest.raises(error):
+            connection.ensure_connection()
+    connection.ensure_connection()
+    connection.close()
+    assert len(tries) == 2
