@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from agentruns import Agent, ModelRequest, ToolContext, approve, run_agent, start_run, tool
 from agentruns.checks.deployment import check_deployment
 from agentruns.engine import drafts, leases
-from agentruns.journal.connection import OWN, separate_connection
+from agentruns.journal.connection import OWN, own_alias, separate_connection
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Draft, Message, Run, Session
 from agentruns.services.sweep import sweep
@@ -235,7 +235,7 @@ def drop(pid: int) -> None:
 @tool
 def beside(ctx: ToolContext) -> str:
     """Look at the journal's connection, and let the server drop both."""
-    seen = [variable("default"), variable("default" + OWN)]
+    seen = [variable("default"), variable(own_alias("default"))]
     pids = [connections[alias].connection.info.backend_pid for alias in ("default", "default" + OWN)]
     for pid in pids:
         elsewhere(partial(drop, pid))
