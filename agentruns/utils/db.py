@@ -147,7 +147,7 @@ def read_committed(alias: str) -> None:
 
 @contextmanager
 def working(works: bool = True) -> Iterator[None]:
-    """Mark this thread in the block as a worker's, all of whose database connections `rest` may close, or not."""
+    """Mark this thread as a worker's, all of whose connections `rest` may close, or as no such thread."""
     before, _worker.works = is_worker(), works
     try:
         yield
