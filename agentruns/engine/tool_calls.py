@@ -482,7 +482,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
         driver.hold_lease()
         with suppress(NotEntered):  # as in `_run_one`
             context = driver.context(call.id, call.tool, call)
-            give_back(driver.alias)  # other runs of this process go on meanwhile
+            rest(driver.alias)  # other runs of this process go on meanwhile
             verdict = handler.reconcile(driver.alias, tool, context, call.arguments)
             break
     actor, offload = events.Actor(id="", name="reconcile"), driver.offload(call)

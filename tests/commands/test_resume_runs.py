@@ -133,21 +133,25 @@ def test_usage(options: str) -> None:
     assert caught.value.code == 2
 
 
-def test_a_watching_worker_survives_a_database_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    start_run(shop_agent("swept"), "go", "s1", idempotency_key="k1")
+@pytest.mark.parametrize("size", [1, 16])
+def test_a_watching_worker_survives_a_database_that_is_away(
+    size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def last(request: object) -> dict[str, str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"text": "done"}
+
+    start_run(shop_agent("swept", last), "go", "s1", idempotency_key="k1")
     is_away = [True]
 
     def statement(execute: Any, sql: Any, *about: Any) -> Any:
         if "agentruns_run" in str(sql) and is_away:
             is_away.clear()
             raise OperationalError("the server is restarting")
-        outcome = execute(sql, *about)
-        if "run_completed" in str(about[:1]):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return outcome
+        return execute(sql, *about)
 
     with statement_wrapper(statement):
-        outcome = run("resume_runs", "--watch", "--interval=0.01")
+        outcome = run("resume_runs", "--watch", "--interval=0.01", f"--concurrency={size}")
     assert outcome.out.splitlines()[1:] == ["found 1, driven 1, completed 1", "Stopped."]
     assert "Sweep failed" in caplog.text
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -510,7 +510,7 @@ def test_a_run_that_cannot_be_claimed_is_not_tried_again_and_again(monkeypatch: 
 
     def refused(run: Run, alias: str, **options: Any) -> bool:
         tried.append(run)
-        time.sleep(2 * sweeps.MOMENT)  # as the claim of a locked run on a busy server
+        time.sleep(2 * sweeps.MOMENT)  # waits: as the claim of a locked run on a busy server
         return False
 
     monkeypatch.setattr(sweeps, "advance", refused)
@@ -545,7 +545,7 @@ def test_a_process_forked_inside_a_tool_takes_no_connection_of_its_parent(is_len
     with own_connection("default"):
         connections[own_alias("default")].ensure_connection()
         if not is_lent:
-            give_back("default")
+            rest("default")
         reading, writing = os.pipe()
         if (pid := os.fork()) == 0:
             with own_connection("default"):

@@ -372,10 +372,10 @@ def test_what_is_adopted_just_before_the_claim_is_what_drives(
 ) -> None:
     run = start_run(shop_agent("moved", {"tools": [call("post", text="old")]}), "do it", "s1")
 
-    def adopt_first(alias: str, run_id: UUID) -> Lease | None:
+    def adopt_first(alias: str, run_id: UUID, agent: str) -> Lease | None:
         shop_agent("moved", {"tools": [call("post", text="new")]}, max_steps=7)
         adopt_definition(run_id, reason="deployed")
-        return claim(alias, run_id)
+        return claim(alias, run_id, agent)
 
     with monkeypatch.context() as patch:
         patch.setattr("agentruns.engine.worker.claim", adopt_first)

@@ -201,7 +201,7 @@ def test_a_tool_that_idles_in_its_transaction_is_undone_and_tried_again(
         """Write, think for longer than a transaction may idle, and perhaps write again."""
         Order.objects.create(number=f"A{len(tries)}", customer="Ann", total_cents=1)
         tries.append(1)
-        time.sleep(1 if len(tries) <= often else 0)
+        time.sleep(1 if len(tries) <= often else 0)  # waits: until the server ends the session
         if then == "write":
             Order.objects.update(note="thought about")
         return "written"
@@ -230,7 +230,7 @@ def test_sessions_that_end_because_they_idle_between_two_calls_cost_nothing(
         """Use the connection, and think for longer than a session may idle."""
         Order.objects.count()
         raw = connection.connection
-        time.sleep(1)
+        time.sleep(1)  # waits: until the server ends the session
         try:
             raw.execute("SELECT 1")
         except Exception:  # as for whatever of the process uses it next
