@@ -170,7 +170,7 @@ def sweep(
 
     def go_on() -> None:
         if crew is not None:
-            crew.fill(limit if claims else 0)
+            crew.fill((math.inf if limit is None else limit) if claims else 0)
             return
         runs = [run for run in candidates(run_id, limit) if run.pk not in seen] if claims else []
         seen.update(run.pk for run in runs)
@@ -210,10 +210,13 @@ class Crew:
         self._left: float = math.inf
         self._swept = Swept()
 
-    def fill(self, limit: int | None = None) -> None:
-        """Start threads for the runs that can go on now; they begin at most `limit` until the next call."""
+    def fill(self, limit: float = math.inf, *, more: bool = False) -> None:
+        """Start threads for the runs that can go on now.
+
+        They begin at most `limit` runs until the next call, or with `more`, what the call before left of it.
+        """
         with self._lock:
-            self._listed_at, self._left = 0.0, math.inf if limit is None else limit
+            self._listed_at, self._left = 0.0, self._left if more else limit
             self._refused.clear()
         while len(self._threads) < self.size and (run := self._next()):
             thread = threading.Thread(target=self._work, args=[run], name="agentruns-drive", daemon=True)

@@ -394,6 +394,8 @@ def test_at_most_as_many_runs_as_the_limit_says_and_as_there_are_threads(effects
     with crew_at_work(2) as crew:
         crew.fill(limit=3)
         assert len(crew._threads) <= 2
+    with crew_at_work(2):
+        crew.fill(more=True)  # as after a ring
     assert (crew.take().completed, Run.objects.filter(status="queued").count()) == (3, 4)
 
 

@@ -128,7 +128,7 @@ class Command(AgentRunsCommand):
                     swept = sweep(**which, should_stop=stop)
                     due = time.monotonic() + interval / EAGER
                 else:  # each row of SQLite rings, and a sweep does more than start drives
-                    crew.fill(which["limit"])
+                    crew.fill(more=True)
             except Exception:  # such as no database; the next sweep tries again
                 logger.exception("Sweep failed; trying again")
                 connections.close_all()
