@@ -578,20 +578,26 @@ def test_a_forked_process_does_not_close_the_connections_of_its_parent() -> None
 def test_an_error_of_the_watching_thread_ends_no_drive_inside_a_call(
     effects: Effects, monkeypatch: Any
 ) -> None:
-    crews, report = list[Crew](), resume_runs.Command._report_news
+    crews, is_broken, model = list[Crew](), threading.Event(), Meeting(1, SEND)
+    propose = model.propose
+
+    def waiting(request: ModelRequest) -> ModelReply:
+        assert is_broken.wait(LIMIT)
+        return propose(request)
 
     def broken(command: Any, swept: Any, run_id: Any) -> None:  # as the pipe of its output
-        report(command, swept, run_id)
-        if effects.count() < 2 and crews[0].is_busy():
+        if crews[0].is_busy() and not is_broken.is_set():
+            is_broken.set()
             raise ValueError("no output")
 
     def noted(*args: Any) -> Any:
         crews.append(crew_of(*args))
         return crews[-1]
 
+    model.propose = waiting  # type: ignore[method-assign]
     monkeypatch.setattr(resume_runs, "crew_of", noted)
     monkeypatch.setattr(resume_runs.Command, "_report_news", broken)
-    started(Agent("mid", instructions="", tools=[send], model=Meeting(1, SEND)), 2)
+    started(Agent("mid", instructions="", tools=[send], model=model), 2)
     with pytest.raises(ValueError, match="no output"):
         call_command("resume_runs", "--watch")
     assert not crews[0].is_busy()
