@@ -56,13 +56,13 @@ def scene(pair: replica.Pair, effects: Effects, tmp_path: Path) -> Iterator[Scen
     """A pair of servers and workers on it, each a `resume_runs --watch` whose log is `said-0` and so on."""
     with ExitStack() as stack:
 
-        def start(*stops: str, lease: str = "3") -> subprocess.Popen[str]:
+        def start(*stops: str, lease: str = "3", size: int = 16) -> subprocess.Popen[str]:
             said = tmp_path / f"said-{len(made.workers)}"
             for where in stops:
                 made.gate(where).touch()
             place = {"SHOP_SLOW": " ".join(stops), "SHOP_GATE": str(made.gate("{where}"))}
             child = start_program(
-                *("-m", "django", "resume_runs", "--watch", "--interval=1"),
+                *("-m", "django", "resume_runs", "--watch", "--interval=1", f"--concurrency={size}"),
                 stdout=stack.enter_context(said.open("w")),
                 **{**pair.environment, **place, "AGENTRUNS_TEST_LEASE": lease},
             )
