@@ -335,18 +335,21 @@ def reads(ctx: ToolContext) -> str:
 
 
 def test_what_a_tool_sets_on_its_connection_does_not_reach_the_next_call(effects: Effects) -> None:
-    turn = {
-        "tools": [
-            {"id": f"c{n}", "name": name, "input": {}} for n, name in enumerate(("reads", "sets", "reads"))
-        ]
-    }
-    model = Meeting(2, turn)
-    runs = started(Agent("setting", instructions="", tools=[reads, sets], model=model), 2)
+    """Beside a run that waits for its model all the time: alone, a thread keeps its connection."""
+    names = {"first": "reads", "second": "sets", "third": "reads"}
+    turn = {"tools": [{"id": id, "name": name, "input": {}} for id, name in names.items()]}
+    beside = Meeting(2, SEND)
+    [other] = started(Agent("beside", instructions="", tools=[send], model=beside), 1)
     with crew_at_work(2) as crew:
         crew.fill()
-    for run in runs:
-        first, _, last = [each["content"] for each in payloads(run, "tool_result")]
-        assert first == last
+        wait_for(lambda: beside.barrier.n_waiting == 1, "the run beside it")
+        [run] = started(Agent("setting", instructions="", tools=[reads, sets], model=Meeting(1, turn)), 1)
+        crew.fill()
+        wait_for(lambda: Run.objects.filter(pk=run.pk, status="completed").exists(), "the run")
+        beside.barrier.wait(LIMIT)
+    first, _, last = [each["content"] for each in payloads(run, "tool_result")]
+    assert first == last
+    assert Run.objects.get(pk=other.pk).status == "completed"
 
 
 def test_no_other_conversation_waits_for_a_tool_that_hangs(effects: Effects) -> None:
