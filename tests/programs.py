@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -47,3 +48,10 @@ def start_program(*words: str, stdout: Any = None, **added: str) -> subprocess.P
         text=True,
         start_new_session=True,
     )
+
+
+def has_heard(process: subprocess.Popen[str]) -> bool:
+    """Whether a command has taken a first signal: then it leaves the second one to the system."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return not int(caught, 16) & (1 << (signal.SIGTERM - 1) | 1 << (signal.SIGINT - 1))

@@ -22,7 +22,7 @@ from agentruns.models import Approval, Message, Run
 from agentruns.testing import crashing_at, expire_leases
 from tests.commands.running import run
 from tests.effects import Effects
-from tests.programs import ROOT
+from tests.programs import ROOT, has_heard
 from tests.shop.agents import call, shop_agent
 from tests.statements import statement_wrapper
 from tests.waiting import LIMIT, wait_for
@@ -173,13 +173,6 @@ def test_an_idle_worker_waits_twice_as_long_each_time_up_to_the_interval(
     outcome = run("resume_runs", "--watch", "--interval=0.8")
     assert "No doorbell on this database: it looks every 0.8 s." in outcome.out
     assert pauses == [0.1, 0.2, 0.4, 0.8, 0.8, 0.8, 0.1, 0.2]
-
-
-def has_heard(process: subprocess.Popen[str]) -> bool:
-    """Whether a command has taken a first signal: then it leaves the second one to the system."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return not int(caught, 16) & (1 << (signal.SIGTERM - 1) | 1 << (signal.SIGINT - 1))
 
 
 class TestWatchingProcess:

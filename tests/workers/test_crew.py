@@ -17,7 +17,7 @@ import pytest
 
 from agentruns import start_run
 from agentruns.models import Message, Run
-from tests.programs import start_program
+from tests.programs import has_heard, start_program
 from tests.shop.models import Order
 from tests.waiting import LIMIT, wait_for
 from tests.workers.soak import check, decide
@@ -103,7 +103,7 @@ def test_a_second_signal_ends_the_process_at_once(watch: Watch) -> None:
     child = watch(SHOP_PACE="3600")
     wait_until_all_work()
     child.send_signal(signal.SIGTERM)
-    time.sleep(0.5)  # waits: two signals at one moment are one
+    wait_for(lambda: has_heard(child), "the first signal to be taken")
     child.send_signal(signal.SIGTERM)
     assert child.wait() == -signal.SIGTERM
     watch()
