@@ -98,12 +98,15 @@ def expire_lease(run: Run) -> None:
     wait_for(lambda: Run.objects.runnable().filter(pk=run.pk).exists(), "the lease to expire")
 
 
-def freeze(child: Forked) -> None:
-    """Stop a process while it is inside no transaction: its locks would hold up whoever goes on beside it."""
+def freeze(child: Forked, but: int | None = None) -> None:
+    """Stop a process while it is inside no transaction: its locks would hold up whoever goes on beside it.
+
+    `but` is the backend that may be inside one, at the crash point that the process has reached.
+    """
 
     def is_outside() -> bool:
         child.signal(signal.SIGSTOP)
-        if not any(_is_anybody_inside() for _look in range(3)):  # what it has sent may arrive late
+        if not any(_is_anybody_inside(but or 0) for _look in range(3)):  # what it has sent may arrive late
             return True
         child.signal(signal.SIGCONT)
         return False
@@ -111,7 +114,7 @@ def freeze(child: Forked) -> None:
     wait_for(is_outside, "a moment in which the process is inside no transaction")
 
 
-def _is_anybody_inside() -> bool:
+def _is_anybody_inside(but: int) -> bool:
     pause()
     if connection.vendor == "sqlite":
         with closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=0)) as other:
@@ -120,7 +123,7 @@ def _is_anybody_inside() -> bool:
             except sqlite3.OperationalError:
                 return True
             return False
-    return is_any_backend("xact_start IS NOT NULL AND backend_type = 'client backend'")
+    return is_any_backend(f"xact_start IS NOT NULL AND backend_type = 'client backend' AND pid <> {but}")
 
 
 def is_any_backend(where: str) -> bool:

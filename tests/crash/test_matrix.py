@@ -18,13 +18,13 @@ from agentruns.testing import check_messages
 from agentruns.utils.failpoints import POINTS
 from tests.crash.child import Orders, perform
 from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, SERVED, Cell, cells
-from tests.crash.processes import LEASE, Forked, expire_lease, is_any_backend
+from tests.crash.processes import LEASE, Forked, expire_lease, freeze as stop, is_any_backend
 from tests.crash.proxy import PORT, Proxy
 from tests.db.helpers import forget_backoff
 from tests.effects import VARIABLE, Effects
 from tests.settings import BRIEF as BRIEFLY, DATABASE
 from tests.shop.models import Order
-from tests.waiting import LIMIT, pause, wait_for
+from tests.waiting import LIMIT, wait_for
 
 TABLE = cells(DATABASE)
 POSSIBLE = [cell for cell in TABLE if not cell.impossible]
@@ -127,8 +127,7 @@ def freeze(stage: Stage) -> str:
     """Let another worker take the run as far as it gets; the first may then not write an engine row."""
     inside = stage.cell.point in INSIDE_TRANSACTION[connection.vendor]
     worker = stage.worker(LONG if stage.cell.expected == "here" else BRIEF)
-    worker.hear()
-    stop(worker)
+    stop(worker, but=worker.hear())
     worker.go()
     run = Run.objects.first()
     if run is not None and run.lease_expires_at is not None:
@@ -152,15 +151,6 @@ def freeze(stage: Stage) -> str:
     return "sweep" if by_other else word
 
 
-def stop(worker: Forked) -> None:
-    """Freeze a worker, but not while its heartbeat has the run locked: nobody could take that over."""
-    worker.signal(signal.SIGSTOP)
-    while DATABASE == "postgres" and heartbeat_writes():
-        worker.signal(signal.SIGCONT)
-        pause()
-        worker.signal(signal.SIGSTOP)
-
-
 DIES_OR_LOSES = {"sigkill": sigkill, "second": freeze}
 LOST = ("committed", "rolled_back", "open_committed", "open_rolled_back")
 LIVES_ON = {"terminate": terminate, **dict.fromkeys(LOST, lose_commit)}
@@ -174,21 +164,9 @@ def finished(child: Forked) -> str:
     return "again" if errors else "here"
 
 
-HEARTBEAT = """LIKE 'UPDATE%SET "lease_expires_at"%'"""
-
-
 def somebody_waits() -> bool:
-    """Whether a backend waits for a lock; a heartbeat's does not count."""
-    return is_any_backend(f"wait_event_type = 'Lock' AND NOT query {HEARTBEAT}")
-
-
-def heartbeat_writes() -> bool:
-    """Tell if a heartbeat's UPDATE is not committed yet; look again, because it may not have arrived."""
-    for _ in range(3):
-        pause()
-        if is_any_backend(f"xact_start IS NOT NULL AND query {HEARTBEAT}"):
-            return True
-    return False
+    """Whether a backend waits for a lock."""
+    return is_any_backend("wait_event_type = 'Lock'")
 
 
 def operate(stage: Stage, word: str) -> str:
