@@ -124,6 +124,8 @@ class Keeper:
             level, runs = logging.INFO if is_known else logging.ERROR, [str(lease.run_id) for lease in moving]
             logger.log(level, "Heartbeat missed runs=%s", runs, exc_info=True)
             connections[own_alias(alias)].close()
+            for lease in moving:
+                lease.beats_at = began + seconds / SOONER
             return
         for lease in moving:
             if lease in extended:

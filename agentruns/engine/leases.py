@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ from agentruns.engine import turns
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, timeline
 from agentruns.journal.connection import OWN, own_alias
-from agentruns.journal.store import Claimed, claim_one
+from agentruns.journal.store import Claimed, claim_one, extend_many
 from agentruns.models import Control, Message, Run
 from agentruns.models.run import RunQuerySet
 from agentruns.utils import clock
@@ -164,26 +164,18 @@ def take(alias: str, run_id: UUID, *, by_force: bool = False) -> int:
     return Run.objects.using(alias).values_list("lease_epoch", flat=True).get(pk=run_id) if taken else 0
 
 
-def extend_all(alias: str, leases: Iterable[Lease]) -> tuple[set[Lease], set[Lease]]:
+def extend_all(alias: str, leases: Collection[Lease]) -> tuple[set[Lease], set[Lease]]:
     """Extend leases by one UPDATE; return the set of extended leases and the set of lost leases.
 
     The UPDATE skips the locked rows of runs, so that it need not wait. Their leases are in neither set.
     """
-    rows = Run.objects.using(alias).filter(pk__in=[lease.run_id for lease in leases])
-
-    def held(rows: QuerySet[Run]) -> set[Lease]:
-        columns = rows.filter(status=Run.Status.RUNNING).values_list("pk", "lease_epoch", "lease_owner")
-        now = {pk: (epoch, owner) for pk, epoch, owner in columns.order_by()}
-        return {lease for lease in leases if now.get(lease.run_id) == (lease.epoch, lease.owner)}
-
-    def extend() -> set[Lease]:
-        free = held(rows.select_for_update(skip_locked=True, no_key=True))
-        mine = rows.filter(pk__in=[lease.run_id for lease in free])
-        mine.update(lease_expires_at=later(settings.LEASE_SECONDS))
-        return free
-
-    extended = in_transaction(alias, extend)
-    return extended, {*leases} - (extended if len(extended) == len({*leases}) else held(rows))
+    keys = {(each.run_id, each.epoch, each.owner): each for each in leases}
+    names = "pk", "lease_epoch", "lease_owner"
+    mine = Q(*(Q(**dict(zip(names, key, strict=True))) for key in keys), _connector=Q.OR)
+    runs = Run.objects.using(alias).filter(mine, status=Run.Status.RUNNING).order_by()
+    extended = extend_many(runs.values_list(*names), settings.LEASE_SECONDS)
+    held = extended if len(extended) == len(keys) else {*runs.values_list(*names)}
+    return {keys[key] for key in extended}, {keys[key] for key in {*keys} - held}
 
 
 DRAIN_CHECK_SECONDS = 5.0  # seconds between two queries while a run is driven

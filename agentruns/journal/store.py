@@ -32,7 +32,7 @@ from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.models.statuses import ApprovalStatus, RunStatus
 from agentruns.models.token import VISITOR
 from agentruns.utils import clock as journal_clock, json as canonical
-from agentruns.utils.db import LOCK_TIMEOUT, as_id, later, uptime
+from agentruns.utils.db import LOCK_TIMEOUT, as_id, in_transaction, later, uptime
 
 # Columns of Approval that are stored as they are folded
 AS_FOLDED = (
@@ -312,6 +312,7 @@ def _run_columns(
 
 
 Claimed = tuple[UUID, int, int, bool]  # session, epoch, attempts, whether an expired lease was taken over
+Key = tuple[UUID, int, str]  # of a lease: run, epoch, owner
 
 
 def claim_one(runs: QuerySet[Run], owner: str, seconds: float) -> Claimed | None:
@@ -353,6 +354,33 @@ def claim_one(runs: QuerySet[Run], owner: str, seconds: float) -> Claimed | None
         )
         claimed: Claimed | None = cursor.fetchone()
     return claimed
+
+
+def extend_many(rows: QuerySet[Run, Key], seconds: float) -> set[Key]:
+    """Extend the leases of runs except those of locked rows; return the keys of the runs it extended.
+
+    `rows` is a query of keys. On PostgreSQL one statement extends them, so that a process that vanishes
+    leaves no row locked.
+    """
+    connection = connections[rows.db]
+    if connection.vendor != "postgresql":
+
+        def extend() -> set[Key]:
+            found = set(rows)
+            rows.update(lease_expires_at=later(seconds))
+            return found
+
+        return in_transaction(rows.db, extend)
+    sql, where = rows.query.get_compiler(connection=connection).as_sql()
+    values: list[Any] = [*where, timedelta(seconds=seconds)]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"WITH free (id, epoch, owner) AS ({sql} FOR NO KEY UPDATE SKIP LOCKED)"
+            f' UPDATE "{RUN}" AS run SET lease_expires_at = statement_timestamp() + %s FROM free'
+            " WHERE run.id = free.id RETURNING free.id, free.epoch, free.owner",
+            values,
+        )
+        return {*cursor.fetchall()}
 
 
 def row_values(connection: BaseDatabaseWrapper, batch: Batch) -> SQL:
