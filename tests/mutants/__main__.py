@@ -131,9 +131,10 @@ class Copy:
             file.unlink()  # of tests that were killed
         if code is None:
             raise TimeoutError
-        if code not in (0, 1):  # a test that is not there, or code that cannot be imported
-            return set(), f"{FAILED}:\n{said}"
-        return set(re.findall(r"^FAILED tests/([^\s\[]+)", said, re.MULTILINE)), said
+        failed = set(re.findall(r"^FAILED tests/([^\s\[]+)", said, re.MULTILINE))
+        if code not in (0, 1) and not failed:  # a test that is not there, or code that cannot be imported
+            return failed, f"{FAILED}:\n{said}"
+        return failed, said
 
     def ask(self, request: forkserver.Request) -> int | None:
         """Let a fork run pytest; return its exit code, or None if it had to be killed."""
