@@ -328,7 +328,8 @@ def test_the_highest_version_decides_for_all_and_others_do_not_count() -> None:
 
 def test_a_claim_without_a_limit_and_a_sweep_cost_no_query_more() -> None:
     agent = shop_agent("plain")
-    run, other = queued(agent, "s1"), queued(agent, "s2")
+    first, run, other = (queued(agent, session) for session in ("s1", "s2", "s3"))
+    assert claim("default", first.pk), "which also reads what this process then remembers"
     with CaptureQueriesContext(connection) as queries:
         assert claim("default", run.pk, "plain")
     plain = len(queries)
