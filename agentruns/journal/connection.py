@@ -199,10 +199,12 @@ def rest(alias: str) -> None:
     """Return this thread's journal connection before the thread waits for a model or for other threads.
 
     If the process drives several runs, a worker's thread also closes its connections outside transactions.
+    The only user of a pool that lends several keeps its connection.
     """
-    if own := _opened.__dict__.get(alias):
+    is_alone = _pools[alias].users < 2
+    if (own := _opened.__dict__.get(alias)) and not (is_alone and settings.CONNECTIONS > 1):
         own.give_back()
-    if _pools[alias].users > 1 and is_worker():
+    if not is_alone and is_worker():
         for connection in connections.all(initialized_only=True):
             if not connection.in_atomic_block:
                 connection.close()

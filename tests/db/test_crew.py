@@ -27,6 +27,7 @@ from agentruns.management.commands import resume_runs
 from agentruns.models import Run
 from agentruns.services import sweep as sweeps
 from agentruns.services.sweep import Crew, crew_of, sweep
+from tests.db.dying import elsewhere
 from tests.db.helpers import kill, outcomes, payloads
 from tests.effects import Effects
 from tests.shop.agents import act, shop_agent
@@ -137,7 +138,8 @@ def test_who_waits_too_long_for_a_connection_opens_one_more(settings: Any, monke
     assert own._pools["default"]._lent == 0
 
 
-def test_a_connection_in_a_transaction_is_not_given_back() -> None:
+def test_a_connection_in_a_transaction_is_not_given_back(settings: Any) -> None:
+    settings.AGENTRUNS_CONNECTIONS = 1
     with own_connection("default"):
         name = own_alias("default")
         with transaction.atomic(using=name):
@@ -148,7 +150,23 @@ def test_a_connection_in_a_transaction_is_not_given_back() -> None:
         assert own_alias("default") == name
 
 
-def test_a_connection_that_broke_is_replaced_before_the_next_thread_has_it(effects: Effects) -> None:
+def test_who_drives_alone_keeps_the_connection_and_another_gets_one_beside(settings: Any) -> None:
+    settings.AGENTRUNS_CONNECTIONS = 2
+
+    def keeps_after_rest() -> bool:
+        with own_connection("default"):
+            rest("default")
+            return own._opened.__dict__["default"].connection is not None
+
+    with own_connection("default"):
+        rest("default")
+        assert own._opened.__dict__["default"].connection is not None
+        assert not elsewhere(keeps_after_rest)
+    assert keeps_after_rest()
+
+
+def test_a_connection_that_broke_is_replaced_before_the_next_thread_has_it(settings: Any) -> None:
+    settings.AGENTRUNS_CONNECTIONS = 1
     with own_connection("default"):
         wrapper = connections[own_alias("default")]
         wrapper.ensure_connection()
@@ -607,7 +625,8 @@ def test_an_error_of_the_watching_thread_ends_no_drive_inside_a_call(
     assert set(Run.objects.values_list("lease_owner", "attempts")) == {("", 0)}
 
 
-def test_a_reconcile_holds_no_connection_of_the_journal(effects: Effects) -> None:
+def test_a_reconcile_holds_no_connection_of_the_journal(effects: Effects, settings: Any) -> None:
+    settings.AGENTRUNS_CONNECTIONS = 1
     lent: list[int] = []
 
     def look(ctx: ToolContext, arguments: dict[str, Any]) -> Occurred:

@@ -366,7 +366,7 @@ LEASED = [
         Edit(CONNECTION, "if connection is None or connection.in_atomic_block:", "if connection is None:"),
         f"{CREW}::test_a_connection_in_a_transaction_is_not_given_back"),
     mutant("crew: what a tool sets on its connection reaches no other call",
-        Edit(CONNECTION, "_pools[alias].users > 1 and is_worker()", "False"),
+        Edit(CONNECTION, "not is_alone and is_worker()", "False"),
         f"{CREW}::test_what_a_tool_sets_on_its_connection_does_not_reach_the_next_call"),
     mutant("leases: none is kept alive by a handler that hangs for ever",
         Edit(DRIVER,
