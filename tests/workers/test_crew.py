@@ -137,7 +137,7 @@ def test_workers_that_are_killed_and_frozen_at_random_lose_and_double_nothing(wa
             time.sleep(2 * float(LEASE) * dice.random())  # waits: sometimes for longer than a lease
             fleet[victim].send_signal(signal.SIGCONT)
             blows["freezes"] += 1
-    outcome = check(begun)
+    outcome = check(begun, frozen=True)
     print(f"{workers} workers, {begun} runs, {dict(blows)}, {outcome}")
     assert outcome["runs"] == {"completed": begun}
 
