@@ -31,6 +31,7 @@ FORGOTTEN = 10.0  # seconds without a listener after which a run is polled no mo
 RENEWED = 5.0  # seconds between two notes to workers that somebody listens to a run
 WAITS_FOR: dict[str, str] = {
     Run.Status.AWAITING_APPROVAL: "approval",
+    Run.Status.WAITING: "event",
     Run.Status.ORPHANED: "verdict",
     Run.Status.PAUSED: "resume",
 }

@@ -32,7 +32,7 @@ from agentruns.journal.connection import journal_alias, mend_connection, own_ali
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
 from agentruns.models import CommitFence, Message, Run
-from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Tool, ToolContext, Unknown
+from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Pending, Tool, ToolContext, Unknown
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
 from agentruns.utils.carry import carried, restore, state_of
@@ -83,12 +83,15 @@ class Observation:
     is_error: bool = False
     in_doubt: bool = False  # an error that leaves open whether the effect happened
     is_refusal: bool = False  # an error of the handler's own that says that nothing happened
+    pending: Pending | None = None  # the result comes with an event
     may_pass: bool = False  # rolled back because of a conflict with another transaction
     flags: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
     def facts(self) -> dict[str, Any]:
         """Build the members of a `late_result` row that the observation gives."""
+        if self.pending is not None:
+            return {"content": {"pending": self.pending.key}, "is_error": False}
         return {"content": self.content, "is_error": self.is_error, **self.flags}
 
 
@@ -141,7 +144,7 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
         conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
         seconds = time.perf_counter() - began
         attributes["outcome"] = "ok"
-        return Observation(output.content, flags=output.flags, seconds=seconds)
+        return Observation(output.content, pending=output.pending, flags=output.flags, seconds=seconds)
 
 
 def described(error: BaseException) -> str:

@@ -13,9 +13,11 @@ from agentruns.journal.fold import Call
 from agentruns.models.statuses import Orphan, Outcome
 
 UNKNOWN = (
-    "The call of {tool} was interrupted. Whether it took effect is not known: it may have happened zero "
-    "or one times. Do not repeat it blindly: check the outcome first, ask a person, or stop."
+    "{why} Whether it took effect is not known: it may have happened zero or one times. Do not repeat it "
+    "blindly: check the outcome first, ask a person, or stop."
 )
+INTERRUPTED = "The call of {tool} was interrupted."
+NOT_DELIVERED = "The call of {tool} has run, but the event that brings its result has not come."
 AFTER_UNKNOWN = "Not run: an earlier call's outcome is unknown."
 RAISED = "The handler of attempt {attempt} raised: {error}"
 RUN_ENDED = "Not executed: the run ended first."
@@ -36,21 +38,23 @@ def decided(batch: Batch, call: Call) -> None:
     batch.result(call, texts[call.decision], call.decision, actor=approval.actor)
 
 
-def unknown(batch: Batch, call: Call, actor: Any) -> None:
-    """Add the result `unknown` of a call."""
-    batch.result(call, unknown_text(call), Outcome.UNKNOWN, is_error=True, actor=events.actor_ref(actor))
+def unknown(batch: Batch, call: Call, actor: Any, why: str = "") -> None:
+    """Add the result `unknown` of a call; `why` replaces the usual reason."""
+    text = unknown_text(call, why)
+    batch.result(call, text, Outcome.UNKNOWN, is_error=True, actor=events.actor_ref(actor))
 
 
-def unknown_text(call: Call) -> str:
+def unknown_text(call: Call, why: str = "") -> str:
     """Build the error text, as JSON, that the model gets for a call whose outcome is unknown."""
-    text = UNKNOWN.format(tool=call.tool)
+    why = why or (NOT_DELIVERED if call.event else INTERRUPTED).format(tool=call.tool)
+    text = UNKNOWN.format(why=why)
     about = {"toolName": call.tool, "toolCallId": call.provider_id}
     return json.dumps({"kind": ToolDurabilityError.kind, "error": text, **about})
 
 
-def surface(batch: Batch, call: Call, actor: Any) -> None:
+def surface(batch: Batch, call: Call, actor: Any, why: str = "") -> None:
     """Add the result `unknown` of a call, and `stop` the later calls of its reply that are not parallel."""
-    unknown(batch, call, actor)
+    unknown(batch, call, actor, why)
     later = [each for each in batch.state.run.calls.values() if each.ordinal > call.ordinal]
     stop(batch, [each for each in later if not each.parallel])
 
@@ -96,7 +100,7 @@ def cancel(batch: Batch, call: Call) -> None:
 def settle(batch: Batch) -> None:
     """Add a result to every open call of a run that ends: unknown if it may have happened, else cancelled."""
     for call in batch.state.run.open_calls():
-        if call.may_have_happened:
+        if call.may_have_happened and not (call.event and call.event.get("harmless")):
             unknown(batch, call, None)
         else:
             batch.result(call, RUN_ENDED, Outcome.CANCELLED, is_error=True)

@@ -188,7 +188,7 @@ def _pause_after(driver: Driver, error: BaseException) -> None:
 
     with suppress(Exception):  # the lease is lost, or there is no way to store even that
         driver.reread([], patient=False, give_up=uptime())
-        if not any(call.is_started for call in driver.run.open_calls()):
+        if not any(call.is_started and not call.is_pending for call in driver.run.open_calls()):
             driver.commit(build)
 
 
@@ -201,10 +201,11 @@ def _recover(driver: Driver, caller: Any, asked: bool) -> None:
 
     def build(batch: Batch) -> None:
         run, lease = batch.state.run, driver.lease
-        left = [call for call in run.open_calls() if call.attempt > 0 and not call.orphan]
+        begun = [call for call in run.open_calls() if call.attempt > 0 and not call.is_pending]
+        left = [call for call in begun if not call.orphan]
         if asked:
             driver.caller = caller
-            driver.asked_about = {(call.id, call.attempt) for call in run.open_calls() if call.attempt > 0}
+            driver.asked_about = {(call.id, call.attempt) for call in begun}
         if lease is not None and (lease.took_over or left):
             reason = "lease expired" if lease.took_over else "the last drive failed"
             who = events.actor_ref(caller)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
-from agentruns.engine import gate, handler, in_doubt
+from agentruns.engine import gate, handler, in_doubt, waits
 from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.exceptions import LeaseLostError
@@ -169,7 +169,8 @@ def _run(driver: Driver, group: list[Call]) -> None:
         if batch.rows:
             return
         for call in group:
-            if not run.calls[call.id].is_contradicted:
+            again = run.calls[call.id]
+            if again.is_open and not again.is_contradicted:  # an event may have settled it meanwhile
                 _write_start(driver, batch, run.calls[call.id])
 
     # Journal that the handlers are about to be entered, unless an earlier batch did.
@@ -268,6 +269,8 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
         "declares": tool.recovery,
         "timeout": tool.timeout,
     }
+    if tool.awaits:
+        payload["awaits"] = tool.awaits
     if approval is not None:
         payload |= {"approval": str(approval.id), "approved_by": approval.names}
     consumes = approval.id if approval is not None and approval.status == ApprovalStatus.APPROVED else None
@@ -353,6 +356,17 @@ def _record(
         observation.in_doubt = False
 
     def build(batch: Batch) -> None:
+        again = batch.state.run.calls[call.id]
+        if not again.is_open:  # its event was delivered while the handler was at work
+            if observation.pending is None:
+                late: events.LateResult = {**observation.facts(), "worker_epoch": batch.epoch}  # type: ignore
+                batch.add(events.LATE_RESULT, late, call=again, attempt=call.attempt, offload=offload)
+            start_next(driver, batch)
+            return
+        if observation.pending is not None:
+            waits.begin(driver, batch, again, observation.pending)
+            start_next(driver, batch)
+            return
         if asks:
             in_doubt.raised(batch, batch.state.run.calls[call.id], str(observation.content))
             return
@@ -457,6 +471,8 @@ def _doubt(
 
     def build(batch: Batch) -> None:
         again = batch.state.run.calls[call.id]
+        if not again.is_open:  # its event was delivered meanwhile
+            return
         in_doubt.orphan(
             batch,
             again,
@@ -495,6 +511,8 @@ def _reconcile(driver: Driver, call: Call) -> None:
 
     def build(batch: Batch) -> None:
         again = batch.state.run.calls[call.id]
+        if not again.is_open:  # its event was delivered meanwhile
+            return
         word = Verdict.OCCURRED if isinstance(verdict, Occurred) else Verdict.NOT_OCCURRED
         payload = events.OrphanResolved(verdict=word, actor=actor, channel="reconcile")
         batch.add(events.ORPHAN_RESOLVED, payload, call=again, attempt=again.attempt)

@@ -199,6 +199,7 @@ class Batch:
         self.quiet = False  # send no signal, no notification and no telemetry about these rows
         self.closed = False  # service rows that change no status: stored although the run has ended
         self.guard: Q | None = None  # condition on pending approvals: expiry by the database's clock
+        self.needs_due_event = False  # it ends a wait: only if that is over by the database's clock
         self.reported = False  # whether telemetry has its events
 
     @cached_property

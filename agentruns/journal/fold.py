@@ -26,7 +26,7 @@ from agentruns.models.statuses import (
 )
 from agentruns.utils import json as canonical
 
-WAITING = (RunStatus.AWAITING_APPROVAL, RunStatus.ORPHANED, RunStatus.PAUSED)
+WAITING = (RunStatus.AWAITING_APPROVAL, RunStatus.WAITING, RunStatus.ORPHANED, RunStatus.PAUSED)
 DECIDED: dict[str, str] = {  # verb that ends a wait without letting the call run -> the approval's status
     Verb.DENY: ApprovalStatus.DENIED,
     Verb.ANSWER: ApprovalStatus.ANSWERED,
@@ -85,6 +85,8 @@ class Call:
     started_at: datetime | None = None
     timeout: float | None = None  # seconds of that attempt
     declares: str = ""  # by its tool when it started: decides what happens if it is in doubt
+    awaits: str = ""  # name of the event, with the call's own key, that may bring its result
+    event: events.EventAwaited | None = None  # for which it waits, since its handler returned
     returned_late: bool = False  # its handler returned without error after the worker had lost the run
     may_be_lost: bool = False  # an earlier start may stand in rows that a restore has taken back
     asked_since: int = 0  # people who approved the call, knowing that its start may be lost
@@ -126,6 +128,11 @@ class Call:
         if self.verdict != GateVerdict.ASK:
             return False
         return self.approval is None or self.approval.status == ApprovalStatus.PENDING
+
+    @property
+    def is_pending(self) -> bool:
+        """Check whether the call waits for an event; its handler has returned, so it is not in doubt."""
+        return self.is_open and self.event is not None
 
     @property
     def decision(self) -> str:
@@ -206,8 +213,11 @@ class RunState:
             self.status = RunStatus.ACTIVE
         elif any(call.orphan == Orphan.HELD for call in open_calls):
             self.status = RunStatus.ORPHANED
+        elif self.paused:
+            self.status = RunStatus.PAUSED
         else:
-            self.status = RunStatus.PAUSED if self.paused else RunStatus.AWAITING_APPROVAL
+            asks = any(call.is_waiting for call in open_calls)
+            self.status = RunStatus.AWAITING_APPROVAL if asks else RunStatus.WAITING
         if self.status in WAITING:
             self.waiting_since = self.waiting_since or row.created_at
         elif self.waiting_since:
@@ -219,12 +229,12 @@ class RunState:
         return [call for call in self.calls.values() if call.is_open]
 
     def next_calls(self) -> list[Call]:
-        """List the open calls that may run now; after a call that waits for a person, only parallel calls."""
+        """List the open calls that may run now; after a call that waits, only parallel calls."""
         if self.paused or self.ended:
             return []
         blocked, ready = False, []
         for call in self.open_calls():
-            if call.is_waiting:
+            if call.is_waiting or call.is_pending:
                 blocked = True
             elif call.parallel or not blocked:
                 ready.append(call)
@@ -243,7 +253,7 @@ class RunState:
         return any(each.outcome == Outcome.UNKNOWN for each in earlier)
 
     def elapsed(self, now: datetime) -> timedelta:
-        """Compute the time since the run's start, without the time it waited for people or was paused."""
+        """Compute the time since the run's start, without the time it waited or was paused."""
         if self.started_at is None:
             return timedelta()
         waiting = now - self.waiting_since if self.waiting_since else timedelta()
@@ -414,11 +424,18 @@ class RunState:
         call = self.calls[row.call_id]
         call.attempt, call.started_at, call.orphan, call.raised = row.attempt, row.created_at, "", ""
         call.declares, call.timeout = payload["declares"], payload.get("timeout")
+        call.awaits, call.event = payload.get("awaits", ""), None
         call.key = call.key or payload["key"]
         if payload["declares"] != "safe_to_retry":
             self.acted |= {row.call_id}
         if call.approval is not None:
             call.approval.status = ApprovalStatus.CONSUMED
+
+    def on_event_awaited(self, row: Row, payload: events.EventAwaited) -> None:
+        self.calls[row.call_id].event = payload
+
+    def on_event_delivered(self, row: Row, payload: events.EventDelivered) -> None:
+        """Change nothing: the next row has the result."""
 
     def on_tool_result(self, row: Row, payload: events.ToolResult) -> None:
         call = self.calls[row.call_id]

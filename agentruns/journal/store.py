@@ -21,7 +21,7 @@ from django.utils.crypto import salted_hmac
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError
-from agentruns.journal import events, telemetry
+from agentruns.journal import events, telemetry, waits
 from agentruns.journal.batch import Batch, SessionState, load
 from agentruns.journal.connection import acknowledged, journal_alias, own_alias, require_no_transaction
 from agentruns.journal.deciders import withdrawn
@@ -87,11 +87,11 @@ class DatabaseStore:
         self.alias = alias or settings.DATABASE
 
     def append(self, batch: Batch, *, durable: bool = False) -> None:
-        """Store a batch's rows, folded columns and approvals in one transaction; announce it if needed.
+        """Store a batch's rows, folded columns, approvals and events in one transaction; announce it.
 
         Inside another transaction it uses a savepoint. `durable` requires that no transaction is open, so
         that the commit is real; otherwise it raises NotDurableError. `durable` uses the journal's own
-        connection if this thread has one. Raises JournalConflictError as `write_rows` and `project` do.
+        connection if this thread has one. Raises JournalConflictError as `write_rows` and both `project` do.
         Raises OperationalError if a commit may be on no synchronous replica.
         """
         alias = self.alias
@@ -100,13 +100,16 @@ class DatabaseStore:
             alias = own_alias(alias)
         connection = connections[alias]
         # On PostgreSQL rows alone are one statement, and that is a transaction by itself.
-        is_more = connection.in_atomic_block or batch.changed_approvals() or is_announced(batch)
+        has_events = waits.concerns(batch)
+        is_more = connection.in_atomic_block or batch.changed_approvals() or has_events or is_announced(batch)
         is_one = connection.vendor == "postgresql" and durable and not is_more
         block = nullcontext() if is_one else transaction.atomic(using=alias, durable=durable)
         with acknowledged(connection), block:
             write_rows(connection, batch, durable=durable)
             if is_more:
                 project(alias, batch)
+                if has_events:
+                    waits.project(alias, batch)
                 announce(alias, batch)
         if settings.TELEMETRY:
             telemetry.stored(batch, alias)

@@ -132,6 +132,12 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.TOOL_STARTED: lambda payload: (
         f"key {payload['key'][:12]}" + _after(", approved by ", ", ".join(payload.get("approved_by", [])))
     ),
+    events.EVENT_AWAITED: lambda payload: (
+        f"{payload['name']} {payload['key']}" + _after(" until ", payload["until"])
+    ),
+    events.EVENT_DELIVERED: lambda payload: (
+        f"{payload['name']} {payload['key']} {_actor(payload)}{', late' if payload.get('late') else ''}"
+    ),
     events.TOOL_RESULT: lambda payload: (
         f"{payload['outcome']}{', in doubt' if payload.get('in_doubt') else ''}: {_content(payload)}"
     ),

@@ -99,6 +99,7 @@ class Migration(migrations.Migration):
                             ("queued", "queued"),
                             ("running", "running"),
                             ("awaiting-approval", "waiting"),
+                            ("waiting", "waits for an event"),
                             ("orphaned", "in doubt"),
                             ("paused", "paused"),
                             ("completed", "completed"),
@@ -799,7 +800,10 @@ class Migration(migrations.Migration):
             model_name="run",
             constraint=models.UniqueConstraint(
                 condition=models.Q(
-                    ("status__in", ["queued", "running", "awaiting-approval", "orphaned", "paused"])
+                    (
+                        "status__in",
+                        ["queued", "running", "awaiting-approval", "waiting", "orphaned", "paused"],
+                    )
                 ),
                 fields=("session",),
                 name="agentruns_one_unfinished_run",
@@ -873,5 +877,58 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="review",
             index=models.Index(fields=["rating"], name="agentruns_review_rating"),
+        ),
+        migrations.CreateModel(
+            name="Event",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(
+                        default=agentruns.utils.ids.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("scope", models.CharField(default="", max_length=200, verbose_name="scope")),
+                ("name", models.CharField(max_length=200, verbose_name="name")),
+                ("key", models.CharField(max_length=200, verbose_name="key")),
+                ("payload", agentruns.models.fields.CanonicalField(null=True, verbose_name="payload")),
+                ("actor", agentruns.models.fields.CanonicalField(null=True, verbose_name="actor")),
+                ("delivered_at", models.DateTimeField(null=True, verbose_name="delivered at")),
+                ("call_id", models.CharField(default="", max_length=36, verbose_name="call")),
+                ("waits_since", models.DateTimeField(null=True, verbose_name="waits since")),
+                ("due_at", models.DateTimeField(null=True, verbose_name="due at")),
+                ("settled_at", models.DateTimeField(null=True, verbose_name="settled at")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        default=agentruns.models.fields.now, editable=False, verbose_name="created at"
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="awaited",
+                        to="agentruns.run",
+                        verbose_name="run",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "event",
+                "verbose_name_plural": "events",
+                "permissions": [("deliver_event", "Can deliver events")],
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("settled_at", None)),
+                        fields=["due_at"],
+                        name="agentruns_event_due",
+                    )
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("scope", "name", "key"), name="agentruns_one_event")
+                ],
+            },
         ),
     ]

@@ -4,6 +4,7 @@ from agentruns.models.bookkeeping import Control as Control
 from agentruns.models.bookkeeping import IdempotencyRecord as IdempotencyRecord
 from agentruns.models.bookkeeping import Notification as Notification
 from agentruns.models.bookkeeping import StartCount as StartCount
+from agentruns.models.event import Event as Event
 from agentruns.models.message import Message as Message
 from agentruns.models.run import ContextValue as ContextValue
 from agentruns.models.run import Definition as Definition

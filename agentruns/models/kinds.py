@@ -237,6 +237,26 @@ class ToolStarted(Payload):
     timeout: Fact[float | None]  # seconds
     approval: NotRequired[Fact[str]]
     approved_by: NotRequired[Fact[list[str]]]  # names
+    awaits: NotRequired[Fact[str]]  # the event, with this row's key, that may bring the result
+
+
+class EventAwaited(Payload):
+    """The start of a wait: the call's handler has returned, and an event will bring the result."""
+
+    name: Fact[str]
+    key: Fact[str]
+    until: Fact[str | None]  # the time-out
+    harmless: NotRequired[Fact[bool]]  # the call only waits: when the wait ends, nothing is in doubt
+
+
+class EventDelivered(Payload):
+    """The delivery of an event to the call that it was for; the next row has the payload."""
+
+    name: Fact[str]
+    key: Fact[str]
+    actor: Fact[Actor | None]
+    at: NotRequired[Fact[str]]  # time of the delivery, where it came before the wait or was stored first
+    late: NotRequired[Fact[bool]]  # the call had a result already
 
 
 class _Returned(Payload):
@@ -437,6 +457,8 @@ APPROVAL_VOIDED = Kind(
     "approval_voided", ApprovalVoided, moves_doubts=True, announced=_ASKED, reads="approval"
 )
 TOOL_STARTED = Kind("tool_started", ToolStarted)
+EVENT_AWAITED = Kind("event_awaited", EventAwaited, is_progress=True, reads="name until")
+EVENT_DELIVERED = Kind("event_delivered", EventDelivered, reads="name")
 TOOL_RESULT = Kind(
     "tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True, reads=_RESULT
 )

@@ -76,6 +76,7 @@ class Run(models.Model):
         QUEUED = RunStatus.QUEUED, _("queued")
         RUNNING = RunStatus.RUNNING, _("running")
         AWAITING_APPROVAL = RunStatus.AWAITING_APPROVAL, _("waiting")
+        WAITING = RunStatus.WAITING, _("waits for an event")
         ORPHANED = RunStatus.ORPHANED, _("in doubt")
         PAUSED = RunStatus.PAUSED, _("paused")
         COMPLETED = RunStatus.COMPLETED, _("completed")
@@ -161,7 +162,7 @@ class Run(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["session"],
-                condition=Q(status__in=["queued", "running", "awaiting-approval", "orphaned", "paused"]),
+                condition=Q(status__in=[each.value for each in UNFINISHED]),
                 name="agentruns_one_unfinished_run",
             ),
             models.UniqueConstraint(

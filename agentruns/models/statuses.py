@@ -22,6 +22,7 @@ class RunStatus(Word):
     QUEUED = "queued"
     RUNNING = "running"
     AWAITING_APPROVAL = "awaiting-approval"
+    WAITING = "waiting"
     ORPHANED = "orphaned"
     PAUSED = "paused"
     COMPLETED = "completed"
@@ -90,6 +91,15 @@ class Orphan(Word):
     HELD = "held"
     SURFACED = "surfaced"
     NOT_OCCURRED = "not_occurred"
+
+
+class DeliveryStatus(Word):
+    """What became of the delivery of an event. The first delivery wins; a late one finds no wait any more."""
+
+    DELIVERED = "delivered"
+    EARLY = "early"
+    DUPLICATE = "duplicate"
+    LATE = "late"
 
 
 class Verdict(Word):

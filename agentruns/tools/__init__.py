@@ -1,14 +1,23 @@
 """Tools: functions that the model may call, each declared with its effects."""
 
 from agentruns.tools.base import InvalidArguments, Tool, tool
-from agentruns.tools.context import NotOccurred, Occurred, RunContext, ToolContext, ToolOutput, Unknown
+from agentruns.tools.context import (
+    NotOccurred,
+    Occurred,
+    Pending,
+    RunContext,
+    ToolContext,
+    ToolOutput,
+    Unknown,
+)
 from agentruns.tools.questions import ask_human, question_to
 from agentruns.tools.reading import read_result
 from agentruns.tools.refusals import http_refusal, service_refusal
 from agentruns.tools.results import to_jsonable
+from agentruns.tools.waiting import wait_for_event, wait_until
 
 __all__ = [
-    "InvalidArguments", "NotOccurred", "Occurred", "RunContext", "Tool", "ToolContext", "ToolOutput",
-    "Unknown", "ask_human", "http_refusal", "question_to", "read_result", "service_refusal", "to_jsonable",
-    "tool",
+    "InvalidArguments", "NotOccurred", "Occurred", "Pending", "RunContext", "Tool", "ToolContext",
+    "ToolOutput", "Unknown", "ask_human", "http_refusal", "question_to", "read_result", "service_refusal",
+    "to_jsonable", "tool", "wait_for_event", "wait_until",
 ]  # fmt: skip

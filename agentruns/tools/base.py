@@ -21,7 +21,7 @@ from agentruns import content
 from agentruns.exceptions import ToolRefused
 from agentruns.tools import finite
 from agentruns.tools.card import MASK, call_text, one_line
-from agentruns.tools.context import NotOccurred, Occurred, ToolContext, ToolOutput, Unknown
+from agentruns.tools.context import NotOccurred, Occurred, Pending, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Gate, Options, Risk, ToolKeywords
 from agentruns.tools.refusals import Refusal, is_refusal
 from agentruns.tools.results import SameKeyError, dumped, to_jsonable
@@ -96,6 +96,8 @@ class Tool(Options, Generic[P, R]):
             **({"sensitive_results": list(self.sensitive_results)} if self.sensitive_results else {}),
             **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
             **({"origin": self.origin} if self.origin else {}),
+            **({"awaits": self.awaits} if self.awaits else {}),
+            **({"only_waits": True} if self.only_waits else {}),
         }
 
     # A call's life
@@ -186,7 +188,7 @@ class Tool(Options, Generic[P, R]):
 
         Before that, raises InvalidArguments if the arguments are not effective, and NotEntered if the lease
         is over or the call was given up. Exceptions of the handler pass through. After it has returned,
-        nothing raises.
+        nothing raises, except TypeError for a Pending of a tool that awaits no event.
         """
         conceal(self._hidden(arguments))
         model, again = self._read(arguments)
@@ -204,6 +206,10 @@ class Tool(Options, Generic[P, R]):
         result = call(enter) if inspect.iscoroutinefunction(self.fn) else call(self.fn, **values)
         if isinstance(result, Iterator) and not isinstance(result, IOBase):
             result = list(result)  # a generator is handler code that has yet to run
+        if isinstance(result, Pending) and not (self.awaits or self.only_waits):
+            raise TypeError(f"{self.name} returned Pending, but awaits no event: declare @tool(awaits=...).")
+        if isinstance(result, Pending):
+            return ToolOutput(None, pending=result)
         return self.output(result)
 
     def refused(self, error: Exception) -> bool:
@@ -350,15 +356,16 @@ def tool(
     sensitive_results: Iterable[str] = (),
     refuses: Refusal | Iterable[Refusal] = (),
     sent_max: int | None = None,
+    awaits: str | None = None,
 ) -> Any:
     """Declare a function as a tool, as `@tool` or as `@tool(...)`.
 
     The model sees the signature as a JSON Schema, and the docstring as descriptions. A parameter annotated
     ToolContext receives the context of the call. `refuses` names the exceptions that mean that nothing
     happened, or functions that check an exception for that, such as `http_refusal`. Of a result that is
-    longer than `sent_max` characters, a request sends an excerpt. Raises TypeError for options that
-    contradict each other, and for a parameter whose values could not be shown, stored and read back
-    unchanged.
+    longer than `sent_max` characters, a request sends an excerpt. `awaits` names the event that brings the
+    result if the handler returns Pending. Raises TypeError for options that contradict each other, and for a
+    parameter whose values could not be shown, stored and read back unchanged.
     """
     options = {**locals()}  # the arguments of this call; all but three are options
     for argument in ("fn", "name", "description"):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from agentruns.exceptions import LeaseLostError
+from agentruns.utils.bounds import check_name
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tools")
+
+LONGEST_WAIT = timedelta(days=3650)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,32 @@ class ToolOutput:
 
     content: Any
     flags: dict[str, Any] = field(default_factory=dict)
+    pending: Pending | None = None  # then there is no content yet
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The return value of a handler whose call gets its result later, with the event of this key.
+
+    `key` is None for the call's idempotency key. Without a `timeout` the call waits until the event comes.
+    Raises TypeError and ValueError for values that no event can have.
+    """
+
+    key: str | None = None
+    timeout: timedelta | None = None
+    _name: str = field(default="", repr=False)  # of the event, if the tool's call names it
+    _until: datetime | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_name("name of an event", self._name)
+        if self.key is not None:
+            check_name("key of Pending", self.key)
+        if self.key == "":
+            raise ValueError("The key of Pending is empty. Leave it out to wait under the idempotency key.")
+        if self.timeout is not None and not isinstance(self.timeout, timedelta):
+            raise TypeError(f"The timeout of Pending must be a timedelta, not {self.timeout!r}.")
+        if self.timeout is not None and not timedelta() < self.timeout <= LONGEST_WAIT:
+            raise ValueError("The timeout of Pending must be positive and at most ten years.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 from agentruns.tools.refusals import Refusal, mistake as misnamed
-from agentruns.utils.bounds import LEAST_SENT, MAX_APPROVALS, NAME_LENGTH
+from agentruns.utils.bounds import LEAST_SENT, MAX_APPROVALS, NAME_LENGTH, OWN_EVENTS, is_name
 from agentruns.utils.calls import arity_mistake
 
 Risk = Literal["low", "normal", "high"]
@@ -47,6 +47,7 @@ class ToolKeywords(TypedDict, total=False):
     sensitive_results: Iterable[str]
     refuses: Refusal | Iterable[Refusal]
     sent_max: int | None
+    awaits: str | None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -69,7 +70,9 @@ class Options:
     sensitive_results: tuple[str, ...] = ()  # members of the result; "*" is all of it
     refuses: tuple[Refusal, ...] = ()
     sent_max: int | None = None  # characters of a result in a request; None: AGENTRUNS_RESULT_SENT_MAX
+    awaits: str | None = None  # name of the event that may bring a result later
     only_answers: bool = False  # a question for a person: never executed
+    only_waits: bool = False  # nothing happens outside: its handler only says what to wait for
     origin: dict[str, Any] | None = None  # the server that the tool comes from, and its hints
     # Called once in a drive, before the first call: returns why the run must wait, or "".
     ready: Callable[[Any], str] | None = None
@@ -125,6 +128,12 @@ class Options:
                 yield f"refuses names what it cannot: {wrong}."
         if self.sent_max is not None and (type(self.sent_max) is not int or self.sent_max < LEAST_SENT):
             yield f"sent_max must be a whole number from {LEAST_SENT} on, not {self.sent_max!r}."
+        if self.awaits is not None and not (
+            isinstance(self.awaits, str) and self.awaits.strip() and is_name(self.awaits)
+        ):
+            yield f"awaits must be the name of an event, not {self.awaits!r}."
+        elif self.awaits is not None and self.awaits.startswith(OWN_EVENTS):
+            yield f"awaits must not begin with {OWN_EVENTS!r}: agentruns delivers these events itself."
         if self.timeout is not None and not 0 < self.timeout <= _LONGEST.total_seconds():  # false for NaN
             yield f"timeout must be positive and at most ten years, not {self.timeout!r}."
         asks, who, count, lifetime = self.requires_approval, self.approvers, self.approvals, self.expires_in
@@ -161,6 +170,7 @@ class Options:
                 )
         forbidden = {
             "an async function": is_async,
+            "awaits": self.awaits is not None,
             "parallel": self.parallel,
             "timeout": self.timeout is not None,
             "reconcile": self.reconcile is not None,

@@ -16,6 +16,8 @@ LEAST_SENT = 1_000  # characters of a result in a request, with the note about w
 TEXT_LENGTH = 100_000  # characters of a task and of a result that a person types, in the console and the API
 REASON_LENGTH = 2_000  # characters of a reason, a note, and evidence
 NAME_LENGTH = 200  # characters of a session's or an idempotency key, of `approvers`, of a person's name
+EVENT_LENGTH = 2**20  # characters of an event's payload as JSON
+OWN_EVENTS = "agentruns."  # beginning of the names of events that only this package delivers
 
 
 def check_name(what: str, name: str) -> None:

@@ -434,6 +434,8 @@ _DESCRIBE = {
     events.APPROVAL_EXTENDED: Form(gettext_lazy("More time given"), facts=("from", "expires_at", "reason")),
     events.APPROVAL_VOIDED: Form(gettext_lazy("An approval no longer counts"), "waits", ("why",)),
     events.TOOL_STARTED: Form(gettext_lazy("Tool started"), facts=("approved_by",)),
+    events.EVENT_AWAITED: Form(gettext_lazy("Waits for an event"), "waits", ("name", "key", "until")),
+    events.EVENT_DELIVERED: Form(gettext_lazy("Event delivered"), facts=("name", "key", "at", "late")),
     events.TOOL_RESULT: Form(facts=("misfit",)),
     events.MODEL_FAILED: Form(
         gettext_lazy("Model call failed"),

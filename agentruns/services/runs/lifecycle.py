@@ -101,7 +101,7 @@ def run_agent(
     Without a session nothing is stored, and `idempotency_key` and `store` are ignored. With a session, a call
     repeated after a crash continues the same run. Everything else is as in `start_run`. Raises
     NotDurableError inside a transaction if there is a session, or without a session if a tool always needs
-    approval; MemoryStoreNotDurableError, DurableConfigMismatchError.
+    approval or waits for events; MemoryStoreNotDurableError, DurableConfigMismatchError.
     """
     agent = get_agent(agent)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
@@ -111,6 +111,12 @@ def run_agent(
             raise ValueError("The input is empty; say what the agent is to do.")
         request = rendered(request)
         chosen = request.rendered.get("tools", agent.tools)
+        waiting = [name for name in chosen if agent.tools[name].awaits or agent.tools[name].only_waits]
+        if waiting:
+            raise NotDurableError(
+                f"Agent {agent.name!r} has tools that wait for events ({', '.join(waiting)}); "
+                "a stateless run cannot wait. Pass a session."
+            )
         asking = [name for name in chosen if agent.tools[name].requires_approval is True]
         if asking:
             raise NotDurableError(
@@ -221,7 +227,7 @@ def _go_on(
     run: Run, actor: Any, *, drive: bool, writes: bool, tell_model: bool, store: Store | None = None
 ) -> RunResult:
     alias = settings.DATABASE
-    if run.status == Run.Status.AWAITING_APPROVAL:
+    if run.status in (Run.Status.AWAITING_APPROVAL, Run.Status.WAITING):
         return result_of(run.pk)
     if drive and not run.is_ended:
         require_no_transaction(alias)
@@ -247,7 +253,7 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
     payload["unpause"] = batch.unpaused
     batch.add(events.RUN_RESUMED, payload)
     for call in state.open_calls():
-        if call.is_open and call.attempt > 0 and not call.orphan:
+        if call.is_open and call.attempt > 0 and not call.orphan and not call.is_pending:
             in_doubt.orphan(batch, call, tell_model=True, actor=actor)
         elif call.is_open and call.orphan == Orphan.HELD:
             in_doubt.surface(batch, call, actor)

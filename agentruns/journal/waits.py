@@ -1,0 +1,75 @@
+"""The rows of Event beside the journal: they change in the transaction of the rows that say the same."""
+
+from __future__ import annotations
+
+from django.db.models import F, Q
+from django.db.models.functions import Coalesce, Now
+
+from agentruns.exceptions import JournalConflictError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.events import Row
+from agentruns.models import Event
+from agentruns.models.event import EventQuerySet
+
+KINDS = (events.EVENT_AWAITED, events.EVENT_DELIVERED)
+
+
+def concerns(batch: Batch) -> bool:
+    """Check whether a batch begins or ends a wait, so that rows of Event change with it."""
+    return any(row.kind in KINDS or _opens(row) or _settles(batch, row) for row in batch.rows)
+
+
+def _opens(row: Row) -> bool:
+    return row.kind == events.TOOL_STARTED and "awaits" in row.payload
+
+
+def _settles(batch: Batch, row: Row) -> bool:
+    call = batch.state.run.calls.get(row.call_id) if row.kind == events.TOOL_RESULT else None
+    return call is not None and bool(call.awaits or call.event)
+
+
+def project(alias: str, batch: Batch) -> None:
+    """Change the rows of Event as a batch's rows say, after these are stored.
+
+    Raises JournalConflictError if a row of Event is not as the writer knew it; the writer then reads it again
+    and builds another batch. With `batch.needs_due_event`, the database's clock has to say that the wait is
+    over, and nobody may have delivered the event.
+    """
+    run_id, scope, events_of = batch.state.run.run_id, batch.state.run.scope, Event.objects.using(alias)
+    delivered = {row.call_id for row in batch.rows if row.kind == events.EVENT_DELIVERED}
+
+    def require(rows: EventQuerySet, what: str, **columns: object) -> None:
+        if rows.update(**columns) != 1:
+            raise JournalConflictError(f"Run {run_id}: the event is not {what} any more.")
+
+    def begin(name: str, key: str, call_id: str) -> EventQuerySet:
+        """Make the row, unless somebody did; select it if it is this call's, or nobody's."""
+        row = Event(scope=scope, name=name, key=key, run_id=run_id, call_id=call_id)
+        events_of.bulk_create([row], ignore_conflicts=True)
+        mine = Q(run_id=run_id, call_id=call_id) | Q(run=None)
+        return events_of.named(scope, name, key).unsettled().filter(mine)
+
+    for row in batch.rows:
+        its_events = events_of.filter(run_id=run_id, call_id=row.call_id)
+        if _opens(row):
+            # An event that came before, as where a restored run starts a call again, is settled by the sweep.
+            rows = begin(row.payload["awaits"], row.payload["key"], row.call_id).filter(run=None)
+            rows.update(run_id=run_id, call_id=row.call_id, due_at=Now())
+        elif awaited := events.EVENT_AWAITED.of(row):
+            came = row.call_id in delivered
+            rows = begin(awaited["name"], awaited["key"], row.call_id).filter(delivered_at__isnull=not came)
+            due = events.moment(awaited["until"])
+            columns = {"call_id": row.call_id, "waits_since": row.created_at, "due_at": due}
+            require(rows, "free", run_id=run_id, **columns)
+        elif delivery := events.EVENT_DELIVERED.of(row):
+            is_late, is_stored = delivery.get("late", False), "at" in delivery
+            rows = its_events.named(scope, delivery["name"], delivery["key"])
+            rows = rows.filter(settled_at__isnull=not is_late, delivered_at__isnull=not is_stored)
+            require(
+                rows, "undelivered", delivered_at=Coalesce(F("delivered_at"), Now()), actor=delivery["actor"]
+            )
+        elif _settles(batch, row):
+            if batch.needs_due_event and not its_events.due().filter(delivered_at=None).exists():
+                raise JournalConflictError(f"Run {run_id}: the wait of call {row.call_id} is not over.")
+            its_events.unsettled().update(settled_at=Now(), payload=None)
