@@ -15,6 +15,7 @@ _MODULES = {
     "agentruns.journal.store": ("MemoryStore", "DatabaseStore"),
     "agentruns.providers.base": ("ModelRequest", "ModelReply"),
     "agentruns.services.api_tokens": ("session_token",),
+    "agentruns.services.events": ("deliver_event", "stop_waiting", "Delivery"),
     "agentruns.services.approvals.decisions": ("get_approval", "approve", "deny", "answer", "extend"),
     "agentruns.services.runs.control": (
         "adopt_definition", "cancel_run", "leave_out", "pause_run", "resolve_orphan",
@@ -29,7 +30,8 @@ _MODULES = {
     "agentruns.services.transfer": ("export_run",),
     "agentruns.tools": (
         "tool", "ask_human", "question_to", "read_result", "RunContext", "ToolContext", "Occurred",
-        "NotOccurred", "Unknown", "http_refusal", "service_refusal",
+        "NotOccurred", "Unknown", "Pending", "http_refusal", "service_refusal", "wait_for_event",
+        "wait_until",
     ),
     "agentruns.tools.mcp": ("mcp_tools",),
 }  # fmt: skip
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
     from agentruns.services.data.erasure import erase_call as erase_call
     from agentruns.services.data.erasure import erase_payload as erase_payload
     from agentruns.services.data.erasure import erase_user as erase_user
+    from agentruns.services.events import Delivery as Delivery
+    from agentruns.services.events import deliver_event as deliver_event
+    from agentruns.services.events import stop_waiting as stop_waiting
     from agentruns.services.history import replay_run as replay_run
     from agentruns.services.history import state_at as state_at
     from agentruns.services.runs.control import adopt_definition as adopt_definition
@@ -73,6 +78,7 @@ if TYPE_CHECKING:
     from agentruns.services.transfer import export_run as export_run
     from agentruns.tools import NotOccurred as NotOccurred
     from agentruns.tools import Occurred as Occurred
+    from agentruns.tools import Pending as Pending
     from agentruns.tools import RunContext as RunContext
     from agentruns.tools import ToolContext as ToolContext
     from agentruns.tools import Unknown as Unknown
@@ -82,6 +88,8 @@ if TYPE_CHECKING:
     from agentruns.tools import read_result as read_result
     from agentruns.tools import service_refusal as service_refusal
     from agentruns.tools import tool as tool
+    from agentruns.tools import wait_for_event as wait_for_event
+    from agentruns.tools import wait_until as wait_until
     from agentruns.tools.mcp import mcp_tools as mcp_tools
 else:
     # Hidden from type checkers, which would otherwise accept every misspelt name as a public one.

@@ -56,6 +56,7 @@ class Defaults:
     TOKEN_DAYS: int = 90
     TOKEN_MAX_DAYS: int = 366
     SESSION_TOKEN_SECONDS: int = 86_400
+    EVENT_DAYS: float = 7  # for which an event is kept that nobody waits for
 
 
 DEFAULTS: dict[str, Any] = {name: value for name, value in vars(Defaults).items() if name.isupper()}

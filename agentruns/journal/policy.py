@@ -54,6 +54,7 @@ ACTIONS = {
     "revoke": ("agentruns.revoke_api_token", False),
     "monitor": ("agentruns.view_run", False),
     "switch": ("agentruns.switch", False),
+    "deliver": ("agentruns.deliver_event", False),
 }
 
 
@@ -70,6 +71,14 @@ class Switch(NamedTuple):
 
     kind: str
     name: str
+
+
+class Occurrence(NamedTuple):
+    """The scope, name and key of an event, as the object of the action "deliver"."""
+
+    scope: str
+    name: str
+    key: str
 
 
 class Policy:

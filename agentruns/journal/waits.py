@@ -70,6 +70,6 @@ def project(alias: str, batch: Batch) -> None:
                 rows, "undelivered", delivered_at=Coalesce(F("delivered_at"), Now()), actor=delivery["actor"]
             )
         elif _settles(batch, row):
-            if batch.needs_due_event and not its_events.due().filter(delivered_at=None).exists():
-                raise JournalConflictError(f"Run {run_id}: the wait of call {row.call_id} is not over.")
+            if batch.needs_due_event:
+                require(its_events.due().filter(delivered_at=None), "due", settled_at=Now())
             its_events.unsettled().update(settled_at=Now(), payload=None)

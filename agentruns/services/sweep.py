@@ -28,6 +28,7 @@ from agentruns.journal.outbox import deliver_due
 from agentruns.models import Control, Draft, Run
 from agentruns.models.run import RunQuerySet
 from agentruns.services.approvals import decisions
+from agentruns.services.events import settle_due
 from agentruns.services.runs.control import hold_run
 from agentruns.services.runs.lifecycle import surface_orphans
 from agentruns.utils.db import in_transaction, later, reading, uptime, working
@@ -55,8 +56,9 @@ class Swept:
     """The counts of one sweep.
 
     `completed`, `waiting`, `failed` (or cancelled) and `queued` count the driven runs by their status after
-    the drive. `notified` counts the runs announced to workers, `surfaced` the runs whose model was told that
-    the outcome of calls is unknown. `left` has the ids of the runs that wait, or that an error paused.
+    the drive. `notified` counts the runs announced to workers, `settled` the events that were due, `surfaced`
+    the runs whose model was told that the outcome of calls is unknown. `left` has the ids of the runs that
+    wait, or that an error paused.
     """
 
     found: int = 0
@@ -64,6 +66,7 @@ class Swept:
     notified: int = 0
     surfaced: int = 0
     expired: int = 0
+    settled: int = 0
     blocked: int = 0
     errors: int = 0
     completed: int = 0
@@ -187,7 +190,8 @@ def sweep(
     with own_connection(alias):  # one for all the drives
         go_on()
         swept.expired = decisions.expire_due()  # afterwards: a card of a locked session keeps no run waiting
-        if swept.expired:
+        swept.settled = settle_due()
+        if swept.expired or swept.settled:
             go_on()
     telemetry.event("sweep", {"name": name, **swept.as_dict()})
     return swept

@@ -22,7 +22,7 @@ from agentruns.journal import doubts, events
 from agentruns.journal.masking import Mask, mask_of, masks_of
 from agentruns.journal.policy import is_narrowed
 from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
-from agentruns.models import Approval, Control, Message, Run
+from agentruns.models import Approval, Control, Event, Message, Run
 from agentruns.models.querysets import ACTIVE, UNFINISHED
 from agentruns.models.run import SERVED, TURN, RunQuerySet
 from agentruns.models.statuses import Orphan, Verdict
@@ -30,7 +30,7 @@ from agentruns.utils import clock
 
 STALLED = Q(status=Run.Status.RUNNING) & FREE
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
-ORPHAN, UNCLEARED, APPROVAL, PAUSED = "orphan", "uncleared", "approval", "paused"
+ORPHAN, UNCLEARED, APPROVAL, PAUSED, EVENT = "orphan", "uncleared", "approval", "paused", "event"
 SILENT, BACKOFF, SCHEDULED, BLOCKED, IN_TURN = "silent", "back-off", "scheduled", "blocked", "turn"
 EXEMPT = ("safe_to_retry", "reconcile", "transactional")  # declarations of tools that need no person
 # `events.leaves_doubt` for the database, which has the facts as their canonical text
@@ -44,7 +44,8 @@ class Wait:
     """One reason why a run waits; `approval_id` or `call_id` names what a person can act on.
 
     `text` is not escaped, and is masked except by `orphans`. It is the evidence of a call in doubt, the error
-    of a call that ended in doubt, the title of an approval, or why a run is paused or blocked.
+    of a call that ended in doubt, the title of an approval, the name and key of an event, or why a run is
+    paused or blocked.
     """
 
     kind: str
@@ -54,7 +55,7 @@ class Wait:
     attempt: int = 0
     text: str = ""
     approval_id: UUID | None = None
-    until: datetime | None = None  # of a back-off, or of a start at a later time
+    until: datetime | None = None  # of a back-off, of a start at a later time, or the time-out of a wait
     gates_tool: bool = False  # further calls of the tool need approval until this call is cleared
 
     def masked(self, mask: Mask) -> Wait:
@@ -81,6 +82,11 @@ def waits(
         for card in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
             about = {"call_id": card.call_id, "tool": card.tool_name, "text": card.title}
             reasons[card.run_id].append(Wait(kind=APPROVAL, run_id=card.run_id, approval_id=card.pk, **about))
+    awaiting = [run.pk for run in runs if run.status in (*FOR_PEOPLE, Run.Status.WAITING)]
+    awaited = Event.objects.using(alias).unsettled().filter(run_id__in=awaiting, waits_since__isnull=False)
+    for event in awaited.order_by("waits_since") if awaiting else ():
+        about = {"call_id": event.call_id, "text": f"{event.name} {event.key}", "until": event.due_at}
+        reasons[event.run_id].append(Wait(kind=EVENT, run_id=event.run_id, **about))  # type: ignore
     unbegun = [run for run in runs if waits_for_time(run) and not run.step]
     starts = Message.objects.using(alias).own().filter(run__in=unbegun, kind=events.RUN_STARTED)
     firsts = dict(starts.values_list("run_id", "facts")) if unbegun else {}
@@ -234,7 +240,7 @@ def lacking() -> Q:
 
 def blocked() -> Q:
     """Build the condition for runs that nobody drives, and that this process or the last worker cannot."""
-    rests = Q(status__in=(*FOR_PEOPLE, Run.Status.QUEUED)) | STALLED
+    rests = Q(status__in=(*FOR_PEOPLE, Run.Status.WAITING, Run.Status.QUEUED)) | STALLED
     is_recorded = Q(status=Run.Status.QUEUED) & ~SERVED
     return Q(status__in=UNFINISHED, session__imported_at=None) & ((rests & lacking()) | is_recorded)
 
