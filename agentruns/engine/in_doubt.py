@@ -100,7 +100,7 @@ def cancel(batch: Batch, call: Call) -> None:
 def settle(batch: Batch) -> None:
     """Add a result to every open call of a run that ends: unknown if it may have happened, else cancelled."""
     for call in batch.state.run.open_calls():
-        if call.may_have_happened and not (call.event and call.event.get("harmless")):
+        if call.may_have_happened:
             unknown(batch, call, None)
         else:
             batch.result(call, RUN_ENDED, Outcome.CANCELLED, is_error=True)

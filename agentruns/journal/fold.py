@@ -112,6 +112,8 @@ class Call:
     @property
     def may_have_happened(self) -> bool:
         """Check whether the open call was started, or may have been started in rows that are lost."""
+        if self.event is not None and self.event.get("harmless"):
+            return False
         is_asked = self.verdict != GateVerdict.REFUSE and not self.decision
         return self.is_started or (self.is_open and self.may_be_lost and is_asked)
 

@@ -23,7 +23,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.read import NAMING, Parts, definitions_in, stored_rows
 from agentruns.journal.store import card_columns
-from agentruns.models import Approval, Definition, Message, Run, Session, Tombstone
+from agentruns.models import Approval, Definition, Event, Message, Run, Session, Tombstone
 from agentruns.models.parts import commitment
 from agentruns.models.statuses import ApprovalStatus, GateVerdict, Outcome, RunStatus
 from agentruns.models.tombstone import NAMED, forgotten
@@ -152,7 +152,7 @@ class History:
         problems += self._runs(alias)
         columns = {name: stored_form(Session, name, getattr(self.session, name)) for name in self.home}
         problems += _differences(Problem(self.session.key, ""), Session, columns, self.home)
-        return [*problems, *self._approvals(alias)]
+        return [*problems, *self._approvals(alias), *self._events(alias)]
 
     def read(self, alias: str) -> Problem | None:
         """Read all rows; return the problem of the first wrong row or of the journal's end, or None."""
@@ -327,6 +327,17 @@ class History:
             return f"consumes approval {approval.id}, which is {approval.status}."
         return ""
 
+    def check_event_awaited(self, row: Row, call: Call, payload: events.EventAwaited) -> str:
+        waits = call.is_open and 0 < call.attempt == row.attempt and call.event is None
+        return "" if waits else f"lets call {call.id} wait, which is not at work."
+
+    def check_event_delivered(self, row: Row, call: Call, payload: events.EventDelivered) -> str:
+        if call.is_open is payload.get("late", False) or not call.attempt:
+            return (
+                f"delivers an event to call {call.id}, which {'waits' if call.is_open else 'does not wait'}."
+            )
+        return ""
+
     def check_tool_result(self, row: Row, call: Call, payload: events.ToolResult) -> str:
         if not call.is_open:
             return f"is a second result of call {call.id}."
@@ -384,6 +395,23 @@ class History:
             yield from _differences(about, Approval, stored, folded)
         for pk, (run_id, _, _) in unseen.items():
             yield Problem(key, f"approval {pk} of run {run_id} is missing.", run=run_id, approval=pk)
+
+    def _events(self, alias: str) -> Iterator[Problem]:
+        awaited = {
+            (run_id, call.id): (state.scope, call.event["name"], call.event["key"])
+            for run_id, state in self.states.items()
+            for call in state.open_calls()
+            if call.event is not None and not self.session.imported_at
+        }
+        waits = Event.objects.using(alias).unsettled().filter(run__session_id=self.session.pk)
+        columns = ("run_id", "call_id", "scope", "name", "key")
+        rows = waits.exclude(waits_since=None).values_list(*columns)
+        stored = {(run_id, call_id): event for run_id, call_id, *event in rows}
+        for run_id, call_id in sorted({*awaited, *stored}, key=str):
+            due, has = awaited.get((run_id, call_id)), stored.get((run_id, call_id))
+            if has is None or due is None or due != tuple(has):
+                what = f"the event of call {call_id} is not the one that the journal waits for."
+                yield Problem(self.session.key, f"run {run_id}: {what}", run=run_id)
 
 
 # Kinds of rows that are about a call which a reply asked for

@@ -29,7 +29,6 @@ from agentruns.tools import to_jsonable
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import EVENT_LENGTH, OWN_EVENTS, check_name
 from agentruns.utils.db import TRIES, delete_rows, in_transaction, later
-from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.events")
@@ -108,7 +107,6 @@ def _deliver(event: Event, run_id: UUID, content: Any, who: events.Actor | None)
         waits.deliver(batch, again, content, who)
 
     run = write(run_id, change)
-    reached("after_delivery")
     return Delivery(status, run.pk)
 
 

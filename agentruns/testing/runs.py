@@ -24,15 +24,17 @@ class StillRunning(AssertionError):
 def run_until_blocked(
     run: Run | RunResult | UUID | str | None = None, *, fast_forward: bool = False, sweeps: int = 100
 ) -> list[RunResult]:
-    """Sweep until every run has ended or waits for a person, a back-off, or code that can drive it.
+    """Sweep until every run has ended or waits for a person, an event, a back-off, or code that can drive it.
 
     Returns the results of the driven runs, in the order of their start. With `run`, drives only this run, and
-    returns its result in any case. Approvals that are due expire. With `fast_forward`, the clock is frozen
-    (see `frozen_clock`) and moves to the end of each back-off. Raises StillRunning if a run is leased by a
-    worker, dead or alive, or if runs can still continue after `sweeps` sweeps.
+    returns its result in any case. Approvals and waits that are due end. With `fast_forward`, the clock is
+    frozen (see `frozen_clock`) and moves to the end of each back-off and wait. Raises StillRunning if a run
+    is leased by a worker, dead or alive, or if runs can still continue after `sweeps` sweeps.
     """
+    from agentruns.models import Event
     from agentruns.models.statuses import RunStatus
     from agentruns.services.approvals.decisions import expire_due
+    from agentruns.services.events import settle_due
     from agentruns.services.runs.lifecycle import result_of
     from agentruns.services.sweep import candidates, sweep
     from agentruns.testing.database import frozen_clock
@@ -42,13 +44,20 @@ def run_until_blocked(
     with frozen_clock() if fast_forward else nullcontext() as clock:
         for _ in range(sweeps):
             expire_due()
+            settle_due()
             if ready := candidates(run_id):
                 driven |= {each.pk for each in ready}
                 sweep(run_id=run_id)
                 continue
             later = _unfinished(run_id).filter(status=RunStatus.QUEUED, not_before__gt=Now())
-            timers = later.order_by("not_before").values_list("not_before", flat=True)
-            timer = timers.first() if clock else None
+            its_events = (
+                Event.objects.using(settings.DATABASE).unsettled().filter(run__in=_unfinished(run_id))
+            )
+            timers = [
+                *later.values_list("not_before", flat=True),
+                *its_events.values_list("due_at", flat=True),
+            ]
+            timer = min(filter(None, timers), default=None) if clock else None
             if clock is None or timer is None:
                 break
             clock.move_to(timer)
