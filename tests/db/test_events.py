@@ -87,6 +87,11 @@ def gated(ctx: ToolContext, key: str) -> Pending:
 EVERY = [*TOOLS, collect, delivered_meanwhile, awaits_nothing, poll, gated, wait_for_event, wait_until]
 
 
+def waits_for(event: str, key: str) -> dict[str, object]:
+    """One call of the ready tool."""
+    return {"name": "wait_for_event", "input": {"name": event, "key": key, "timeout_seconds": 60}}
+
+
 def waiting_run(*turns: object, session: str = "s1", **options: Any) -> Run:
     """Run an agent until it waits for an event."""
     run = the_run(run_turns(*(turns or (COLLECTS,)), session=session, tools=EVERY, **options))
@@ -208,7 +213,7 @@ def test_only_the_ready_tools_time_out_as_results() -> None:
     at = (timezone.now() + timedelta(days=1)).isoformat()
     turn = {
         "tools": [
-            call("wait_for_event", name="door", key="1", timeout_seconds=60),
+            waits_for("door", "1"),
             call("wait_until", at=at),
             call("post", text="x"),
         ]
@@ -225,12 +230,12 @@ def test_only_the_ready_tools_time_out_as_results() -> None:
 
 
 def test_a_model_waits_for_an_event(effects: Effects) -> None:
-    run = waiting_run({"tools": [call("wait_for_event", name="door", key="1", timeout_seconds=60)]})
+    run = waiting_run({"tools": [waits_for("door", "1")]})
     assert deliver_event("door", "1").status == "delivered"
     sweep()
     assert (sound(run).status, results(run)) == ("completed", [None])
     own = run_turns(
-        {"tools": [call("wait_for_event", name="agentruns.time", key="1", timeout_seconds=60)]},
+        {"tools": [waits_for("agentruns.time", "1")]},
         session="own",
         tools=EVERY,
     )
@@ -255,7 +260,7 @@ def test_one_waiter_each(tool_name: str, effects: Effects) -> None:
     waiting_run()
     calls = {
         "collect": call("collect", cents=500),
-        "wait_for_event": call("wait_for_event", name="payment", key="pi_500", timeout_seconds=9),
+        "wait_for_event": waits_for("payment", "pi_500"),
     }
     second = the_run(
         run_turns({"tools": [calls[tool_name], call("post", text="x")]}, session="s2", tools=EVERY)
@@ -277,7 +282,8 @@ def test_a_process_dies_between_the_handler_and_what_it_stores(
 ) -> None:
     if settled_by == "early delivery":
         deliver_event("payment", "pi_500", PAID)
-    run = start_run(shop_agent("dies", COLLECTS, tools=EVERY), "x", "s1")
+    turn = {"tools": [call("collect", cents=500), call("lookup", number="A1")]}
+    run = start_run(shop_agent("dies", turn, tools=EVERY), "x", "s1")
     with crashing_at(at):
         sweep(run_id=run.pk)
     key = payloads(run, "tool_started")[0]["key"]
@@ -293,7 +299,7 @@ def test_a_process_dies_between_the_handler_and_what_it_stores(
     sweep()
     run = sound(run)
     assert (run.status, outcomes(run), results(run)[0]) == ("completed", ["ok", "ok"], PAID)
-    assert names(effects) == ["collect", "post"]
+    assert names(effects) == ["collect", "lookup"]
     assert not Event.objects.unsettled().filter(run__isnull=False).exists()
 
 
@@ -368,12 +374,14 @@ def test_pending_of_a_tool_that_awaits_nothing_is_an_error() -> None:
 
 
 def test_what_a_wait_cannot_be() -> None:
+    def given() -> None: ...
+
     with pytest.raises(TypeError, match="contradict"):
-        tool(awaits="payment", transactional=True)(lambda: None)
+        tool(awaits="payment", transactional=True)(given)
     with pytest.raises(TypeError, match="agentruns delivers"):
-        tool(awaits="agentruns.time")(lambda: None)
+        tool(awaits="agentruns.time")(given)
     with pytest.raises(TypeError, match="name of an event"):
-        tool(awaits=" ")(lambda: None)
+        tool(awaits=" ")(given)
     for wrong in (
         {"key": ""},
         {"key": "x" * 201},
@@ -541,7 +549,7 @@ def test_ten_thousand_waiting_runs_cost_an_idle_sweep_nothing() -> None:
     number = f"{ID[connection.vendor].format('n')}"
     key = "'k' || n"
     multiply(Session, 10_000, id=number, key=key)
-    multiply(Run, 10_000, id=number, session_id=number)
+    multiply(Run, 10_000, id=number, session_id=number, idempotency_key="''")
     Event.objects.filter(waits_since=None).delete()
     multiply(Event, 10_000, id=number, run_id=number, key=key)
     with connection.cursor() as cursor:
