@@ -94,7 +94,7 @@ class Orphan(Word):
 
 
 class DeliveryStatus(Word):
-    """What became of the delivery of an event. The first delivery wins; a late one finds no wait any more."""
+    """The outcome of a delivery. The first delivery of an event wins; a late one finds no wait any more."""
 
     DELIVERED = "delivered"
     EARLY = "early"

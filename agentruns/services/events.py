@@ -38,7 +38,7 @@ DAY = 86_400  # seconds
 
 
 class Delivery(NamedTuple):
-    """What became of a delivery, and the run that the event was for; None while nobody waits for it."""
+    """The outcome of a delivery, and the run that the event was for; None while nobody waits for it."""
 
     status: DeliveryStatus
     run_id: UUID | None = None

@@ -128,12 +128,8 @@ class Options:
                 yield f"refuses names what it cannot: {wrong}."
         if self.sent_max is not None and (type(self.sent_max) is not int or self.sent_max < LEAST_SENT):
             yield f"sent_max must be a whole number from {LEAST_SENT} on, not {self.sent_max!r}."
-        if self.awaits is not None and not (
-            isinstance(self.awaits, str) and self.awaits.strip() and is_name(self.awaits)
-        ):
-            yield f"awaits must be the name of an event, not {self.awaits!r}."
-        elif self.awaits is not None and self.awaits.startswith(OWN_EVENTS):
-            yield f"awaits must not begin with {OWN_EVENTS!r}: agentruns delivers these events itself."
+        if self.awaits is not None and (why := _misnamed_event(self.awaits)):
+            yield why
         if self.timeout is not None and not 0 < self.timeout <= _LONGEST.total_seconds():  # false for NaN
             yield f"timeout must be positive and at most ten years, not {self.timeout!r}."
         asks, who, count, lifetime = self.requires_approval, self.approvers, self.approvals, self.expires_in
@@ -200,3 +196,11 @@ def as_names(given: object, option: str = "sensitive", what: str = "parameter na
         if all(isinstance(each, str) for each in names):
             return tuple(sorted(set(names)))
     raise TypeError(f"{option} must be a list of {what}, not {given!r}.")
+
+
+def _misnamed_event(name: object) -> str:
+    if not (isinstance(name, str) and name.strip() and is_name(name)):
+        return f"awaits must be the name of an event, not {name!r}."
+    if name.startswith(OWN_EVENTS):
+        return f"awaits must not begin with {OWN_EVENTS!r}: agentruns delivers these events itself."
+    return ""

@@ -61,7 +61,7 @@ def test_what_is_whole_has_no_problems_and_costs_as_many_queries_however_long_it
     assert (Run.objects.count(), Approval.objects.count()) == (4, 8)
     with CaptureQueriesContext(connection) as longer:
         assert problems(run.session_id) == []
-    assert len(longer) == len(short) == 5
+    assert len(longer) == len(short) == 6
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ CONTENT: dict[str, set[str]] = {
     events.APPROVAL_EXTENDED: {"reason"},
     events.APPROVAL_VOIDED: {"why", "asks"},
     events.TOOL_STARTED: set(),
+    events.EVENT_AWAITED: set(),
+    events.EVENT_DELIVERED: set(),
     events.TOOL_RESULT: {"content", "edited", "misfit", "raised", "stored"},
     events.LATE_RESULT: {"content", "misfit", "raised", "stored"},
     events.ORPHAN_FOUND: {"evidence", "raised"},
@@ -67,6 +69,7 @@ ENDS = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 OF_A_CALL = {
     events.APPROVAL_REQUESTED, events.APPROVAL_DECIDED, events.APPROVAL_EXTENDED, events.APPROVAL_VOIDED,
     events.TOOL_STARTED, events.TOOL_RESULT, events.LATE_RESULT, events.ORPHAN_FOUND, events.ORPHAN_RESOLVED,
+    events.EVENT_AWAITED, events.EVENT_DELIVERED,
 }  # fmt: skip
 
 
@@ -82,13 +85,14 @@ TABLES: dict[str, dict[str, str]] = {
     "agentruns.journal.events:CLOSING": because("the run goes on", *OF_A_CALL, *OF_A_RUN),
     "agentruns.journal.batch:PROGRESS": because(
         "a worker that crashes each time gets as far",
-        *OF_A_CALL - {events.TOOL_RESULT},
+        *OF_A_CALL - {events.TOOL_RESULT, events.EVENT_AWAITED},
         *ENDS | OF_A_RUN - {events.ASSISTANT},
     ),
     "agentruns.journal.doubts:KINDS": {
         **because("is about the run, not about one call", *ENDS, *OF_A_RUN),
         **because("leaves open whether the call happened", events.TOOL_STARTED, events.LATE_RESULT),
         **because("asks people", events.APPROVAL_REQUESTED, events.APPROVAL_EXTENDED, events.ORPHAN_FOUND),
+        **because("the call's result says the rest", events.EVENT_AWAITED, events.EVENT_DELIVERED),
     },
     "agentruns.journal.payloads:OF_BLOCKS": because(
         "has no blocks with files",
@@ -115,6 +119,7 @@ TABLES: dict[str, dict[str, str]] = {
         ),
         **because("the request's span says it", events.ASSISTANT, events.MODEL_FAILED),
         **because("the tool's span says it", events.TOOL_STARTED, events.TOOL_RESULT),
+        **because("no drive and no tool is at work", events.EVENT_AWAITED, events.EVENT_DELIVERED),
         **because("the decision is counted", events.APPROVAL_REQUESTED, events.APPROVAL_EXTENDED),
         **because("the decision that takes its place is counted", events.APPROVAL_VOIDED),
         **because("the run's end is counted", events.RUN_CANCEL_REQUESTED),
@@ -131,7 +136,7 @@ TABLES: dict[str, dict[str, str]] = {
         **because(
             "a step of the run that asks nobody for anything",
             *(events.ASSISTANT, events.MODEL_FAILED, events.TOOL_STARTED, events.TOOL_RESULT),
-            events.LATE_RESULT,
+            *(events.LATE_RESULT, events.EVENT_AWAITED, events.EVENT_DELIVERED),
         ),
     },
     "agentruns.admin.runs.steps:_DESCRIBE": {},

@@ -30,6 +30,8 @@ OF_A_CALL = (
     events.APPROVAL_DECIDED,
     events.APPROVAL_VOIDED,
     events.TOOL_STARTED,
+    events.EVENT_AWAITED,
+    events.EVENT_DELIVERED,
     events.TOOL_RESULT,
     events.LATE_RESULT,
     events.ORPHAN_FOUND,
