@@ -50,7 +50,7 @@ from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
 from tests.effects import VARIABLE, Effects
 from tests.mcp.agents import POST, TOOLS as OF_SERVER, write_to
-from tests.shop.agents import TOOLS, act, call, misfortune, shop_agent
+from tests.shop.agents import TOOLS, act, call, collect, misfortune, shop_agent
 from tests.shop.models import Order
 from tests.statements import broken_commit
 
@@ -86,6 +86,12 @@ def said(run: RunContext) -> str:
 shop_agent("every-kind", {"tools": CALLS}, tools=[*TOOLS, tally], instructions=said)
 shop_agent(
     "first-a-server", {"tools": [POST, *CALLS[1:]]}, tools=[*OF_SERVER, *TOOLS, tally], instructions=said
+)
+shop_agent(
+    "first-waits",
+    {"tools": [call("collect", cents=500), *CALLS[1:]]},
+    tools=[*TOOLS, collect, tally],
+    instructions=said,
 )
 shop_agent("asks-first", {"tools": [call("refund", cents=5000), *CALLS]}, tools=[*TOOLS, tally])
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 # (reconcile), lookup (safe to retry) and tally (transactional), in this order: a point without a number is
 # met with post, and before_result_commit:4 is inside tally's transaction. What the agent is told is made by
 # the process that starts the run, and by no other one. At the last two, a message is sent to a queued
-# run. At server_after_tool the first call is one of an MCP server's tool. The faults:
+# run. At server_after_tool the first call is one of an MCP server's tool. At those of waits the first call
+# waits for an event, which comes after the fault and under the call's own key. The faults:
 #
 # sigkill           killed at the point
 # terminate         the server ends the connection's backend; the process lives on
@@ -34,6 +35,9 @@ after_model             sweep    here       here       here         here        
 after_reply             doubt    here       here       here         here            here              doubt
 before_tool             doubt    here       here       here         here            here              doubt
 after_tool              doubt    here       here       here         here            here              doubt
+waits_after_tool        sweep    sweep      sweep      sweep        sweep           sweep             sweep
+waits_before_commit     sweep    sweep      sweep      sweep        sweep           sweep             sweep
+waits_after_result      sweep    sweep      sweep      sweep        sweep           sweep             sweep
 server_after_tool       doubt    here       here       here         here            here              doubt
 after_tool:2            sweep    here       here       here         here            here              sweep
 after_tool:3            sweep    here       here       here         here            here              sweep
@@ -46,6 +50,11 @@ after_decision          sweep    here       here       here         here        
 send_before_commit      again    here       here       here         here            here              here
 send_after_commit       here     here       here       here         here            here              here
 """
+WAITS = {
+    "waits_after_tool": "after_tool",
+    "waits_before_commit": "before_result_commit",
+    "waits_after_result": "after_result",
+}
 SERVED = {"server_after_tool": "after_tool"}
 SENDING = {"send_before_commit": "before_start_commit", "send_after_commit": "after_start"}
 # On PostgreSQL the start in a new session is one statement: before it nothing is locked.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from agentruns import RunResult, resume_run, run_agent, send_message, start_run
+from agentruns import RunResult, deliver_event, resume_run, run_agent, send_message, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Message, Run
 from agentruns.services.runs.lifecycle import result_of
@@ -17,7 +17,7 @@ from agentruns.services.sweep import sweep
 from agentruns.testing import check_messages
 from agentruns.utils.failpoints import POINTS
 from tests.crash.child import Orders, perform
-from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, SERVED, Cell, cells
+from tests.crash.matrix import IMPOSSIBLE, INSIDE_TRANSACTION, SENDING, SERVED, WAITS, Cell, cells
 from tests.crash.processes import LEASE, Forked, expire_lease, freeze as stop, is_any_backend
 from tests.crash.proxy import PORT, Proxy
 from tests.db.helpers import forget_backoff
@@ -33,7 +33,7 @@ if BRIEFLY and DATABASE == "sqlite":  # the other faults are tried on PostgreSQL
 BRIEF = LEASE / 4  # of a process that is to lose its lease: nobody competes for it before
 LONG = 60
 MESSAGE = "and this"
-NAMED = SENDING | SERVED  # rows by another name than the point's
+NAMED = SENDING | SERVED | WAITS  # rows by another name than the point's
 
 
 class Stage:
@@ -44,6 +44,8 @@ class Stage:
         self.agent = "asks-first" if cell.point == "after_decision" else "every-kind"
         if cell.point in SERVED:
             self.agent = "first-a-server"
+        if cell.point in WAITS:
+            self.agent = "first-waits"
         self.call: tuple[str, ...] = ("run", self.agent, "s1")
         if cell.point in SENDING:
             self.call = ("send", "s1", MESSAGE, self.agent, MESSAGE)
@@ -73,7 +75,7 @@ class Stage:
     def worker(self, lease: float, *, dies: bool = False) -> Forked:
         """Start the process that is to meet the fault, on a run that brings it to the point."""
         actions: list[tuple[str, ...]] = [self.call]
-        if self.cell.point in ("after_finish", "send_after_commit"):
+        if self.cell.point in ("after_finish", "send_after_commit", "waits_after_result"):
             actions = [self.call, self.call]  # else nothing would come after it
         elif self.cell.point == "after_decision":
             card = self.repeat().pending[0]
@@ -179,6 +181,9 @@ def operate(stage: Stage, word: str) -> str:
         word = word if sent() else "again"
         stage.repeat()
         sweep()
+    if stage.cell.point in WAITS:
+        start = run.messages.filter(kind="tool_started", tool_name="collect").get()
+        assert deliver_event("payment", start.payload["key"], "paid") == ("delivered", run.pk)
     run.refresh_from_db()
     if run.status == "completed":
         return word
@@ -267,4 +272,4 @@ def test_every_cell_is_run_or_says_why_not(database: str) -> None:
     assert {cell.fault for cell in table} == {*DIES_OR_LOSES, *LIVES_ON}
     assert all(IMPOSSIBLE.values()), "every reason says something"
     impossible = [cell for cell in table if cell.impossible]
-    assert (len(table), len(impossible)) == (19 * 7, {"sqlite": 19 * 3 + 3, "postgres": 0}[database])
+    assert (len(table), len(impossible)) == (22 * 7, {"sqlite": 22 * 3 + 3, "postgres": 0}[database])
