@@ -12,12 +12,12 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
 from agentruns.models.statuses import Orphan, Outcome
 
-UNKNOWN = (
-    "{why} Whether it took effect is not known: it may have happened zero or one times. Do not repeat it "
-    "blindly: check the outcome first, ask a person, or stop."
+DOUBTFUL = (
+    " Whether it took effect is not known: it may have happened zero or one times. Do not repeat it blindly: "
+    "check the outcome first, ask a person, or stop."
 )
-INTERRUPTED = "The call of {tool} was interrupted."
-NOT_DELIVERED = "The call of {tool} has run, but the event that brings its result has not come."
+UNKNOWN = "The call of {tool} was interrupted." + DOUBTFUL
+NOT_DELIVERED = "The call of {tool} has run, but the event that brings its result has not come." + DOUBTFUL
 AFTER_UNKNOWN = "Not run: an earlier call's outcome is unknown."
 RAISED = "The handler of attempt {attempt} raised: {error}"
 RUN_ENDED = "Not executed: the run ended first."
@@ -46,8 +46,7 @@ def unknown(batch: Batch, call: Call, actor: Any, why: str = "") -> None:
 
 def unknown_text(call: Call, why: str = "") -> str:
     """Build the error text, as JSON, that the model gets for a call whose outcome is unknown."""
-    why = why or (NOT_DELIVERED if call.event else INTERRUPTED).format(tool=call.tool)
-    text = UNKNOWN.format(why=why)
+    text = f"{why}{DOUBTFUL}" if why else (NOT_DELIVERED if call.event else UNKNOWN).format(tool=call.tool)
     about = {"toolName": call.tool, "toolCallId": call.provider_id}
     return json.dumps({"kind": ToolDurabilityError.kind, "error": text, **about})
 

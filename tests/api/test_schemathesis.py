@@ -52,6 +52,7 @@ def tell(actor: Any) -> None:
     run_agent(
         shop_agent("losing", {"tools": [call("lose", text="x")]}, tools=[lose]), "go", "losing", actor=actor
     )
+    run_agent("collects", "collect it", "collects", actor=actor)
     _queued, paused, cancelled = (
         start_run(posting, "later", f"later-{number}", actor=actor) for number in "123"
     )
