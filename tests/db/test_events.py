@@ -33,7 +33,9 @@ from agentruns import (
     wait_for_event,
     wait_until,
 )
+from agentruns.engine.worker import advance
 from agentruns.exceptions import NotDurableError, PermissionDeniedError, RunStateError
+from agentruns.journal.store import DatabaseStore
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Event, Message, Run, Session
 from agentruns.models.event import EventQuerySet
@@ -43,6 +45,7 @@ from agentruns.services.runs import waiting
 from agentruns.services.sweep import sweep
 from agentruns.testing import crashing_at, expire_leases, run_until_blocked
 from agentruns.utils.bounds import EVENT_LENGTH
+from agentruns.utils.db import in_transaction
 from tests.db.crowds import ID, multiply, plan
 from tests.db.helpers import names, outcomes, payloads, run_turns, sound, the_run, user
 from tests.db.racing import at_once
@@ -524,6 +527,37 @@ def test_a_delivery_and_a_wait_that_begin_together_find_each_other() -> None:
         assert found[0].status in ("early", "delivered"), found
         sweep()
         assert (sound(run).status, results(run)) == ("completed", [PAID]), found
+
+
+def test_a_call_that_begins_to_wait_between_the_look_and_the_insert_gets_the_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Run] = []
+
+    def too_late(alias: str, action: Any) -> Any:
+        if not started:
+            monkeypatch.setattr("agentruns.services.events.in_transaction", in_transaction)
+            started.append(waiting_run())
+        return in_transaction(alias, action)
+
+    monkeypatch.setattr("agentruns.services.events.in_transaction", too_late)
+    assert deliver_event("payment", "pi_500", PAID) == ("delivered", started[0].pk)
+
+
+class DeliveringStore(DatabaseStore):
+    """Delivers an event, and keeps it from the writer until the first try to store a wait for it."""
+
+    def append(self, batch: Any, **options: Any) -> None:
+        if batch.rows[-1].kind == "event_awaited":
+            assert deliver_event("payment", "pi_500", PAID).status in ("early", "duplicate")
+        super().append(batch, **options)
+
+
+def test_an_event_that_comes_between_the_look_and_the_append_is_found(effects: Effects) -> None:
+    run = start_run(shop_agent("just", COLLECTS, tools=EVERY), "x", "s1")
+    assert advance(run, "default", store=DeliveringStore())
+    assert (sound(run).status, results(run)[0]) == ("completed", PAID)
+    assert names(effects) == ["collect", "post"]
 
 
 def test_a_delivery_at_the_very_moment_of_the_time_out() -> None:

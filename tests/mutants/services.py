@@ -700,4 +700,34 @@ BEGUN = [
         "db/test_races.py::test_of_many_at_once_one_wins"),
 ]  # fmt: skip
 
-MUTANTS = [*BEGUN, *DECISIONS, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]
+EVENTS, WAITS, OF_EVENTS = "services/events.py", "journal/waits.py", "db/test_events.py::test_"
+AWAITED = [
+    mutant("events: the first delivery wins",
+        Edit(EVENTS, "if its_events.exclude(delivered_at=None).exists():", "if False:"),
+        f"{OF_EVENTS}a_run_waits_without_a_process_and_the_payload_is_the_result"),
+    mutant("events: a call that waits by now gets the event",
+        Edit(EVENTS, "if found is None or found[1] is not None:", "if found is None:"),
+        f"{OF_EVENTS}a_call_that_begins_to_wait_between_the_look_and_the_insert_gets_the_event"),
+    mutant("events: one that came just before its wait is found",
+        Edit(WAITS, ".filter(delivered_at__isnull=not came)", ""),
+        f"{OF_EVENTS}an_event_that_comes_between_the_look_and_the_append_is_found"),
+    mutant("events: one waiter each",
+        Edit("engine/waits.py", "if owner not in (None, (run.run_id, call.id)):", "if False:"),
+        f"{OF_EVENTS}one_waiter_each[collect]"),
+    mutant("events: a wait is over by the database's clock alone",
+        Edit(WAITS, "            if batch.needs_due_event:\n", "            if False:\n"),
+        f"{OF_EVENTS}a_wait_is_over_only_by_the_databases_clock_in_its_transaction"),
+    mutant("events: later calls of the reply wait",
+        Edit("journal/fold.py", "if call.is_waiting or call.is_pending:", "if call.is_waiting:"),
+        f"{OF_EVENTS}a_run_waits_without_a_process_and_the_payload_is_the_result"),
+    mutant("events: a call that waits is not in doubt",
+        Edit("engine/loop.py", "if call.attempt > 0 and not call.is_pending]", "if call.attempt > 0]"),
+        Edit("services/runs/lifecycle.py", " and not call.is_pending:", ":"),
+        f"{OF_EVENTS}a_paused_run_that_still_waits_goes_back_to_its_wait"),
+    mutant("events: a call has one result, also if the event is faster than its handler",
+        Edit("engine/tool_calls.py", "        if not again.is_open:  # its event was delivered while",
+             "        if False:  # its event was delivered while"),
+        f"{OF_EVENTS}an_event_that_comes_while_the_handler_is_at_work[pending-late0]"),
+]  # fmt: skip
+
+MUTANTS = [*AWAITED, *BEGUN, *DECISIONS, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]
