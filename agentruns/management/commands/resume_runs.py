@@ -147,7 +147,8 @@ class Command(AgentRunsCommand):
             self._report_news(crew.take(), which["run_id"])
 
     def _report_news(self, swept: Swept, run_id: str | None) -> None:
-        if swept.driven or swept.surfaced or swept.expired or swept.errors or swept.blocked:
+        done = swept.driven, swept.surfaced, swept.expired, swept.settled, swept.errors, swept.blocked
+        if any(done):
             self._report(swept, {}, run_id)
 
     def _report(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> None:
