@@ -32,7 +32,8 @@ from agentruns.journal.connection import journal_alias, mend_connection, own_ali
 from agentruns.journal.fold import Call
 from agentruns.journal.payloads import Offload
 from agentruns.models import CommitFence, Message, Run
-from agentruns.tools import InvalidArguments, NotOccurred, Occurred, Pending, Tool, ToolContext, Unknown
+from agentruns.tools import InvalidArguments, Pending, Tool, ToolContext, Unknown
+from agentruns.tools.base import Answer
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
 from agentruns.utils.carry import carried, restore, state_of
@@ -91,7 +92,7 @@ class Observation:
     def facts(self) -> dict[str, Any]:
         """Build the members of a `late_result` row that the observation gives."""
         if self.pending is not None:
-            return {"content": {"pending": self.pending.key}, "is_error": False}
+            return {"content": None, "is_error": False, "pending": self.pending.key or ""}
         return {"content": self.content, "is_error": self.is_error, **self.flags}
 
 
@@ -184,9 +185,7 @@ def in_thread(alias: str, name: str, work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def reconcile(
-    alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]
-) -> Occurred | NotOccurred | Unknown:
+def reconcile(alias: str, tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Answer:
     """Call a tool's `reconcile` within the tool's timeout; return Unknown if it does not return in time.
 
     Inside a TestCase there is no timeout. Raises NotEntered if the lease is over.

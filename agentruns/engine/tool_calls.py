@@ -23,7 +23,7 @@ from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval
 from agentruns.models.statuses import ApprovalStatus, GateVerdict, Orphan, Outcome, Verdict
-from agentruns.tools import NotOccurred, Occurred
+from agentruns.tools import NotOccurred, Occurred, Pending
 from agentruns.tools.context import NotEntered
 from agentruns.tools.refusals import NOTHING_HAPPENED
 from agentruns.utils.db import uptime
@@ -502,7 +502,7 @@ def _reconcile(driver: Driver, call: Call) -> None:
             verdict = handler.reconcile(driver.alias, tool, context, call.arguments)
             break
     actor, offload = events.Actor(id="", name="reconcile"), driver.offload(call)
-    if not isinstance(verdict, Occurred | NotOccurred):
+    if not isinstance(verdict, Occurred | NotOccurred | Pending):
         before = in_doubt.RAISED.format(attempt=call.attempt, error=call.raised[: in_doubt.SHOWN])
         evidence = f"reconcile does not know: {verdict.reason}"
         evidence = f"{before}\n{evidence}" if call.raised else evidence
@@ -513,10 +513,13 @@ def _reconcile(driver: Driver, call: Call) -> None:
         again = batch.state.run.calls[call.id]
         if not again.is_open:  # its event was delivered meanwhile
             return
-        word = Verdict.OCCURRED if isinstance(verdict, Occurred) else Verdict.NOT_OCCURRED
+        word = Verdict.NOT_OCCURRED if isinstance(verdict, NotOccurred) else Verdict.OCCURRED
         payload = events.OrphanResolved(verdict=word, actor=actor, channel="reconcile")
         batch.add(events.ORPHAN_RESOLVED, payload, call=again, attempt=again.attempt)
-        if isinstance(verdict, Occurred):
+        if isinstance(verdict, Pending):  # it began, and its event is still to come
+            waits.begin(driver, batch, again, verdict)
+            start_next(driver, batch)
+        elif isinstance(verdict, Occurred):
             facts = events.ResultFacts(reconciled=True)
             if again.raised:
                 facts["raised"] = again.raised

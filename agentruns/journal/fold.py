@@ -434,7 +434,8 @@ class RunState:
             call.approval.status = ApprovalStatus.CONSUMED
 
     def on_event_awaited(self, row: Row, payload: events.EventAwaited) -> None:
-        self.calls[row.call_id].event = payload
+        call = self.calls[row.call_id]
+        call.event, call.orphan = payload, ""
 
     def on_event_delivered(self, row: Row, payload: events.EventDelivered) -> None:
         """Change nothing: the next row has the result."""

@@ -17,11 +17,18 @@ KINDS = (events.EVENT_AWAITED, events.EVENT_DELIVERED)
 
 def concerns(batch: Batch) -> bool:
     """Check whether a batch begins or ends a wait, so that rows of Event change with it."""
-    return any(row.kind in KINDS or _opens(row) or _settles(batch, row) for row in batch.rows)
+    return any(row.kind in KINDS or _opened(batch, row) or _settles(batch, row) for row in batch.rows)
 
 
-def _opens(row: Row) -> bool:
-    return row.kind == events.TOOL_STARTED and "awaits" in row.payload
+def _opened(batch: Batch, row: Row) -> tuple[str, str] | None:
+    """Name the event that a call may wait for from a row on: its start, or a Pending that came too late."""
+    call = batch.state.run.calls.get(row.call_id)
+    if call is None or not call.awaits:
+        return None
+    if row.kind == events.TOOL_STARTED:
+        return call.awaits, row.payload["key"]
+    late = events.LATE_RESULT.of(row)
+    return (call.awaits, late["pending"]) if late and late.get("pending") and call.is_open else None
 
 
 def _settles(batch: Batch, row: Row) -> bool:
@@ -52,9 +59,8 @@ def project(alias: str, batch: Batch) -> None:
 
     for row in batch.rows:
         its_events = events_of.filter(run_id=run_id, call_id=row.call_id)
-        if _opens(row):
-            # An event that came before, as where a restored run starts a call again, is settled by the sweep.
-            rows = begin(row.payload["awaits"], row.payload["key"], row.call_id).filter(run=None)
+        if opened := _opened(batch, row):  # the sweep settles an event that came before
+            rows = begin(*opened, row.call_id).filter(run=None)
             rows.update(run_id=run_id, call_id=row.call_id, due_at=Now())
         elif awaited := events.EVENT_AWAITED.of(row):
             came = row.call_id in delivered

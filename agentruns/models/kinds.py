@@ -292,6 +292,7 @@ class LateResult(_Returned):
     content: NotRequired[Any]
     is_error: NotRequired[Fact[bool]]
     never_entered: NotRequired[Fact[bool]]  # then there is no content
+    pending: NotRequired[Fact[str]]  # the key of the event that brings the result; there is no content yet
     lost: NotRequired[Fact[bool]]  # the row of the reply that requested the call is lost
 
 

@@ -35,6 +35,7 @@ logger = get_logger("agentruns.tools")
 
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
+Answer = Occurred | NotOccurred | Pending | Unknown  # of `reconcile`
 
 MOST_TRIES = 300_000  # of validating an object of one input, about a second
 _MAX_ERRORS = 10
@@ -301,7 +302,7 @@ class Tool(Options, Generic[P, R]):
         plain, stringified = to_jsonable(result)
         return ToolOutput(plain, flags | ({"stringified": True} if stringified else {}))
 
-    def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Occurred | NotOccurred | Unknown:
+    def run_reconcile(self, ctx: ToolContext, arguments: dict[str, Any]) -> Answer:
         """Call `reconcile` to learn whether the call happened. A missing verdict or an error becomes Unknown.
 
         The result in Occurred is converted to JSON like a handler's. Raises NotEntered if the lease is over
@@ -321,7 +322,7 @@ class Tool(Options, Generic[P, R]):
         if isinstance(verdict, Occurred):
             output = self.output(verdict.result)
             return Occurred(output.content, _stored=output.flags.get("stored"))
-        if isinstance(verdict, NotOccurred | Unknown):
+        if isinstance(verdict, NotOccurred | Unknown) or (isinstance(verdict, Pending) and self.awaits):
             return verdict
         kind = verdict.__name__ if isinstance(verdict, type) else type(verdict).__name__
         return Unknown(f"reconcile returned {kind}, not an Occurred(), NotOccurred() or Unknown().")

@@ -87,7 +87,37 @@ def gated(ctx: ToolContext, key: str) -> Pending:
     return Pending(key)
 
 
-EVERY = [*TOOLS, collect, delivered_meanwhile, awaits_nothing, poll, gated, wait_for_event, wait_until]
+def invoiced(ctx: ToolContext, args: dict[str, Any]) -> Pending:
+    return Pending(f"in_{args['cents']}")
+
+
+@tool(awaits="payment", reconcile=invoiced)
+def invoice(ctx: ToolContext, cents: int) -> Pending:
+    act("invoice", ctx, cents=cents)
+    return invoiced(ctx, {"cents": cents})
+
+
+@tool(awaits="payment")
+def loses_the_run(ctx: ToolContext) -> Pending:
+    """Lose the run to another worker, which finds the call in doubt."""
+    act("loses_the_run", ctx)
+    expire_leases(ctx.run_id)
+    at_once(partial(sweep, run_id=ctx.run_id))
+    return Pending("pi_late")
+
+
+EVERY = [
+    loses_the_run,
+    *TOOLS,
+    collect,
+    invoice,
+    delivered_meanwhile,
+    awaits_nothing,
+    poll,
+    gated,
+    wait_for_event,
+    wait_until,
+]
 
 
 def waits_for(event: str, key: str) -> dict[str, object]:
@@ -316,6 +346,34 @@ def test_a_call_that_is_safe_to_retry_waits_after_its_second_attempt(effects: Ef
     assert deliver_event("payment", "k", PAID).status == "delivered"
     sweep()
     assert sound(run).status == "completed"
+
+
+def test_reconcile_may_say_that_the_event_is_still_to_come(effects: Effects) -> None:
+    turn = {"tools": [call("invoice", cents=7), call("lookup", number="A1")]}
+    run = start_run(shop_agent("asks", turn, tools=EVERY), "x", "s1")
+    with crashing_at("after_tool"):
+        sweep()
+    expire_leases()
+    sweep()
+    assert (sound(run).status, names(effects)) == ("waiting", ["invoice"])
+    assert payloads(run, "orphan_resolved")[0]["verdict"] == "occurred"
+    assert deliver_event("payment", "in_7", PAID) == ("delivered", run.pk)
+    sweep()
+    assert (sound(run).status, results(run)[0], names(effects)) == ("completed", PAID, ["invoice", "lookup"])
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_a_worker_that_lost_the_run_still_says_what_to_wait_for(comes: str, effects: Effects) -> None:
+    if comes == "before":
+        deliver_event("payment", "pi_late", PAID)
+    run = start_run(shop_agent("loses", {"tools": [call("loses_the_run")]}, tools=EVERY), "x", "s1")
+    sweep(run_id=run.pk)
+    assert payloads(sound(run), "late_result")[0]["pending"] == "pi_late"
+    if comes == "after":
+        assert run.status == "orphaned"
+        assert deliver_event("payment", "pi_late", PAID) == ("delivered", run.pk)
+    sweep()
+    assert (sound(run).status, results(run), effects.count()) == ("completed", [PAID], 1)
 
 
 def test_what_is_stored_for_a_call_is_settled_by_the_sweep() -> None:
