@@ -302,10 +302,10 @@ def test_the_card_and_the_queue_cost_the_same_however_much_there_is(world: World
     later = [call("refund", cents=5000 + number) for number in range(5)]
     long = start(*turns, {"tools": [call("wire", text="x"), *later]}, session="long")
     assert long.status == "orphaned"
-    assert cost(page_of(long)) == short <= 14
+    assert cost(page_of(long)) == short <= 15
     for number in range(2, 6):
         in_doubt(session=f"s{number}")
-    assert cost(QUEUE) == alone <= 8
+    assert cost(QUEUE) == alone <= 9
 
 
 FIGURE = "ended in doubt in the last 7 days"
@@ -481,7 +481,7 @@ def test_a_damaged_verdict_is_none(world: World) -> None:
         assert f"1 {FIGURE}" in front()
 
 
-def test_four_queries_say_what_any_number_of_runs_wait_for(world: World) -> None:
+def test_five_queries_say_what_any_number_of_runs_wait_for(world: World) -> None:
     """Which the console and the commands share."""
     approval, orphaned, paused = world.waiting(), world.orphaned(), world.paused()
     blocked, both = world.queued(), in_doubt(call("refund", cents=5000))
@@ -489,7 +489,7 @@ def test_four_queries_say_what_any_number_of_runs_wait_for(world: World) -> None
     world.completed()
     found: dict[Any, Any] = {}
     # One of them for the runs, one for what is masked.
-    assert len(queries(lambda: found.update(waiting.waits("default", list(Run.objects.all()))))) == 4
+    assert len(queries(lambda: found.update(waiting.waits("default", list(Run.objects.all()))))) == 5
     assert [(wait.kind, wait.tool) for wait in found.pop(both.pk)] == [
         (waiting.ORPHAN, "wire"), (waiting.APPROVAL, "refund"),
     ]  # fmt: skip
