@@ -427,7 +427,7 @@ RECOVERY = [
         Edit(CALLS, 'asks=observation.in_doubt and tool.recovery == "reconcile"', "asks=False"),
         "db/test_refusals.py::test_what_raised_is_asked_about_when_its_time_is_over"),
     mutant("recovery: a reconciler that does not know settles nothing",
-        Edit(CALLS, "if not isinstance(verdict, Occurred | NotOccurred):", "if False:"),
+        Edit(CALLS, "if not isinstance(verdict, Occurred | NotOccurred | Pending):", "if False:"),
         "db/test_refusals.py::test_a_caller_who_asks_is_told_when_reconcile_does_not_know"),
     mutant("recovery: what follows a call in doubt is not run",
         Edit(DOUBT, "    stop(batch, [each for each in later if not each.parallel])\n", ""),
