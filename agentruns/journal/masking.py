@@ -41,6 +41,7 @@ _BLOCK_KEPT = frozenset(("type", "id", "tool_use_id", "name", "is_error", "input
 _RESULTS = (events.TOOL_RESULT, events.LATE_RESULT, events.ORPHAN_RESOLVED)
 _WORKED = (events.ORPHAN_FOUND, *_RESULTS)  # rows about what a handler did
 _HOLDING = (events.ASSISTANT, events.APPROVAL_DECIDED, *_WORKED)  # rows that hold sensitive values
+_AWAITED = (events.EVENT_AWAITED, events.EVENT_DELIVERED)
 _TOLD = [each for each in Outcome if each not in (Outcome.OK, Outcome.ERROR)]  # whose text no tool wrote
 
 _WORD = re.compile(r"\w+|(\W)\1*")  # such as `XXXX` or `***`
@@ -199,7 +200,8 @@ class Mask:
             return MASK
         if name in ("preview", "title"):
             return self.tool_text(row.tool_name, value)
-        if name in _KEPT or name in form_of(row.kind).facts:
+        is_made_by_tool = name == "key" and row.kind in _AWAITED  # perhaps of a sensitive argument
+        if not is_made_by_tool and (name in _KEPT or name in form_of(row.kind).facts):
             return value
         return self.json(value, row.tool_name)
 

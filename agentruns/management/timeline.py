@@ -162,8 +162,11 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
 }
 
 
-def run_record(run: Run) -> dict[str, Any]:
-    """Convert a run to a dict with redacted texts; `owner` is the user's name, or None."""
+def run_record(run: Run, waits: Iterable[waiting.Wait] = ()) -> dict[str, Any]:
+    """Convert a run and its `waits` for events to a dict with redacted texts.
+
+    `owner` is the user's name, or None.
+    """
     return {
         "id": str(run.pk),
         "session": redact(run.session.key),
@@ -173,9 +176,16 @@ def run_record(run: Run) -> dict[str, Any]:
         "origin_seq": run.origin_seq,
         "imported_at": run.session.imported_at,
         "priority": Priority.of(run.priority).value,
+        "waits_for": [redacted(wait.record()) for wait in waits],
         **{name: getattr(run, name) for name in FIELDS},
         **{name: redacted(getattr(run, name)) for name in TEXTS},
     }
+
+
+def waits_for(wait: waiting.Wait) -> str:
+    """Say for which event a call waits, since when and until when."""
+    until = f"until {moment(wait.until)}" if wait.until else "without a time limit"
+    return f"{wait.event} {wait.text} since {moment(wait.since)} {until} (UTC)"
 
 
 @contextmanager
@@ -225,6 +235,8 @@ def idle(stands: dict[str, Any]) -> str:
     elif stands["leased"]:
         said += [f"{stands['leased']} runs are held by live leases, the first until {until};"]
         said += ["a run whose process died is taken over then."]
+    if number := stands["for_events"]:
+        said.append(f"{'1 run waits' if number == 1 else f'{number} runs wait'} for an event.")
     if number := stands["for_people"]:
         listed = page("run_changelist")
         where = f"{listed}?status=person" if listed else "manage.py list_runs"

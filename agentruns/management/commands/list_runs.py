@@ -6,10 +6,11 @@ from typing import Any
 from agentruns import list_runs
 from agentruns.conf import settings
 from agentruns.engine import turns
-from agentruns.journal.masking import masked_runs
+from agentruns.journal.masking import MOST_READ, masks_of
 from agentruns.management.base import AgentRunsCommand, argument, moment, shortened, table
-from agentruns.management.timeline import run_record
+from agentruns.management.timeline import run_record, waits_for
 from agentruns.models import Run
+from agentruns.services.runs import waiting
 
 
 class Command(AgentRunsCommand):
@@ -24,15 +25,17 @@ class Command(AgentRunsCommand):
         runs = list_runs(status=status, agent=agent).select_related("session").iterator(chunk_size=200)
         rows: list[tuple[object, ...]] = []
         while some := list(islice(runs, 200)):
-            later = turns.reasons(settings.DATABASE, some)
-            for run in masked_runs(some):
+            later, masks = turns.reasons(settings.DATABASE, some), masks_of(some, size=MOST_READ)
+            awaited = waiting.events_of(settings.DATABASE, some, masks)
+            for run in (masks[run.session_id].run(run) for run in some):
                 run.blocked_reason = later.get(run.pk, run.blocked_reason)
+                waits = awaited.get(run.pk, [])
                 if self.json:
-                    self.say_json(run_record(run))
+                    self.say_json(run_record(run, waits))
                     continue
+                why = "; ".join(filter(None, [run.blocked_reason, *map(waits_for, waits)]))
                 task, at = shortened(run.input, 50), moment(run.updated_at)
-                why = shortened(run.blocked_reason, 70)
-                rows.append((run.pk, run.status, run.agent, run.session.key, at, task, why))
+                rows.append((run.pk, run.status, run.agent, run.session.key, at, task, shortened(why, 70)))
         none = "There are no such runs." if status or agent else "There are no runs yet."
         heading = ("RUN", "STATUS", "AGENT", "SESSION", "UPDATED (UTC)", "INPUT", "WHY IT WAITS")
         self.tell(None, *(table([heading, *rows]) if rows else [none]))

@@ -17,15 +17,16 @@ from agentruns.utils import ids, redaction
 
 BUSY, INTERRUPTED = 4, 130
 EXIT: dict[str, int] = {Run.Status.COMPLETED: 0, Run.Status.FAILED: 1, Run.Status.CANCELLED: 5}
-EXIT |= {Run.Status.QUEUED: BUSY, Run.Status.RUNNING: BUSY, **dict.fromkeys(waiting.FOR_PEOPLE, 3)}
+EXIT |= dict.fromkeys((Run.Status.QUEUED, Run.Status.RUNNING, Run.Status.WAITING), BUSY)
+EXIT |= dict.fromkeys(waiting.FOR_PEOPLE, 3)
 
 
 class Command(AgentRunsCommand):
     help = (
         "Run an agent until the run ends or waits. Exit code: 0 completed, 1 failed, 3 waiting for a person, "
-        "4 queued or live elsewhere, 5 cancelled. The same command again continues the same run. After a "
-        "crash it tells the model that the outcome of a call in doubt is unknown, and goes on; resume_runs "
-        "would leave the call to a person."
+        "4 queued, live elsewhere or waiting for an event, 5 cancelled. The same command again continues the "
+        "same run. After a crash it tells the model that the outcome of a call in doubt is unknown, and goes "
+        "on; resume_runs would leave the call to a person."
     )
 
     arguments = (
@@ -83,7 +84,8 @@ class Command(AgentRunsCommand):
             self.stderr.write("Interrupted. The same command again, or resume_runs, goes on with the run.")
             return INTERRUPTED
         # The run's status and output, and what a person has to do if the run waits.
-        run_mask = masking.mask_of(get_run(str(result.run_id)))
+        run = get_run(str(result.run_id))
+        run_mask = masking.mask_of(run)
         output, failure = run_mask.json(shown(result.output)), run_mask.json(result.error)
         if self.json:
             texts = {"session": result.session_key, "output": output, "error": failure}
@@ -91,6 +93,8 @@ class Command(AgentRunsCommand):
             return EXIT[result.status]
         self.say()
         self.say(f"Run {result.run_id} in session {result.session_key} is {result.status}.")
+        for wait in waiting.events_of(settings.DATABASE, [run], {run.session_id: run_mask}).get(run.pk, ()):
+            self.say(f"Waits for {timeline.waits_for(wait)}")
         for approval in map(run_mask.approval, result.pending):
             self.say(f"Waits for a person: {approval.title} (approval {approval.pk})")
             self.say(timeline.to_decide(approval))

@@ -11,6 +11,7 @@ from agentruns.management import timeline
 from agentruns.management.base import RUN_ID, AgentRunsCommand, argument, moment
 from agentruns.models import Approval
 from agentruns.services.history import record, state_at
+from agentruns.services.runs import waiting
 from agentruns.utils.redaction import redact, redacted
 
 
@@ -25,12 +26,13 @@ class Command(AgentRunsCommand):
     def act(self, *, run_id: str, at: int | None, **options: Any) -> None:
         run = get_run(run_id)
         mask = masking.mask_of(run)
+        waits = waiting.events_of(settings.DATABASE, [run], {run.session_id: mask}).get(run.pk, [])
         if at is not None:
             self.say_json(redacted(record(state_at(run.pk, at), mask)))
             return
         if self.json:
             rows = [timeline.as_dict(mask.row(row)) for row in read.run_rows(settings.DATABASE, run.pk)]
-            self.say_json({**timeline.run_record(mask.run(run)), "messages": rows})
+            self.say_json({**timeline.run_record(mask.run(run), waits), "messages": rows})
             return
         run = mask.run(run)
         imported = run.session.imported_at
@@ -59,6 +61,7 @@ class Command(AgentRunsCommand):
         for approval in map(mask.approval, approvals.order_by("requested_at")):
             card = f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"
             header += [("waits for", card), ("", timeline.to_decide(approval))]
+        header += [("waits for", timeline.waits_for(wait)) for wait in waits]
         for label, value in header:
             for number, text in enumerate(redact(str(value)).splitlines()):
                 self.say(f"{'' if number else label:<14}{text}")

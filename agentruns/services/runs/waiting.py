@@ -22,11 +22,12 @@ from agentruns.journal import doubts, events
 from agentruns.journal.masking import Mask, mask_of, masks_of
 from agentruns.journal.policy import is_narrowed
 from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
-from agentruns.models import Approval, Control, Event, Message, Run
+from agentruns.models import Approval, Control, Message, Run
 from agentruns.models.querysets import ACTIVE, UNFINISHED
 from agentruns.models.run import SERVED, TURN, RunQuerySet
 from agentruns.models.statuses import Orphan, Verdict
 from agentruns.utils import clock
+from agentruns.utils.bounds import OWN_EVENTS
 
 STALLED = Q(status=Run.Status.RUNNING) & FREE
 FOR_PEOPLE = (Run.Status.AWAITING_APPROVAL, Run.Status.ORPHANED, Run.Status.PAUSED)
@@ -44,19 +45,32 @@ class Wait:
     """One reason why a run waits; `approval_id` or `call_id` names what a person can act on.
 
     `text` is not escaped, and is masked except by `orphans`. It is the evidence of a call in doubt, the error
-    of a call that ended in doubt, the title of an approval, the name and key of an event, or why a run is
-    paused or blocked.
+    of a call that ended in doubt, the title of an approval, the key of an event, or why a run is paused or
+    blocked.
     """
 
     kind: str
     run_id: UUID
+    event: str = ""  # the name of the event that the call waits for
     call_id: str = ""
     tool: str = ""
     attempt: int = 0
     text: str = ""
     approval_id: UUID | None = None
-    until: datetime | None = None  # of a back-off, of a start at a later time, or the time-out of a wait
+    since: datetime | None = None  # of a wait for an event
+    until: datetime | None = None  # of a back-off, a start at a later time, or a wait for an event
+    is_harmless: bool = False  # when the wait for the event ends, nothing is in doubt
     gates_tool: bool = False  # further calls of the tool need approval until this call is cleared
+
+    @property
+    def is_own(self) -> bool:
+        """Check whether only this package ends the wait, such as a wait for a time."""
+        return self.event.startswith(OWN_EVENTS)
+
+    def record(self) -> dict[str, Any]:
+        """Build a JSON object of a wait for an event."""
+        moments = {"since": self.since, "until": self.until}
+        return {"call_id": self.call_id, "tool": self.tool, "name": self.event, "key": self.text, **moments}
 
     def masked(self, mask: Mask) -> Wait:
         """Copy the Wait, with the sensitive values in its text hidden."""
@@ -82,14 +96,11 @@ def waits(
         for card in pending.order_by("requested_at").only("run_id", "call_id", "tool_name", "title"):
             about = {"call_id": card.call_id, "tool": card.tool_name, "text": card.title}
             reasons[card.run_id].append(Wait(kind=APPROVAL, run_id=card.run_id, approval_id=card.pk, **about))
-    awaiting = [run.pk for run in runs if run.status in (*FOR_PEOPLE, Run.Status.WAITING)]
-    awaited = Event.objects.using(alias).unsettled().filter(run_id__in=awaiting, waits_since__isnull=False)
-    for event in awaited.order_by("waits_since") if awaiting else ():
-        about = {"call_id": event.call_id, "text": f"{event.name} {event.key}", "until": event.due_at}
-        reasons[event.run_id].append(Wait(kind=EVENT, run_id=event.run_id, **about))  # type: ignore
     unbegun = [run for run in runs if waits_for_time(run) and not run.step]
     starts = Message.objects.using(alias).own().filter(run__in=unbegun, kind=events.RUN_STARTED)
     firsts = dict(starts.values_list("run_id", "facts")) if unbegun else {}
+    for run_id, awaited in events_of(alias, runs).items():
+        reasons[run_id] += awaited
     for run in runs:
         if run.status == Run.Status.PAUSED:
             reasons[run.pk].append(Wait(kind=PAUSED, run_id=run.pk, text=run.blocked_reason))
@@ -110,6 +121,29 @@ def waits(
         if run.pk in reasons:
             reasons[run.pk] = [wait.masked(masks[run.session_id]) for wait in reasons[run.pk]]
     return reasons
+
+
+def events_of(
+    alias: str, runs: Iterable[Run], masks: Mapping[UUID, Mask] | None = None
+) -> dict[UUID, list[Wait]]:
+    """Map each run that waits to its calls that wait for an event, in order.
+
+    Leaves out runs that are queued or that a worker drives. `masks` has the masks of the keys by session;
+    None leaves the keys as they are.
+    """
+    its = {run.pk: run for run in runs if run.status in (Run.Status.WAITING, *FOR_PEOPLE)}
+    open_calls = {(run.pk, call) for run in its.values() for call in run.pending_calls}
+    rows = Message.objects.using(alias).filter(run_id__in=its, kind=events.EVENT_AWAITED)
+    fields = ("run_id", "call_id", "tool_name", "facts", "created_at")
+    waits: dict[UUID, list[Wait]] = defaultdict(list)
+    for run_id, call, tool, facts, since in rows.order_by("seq").values_list(*fields) if its else ():
+        if (run_id, call) in open_calls:
+            about = {"call_id": call, "tool": tool, "event": facts.get("name", "")}
+            about |= {"text": facts.get("key", ""), "is_harmless": bool(facts.get("harmless"))}
+            until = events.moment(facts.get("until"))
+            wait = Wait(kind=EVENT, run_id=run_id, since=since, until=until, **about)
+            waits[run_id].append(wait if masks is None else wait.masked(masks[its[run_id].session_id]))
+    return waits
 
 
 def uncleared(
@@ -246,13 +280,17 @@ def blocked() -> Q:
 
 
 def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
-    """Count the runs that are leased, wait for people, or are unserved; find when the first lease ends."""
+    """Count the runs that are leased, wait for events or people, or are unserved.
+
+    Also finds when the first lease ends.
+    """
     runs = Run.objects.using(alias)
     if run_id is not None:
         runs = runs.filter(pk=run_id)
     leased = runs.filter(Q(status__in=ACTIVE), lease_expires_at__gte=Now())
     return {
         **leased.aggregate(leased=Count("pk"), leased_until=Min("lease_expires_at")),
+        "for_events": runs.filter(status=Run.Status.WAITING).count(),
         "for_people": runs.filter(status__in=FOR_PEOPLE).count(),
         "unserved": unserved(runs).count(),
     }
