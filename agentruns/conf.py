@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from datetime import timedelta
 from functools import cached_property
@@ -45,6 +46,7 @@ class Defaults:
     NOTIFY_EMAILS: list[str] = []
     WEBHOOK_URL: str = ""
     WEBHOOK_SECRET: str = ""
+    EVENT_SECRETS: dict[str, Any] = {}  # that sign events, by name of an event
     API_PING_SECONDS: float = 15
     API_STREAMS: int = 500
     API_THROTTLE: Any = None  # as the project wrote it
@@ -67,6 +69,7 @@ else:  # without class attributes, which would hide the project's settings from 
 
 THROTTLED = ("user", "anonymous")
 _RATE = re.compile(r"[1-9][0-9]{0,8}/[smhd]")
+SECRET_PREFIX, SHORTEST_SECRET = "whsec_", 24  # bytes: the specification asks for at least 192 bits
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -81,6 +84,25 @@ def _parsed(rate: object) -> tuple[int, int]:
         raise ValueError(f"{rate!r} is not a number of requests and a time, as in '100/m'")
     number, _, unit = rate.partition("/")
     return int(number), _SECONDS[unit]
+
+
+def signing_keys(secret: Any) -> list[bytes]:
+    """Decode the keys in a secret of Standard Webhooks, one or more with spaces between them.
+
+    Raises ValueError, with a text that quotes no key.
+    """
+    parts = str(secret or "").split()
+    if not parts:
+        raise ValueError("is not set")
+    try:
+        if not all(part.startswith(SECRET_PREFIX) for part in parts):
+            raise ValueError
+        keys = [base64.b64decode(part.removeprefix(SECRET_PREFIX), validate=True) for part in parts]
+    except ValueError:
+        raise ValueError(f"must be '{SECRET_PREFIX}' followed by base64") from None
+    if any(len(key) < SHORTEST_SECRET for key in keys):
+        raise ValueError(f"is shorter than {SHORTEST_SECRET} bytes")
+    return keys
 
 
 class Settings(Typed):
@@ -132,6 +154,23 @@ class Settings(Typed):
         for rate in limited.values():
             _parsed(rate)
         return limited
+
+    @cached_property
+    def event_secrets(self) -> dict[tuple[str, str], list[bytes]]:
+        """The keys of EVENT_SECRETS by name of an event ("*": any) and scope of its runs.
+
+        Raises ValueError for a wrong setting, with a text that quotes no key.
+        """
+        if not isinstance(self.EVENT_SECRETS, dict):
+            raise ValueError("is no dict of secrets by name of an event")
+        keys = {}
+        for name, given in self.EVENT_SECRETS.items():
+            for scope, secret in (given if isinstance(given, dict) else {"": given}).items():
+                try:
+                    keys[name, scope] = signing_keys(secret)
+                except ValueError as error:
+                    raise ValueError(f"has a secret for {name!r} in scope {scope!r} that {error}") from None
+        return keys
 
     @cached_property
     def rates(self) -> dict[str, tuple[float, int]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.apps import apps
@@ -133,6 +133,50 @@ class SessionAuth(security.SessionAuth):
         return user if user.is_authenticated and user.is_active else None
 
 
+class Signer(NamedTuple):
+    """The sender of a signed event, who is no user: known by the name and the scope of its secret."""
+
+    name: str
+    scope: str
+
+    @property
+    def pk(self) -> str:
+        """The sender's key for the limit of requests."""
+        return f"events:{self.scope}:{self.name}"
+
+
+class SignatureAuth(security.APIKeyHeader):
+    """Authentication of an event by the headers of Standard Webhooks; with them, nothing else counts."""
+
+    param_name = "webhook-signature"
+    openapi_description = "With `webhook-id` and `webhook-timestamp`, as in Standard Webhooks 1.0.0."
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Signer | None:
+        """Verify the signature of the whole body by a secret of the event; None without a signature.
+
+        Raises Problem: 401 for a signature that is wrong or older than five minutes, and if there is no
+        secret for the event's name and scope; 429 above the limit of requests.
+        """
+        if key is None:
+            return None
+        match: Any = request.resolver_match
+        signer = Signer(match.kwargs["name"], request.GET.get("scope", ""))
+        secrets = settings.event_secrets
+        for secret in secrets.get(signer) or secrets.get(("*", signer.scope)) or ():
+            from standardwebhooks import Webhook, WebhookVerificationError
+
+            with suppress(WebhookVerificationError, ValueError):  # the latter for a header of another form
+                Webhook(secret).verify(request.body, dict(request.headers), json_parse=False)
+                _throttle(request, signer)
+                return signer
+        _throttle(request)
+        raise Problem.named(
+            "not-authenticated",
+            "The signature is not that of AGENTRUNS_EVENT_SECRETS for this event's name and scope, or "
+            "webhook-timestamp is more than five minutes old. Sign the body as it is sent.",
+        )
+
+
 class OpenPath(PathView):
     """A path whose view is called without a login, because its operations authenticate by themselves."""
 
@@ -229,6 +273,8 @@ def entry_for(operation: Operation) -> Entry:
         # The approval decides which of the two scopes a decision requires.
         deciding = [scope.APPROVALS_DECIDE, scope.APPROVALS_OWN]
         scopes = [scope.RUNS_READ, scope.APPROVALS_DECIDE] if reads else deciding
+    elif operation.path.startswith("/events"):
+        scopes = [scope.EVENTS_WRITE]
     is_for_visitors = operation.operation_id in VISITORS
     return Entry([each.value for each in scopes], is_for_visitors, operation=operation)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import UUID
@@ -287,11 +287,22 @@ class Out(BaseModel):
         return self.model_copy(update=empty)
 
 
+class EventWait(Out):
+    """An event that a run waits for."""
+
+    call_id: str
+    tool: LegalText
+    name: LegalText
+    key: LegalText = Field(description=f"empty {FOR_OTHERS}")
+    since: Moment
+    until: Moment | None = Field(description="null if the wait has no time limit")
+
+
 class RunOut(Out):
     PUBLIC: ClassVar = {
         "id", "session", "scope", "owner", "owner_name", "agent", "version", "definition", "idempotency_key",
         "status", "title", "input", "context", "origin", "origin_seq", "step", "output", "lease_expires_at",
-        "not_before", "priority", "attempts", "imported_at", "created_at", "updated_at",
+        "not_before", "priority", "attempts", "imported_at", "created_at", "updated_at", "waits_for",
     }  # fmt: skip
 
     id: Id
@@ -320,6 +331,7 @@ class RunOut(Out):
     priority: PriorityName
     attempts: int
     blocked_reason: LegalText = Field(description=f"empty {FOR_OTHERS}")
+    waits_for: list[EventWait] = Field(description="events for which an unfinished run waits")
     imported_at: Moment | None = Field(description="time of an import: a record, decided elsewhere")
     created_at: Moment
     updated_at: Moment = Field(description="exact only to the minute while a worker drives the run")
@@ -328,13 +340,21 @@ class RunOut(Out):
     def all(cls, runs: Iterable[Run]) -> list[RunOut]:
         """Build the answers for several runs that were read with their sessions."""
         runs = list(runs)
-        masks = masking.masks_of(runs, size=masking.MOST_READ)
-        return [cls.of(run, masks[run.session_id]) for run in runs]
+        return cls._masked(runs, masking.masks_of(runs, size=masking.MOST_READ))
 
     @classmethod
-    def of(cls, run: Run, mask: masking.Mask | None = None) -> RunOut:
-        """Build the answer for a run that was read with its session; `mask` hides sensitive values."""
-        run = (masking.mask_of(run) if mask is None else mask).run(run)
+    def of(cls, run: Run) -> RunOut:
+        """Build the answer for a run that was read with its session."""
+        return cls._masked([run], {run.session_id: masking.mask_of(run)})[0]
+
+    @classmethod
+    def _masked(cls, runs: list[Run], masks: Mapping[UUID, masking.Mask]) -> list[RunOut]:
+        waits = waiting.events_of(settings.DATABASE, runs, masks)
+        return [cls._of(masks[run.session_id].run(run), waits[run.pk]) for run in runs]
+
+    @classmethod
+    def _of(cls, run: Run, waits: list[waiting.Wait]) -> RunOut:
+        key: dict[str, Any] = {} if run.shows_all else {"key": ""}
         answer = cls.made(
             run,
             session=run.session.key,
@@ -346,6 +366,7 @@ class RunOut(Out):
             cost=None if run.cost is None else amount(run.cost),
             imported_at=run.session.imported_at,
             priority=Priority.of(run.priority).value,
+            waits_for=[EventWait(**{**wait.record(), **key}) for wait in waits],
         )
         return answer if run.shows_all else answer.limited(cls.PUBLIC)
 

@@ -115,8 +115,9 @@ def stream_events(
     `id` is the row's `seq`, `event` its kind, and `data` the row as in /messages. To continue after a row,
     send the header `Last-Event-ID`, or `after` if your client cannot send the header. While the model writes
     a reply, `draft` events hold its whole text so far; the next row replaces the draft. A `waits_for` event
-    says that the run waits for people (`approval`, `verdict` or `resume`), or with null that it no longer
-    waits. The last event is `end`: close the stream then. If a stream stops without `end`, request it again.
+    says that the run waits for people (`approval`, `verdict` or `resume`) or for an `event`, or with null
+    that it no longer waits. The last event is `end`: close the stream then. If a stream stops without `end`,
+    request it again.
     """
     user = user_of(request)
     run = find_run(user, run_id)

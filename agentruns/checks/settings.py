@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -15,7 +16,7 @@ from agentruns import journal
 from agentruns.agents.agent import registered
 from agentruns.agents.prices import mistakes
 from agentruns.checks.base import check
-from agentruns.conf import DEFAULTS, settings, unknown_names
+from agentruns.conf import DEFAULTS, SECRET_PREFIX, settings, unknown_names
 from agentruns.providers.names import PROVIDERS, make, names_of, options_of
 from agentruns.tools.refusals import mistake
 from agentruns.utils.bounds import LEAST_SENT
@@ -51,6 +52,17 @@ def unusable(name: str, wrong: Callable[[], object], hint: str, id: str) -> Iter
     if why:
         text = f"AGENTRUNS_{name} = {getattr(settings, name)!r} cannot be used: {why}."
         yield Error(text, hint=hint, id=id)
+
+
+@check()
+def check_event_secrets() -> Iterator[CheckMessage]:
+    """Check AGENTRUNS_EVENT_SECRETS without printing a secret, and that signatures can be verified."""
+    try:
+        if settings.event_secrets and find_spec("standardwebhooks") is None:
+            raise ValueError("needs `pip install agentruns[webhooks]`")
+    except ValueError as error:
+        hint = f"{{'payment': '{SECRET_PREFIX}' and base64}}, or {{'payment': {{'a scope': '…'}}}}."
+        yield Error(f"AGENTRUNS_EVENT_SECRETS {error}.", hint=hint, id="agentruns.E027")
 
 
 @check()

@@ -7,7 +7,6 @@ standard verify the signature.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -24,15 +23,13 @@ from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
 import agentruns
-from agentruns.conf import settings
+from agentruns.conf import SECRET_PREFIX, settings, signing_keys
 from agentruns.journal.outbox import Notice, UndeliverableError
 from agentruns.utils import clock, lanes
 
 TIMEOUT = 5  # seconds for a whole delivery
 THREADS = 8  # most deliveries of a process at once, including those that timed out and still hang
 GONE = 410
-PREFIX = "whsec_"
-SHORTEST = 24  # bytes; the specification asks for at least 192 bits
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 _lane = lanes.Lane("agentruns-webhook", THREADS)
@@ -90,7 +87,7 @@ class WebhookNotifier:
         """Yield an Error for an unusable AGENTRUNS_WEBHOOK_URL or AGENTRUNS_WEBHOOK_SECRET."""
         for read, name, hint in (
             (_address, "WEBHOOK_URL", "AGENTRUNS_WEBHOOK_URL = 'https://example.org/hooks/agentruns'"),
-            (_keys, "WEBHOOK_SECRET", f"'{PREFIX}' and the base64 of 32 random bytes, from the environment."),
+            (_keys, "WEBHOOK_SECRET", f"'{SECRET_PREFIX}' and the base64 of 32 random bytes."),
         ):
             try:
                 read(getattr(settings, name))
@@ -107,20 +104,10 @@ def sign(secret: str, message_id: str, moment: int, body: bytes) -> str:
 
 def _keys(secret: Any) -> list[bytes]:
     """Decode a secret's one or more keys. Raises ImproperlyConfigured, with a text that quotes no key."""
-    keys = []
-    for part in str(secret or "").split():
-        try:
-            if not part.startswith(PREFIX):
-                raise ValueError("no prefix")
-            keys.append(base64.b64decode(part.removeprefix(PREFIX), validate=True))
-        except (ValueError, binascii.Error):
-            text = f"AGENTRUNS_WEBHOOK_SECRET must be '{PREFIX}' followed by base64."
-            raise ImproperlyConfigured(text) from None
-    if not keys:
-        raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_SECRET is not set.")
-    if any(len(key) < SHORTEST for key in keys):
-        raise ImproperlyConfigured(f"AGENTRUNS_WEBHOOK_SECRET is shorter than {SHORTEST} bytes.")
-    return keys
+    try:
+        return signing_keys(secret)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"AGENTRUNS_WEBHOOK_SECRET {error}.") from None
 
 
 def _address(url: Any) -> str:

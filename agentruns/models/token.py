@@ -22,6 +22,7 @@ class ApiToken(models.Model):
         RUNS_ACT_FOR = "runs:act_for", _("start runs for other users and in other scopes")
         APPROVALS_DECIDE = "approvals:decide", _("read and decide approvals")
         APPROVALS_OWN = "approvals:own", _("confirm calls of the owner's own runs")
+        EVENTS_WRITE = "events:write", _("deliver events")
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     # The token itself is not stored: its prefix finds the row, its digest proves the rest.

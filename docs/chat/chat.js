@@ -180,7 +180,9 @@ async function happened(event, data) {
   else draw();
   const waits = event === "waits_for" ? data.waits_for !== null : WAITS.includes(event);
   const mine = waits || event.startsWith("approval") ? await cards() : 0;
-  if (waits) note(mine ? "" : "A colleague looks at this first. You can go on writing.");
+  const outside = ["event", "waiting"].includes(data.waits_for); // no colleague can hurry it
+  if (waits && outside) note("This goes on as soon as we hear of it. You can go on writing.");
+  else if (waits) note(mine ? "" : "A colleague looks at this first. You can go on writing.");
   else if (event !== "user") note(["end", "draft"].includes(event) ? "" : "…");
 }
 

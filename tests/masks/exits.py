@@ -127,11 +127,12 @@ SILENT_VIEWS = {
     "run_start", "run_review", "run_adopt", "run_resolve", "run_delete", "run_add", "approval_add",
     "approval_delete", "approval_reveal", "approval_approve", "approval_edit", "approval_answer",
     "approval_deny", "approval_extend", "run_switches",
+    "run_deliver", "run_stop_waiting",
 }  # fmt: skip
 
 
 SILENT_PATHS = {
-    "/agents", "/health", "/sessions/{path:key}/messages",
+    "/agents", "/health", "/events/{name}/{path:key}", "/sessions/{path:key}/messages",
     "/runs/{run_id}/messages/{seq}/content", "/runs/{run_id}/files/{sha256}",  # only to revealers
 }  # fmt: skip
 SILENT_COMMANDS = {

@@ -687,6 +687,26 @@ MADE = [
         "unit/test_agents.py::test_the_highest_version_is_found_by_name_alone"),
 ]  # fmt: skip
 
+BY_API = "api/test_events.py::test_"
+DELIVERED = [
+    mutant("deliveries: a signature is verified",
+        Edit("api/auth.py",
+             "Webhook(secret).verify(request.body, dict(request.headers), json_parse=False)", "pass"),
+        f"{BY_API}another_signature_is_refused"),
+    mutant("deliveries: a secret is for its scope",
+        Edit("api/auth.py", 'secrets.get(("*", signer.scope))', "next(iter(secrets.values()), ())"),
+        f"{BY_API}another_signature_is_refused"),
+    mutant("deliveries: who delivers in another scope may act there",
+        Edit("api/events.py", "not permissions.may(user", "False and not permissions.may(user"),
+        f"{BY_API}an_event_is_in_its_senders_scope"),
+    mutant("deliveries: a run is named to who may see it",
+        Edit("api/events.py", ".filter(pk=done.run_id).exists()", " is not None"),
+        f"{BY_API}it_takes_the_scope_of_the_token_and_the_permission"),
+    mutant("deliveries: their keys are for who may read all of the run",
+        Edit("api/schemas.py", '{} if run.shows_all else {"key": ""}', "{}"),
+        f"{BY_API}a_run_says_for_which_events_it_waits"),
+]  # fmt: skip
+
 BEGUN = [
     mutant("submit: the key of a pruned run begins no other, by the statement that begins it",
         Edit(SUBMIT, "        unless += uses_of_key(alias, request)\n", "        pass\n"),
@@ -730,4 +750,4 @@ AWAITED = [
         f"{OF_EVENTS}an_event_that_comes_while_the_handler_is_at_work[pending-late0]"),
 ]  # fmt: skip
 
-MUTANTS = [*AWAITED, *BEGUN, *DECISIONS, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]
+MUTANTS = [*AWAITED, *BEGUN, *DECISIONS, *DELIVERED, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]

@@ -90,7 +90,7 @@ def test_every_request_of_the_page_is_answered_as_it_says(server: str) -> None:
     ann = user("superuser")
     ann.username = "ann"
     ann.save()
-    _token, text = create_token(ann, ["runs:read", "runs:write", "approvals:decide"])
+    _token, text = create_token(ann, ["runs:read", "runs:write", "approvals:decide", "events:write"])
     names = {**os.environ, "TOKEN": text}
     sent = 0
     for command, said in commands(PAGE):
