@@ -166,6 +166,8 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
     held = list(paused.values_list("is_lost", flat=True)[: MOST + 1])
     url = page_url(site, Run, status="paused")
     figures.append((bounded(len(held), MOST), _("paused"), "waits", url))
+    if machines := counted(runs.filter(status=Run.Status.WAITING), MOST):  # in no person's queue
+        figures.append((machines, _("waiting for an event"), "none", page_url(site, Run, status="waiting")))
     if lost := bounded(sum(map(bool, held)), MOST):
         figures.append((lost, _("held: the database lost rows that were committed"), "bad", url))
     if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:

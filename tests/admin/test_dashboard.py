@@ -156,8 +156,8 @@ def test_more_runs_cost_no_more_queries(world: World) -> None:
     few = cost()
     for number in range(4):
         busy(world, str(number))
-    assert (cost(), empty) == (few, 12)
-    assert few == 14  # what is masked of the oldest cards, and of the failures
+    assert (cost(), empty) == (few, 13)
+    assert few == 15  # what is masked of the oldest cards, and of the failures
 
 
 def test_no_title_and_no_cause_tells_what_is_masked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID, events.MESSAGE, events.COPIED
 
 
 def test_there_are_kinds() -> None:
-    assert len(KINDS) == 23
+    assert len(KINDS) == 25
 
 
 ODD: list[dict[str, Any]] = [
@@ -64,6 +64,10 @@ TITLES: list[tuple[str, dict[str, Any], str]] = [
     (events.TOOL_RESULT, {"outcome": "unknown", "content": "x"}, "Outcome unknown"),
     (events.ORPHAN_RESOLVED, {"verdict": "not_occurred", "evidence": "x"}, "Verdict: it did not happen"),
     (events.LATE_RESULT, {"never_entered": True}, "Late report of a worker that had lost the run"),
+    (events.LATE_RESULT, {"worker_epoch": 0, "content": "x"}, "What was delivered too late"),
+    (events.EVENT_AWAITED, {"name": "payment", "key": "k", "until": None}, "Waits for an event"),
+    (events.EVENT_DELIVERED, {"name": "payment", "key": "k", "actor": None}, "Event delivered"),
+    (events.EVENT_DELIVERED, {"name": "p", "key": "k", "late": True}, "Event delivered, too late to count"),
     (events.MODEL_FAILED, {"error": {"type": "T", "text": "x"}, "retry_in": 2.0}, "Model call failed"),
     (events.RUN_CANCELLED, {"reason": "why"}, "Cancelled"),
     (events.USER, {"content": said("refund it")}, "Task given"),

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.test import override_settings
 
-from agentruns import approve, deny, start_run
+from agentruns import Pending, approve, deny, run_agent, start_run, tool, wait_for_event, wait_until
 from agentruns.models import Run
 from agentruns.services.api_tokens import create_token, revoke
 from agentruns.services.sweep import sweep
@@ -18,7 +18,7 @@ from tests.browser.desk import CARD, CREDIT, MAIL, QUESTION, REFUND, TICKET, Des
 from tests.browser.sound import assert_sound
 from tests.browser.visitor import INDEX, LOGIN, QUEUE, RUNS, Visitor, Visitors, call_path, turn_path
 from tests.rows import write_raw
-from tests.shop.agents import shop_agent
+from tests.shop.agents import call, shop_agent
 
 
 def lists(desk: Desk, visitor: Visitor) -> Iterator[None]:
@@ -113,6 +113,33 @@ def runs(desk: Desk, visitor: Visitor) -> Iterator[None]:
     yield
 
 
+@tool(awaits="payment")
+def charge(order: str) -> Pending:
+    """Ask the customer to pay."""
+    return Pending(f"invoice/{order}/{'7f3a9c' * 10}", timedelta(days=3))
+
+
+def waits(desk: Desk, visitor: Visitor) -> Iterator[None]:
+    """Runs that wait for an event and for a time, a payload that is no JSON, the list and the front page."""
+    parcel = {"name": "parcel", "key": "7", "timeout_seconds": 900}
+    calls = [{"name": "wait_for_event", "input": parcel}, call("wait_until", at="2999-01-01T00:00:00Z")]
+    tools = [charge, wait_for_event, wait_until]
+    asked = [{"tools": calls}, {"tools": [call("charge", order="ليلى-1")]}]
+    for number, turn in enumerate(asked):
+        agent = shop_agent(f"till-{number}", turn, tools=tools)
+        visitor.open(Run.objects.get(pk=run_agent(agent, "Charge ليلى for 1.", f"s{number}").run_id))
+        visitor.unfold()
+        yield
+    visitor.open(Run.objects.latest("created_at"))
+    with visitor.refused(400):
+        visitor.choose("Deliver", **{"What happened": "{paid"})
+    yield
+    visitor.open(f"{RUNS}?status=waiting")
+    yield
+    visitor.open(INDEX)
+    yield
+
+
 def front(desk: Desk, visitor: Visitor) -> Iterator[None]:
     """The front page, the costs, the app, and the tokens."""
     desk.one(session="ticket-4")
@@ -134,7 +161,7 @@ def front(desk: Desk, visitor: Visitor) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("pages", [lists, cards, refusals, runs, front])
+@pytest.mark.parametrize("pages", [lists, cards, refusals, runs, waits, front])
 def test_everybody_can_use_the_pages(
     desk: Desk, visitor: Visitor, pages: Callable[[Desk, Visitor], Iterator[None]]
 ) -> None:

@@ -23,10 +23,10 @@ from django.db import connection, transaction
 from django.test import Client
 
 import agentruns
-from agentruns import Image, Policy, Text, run_agent, session_token, start_run, tool
+from agentruns import Image, Pending, Policy, Text, run_agent, session_token, start_run, tool
 from agentruns.api import router
 from agentruns.journal.policy import ACTIONS
-from agentruns.models import ApiToken, Approval, Message, Review, Run, Session
+from agentruns.models import ApiToken, Approval, Event, Message, Review, Run, Session
 from agentruns.services.api_tokens import create_token
 from agentruns.urls import urlpatterns
 from tests.admin.world import dying
@@ -54,8 +54,9 @@ class Token(NamedTuple):
 
 READ, WRITE, DECIDE = "runs:read", "runs:write", "approvals:decide"
 ACTS, CONFIRMS, POOR, IDLE = "runs:act_for", "approvals:own", "every scope of nobody", "scopes of no use"
+EVENTS = "events:write"
 TOKENS = {
-    **{scope: Token("superuser", [scope]) for scope in (READ, WRITE, DECIDE)},
+    **{scope: Token("superuser", [scope]) for scope in (READ, WRITE, DECIDE, EVENTS)},
     ACTS: Token("superuser", [WRITE, ACTS]),
     CONFIRMS: Token("owner", [CONFIRMS]),
     POOR: Token("nobody", list(ApiToken.Scope.values)),
@@ -156,6 +157,8 @@ API = {
     "operate": {"superuser", WRITE, ACTS},
     "decide": {"decider", "superuser", DECIDE},
     "confirm": {"owner", CONFIRMS, VISITOR},
+    "deliver": {"superuser", "stranger", EVENTS},
+    "deliver elsewhere": {"superuser", "stranger"},
     "deny what another confirms": {"decider", "superuser", DECIDE, "owner", CONFIRMS, VISITOR},
     "nothing": set[str](),
 }
@@ -235,16 +238,20 @@ API_RULES = {
         f"GET runs/{{run}}/{part}": Rule("see state")
         for part in ("messages/{seq}/content", "files/{sha256}", "state")
     },
+    "POST events/{name}/{session}": Rule("deliver", "deliver", {}),
+    "POST events/{name}/{session} scope=": Rule("deliver elsewhere", "deliver elsewhere", {}),
     # Pages about the API, which tell of no run.
     **dict.fromkeys(("GET openapi.json", "GET docs", "GET "), Rule("look in")),
 }
 HARMLESS = {
     "idempotency_key", "key", "digest", "reason", "text", "input", "at", "after", "last_event_id", "cursor",
     "status", "verdict", "result", "evidence", "content", "not_before", "priority", "block",
+    "payload",
 }  # fmt: skip
 RUN_POSTS = {
     **dict.fromkeys(("again", "fork", "pause", "cancel", "reply"), "do with one's own"),
     **dict.fromkeys(("resume", "adopt", "resolve", "erase", "review", "leave_out"), "operate"),
+    **dict.fromkeys(("deliver", "stop_waiting"), "operate"),
     "reveal": "reveal",
 }
 
@@ -286,6 +293,12 @@ def cancel(note: str, pin: str) -> str:
     return "cancelled"
 
 
+@tool(awaits="payment")
+def charge(note: str) -> Pending:
+    """Ask the customer to pay."""
+    return Pending(note)
+
+
 PHOTO = png(note=SECRET.encode())
 
 
@@ -300,10 +313,13 @@ class Ids(NamedTuple):
     session: str
     token: str
     ended: str
+    waiter: str
+    awaited: str
     owner: str
     digests: dict[str, str]
     seq: str = "1"
     sha256: str = sha256(PHOTO).hexdigest()
+    name: str = "payment"  # of an event
 
 
 KEYS = Ids._fields[: Ids._fields.index("owner")]
@@ -312,7 +328,7 @@ MISSING = "01a20189-67e9-70a1-9b0c-1b07670a3b0b"
 
 @pytest.fixture
 def ids() -> Ids:
-    """The owner's runs: one that waits for two decisions, one with a call in doubt, one that has ended."""
+    """The owner's runs: that wait for two decisions, a verdict and an event, and one that has ended."""
     Wary.strangers.clear()
     owner, boss = User.objects.create_user("owner"), User.objects.create_superuser("superuser")
     asks = [call(name, note=SECRET, pin=PIN) for name in ("pay", "cancel")]
@@ -325,14 +341,17 @@ def ids() -> Ids:
     token, _text = create_token(boss, [READ], name=SECRET)
     spoken = shop_agent("spoken", {"text": SAID})
     ended = run_agent(spoken, f"say {SAID}", "s0", actor=owner).run_id
+    till = shop_agent("till", {"tools": [call("charge", note=SECRET)]}, tools=[charge])
+    waiter = run_agent(till, f"sell {SECRET}", "s4", actor=owner).run_id
+    its = (waiter, Message.objects.get(run=waiter, kind="event_awaited").call_id)
     found = (waiting.run_id, doubt.run_id, doubt.orphans[0], card.pk, own.pk, waiting.session_key)
     digests = {"approval": card.digest, "own": own.digest}
-    return Ids(*map(str, (*found, token.pk, ended, owner.pk)), digests)
+    return Ids(*map(str, (*found, token.pk, ended, *its, owner.pk)), digests)
 
 
 def rows() -> Any:
     """Read the tables as they are: the models would take a third of the time of all doors."""
-    tables = [model._meta for model in (Run, Approval, Message, ApiToken, Review)]
+    tables = [model._meta for model in (Run, Approval, Message, ApiToken, Review, Event)]
     with connection.cursor() as cursor:
         return [
             cursor.execute(f"SELECT * FROM {table.db_table} ORDER BY {table.pk.column}").fetchall()
@@ -472,8 +491,8 @@ def sent(door: str, rule: Rule, ids: Ids) -> tuple[str, Any]:
     }  # fmt: skip
     asked = {name: given[name] for name in [option.rstrip("=")] if name}
     where = "/api/" + path.format(**ids._asdict())
-    if rule.body is None:
-        return where + ("?" + urlencode(asked) if asked else ""), None
+    if rule.body is None or path.startswith("events/"):
+        return where + ("?" + urlencode(asked) if asked else ""), rule.body
     card = next((ids.digests[name] for name in ids.digests if f"{{{name}}}" in path), None)
     return where, {**rule.body, **asked, **({"digest": card} if card else {})}
 
@@ -542,7 +561,9 @@ def console_path(model: str, name: str, route: str, ids: Ids) -> str:
     parts = {"object_id": key, "seq": "1", "sha256": ids.sha256, "call_id": ids.call, "run_id": ids.run}
     path = re.sub("<\\w+:(\\w+)>", lambda part: parts[part[1]], route)
     if "calls/" in path:
-        path = path.replace(ids.run, ids.orphan)
+        is_wait = name in ("deliver", "stop_waiting")
+        path = path.replace(ids.run, ids.waiter if is_wait else ids.orphan)
+        path = path.replace(ids.call, ids.awaited) if is_wait else path
     if name in ("erase", "leave_out"):
         path = path.replace(ids.run, ids.ended).replace("rows/1/", "rows/2/")
     return f"/admin/agentruns/{model}/{path}"

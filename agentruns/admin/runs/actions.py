@@ -142,10 +142,10 @@ def headline(situation: Situation) -> str:
         return text % request_of(situation.cancel_requested)
     if run.status == Run.Status.AWAITING_APPROVAL:
         return _("It waits for a person to decide:")
-    if run.status == Run.Status.WAITING:
-        return _("It waits for an event, and goes on by itself.")
     if run.status == Run.Status.ORPHANED:
         return _("It waits for a person: nobody knows whether a call happened.")
+    if run.status == Run.Status.WAITING:
+        return _("It waits for something outside, and goes on by itself when that happens:")
     if run.status == Run.Status.PAUSED:
         return _("It is paused, and goes on when somebody resumes it.")
     if situation.pause_requested is not None and is_live(run):
@@ -175,7 +175,8 @@ def resume(situation: Situation) -> Action:
         over(situation),
         run.status == Run.Status.AWAITING_APPROVAL
         and _("It waits for a decision. Approve or deny, and it goes on by itself."),
-        run.status == Run.Status.WAITING and headline(situation),
+        run.status == Run.Status.WAITING
+        and _("It waits for an event. Deliver the event or stop waiting, and it goes on by itself."),
         situation.is_live
         and _("A worker is working on it, until %(when)s at least.") % {"when": exact(run.lease_expires_at)},
         is_next and headline(situation),

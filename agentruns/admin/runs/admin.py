@@ -98,6 +98,8 @@ class RunAdmin(base.ReadOnlyAdmin):
         base.View("call", "runs.calls.call_view", "calls/<str:call_id>/"),
         base.View("resolve", "runs.calls.resolve_view", "calls/<str:call_id>/resolve/"),
         base.View("reveal", "runs.calls.reveal_view", "calls/<str:call_id>/reveal/"),
+        base.View("deliver", "runs.events.deliver_view", "calls/<str:call_id>/deliver/", acts=True),
+        base.View("stop_waiting", "runs.events.stop_view", "calls/<str:call_id>/stop-waiting/", acts=True),
     )
     pages = (
         base.View("news", "base.news_view"),

@@ -181,6 +181,11 @@ def story(past: CallHistory) -> list[str]:
         elif row.kind == events.ORPHAN_RESOLVED:
             lines.append(verdict_text(row))
             continue
+        elif row.kind in (events.EVENT_AWAITED, events.EVENT_DELIVERED):
+            text = _("The tool returned on %(when)s, and waits for %(event)s %(key)s.")
+            if row.kind == events.EVENT_DELIVERED:
+                text = _("%(name)s delivered %(event)s %(key)s on %(when)s.")
+            facts |= {"event": html.plain(payload["name"]), "key": html.plain(payload["key"])}
         elif row.kind != events.TOOL_RESULT:
             continue
         elif payload.get("in_doubt"):
@@ -200,6 +205,8 @@ def story(past: CallHistory) -> list[str]:
     if (result := past.last(events.TOOL_RESULT)) is None and not past.waits:
         if call.attempt == 0:
             lines.append(_("It has not been started."))
+        elif call.is_pending:
+            lines.append(_("It waits for the event: its result is what is delivered."))
         elif call.is_contradicted:
             lines.append(_("The tool has returned since. A worker will ask a person again."))
         else:

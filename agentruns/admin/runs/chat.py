@@ -22,7 +22,7 @@ from agentruns.admin.forms import KeyForm, TypedField, area
 from agentruns.admin.html import Body, as_text, body, evidence, person, plain, plain_line, visible
 from agentruns.admin.markdown import markdown
 from agentruns.admin.runs import steps
-from agentruns.admin.runs.steps import ODD, TAKEN_OVER, Timing
+from agentruns.admin.runs.steps import ODD, TAKEN_OVER, Timing, verdict_words
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal import doubts, events, fold, verify
@@ -34,7 +34,7 @@ from agentruns.models.statuses import GateVerdict, Outcome
 from agentruns.services import permissions
 from agentruns.services.runs import starting, waiting
 from agentruns.tools.card import in_time
-from agentruns.utils.bounds import TEXT_LENGTH
+from agentruns.utils.bounds import OWN_EVENTS, TEXT_LENGTH
 
 LONGEST = 4_000  # characters of a task, a message or a reply
 RESULT = 1_000  # characters of what a tool returned
@@ -199,13 +199,16 @@ class Talk:
         elif row.kind == events.TOOL_STARTED:
             line.state, line.started = _("is at work"), row.seq
             line.is_effect = payload.get("declares") != SAFE
+        elif row.kind == events.EVENT_AWAITED:
+            line.state = _("waits for %s") % plain(payload["name"].removeprefix(OWN_EVENTS))
+        elif row.kind == events.EVENT_DELIVERED:
+            line.says.append(self.decision(row, steps.delivery_words(payload)))
         elif row.kind == events.ORPHAN_FOUND:
             known = evidence(payload.get("evidence", ""))
             line.says.append(_("In doubt: %(evidence)s") % {"evidence": known})
             line.state, line.tone, line.is_doubted = _("in doubt"), "bad", True
         elif row.kind == events.ORPHAN_RESOLVED:
-            words = steps.verdict_words(payload["verdict"])
-            line.says.append(self.decision(row, words, payload.get("evidence")))
+            line.says.append(self.decision(row, verdict_words(payload["verdict"]), payload.get("evidence")))
         elif row.kind == events.TOOL_RESULT:
             outcome, in_doubt = payload.get("outcome"), payload.get("in_doubt", False)
             words, line.tone = steps.outcome_words(outcome, in_doubt=in_doubt, is_started=bool(row.attempt))

@@ -37,6 +37,7 @@ READ = 5 * LINE  # characters of an answer, of which its markdown takes some
 CENT = Decimal("0.01")
 LEAST = Decimal("0.0001")
 TITLE = 100  # characters
+KEY = 32  # characters of an event's key
 
 
 def task_title(run: Run) -> str:
@@ -89,6 +90,13 @@ def words(wait: Wait) -> str:
         return sentence % {"tool": tool}
     if wait.kind == waiting.APPROVAL:
         return _("Waits for approval: %(title)s") % {"title": text}
+    if wait.kind == waiting.EVENT:
+        key = plain_line(wait.text, KEY)
+        facts = {"event": plain(wait.event), "key": key, "until": exact(wait.until)}
+        if wait.is_own and wait.until is not None:
+            return _("Waits until %(until)s") % facts
+        sentence = _("Waits for %(event)s %(key)s, until %(until)s")
+        return (sentence if wait.until else _("Waits for %(event)s %(key)s")) % facts
     if wait.kind == waiting.PAUSED:
         return _("Paused: %(reason)s") % {"reason": text or "-"}
     if wait.kind == waiting.SILENT:
@@ -101,10 +109,11 @@ def words(wait: Wait) -> str:
 
 
 def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: Wait) -> str:
-    """Build the URL where a person can end a wait; "" if there is none."""
+    """Build the URL where a person has to end a wait; "" if the wait is for no person."""
     if wait.approval_id is not None:
         return admin.other_page(request, Approval, wait.approval_id)
-    return admin.url(request, "call", wait.run_id, wait.call_id) if wait.call_id else ""
+    is_theirs = wait.call_id and wait.kind != waiting.EVENT
+    return admin.url(request, "call", wait.run_id, wait.call_id) if is_theirs else ""
 
 
 def status(run: Run) -> SafeString:

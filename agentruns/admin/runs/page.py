@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _, gettext_lazy
 from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for, page_url, status_of
 from agentruns.admin.forms import MomentField, reason_field
 from agentruns.admin.html import bare, body, duration, exact, plain
-from agentruns.admin.runs import actions, chat, steps
+from agentruns.admin.runs import actions, chat, events, steps
 from agentruns.admin.runs.actions import Situation
 from agentruns.admin.runs.list import cost, counts, task_title, wait_url, words
 from agentruns.conf import settings
@@ -75,7 +75,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
     situation = replace(situation, uncleared=len(uncleared))
     waits, doubts = (
         [(words(wait), wait_url(admin, request, wait), wait.kind) for wait in waits]
-        for waits in (situation.waits, uncleared)
+        for waits in ([wait for wait in situation.waits if wait.kind != waiting.EVENT], uncleared)
     )
     after, is_live = seq_of(request.GET.get("after", "")), "seen" in request.GET
     rows = journal_rows(alias, run.pk, after)
@@ -116,6 +116,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -
         "may_leave_out": is_refused and "resume" in situation.may,
         "doubt_url": next((url for _text, url, kind in waits if kind == waiting.ORPHAN), ""),
         **actions.buttons(situation),
+        **events.awaited(request, run),
         "is_stopped": is_stopped,
         "may_start": is_stopped and run.agent in {agent.name for agent in starting.agents_of(request.user)},
         "session_url": page_url(admin.admin_site, Run, session=run.session_id),

@@ -51,11 +51,14 @@ BEGINS: dict[str, str] = {
     events.APPROVAL_DECIDED: events.APPROVAL_REQUESTED,
     events.ORPHAN_RESOLVED: events.ORPHAN_FOUND,
     events.RUN_RESUMED: events.RUN_PAUSED,
+    events.EVENT_AWAITED: events.TOOL_STARTED,
+    events.EVENT_DELIVERED: events.EVENT_AWAITED,
 }
 WAITS: dict[str, Any] = {
     events.APPROVAL_REQUESTED: gettext_lazy("waited %(time)s for an approval"),
     events.ORPHAN_FOUND: gettext_lazy("waited %(time)s for a verdict"),
     events.RUN_PAUSED: gettext_lazy("paused for %(time)s"),
+    events.EVENT_AWAITED: gettext_lazy("waited %(time)s for an event"),
 }
 Payload = dict[str, Any]
 
@@ -250,7 +253,11 @@ def describe(card: RowCard, row: Row) -> None:
         card.add_text(_("Arguments a person set"), payload.get("edited"))
         label = _("Told to the model, its beginning") if card.file else _("Told to the model")
         card.add_text(label, content_of(payload))
+    elif row.kind == events.EVENT_DELIVERED:
+        card.title, card.tone = delivery_words(payload), "waits" if payload.get("late") else "good"
     elif row.kind == events.LATE_RESULT:
+        if payload.get("worker_epoch") == 0:
+            card.title = _("What was delivered too late")
         if payload.get("never_entered"):
             card.add_fact(_("Report"), _("the tool never started: nothing happened"))
         label = _("The tool returned, its beginning") if card.file else _("The tool returned")
@@ -306,6 +313,8 @@ def timings(rows: Iterable[Row]) -> dict[int, Timing]:
                     words = _("%(time)s, time in the queue included")
             elif begin == events.TOOL_STARTED:
                 length = row.created_at - since if since else None
+                if awaited := begun.pop((events.EVENT_AWAITED, row.call_id), None):  # nothing was delivered
+                    wait, why = row.created_at - awaited, str(WAITS[events.EVENT_AWAITED])
             elif row.kind == events.RUN_RESUMED and since is None:
                 wait, why = gap, _("waited %(time)s to be resumed")
                 if str(row.payload.get("reason")) in TAKEN_OVER:
@@ -333,6 +342,11 @@ def verb_words(verb: Any) -> tuple[str, str]:
     return str(words), tone
 
 
+def delivery_words(payload: Payload) -> str:
+    """Describe the delivery of an event for a page."""
+    return _("Event delivered, too late to count") if payload.get("late") else _("Event delivered")
+
+
 def verdict_words(verdict: Any) -> str:
     """Describe a verdict on a call in doubt for a page."""
     return str(_VERDICTS_GIVEN.get(verdict, html.plain(verdict)))
@@ -350,6 +364,7 @@ def outcome_words(outcome: Any, *, in_doubt: bool = False, is_started: bool = Tr
 
 _LABELS = {
     "approved_by": gettext_lazy("Approved by"),
+    "at": gettext_lazy("Came at"),
     "arguments": gettext_lazy("Edited arguments"),
     "attempt": gettext_lazy("Attempt"),
     "channel": gettext_lazy("Via"),
@@ -359,9 +374,11 @@ _LABELS = {
     "fallback": gettext_lazy("Asked instead"),
     "from": gettext_lazy("Would have expired"),
     "idempotency_key": gettext_lazy("Idempotency key"),
+    "key": gettext_lazy("Key"),
     "instructions": gettext_lazy("Instructions of this run"),
     "misfit": gettext_lazy("Not as annotated"),
     "model": gettext_lazy("Model"),
+    "name": gettext_lazy("Event"),
     "output": gettext_lazy("Output"),
     "raised": gettext_lazy("The tool raised"),
     "reason": gettext_lazy("Reason"),
@@ -377,6 +394,7 @@ _LABELS = {
     "text": gettext_lazy("Answer"),
     "title": gettext_lazy("Decision on"),
     "tools": gettext_lazy("Tools of this run"),
+    "until": gettext_lazy("Until"),
     "usage": gettext_lazy("Tokens"),
     "why": gettext_lazy("Why"),
 }
@@ -416,6 +434,8 @@ _TOLD_BY_FACTS = (
     events.APPROVAL_REQUESTED,
     events.APPROVAL_DECIDED,
     events.APPROVAL_VOIDED,
+    events.EVENT_AWAITED,
+    events.EVENT_DELIVERED,
     events.ORPHAN_FOUND,
     events.ORPHAN_RESOLVED,
     events.RUN_PAUSED,
@@ -437,7 +457,7 @@ _DESCRIBE = {
     events.APPROVAL_VOIDED: Form(gettext_lazy("An approval no longer counts"), "waits", ("why",)),
     events.TOOL_STARTED: Form(gettext_lazy("Tool started"), facts=("approved_by",)),
     events.EVENT_AWAITED: Form(gettext_lazy("Waits for an event"), "waits", ("name", "key", "until")),
-    events.EVENT_DELIVERED: Form(gettext_lazy("Event delivered"), facts=("name", "key", "at", "late")),
+    events.EVENT_DELIVERED: Form(facts=("name", "key", "at")),
     events.TOOL_RESULT: Form(facts=("misfit",)),
     events.MODEL_FAILED: Form(
         gettext_lazy("Model call failed"),

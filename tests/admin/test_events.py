@@ -1,0 +1,161 @@
+"""What a run waits for on its page and in the list, and the buttons Deliver and Stop waiting."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+
+from agentruns import Pending, deliver_event, run_agent, tool, wait_for_event, wait_until
+from agentruns.admin.html import exact
+from agentruns.models import Event, Message, Run
+from agentruns.testing import run_until_blocked
+from tests.admin.pages import leads_to, listed, look, says, text, unchanged, url, words
+from tests.admin.people import OTHERS, browser
+from tests.admin.world import status
+from tests.shop.agents import call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OTHERS["clerk"] = ["view_run", "deliver_event", "resolve_orphan"]
+DAYS = timedelta(days=3)
+
+
+def wait(key: str) -> dict[str, Any]:
+    """A call that waits for a parcel."""
+    return {"name": "wait_for_event", "input": {"name": "parcel", "key": key, "timeout_seconds": 900}}
+
+
+GONE = "The call does not wait for its event any more."
+
+
+@tool(awaits="payment", sensitive=["iban"])
+def charge(order: str, iban: str = "") -> Pending:
+    """Ask the customer to pay."""
+    return Pending(f"pi_{order}-{iban}" if iban else f"pi_{order}", DAYS)
+
+
+def waiting(*calls: Any, session: str = "s1") -> Run:
+    """A run that waits for what these calls wait for."""
+    asked = calls or (call("charge", order="1"),)
+    tools = [charge, wait_for_event, wait_until]
+    agent = shop_agent(f"till-{session}", {"tools": [*asked]}, {"text": "Done."}, tools=tools)
+    result = run_agent(agent, "charge the customer", session)
+    assert result.status == "waiting", result
+    return Run.objects.get(pk=result.run_id)
+
+
+def call_of(run: Run) -> str:
+    return Message.objects.filter(run=run, kind="event_awaited").latest("seq").call_id
+
+
+def press(run: Run, verb: str, role: str = "clerk", **data: Any) -> Any:
+    return browser(role).post(url(run, verb, call_of(run)), data, follow=True)
+
+
+def test_a_page_says_what_its_run_waits_for_since_when_and_until_when() -> None:
+    run = waiting()
+    awaited = Message.objects.get(run=run, kind="event_awaited")
+    until = datetime.fromisoformat(awaited.payload["until"])
+    page = look(run, "It waits for something outside, and goes on by itself", role="clerk")
+    said = words(page)
+    assert f"Waits for payment pi_1 call of charge since {exact(awaited.created_at)}" in said
+    assert f"until {exact(until)} (in 2 days)" in said
+    assert "waits for payment" in said, "the line of the call"
+    assert {url(run, verb, call_of(run)) for verb in ("deliver", "stop_waiting")} <= page.forms.keys()
+    assert (
+        not {url(run, verb, call_of(run)) for verb in ("deliver", "stop_waiting")}
+        & look(run, role="reader").forms.keys()
+    )
+    called = words(says(browser("clerk").get(url(run, "call", call_of(run)))))
+    assert "and waits for payment pi_1." in called
+    assert "It waits for the event" in called
+
+
+def test_the_list_and_the_front_page_ask_nobody_for_it() -> None:
+    run = waiting()
+    line = listed("run", "clerk", status="waiting")
+    assert "waits for an event" in line.text
+    assert "Waits for payment pi_1, until" in line.text
+    assert not [link for link in line.links if "/calls/" in link]
+    assert str(run.pk) not in listed("run", "clerk", status="person").html
+    front = words(says(browser("clerk").get("/admin/")))
+    assert "1 waiting for an event" in front
+    assert leads_to(says(browser("superuser").get("/admin/agentruns/run/in-doubt/"))) == []
+
+
+def test_deliver_takes_json_once_and_names_the_person() -> None:
+    run = waiting()
+    with unchanged():
+        for wrong in ("{", "NaN", "[" * 70 + "]" * 70, "x"):
+            page = says(press(run, "deliver", payload=wrong), "Nothing was delivered", status=400)
+            kept = page.forms[url(run, "deliver", call_of(run))]["payload"]
+            assert "".join(kept.split()) == wrong
+    done = press(run, "deliver", payload='{"status": "paid"}')
+    says(done, "Delivered. A worker goes on with the run.", "clerk: Event delivered")
+    row = Message.objects.get(run=run, kind="event_delivered")
+    assert row.payload["actor"]["name"] == "clerk"
+    assert LogEntry.objects.get().object_id == str(run.pk)
+    with unchanged():
+        for verb in ("deliver", "stop_waiting"):
+            says(press(run, verb, payload="1"), GONE, status=409)
+    assert [result.status for result in run_until_blocked()] == ["completed"]
+    assert Message.objects.get(run=run, kind="tool_result").payload["content"] == {"status": "paid"}
+    assert "waited" in text(run, "?rows=full") or "Event delivered" in text(run, "?rows=full")
+
+
+def test_stop_waiting_ends_a_wait_as_its_time_limit_would() -> None:
+    run = waiting()
+    assert "The outcome of the call is recorded as unknown" in words(look(run))
+    says(press(run, "stop_waiting"), "The wait is over. A worker goes on with the run.", "Outcome unknown")
+    assert Message.objects.get(run=run, kind="tool_result").payload["outcome"] == "unknown"
+    assert deliver_event("payment", "pi_1", {"status": "paid"}).status == "late"
+    called = words(says(browser("resolver").get(url(run, "call", call_of(run)))))
+    assert "It was delivered after the wait had ended." in called
+    assert "the program delivered payment pi_1" in called
+    only = waiting(wait("7"), session="s2")
+    assert "the model is told that the time is over" in words(look(only))
+    press(only, "stop_waiting")
+    assert Message.objects.get(run=only, kind="tool_result").payload["content"] == {"timed_out": True}
+
+
+def test_a_wait_for_a_time_can_be_ended_and_not_delivered() -> None:
+    at = datetime.now(UTC) + DAYS
+    run = waiting(call("wait_until", at=at.isoformat()))
+    page = look(run, "Waits until", role="clerk")
+    assert url(run, "stop_waiting", call_of(run)) in page.forms
+    assert url(run, "deliver", call_of(run)) not in page.forms
+    with unchanged():
+        assert press(run, "deliver", payload="1").status_code == 409
+    press(run, "stop_waiting")
+    assert status(run) == "queued"
+
+
+def test_several_waits_stand_on_one_page_and_a_paused_run_still_says_them() -> None:
+    calls = [wait("a"), wait("b")]
+    run = waiting(*calls)
+    assert {words(look(run)).count(f"Waits for parcel {key}") for key in "ab"} == {1}
+    browser("superuser").post(url(run, "pause"), {"reason": "at night"})
+    assert status(run) == "paused"
+    says(press(run, "deliver", payload=""), "Delivered.", "Waits for parcel a", "It is paused")
+    assert Event.objects.filter(settled_at=None).count() == 1
+
+
+@pytest.mark.parametrize("role", ["reader", "operator", "anonymous", "customer"])
+@pytest.mark.parametrize("verb", ["deliver", "stop_waiting"])
+def test_others_may_not_press_them(role: str, verb: str) -> None:
+    run = waiting()
+    with unchanged():
+        response = browser(role).post(url(run, verb, call_of(run)), {"payload": "1"})
+        assert response.status_code == 302 if role in ("anonymous", "customer") else 403
+        assert browser("clerk").get(url(run, verb, call_of(run))).url == url(run)
+
+
+def test_the_key_is_masked_where_it_holds_what_is_sensitive() -> None:
+    run = waiting(call("charge", order="1", iban="DE02-secret"))
+    for page in (look(run, role="clerk"), listed("run", "clerk"), says(browser("clerk").get("/admin/"))):
+        assert "DE02-secret" not in page.html
+    says(press(run, "deliver", payload="1"), "Delivered.")
+    assert "DE02-secret" not in look(run, role="clerk", query="?rows=full").html
