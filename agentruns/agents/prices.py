@@ -22,6 +22,7 @@ OF_INPUT = {"cache_read": Decimal("0.1"), "cache_write": Decimal("1.25"), "cache
 KINDS = frozenset({"input", "output", *OF_INPUT})
 _DATE = re.compile(r"[-@](\d{8}|\d{4}-\d\d-\d\d)(?!\d)")
 MAX_DIGITS = 20
+MOST_COST = Decimal("999999999999.999999999999")
 
 
 def price_of(*models: str) -> dict[str, Decimal] | None:
@@ -71,6 +72,11 @@ def amount(value: Decimal) -> str:
     """Format an amount as journaled: plain digits, exact."""
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def stored(exact: Decimal) -> Decimal:
+    """Round and limit an amount to fit a column of a cost."""
+    return min(max(exact, -MOST_COST), MOST_COST).quantize(Decimal("1e-12"), context=Context(prec=60))
 
 
 def mistakes(prices: Any) -> list[str]:

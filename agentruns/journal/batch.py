@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from decimal import Decimal
 from functools import cached_property
 from secrets import token_hex
 from typing import Any, NamedTuple, Unpack
@@ -196,6 +197,8 @@ class Batch:
         self.failed_drive = False
         self.unpaused = False
         self.progressed = False  # whether a reply or a result is among the rows
+        self.charged: list[int] = []  # rows of Spending to which `cost` is added, with the reply
+        self.cost = Decimal(0)
         self.quiet = False  # send no signal, no notification and no telemetry about these rows
         self.closed = False  # service rows that change no status: stored although the run has ended
         self.guard: Q | None = None  # condition on pending approvals: expiry by the database's clock

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar
 
 from django.contrib.auth import get_user_model
@@ -19,6 +20,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent
+from agentruns.agents.prices import is_amount
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import masking
@@ -45,6 +47,7 @@ ACTIONS = {
     "fork": ("agentruns.fork_run", True),
     "replay": ("agentruns.replay_run", False),
     "adopt": ("agentruns.adopt_definition", False),
+    "raise_budget": ("agentruns.raise_budget", False),
     "resolve": ("agentruns.resolve_orphan", False),
     "export": ("agentruns.view_run", True),
     "review": ("agentruns.review_run", False),
@@ -206,6 +209,13 @@ class Policy:
         """Choose the limits that all holders of one session's tokens share."""
         return Quota(runs=VISITORS_RUNS)
 
+    def budget(self, run: Run) -> dict[str, Any]:
+        """Choose the cost that a day allows for the "session", the "user" and the "scope" of a run.
+
+        Called before each request to a model. A missing name, or None, is no limit.
+        """
+        return {}
+
     def has_second_factor(self, request: Any) -> bool:
         """Check whether a request's user has proved their identity, as AGENTRUNS_REAUTH_SECONDS requires."""
         return False
@@ -281,6 +291,19 @@ def limits_of(user: Any, agent: Agent | None) -> Quota:
         session = Session.objects.using(settings.DATABASE).get(pk=user.session_id)
         return ask("visitor_quota", nothing, session)
     return ask("quota", nothing, user, agent)
+
+
+def costs_of_day(run: Run) -> dict[str, Decimal] | None:
+    """Find the costs that a day allows, by "session", "user" or "scope"; None if the policy is wrong."""
+    given = ask("budget", None, run)
+    if not isinstance(given, dict) or not {*given} <= {"session", "user", "scope"}:
+        return None
+    limits = {name: value for name, value in given.items() if value is not None}
+    return (
+        {n: Decimal(str(each)) for n, each in limits.items()}
+        if all(map(is_amount, limits.values()))
+        else None
+    )
 
 
 def is_somebody(user: Any) -> bool:

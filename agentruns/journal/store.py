@@ -27,7 +27,7 @@ from agentruns.journal.connection import acknowledged, journal_alias, own_alias,
 from agentruns.journal.deciders import withdrawn
 from agentruns.journal.fold import Call, CallApproval
 from agentruns.journal.outbox import announce, is_announced
-from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session
+from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session, Spending
 from agentruns.models.fields import CanonicalField, EscapedTextField
 from agentruns.models.statuses import ApprovalStatus, RunStatus
 from agentruns.models.token import VISITOR
@@ -102,6 +102,7 @@ class DatabaseStore:
         # On PostgreSQL rows alone are one statement, and that is a transaction by itself.
         has_events = waits.concerns(batch)
         is_more = connection.in_atomic_block or batch.changed_approvals() or has_events or is_announced(batch)
+        is_more = is_more or bool(batch.charged)
         is_one = connection.vendor == "postgresql" and durable and not is_more
         block = nullcontext() if is_one else transaction.atomic(using=alias, durable=durable)
         with acknowledged(connection), block:
@@ -137,7 +138,9 @@ Store = DatabaseStore | MemoryStore
 
 
 def project(alias: str, batch: Batch) -> None:
-    """Write a batch's approvals; raises JournalConflictError if one was changed or is refused.
+    """Write a batch's approvals, and the cost of the day.
+
+    Raises JournalConflictError if an approval was changed or is refused.
 
     An approval is refused that misses `batch.guard`, and one that a call consumes although its token was
     revoked. The session is locked: who revokes a token locks it afterwards, and then finds what was consumed.
@@ -158,6 +161,8 @@ def project(alias: str, batch: Batch) -> None:
             raise JournalConflictError(f"Approval {approval.id} is not {before} any more.")
     # Not save(), whose signals would let receivers of the project work inside this transaction.
     Approval.objects.using(alias).bulk_create(new)
+    if batch.charged:
+        Spending.settle(alias, batch.state.run.run_id, batch.charged, batch.cost)
 
 
 def new_approval(call: Call, approval: CallApproval, run_id: UUID) -> Approval:

@@ -194,6 +194,7 @@ class Migration(migrations.Migration):
                     ("replay_run", "Can ask a model what it would have done"),
                     ("adopt_definition", "Can let runs go on under another definition"),
                     ("resolve_orphan", "Can give the verdict on a call in doubt"),
+                    ("raise_budget", "Can raise the budgets of runs"),
                 ],
                 "default_permissions": ("view",),
             },
@@ -673,6 +674,58 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(fields=("run", "call_id"), name="agentruns_one_card")
                 ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Spending",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("key", models.CharField(max_length=210)),
+                ("day", models.DateField()),
+                ("spent", models.DecimalField(decimal_places=12, default=0, max_digits=24)),
+            ],
+            options={
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(fields=("day", "key"), name="agentruns_spending_of_day")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Reservation",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("amount", models.DecimalField(decimal_places=12, max_digits=24)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="reservations",
+                        to="agentruns.run",
+                    ),
+                ),
+                (
+                    "spending",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="reservations",
+                        to="agentruns.spending",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
             },
         ),
         migrations.CreateModel(

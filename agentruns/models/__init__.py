@@ -3,6 +3,8 @@ from agentruns.models.bookkeeping import CommitFence as CommitFence
 from agentruns.models.bookkeeping import Control as Control
 from agentruns.models.bookkeeping import IdempotencyRecord as IdempotencyRecord
 from agentruns.models.bookkeeping import Notification as Notification
+from agentruns.models.bookkeeping import Reservation as Reservation
+from agentruns.models.bookkeeping import Spending as Spending
 from agentruns.models.bookkeeping import StartCount as StartCount
 from agentruns.models.event import Event as Event
 from agentruns.models.message import Message as Message

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any, Self
+from uuid import UUID
 
 from django.db import connections, models
-from django.db.models import CASCADE, Case, F, Q, Value, When
+from django.db.models import CASCADE, Case, F, Q, Sum, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from agentruns.exceptions import JournalConflictError
 from agentruns.models.fields import EscapedTextField, now, user_key
 from agentruns.models.run import Run
 from agentruns.utils.bounds import NAME_LENGTH
@@ -130,6 +133,77 @@ class StartCount(models.Model):
             return 0
         since = counts.values_list("since", flat=True).get(user_id=key)
         return max(1, math.ceil((since + window - now).total_seconds()))
+
+
+class Spending(models.Model):
+    """The cost that counts toward a budget of the policy on one day, such as that of the user 5."""
+
+    key = models.CharField(max_length=NAME_LENGTH + 10)  # such as "user:5"
+    day = models.DateField()
+    spent = models.DecimalField(max_digits=24, decimal_places=12, default=0)
+
+    class Meta:
+        default_permissions = ()
+        constraints = [models.UniqueConstraint(fields=["day", "key"], name="agentruns_spending_of_day")]
+
+    def __str__(self) -> str:
+        return f"{self.key} on {self.day}"
+
+    @classmethod
+    def reserve(
+        cls, alias: str, run_id: UUID, day: date, limits: dict[str, Decimal], amount: Decimal
+    ) -> tuple[list[int], Spending | None]:
+        """Reserve an amount for the next request of a run, in place of what is reserved for the run.
+
+        `limits` are by key. Returns the ids of the rows with the reservation and None. If what is spent, and
+        reserved for runs that are being driven, has reached a limit, reserves nothing, and returns that row.
+        Needs an open transaction.
+        """
+        keys, rows = sorted(limits), cls._default_manager.using(alias)
+        rows.bulk_create([cls(key=key, day=day) for key in keys], ignore_conflicts=True)  # locks on SQLite
+        locked = list(rows.filter(day=day, key__in=keys).order_by("key").select_for_update())
+        if len(locked) < len(keys):  # made by another transaction that this one does not see
+            raise JournalConflictError("The budgets of this day have just been made.")
+        Reservation.forget(alias, run_id)
+        held = Reservation._default_manager.using(alias).filter(run__in=Run.objects.using(alias).live())
+        for row in locked:
+            reserved = held.filter(spending=row).aggregate(sum=Sum("amount"))["sum"] or 0
+            if row.spent + reserved >= limits[row.key]:
+                return [], row
+        made = [Reservation(run_id=run_id, spending=row, amount=amount) for row in locked]
+        Reservation._default_manager.using(alias).bulk_create(made)
+        return [row.pk for row in locked], None
+
+    @classmethod
+    def settle(cls, alias: str, run_id: UUID, ids: list[int], cost: Decimal) -> None:
+        """Add the cost of a run's request to the rows `ids`, in place of the run's reservation.
+
+        Needs the transaction that stores the reply, so that a crash neither loses the cost nor doubles it.
+        """
+        rows = cls._default_manager.using(alias).filter(pk__in=ids)
+        for row in rows.order_by("key").select_for_update():
+            rows.filter(pk=row.pk).update(spent=row.spent + cost)
+        Reservation.forget(alias, run_id)
+
+
+class Reservation(models.Model):
+    """The most that the request in progress of a run may cost; it counts while the run is driven."""
+
+    run = models.ForeignKey(Run, on_delete=CASCADE, db_constraint=False, related_name="reservations")
+    spending = models.ForeignKey(Spending, on_delete=CASCADE, related_name="reservations")
+    amount = models.DecimalField(max_digits=24, decimal_places=12)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.amount} of {self.spending}"
+
+    @classmethod
+    def forget(cls, alias: str, run_id: UUID) -> None:
+        """Delete what is reserved for a run."""
+        rows: Any = cls._default_manager.using(alias).filter(run_id=run_id)
+        rows._raw_delete(alias)
 
 
 class IdempotencyRecord(models.Model):

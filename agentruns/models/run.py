@@ -158,6 +158,7 @@ class Run(models.Model):
             ("replay_run", _("Can ask a model what it would have done")),
             ("adopt_definition", _("Can let runs go on under another definition")),
             ("resolve_orphan", _("Can give the verdict on a call in doubt")),
+            ("raise_budget", _("Can raise the budgets of runs")),
         ]
         constraints = [
             models.UniqueConstraint(

@@ -25,6 +25,7 @@ from agentruns.journal.connection import has_foreign_blocks
 from agentruns.journal.copies import kin
 from agentruns.journal.read import NAMING, definitions_of
 from agentruns.models import Approval, Definition, IdempotencyRecord, Message, Notification, Run, Session
+from agentruns.models.bookkeeping import Spending
 from agentruns.models.parts import ERASED
 from agentruns.models.querysets import UNFINISHED
 from agentruns.models.tombstone import NAMED, PrunedKey, Tombstone, forgotten
@@ -63,9 +64,9 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
     """Delete the sessions whose runs all ended, the last more than `days` days ago, oldest first.
 
     Uses the database's clock. Deletes at most `limit` sessions, each in one transaction. Then deletes the
-    API's idempotency records of that age, and definitions and files that nothing needs any more. Stops early
-    if `should_stop` returns True; the next call continues. Raises ValueError if `days` is below 1,
-    NotDurableError inside a transaction.
+    API's idempotency records and costs by day of that age, and definitions and files that nothing needs any
+    more. Stops early if `should_stop` returns True; the next call continues. Raises ValueError if `days` is
+    below 1, NotDurableError inside a transaction.
     """
     if days < 1:
         raise ValueError(f"Sessions are kept for at least 1 day, not {days}.")
@@ -100,6 +101,8 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
     while not should_stop() and (keys := list(old.values_list("pk", flat=True)[:ANSWERS])):
         answers = IdempotencyRecord.objects.using(alias).filter(pk__in=keys)
         pruned.answers += in_transaction(alias, answers.delete)[0]
+    days_before = Spending._default_manager.using(alias).filter(day__lt=cutoff.date())
+    in_transaction(alias, partial(delete_rows, days_before))
     _delete_definitions(alias, definitions, pruned)
     pruned.files += delete_old_files(should_stop)
     return pruned
