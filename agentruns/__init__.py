@@ -18,7 +18,7 @@ _MODULES = {
     "agentruns.services.events": ("deliver_event", "stop_waiting", "Delivery"),
     "agentruns.services.approvals.decisions": ("get_approval", "approve", "deny", "answer", "extend"),
     "agentruns.services.runs.control": (
-        "adopt_definition", "cancel_run", "leave_out", "pause_run", "resolve_orphan",
+        "adopt_definition", "cancel_run", "leave_out", "pause_run", "raise_budget", "resolve_orphan",
     ),
     "agentruns.services.data.erasure": ("erase_call", "erase_payload", "erase_user"),
     "agentruns.services.runs.forks": ("fork_run", "run_again"),
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from agentruns.services.runs.control import cancel_run as cancel_run
     from agentruns.services.runs.control import leave_out as leave_out
     from agentruns.services.runs.control import pause_run as pause_run
+    from agentruns.services.runs.control import raise_budget as raise_budget
     from agentruns.services.runs.control import resolve_orphan as resolve_orphan
     from agentruns.services.runs.forks import fork_run as fork_run
     from agentruns.services.runs.forks import run_again as run_again

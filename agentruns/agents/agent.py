@@ -77,6 +77,7 @@ class Agent:
     `propose`. It defaults to AGENTRUNS_DEFAULT_MODEL, read when the agent is created. `fallback` is a second
     model, used at once when the provider of `model` is overloaded. `token_budget` counts input and output;
     `deadline` excludes time spent waiting for people. `cost_budget` is in the currency of AGENTRUNS_PRICES.
+    A run that has used up a limit is paused for a person, or with `on_budget="fail"` fails.
     `model_params` are sent to the provider with every request (`max_tokens` there limits one reply); a
     fallback of another provider gets only `max_tokens`. `output_type` is a pydantic model that the text of
     the last reply must fit, and the type of `RunResult.output`. `starters` is a permission or group that
@@ -101,6 +102,7 @@ class Agent:
         cost_budget: Decimal | float | None = None,
         deadline: timedelta | None = None,
         on_orphan: Literal["hold", "surface"] = "hold",
+        on_budget: Literal["pause", "fail"] = "pause",
         model_params: dict[str, Any] | None = None,
         output_type: type[BaseModel] | None = None,
         starters: str | None = None,
@@ -133,17 +135,16 @@ class Agent:
         given: Any = (settings.DEFAULT_MODEL or None) if model is None else model
         self.model: Model | str = given
         self.fallback = fallback
-        self.max_steps = max_steps
-        self.token_budget = token_budget
-        self.cost_budget: Decimal | None = None
-        if cost_budget is not None:
-            if isinstance(cost_budget, bool) or not isinstance(cost_budget, int | float | Decimal):
-                raise TypeError(f"Agent {name!r}: cost_budget must be a number, not {cost_budget!r}.")
-            self.cost_budget = Decimal(str(cost_budget))
-            if not self.cost_budget.is_finite() or self.cost_budget <= 0:
-                raise ValueError(f"Agent {name!r}: cost_budget must be positive, not {cost_budget}.")
-        self.deadline = deadline
-        self.on_orphan = on_orphan
+        budgets: dict[str, Any] = {
+            "token_budget": token_budget,
+            "cost_budget": cost_budget,
+            "deadline": deadline,
+        }
+        budgets = {limit: value for limit, value in budgets.items() if value is not None}
+        self.limits = checked_limits(f"Agent {name!r}", max_steps=max_steps, **budgets)
+        self.max_steps, self.token_budget, self.deadline = max_steps, token_budget, deadline
+        self.cost_budget = None if cost_budget is None else Decimal(self.limits["cost_budget"])
+        self.on_orphan, self.on_budget = on_orphan, on_budget
         try:
             if not isinstance(model_params, dict | None):
                 raise TypeError
@@ -181,14 +182,12 @@ class Agent:
             else {"function": path_of(self.instructions)},
             "tools": {name: tool.policy() for name, tool in self.tools.items()},
             "on_orphan": self.on_orphan,
-            "max_steps": self.max_steps,
-            "token_budget": self.token_budget,
-            "deadline": self.deadline.total_seconds() if self.deadline else None,
+            **{"token_budget": None, "deadline": None, **self.limits},
         }
         # Only where they are set: an agent without them keeps the definition of its older runs.
         optional = {
             "tools_for": self.tools_for and path_of(self.tools_for),
-            "cost_budget": self.cost_budget and amount(self.cost_budget),
+            "on_budget": None if self.on_budget == "pause" else self.on_budget,
             "fallback": None if self.fallback is None else model_identity(self.fallback),
             "output": schema_of(self.output_type),
             "unjournaled_tools": self.unjournaled_tools or None,
@@ -268,24 +267,14 @@ class Agent:
             raise TypeError(f"{where}: starters must be a permission, a group or 'anyone', not {starters!r}.")
         if self.priority not in get_args(PriorityName):
             raise ValueError(f"{where}: priority must be 'high', 'normal' or 'low', not {self.priority!r}.")
-        for option in ("max_steps", "token_budget", "max_concurrent"):
-            if (value := getattr(self, option)) is None and option != "max_steps":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{where}: {option} must be a whole number, not {value!r}.")
-            if value < 1:
-                raise ValueError(f"{where}: {option} must be at least 1, not {value}.")
+        if self.max_concurrent is not None:
+            checked_limits(where, max_concurrent=self.max_concurrent)
         if not self.unjournaled_tools and (named := provider_tools(self.model_params)):
             raise ValueError(
                 f"{where}: the provider runs what {', '.join(named)} of model_params names by itself, "
                 "without a row before the effect and without a gate. Declare tools with @tool or "
                 "mcp_tools(), or say unjournaled_tools=True."
             )
-        if self.deadline is not None:
-            if not isinstance(self.deadline, timedelta):
-                raise TypeError(f"{where}: deadline must be a timedelta, not {self.deadline!r}.")
-            if self.deadline <= timedelta(0):
-                raise ValueError(f"{where}: deadline must be positive, not {self.deadline}.")
         if self.output_type is not None and not (
             isinstance(self.output_type, type) and issubclass(self.output_type, BaseModel)
         ):
@@ -296,6 +285,8 @@ class Agent:
             raise TypeError(f"{where}: output_type has no JSON Schema: {error}") from error
         if self.on_orphan not in ("hold", "surface"):
             raise ValueError(f"{where}: on_orphan must be 'hold' or 'surface', not {self.on_orphan!r}.")
+        if self.on_budget not in ("pause", "fail"):
+            raise ValueError(f"{where}: on_budget must be 'pause' or 'fail', not {self.on_budget!r}.")
 
 
 def register(agent: Agent) -> None:
@@ -368,6 +359,32 @@ def definition_difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]
         else:
             parts.append(f"tools.{name} ({'added' if name in after else 'removed'})")
     return parts
+
+
+def checked_limits(where: str, **limits: Any) -> dict[str, Any]:
+    """Check limits by name, and convert them to the form of a definition: a cost as text, times in seconds.
+
+    Raises TypeError or ValueError that begins with `where`.
+    """
+    checked = dict(limits)
+    for name, value in limits.items():
+        if name == "deadline":
+            if not isinstance(value, timedelta):
+                raise TypeError(f"{where}: deadline must be a timedelta, not {value!r}.")
+            checked[name] = value.total_seconds()
+        elif name == "cost_budget":
+            if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+                raise TypeError(f"{where}: cost_budget must be a number, not {value!r}.")
+            if not (value := Decimal(str(value))).is_finite():
+                raise ValueError(f"{where}: cost_budget must be positive, not {value}.")
+            checked[name] = amount(value)
+        elif isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{where}: {name} must be a whole number, not {value!r}.")
+        elif value < 1:
+            raise ValueError(f"{where}: {name} must be at least 1, not {value}.")
+        if Decimal(checked[name]) <= 0:
+            raise ValueError(f"{where}: {name} must be positive, not {limits[name]}.")
+    return checked
 
 
 def unpriced(agent: Agent) -> str:

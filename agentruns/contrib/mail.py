@@ -87,6 +87,7 @@ def _texts(notice: Notice) -> tuple[str, str]:
         "run.orphaned": _("A call is in doubt"),
         "run.paused": _("A run is paused"),
         "run.blocked": _("Runs are blocked"),
+        "budget.low": _("A budget is nearly used up"),
     }.get(notice.type, notice.type)
     # On one line, because a line break, which a model may write, would begin another header.
     title = one_line(notice.title or notice.tool or notice.agent, 110)

@@ -77,6 +77,7 @@ class Driver:
         self.started: set[tuple[str, int]] = set()  # (call, attempt) journaled here, handler not entered yet
         # Handlers that this drive no longer waits for, by call and attempt.
         self.abandoned: dict[tuple[str, int], Future[Any]] = {}
+        self.charged: list[int] = []  # rows of Spending that the request in progress counts toward
         self.ready: set[Any] = set()  # `ready` functions that had no objection in this drive
         self.caller: Any = None
         self.asked_about: set[tuple[str, int]] = set()  # (call, attempt) started before a caller's resume

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, NotRequired, TypedDict
@@ -18,7 +17,7 @@ from django.db.models import F
 from agentruns.agents import output, prices
 from agentruns.agents.agent import Agent, unpriced
 from agentruns.conf import settings
-from agentruns.engine import gate, handler, in_doubt, tool_calls, turns
+from agentruns.engine import budgets, gate, handler, in_doubt, tool_calls, turns
 from agentruns.engine.drafts import STOPPED, Reply, drafting
 from agentruns.engine.driver import Driver
 from agentruns.engine.keeper import keeper
@@ -244,8 +243,8 @@ def _step(driver: Driver) -> None:
         driver.released = True
     elif ready:
         tool_calls.execute(driver, ready)
-    elif over := exceeded(driver.agent, run, driver.now):
-        driver.commit(lambda batch: in_doubt.close_failed(batch, "BudgetExceededError", over))
+    elif budgets.is_used_up(driver):
+        return
     elif not (lacking := unpriced(driver.agent)):
         with drafting(driver) as draft:
             _ask(driver, draft)
@@ -306,6 +305,9 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
             tool_calls.start_next(driver, batch)
         elif not batch.state.run.cancel_requested:
             _finish(driver, batch, reply)
+        if not batch.state.run.ended:
+            budgets.warn(driver, batch)
+        batch.charged, batch.cost = driver.charged, prices.stored(Decimal(payload.get("cost", "0")))
 
     ends = not intents and reply.stop_reason in FINAL
     if ends:
@@ -325,14 +327,16 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
         asked = request
         if model is not driver.agent.model and _waits(driver, model):
             return None, identity
+        if model is not driver.agent.model:  # another provider has other parameters
+            same = provider_of(model) == provider_of(driver.agent.model)
+            params = {name: each for name, each in request.params.items() if same or name == "max_tokens"}
+            asked = replace(request, model=identity, params=params)
+        if (fitting := budgets.prepared(driver, asked, model)) is None:
+            return None, identity
         try:
-            if model is not driver.agent.model:  # another provider has other parameters
-                same = provider_of(model) == provider_of(driver.agent.model)
-                params = {name: each for name, each in request.params.items() if same or name == "max_tokens"}
-                asked = replace(request, model=identity, params=params)
             rest(driver.alias)
             with telemetry.span("model", partial(_facts, driver, model)) as attributes:
-                reply = call_model(resolve(model), asked, partial(_require_wanted, driver, draft))
+                reply = call_model(resolve(model), fitting, partial(_require_wanted, driver, draft))
                 facts = {"response_model": reply.model, "usage": reply.usage}
                 attributes.update(stop_reason=reply.stop_reason, **facts)
             return reply, identity
@@ -346,8 +350,8 @@ def _reply(driver: Driver, request: ModelRequest, draft: Reply | None) -> tuple[
             driver.commit(partial(_provider_failed, driver, error, identity, other, driver.run.seq))
             if other is None or driver.run.cancel_requested or driver.run.pause_requested:
                 return None, identity
-            if driver.should_stop() or exceeded(driver.agent, driver.run, driver.now):
-                return None, identity  # the next step stops the run, or fails it
+            if driver.should_stop() or budgets.is_used_up(driver):
+                return None, identity  # the next step stops the run
             overload = error
             if draft is not None:
                 draft.pieces.clear()
@@ -381,20 +385,6 @@ def _require_wanted(driver: Driver, draft: Reply | None) -> None:
         raise ProviderError(
             f"No reply within {settings.TOOL_TIMEOUT:g} s.", disposition="retry", type="timeout"
         )
-
-
-def exceeded(agent: Agent, run: RunState, now: Callable[[], datetime]) -> str:
-    """Describe a budget that the run has used up, with its figures; "" if no budget is used up."""
-    if run.step >= agent.max_steps:
-        return f"max_steps: {run.step} of {agent.max_steps} replies used."
-    if agent.token_budget is not None and run.tokens >= agent.token_budget:
-        return f"token_budget: {run.tokens} of {agent.token_budget} tokens used."
-    spent = Decimal(run.usage.get("cost", "0"))
-    if agent.cost_budget is not None and spent >= agent.cost_budget:
-        return f"cost_budget: {spent:f} of {agent.cost_budget:f} used."
-    if agent.deadline is not None and (elapsed := run.elapsed(now())) >= agent.deadline:
-        return f"deadline: {elapsed.total_seconds():.0f} s of {agent.deadline.total_seconds():.0f} s used."
-    return ""
 
 
 class Used(TypedDict):
@@ -487,6 +477,7 @@ def _provider_failed(
     failed |= {"code": error.code, "status": error.status, "request_id": error.request_id}
     if usage := usage_of(error):
         failed |= used(usage, identity)  # type: ignore[typeddict-item]
+        batch.charged, batch.cost = driver.charged, prices.stored(Decimal(failed.get("cost", "0")))
     if fallback is not None:
         failed["fallback"] = model_identity(fallback)
     elif error.disposition == "retry" and driver.store.durable:
@@ -526,10 +517,10 @@ def _delay(driver: Driver, batch: Batch, retry_after: float | None) -> float:
     if batch.state.run.cancel_requested or batch.state.run.pause_requested:
         return 0.0
     delay = backoff(batch.state.run.failures, retry_after)
-    if driver.agent.deadline is None:
+    deadline = budgets.limits_of(driver.agent.definition(), batch.state.run)["deadline"]
+    if deadline is None:
         return delay
-    left = driver.agent.deadline - batch.state.run.elapsed(driver.now())
-    return max(0.0, min(delay, left.total_seconds()))
+    return max(0.0, min(delay, float(deadline) - batch.state.run.elapsed(driver.now()).total_seconds()))
 
 
 def backoff(failures: int, retry_after: float | None) -> float:

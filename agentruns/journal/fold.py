@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from decimal import Context, Decimal
+from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -34,7 +34,6 @@ DECIDED: dict[str, str] = {  # verb that ends a wait without letting the call ru
 }
 TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 MOST_TOKENS = 2**63 - 1
-MOST_COST = Decimal("999999999999.999999999999")
 
 
 @dataclass(slots=True)
@@ -189,6 +188,10 @@ class RunState:
     pause_requested: bool = False
     paused: str = ""  # the reason
     refused: bool = False  # paused because the provider refuses the conversation
+    limits: dict[str, Any] = field(default_factory=dict)  # budgets that were raised, by name
+    exhausted: str = ""  # name of the used up budget that paused the run
+    low: frozenset[str] = frozenset()  # names of budgets that a notice was sent about
+    last_usage: dict[str, Any] = field(default_factory=dict)  # of the last reply
     acted: frozenset[str] = frozenset()  # started calls that are not known to have had no effect
     restored_at: datetime | None = None  # held because rows of the journal are lost, or may be
     restored_seq: int = 0  # number of the row that held the run so
@@ -271,8 +274,7 @@ class RunState:
         """The cost of all replies, rounded and limited to fit its column; None if no reply had a price."""
         if "cost" not in self.usage:
             return None
-        exact = min(max(Decimal(self.usage["cost"]), -MOST_COST), MOST_COST)
-        return exact.quantize(Decimal("1e-12"), context=Context(prec=60))
+        return prices.stored(Decimal(self.usage["cost"]))
 
     def columns(self) -> dict[str, Any]:
         """Build the folded columns of Run; `status` is "active" for both queued and running."""
@@ -340,6 +342,7 @@ class RunState:
         self.step += 1
         self.failures, self.failure, self.stop_reason = 0, "", payload.get("stop_reason")
         self.pauses = self.pauses + 1 if self.stop_reason == "pause_turn" else 0
+        self.last_usage = payload.get("usage") or {}
         self._add_usage(payload)
         self.calls = {
             call["id"]: Call(
@@ -474,7 +477,7 @@ class RunState:
 
     def on_run_resumed(self, row: Row, payload: events.RunResumed) -> None:
         if payload.get("unpause"):
-            self.paused, self.pause_requested, self.refused = "", False, False
+            self.paused, self.pause_requested, self.refused, self.exhausted = "", False, False, ""
         if self.started_at and row.created_at < self.started_at:  # somebody starts it before its time
             self.started_at, self.waiting_since = row.created_at, None
 
@@ -483,7 +486,7 @@ class RunState:
 
     def on_run_paused(self, row: Row, payload: events.RunPaused) -> None:
         self.paused, self.pause_requested = payload.get("reason") or "paused", False
-        self.refused = payload.get("refused", False)
+        self.refused, self.exhausted = payload.get("refused", False), payload.get("budget", "")
         if payload.get("restored"):
             self.restored_at, self.restored_seq = row.created_at, row.seq
             for call in self.open_calls():
@@ -517,6 +520,13 @@ class RunState:
 
     def on_left_out(self, row: Row, payload: events.LeftOut) -> None:
         """Change nothing: only the conversation has less."""
+
+    def on_budget_low(self, row: Row, payload: events.BudgetLow) -> None:
+        self.low |= {payload["budget"]}
+
+    def on_budget_raised(self, row: Row, payload: events.BudgetRaised) -> None:
+        self.limits = {**self.limits, **payload["limits"]}
+        self.low -= payload["limits"].keys()
 
 
 def fold(run_id: UUID, rows: Iterable[Row]) -> RunState:

@@ -270,6 +270,10 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         unfinished = Run.objects.using(alias).unfinished().filter(definition_id=run.definition_id).count()
         why = one_line(redact(str(mask_of(run).json(run.blocked_reason))))
         title = f"{unfinished} unfinished with this definition. {why}" if why else ""
+    elif notification.event == "budget.low":
+        rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.BUDGET_LOW).order_by("-seq")
+        for low in rows.values_list("facts", flat=True)[:1]:
+            title = "{budget}: {used} of {limit} used".format(**low)
     elif notification.event == "run.orphaned":
         rows = Message.objects.using(alias).filter(run_id=run.pk, kind=events.ORPHAN_FOUND).order_by("-seq")
         doubted = rows.values_list("tool_name", "facts")

@@ -342,6 +342,7 @@ class RunPaused(Payload):
     actor: NotRequired[Fact[Actor | None]]
     restored: NotRequired[Fact[bool]]  # rows of the run may be lost: no later call counts as new
     refused: NotRequired[Fact[bool]]  # the provider refuses the conversation
+    budget: NotRequired[Fact[str]]  # the name of the one that is used up
 
 
 class RunCancelRequested(_Asked):
@@ -393,6 +394,20 @@ class LeftOut(_Asked):
     until: NotRequired[Fact[int]]  # the last of several
     block: NotRequired[Fact[int]]  # the only place in the row's content that is left out
     bound: NotRequired[Fact[int]]  # characters of each result; files and old reasoning are left out as well
+
+
+class BudgetLow(Payload):
+    """The notice that four fifths of a run's budget are used."""
+
+    budget: Fact[str]  # its name
+    used: Fact[str]
+    limit: Fact[str]
+
+
+class BudgetRaised(_Asked):
+    """A person's order to give a run higher budgets."""
+
+    limits: Fact[dict[str, Any]]  # by name, in the form of a definition
 
 
 P = TypeVar("P", bound=Payload)
@@ -481,6 +496,8 @@ RUN_FAILED = Kind("run_failed", RunFailed, ends=RunStatus.FAILED)
 RUN_CANCELLED = Kind("run_cancelled", RunCancelled, ends=RunStatus.CANCELLED)
 PAYLOAD_ERASED = Kind("payload_erased", PayloadErased, reads="seq")
 LEFT_OUT = Kind("left_out", LeftOut)
+BUDGET_LOW = Kind("budget_low", BudgetLow, announced=("budget.low", signals.budget_low))
+BUDGET_RAISED = Kind("budget_raised", BudgetRaised)
 
 CLOSING: dict[str, str] = {kind: kind.ends for kind in KINDS.values() if kind.ends}
 _UNKNOWN = Form(Payload)

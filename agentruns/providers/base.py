@@ -22,6 +22,7 @@ REFUSING = re.compile(
     r"invalid_(?!reply)\w+|\w*image\w*|\w+_policy\w*|content_filter|context_(length|window)_exceeded"
     r"|request_too_large"
 )
+LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens")  # of one reply, by its API
 UNUSABLE = "The model's reply cannot be used: {why}."
 FULL_WINDOW = "model_context_window_exceeded"  # stop reason of a reply that the window's end cut off
 
@@ -187,6 +188,11 @@ def token_count(usage: Any, name: str) -> int:
     """Read a count from a usage; 0 if the count is not a positive whole number, or the usage no dict."""
     value = usage.get(name) if isinstance(usage, Mapping) else 0
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def limited(params: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Copy the parameters of a request with another limit of the reply, in place of the present one."""
+    return {**{name: each for name, each in params.items() if name not in LIMITS}, "max_tokens": tokens}
 
 
 def provider_tools(params: dict[str, Any] | None) -> list[str]:

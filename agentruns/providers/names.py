@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agentruns.conf import settings
+from agentruns.providers.base import LIMITS, token_count
 
 if TYPE_CHECKING:
     from agentruns.providers.base import Model
@@ -44,6 +45,15 @@ def provider_of(model: Model | str) -> str:
     if isinstance(model, str):
         return str(options_of(model)["provider"])
     return str(getattr(model, "provider", type(model).__name__))
+
+
+def reply_limit(model: Model | str, params: dict[str, Any]) -> int | None:
+    """Find the most tokens that a reply may have, by the parameters of the model; None if nothing says it."""
+    from agentruns.providers.anthropic import DEFAULT_MAX_TOKENS
+
+    own = options_of(model) if isinstance(model, str) else getattr(model, "params", {})
+    limits = [limit for name in LIMITS if (limit := token_count({**own, **params}, name))]
+    return min(limits, default=DEFAULT_MAX_TOKENS if provider_of(model) == "anthropic" else None)
 
 
 def names_of(model: Model | str) -> list[str]:

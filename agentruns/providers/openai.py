@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any, Literal
 
-from agentruns.providers import chat, responses
+from agentruns.providers import base, chat, responses
 from agentruns.providers.base import ModelReply, ModelRequest, ProviderError, provider_tools, send_text
 from agentruns.providers.blocks import usage_of
 from agentruns.providers.failures import Answer, SDKModel, plain, refuse
@@ -73,7 +73,9 @@ class OpenAIModel(SDKModel):
 
     def ask(self, request: ModelRequest, answer: Answer) -> ModelReply:
         """Send the request to the server's API and read the reply; raises ProviderError and SDK errors."""
-        params = {**self.params, **request.params}
+        # `max_tokens` of the request replaces the model's own limit under any name.
+        replaced = base.LIMITS if "max_tokens" in request.params else ()
+        params = {name: each for name, each in self.params.items() if name not in replaced} | request.params
         refuse(params, _RESERVED)
         client = self.client()
         is_openai = _OF_OPENAI.match(str(client.base_url)) is not None

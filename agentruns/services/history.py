@@ -67,6 +67,7 @@ def record(state: RunState, mask: Mask) -> dict[str, Any]:
         "definition": state.definition,
         "paused": mask.json(state.paused),
         "pause_requested": state.pause_requested,
+        "raised_limits": state.limits,
         "cancel_requested": state.cancel_requested,
         "model_failures": state.failures,
         "calls": [

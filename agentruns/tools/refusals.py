@@ -31,7 +31,7 @@ UNDECIDED = (408, 409, 425, 429)
 # Services that have stored nothing when they raise one of OUR_REFUSALS. A drive, as by `run_agent`, may have.
 SERVICES = {
     "start_run", "send_message", "fork_run", "run_again", "cancel_run", "pause_run", "adopt_definition",
-    "resolve_orphan", "leave_out", "approve", "deny", "answer", "extend",
+    "resolve_orphan", "leave_out", "raise_budget", "approve", "deny", "answer", "extend",
 }  # fmt: skip
 OUR_REFUSALS = (
     core.SessionBusyError, core.SessionAccessDeniedError, core.NotFoundError, core.PermissionDeniedError,

@@ -187,7 +187,7 @@ def test_cancelling_ends_a_run_that_nobody_drives(world: World, requests_commit:
 
 def test_a_failed_run_says_why(world: World) -> None:
     turn = {"tools": [call("post", text="x")]}
-    run = ran("spender", turn, max_steps=1)
+    run = ran("spender", turn, max_steps=1, on_budget="fail")
     page = look(run, "Failed: max_steps: 1 of 1 replies used. (BudgetExceededError)")
     assert f"/admin/agentruns/run/start/?agent=spender&task={run.pk}" in page.links
     shop_agent("spender", {"text": "x"}, starters=None)

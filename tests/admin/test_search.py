@@ -66,7 +66,7 @@ def test_a_run_is_found_by_its_whole_task_its_error_and_its_answer(world: World)
     """And by what its line says of it."""
     done = ran("says", {"text": "I refunded **24.90 EUR** for `order 1002`."}, text="Mail\nof Ada")
     looks = {"tools": [call("lookup", number="A1")]}
-    failed = ran("fails", looks, text="Another", session="s2", max_steps=1)
+    failed = ran("fails", looks, text="Another", session="s2", max_steps=1, on_budget="fail")
     assert failed.error
     other = world.completed("two")
     Run.objects.filter(pk=other.pk).update(status="failed", error="ValueError: parcel 3 has no label")

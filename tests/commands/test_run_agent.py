@@ -97,7 +97,7 @@ class TestExitCodes:
         def busy(request: object) -> object:
             raise ProviderError("busy", disposition="retry", retry_after=60)
 
-        shop_agent("too-long", *[{"tools": [call("lookup", number="1")]}] * 3, max_steps=2)
+        shop_agent("too-long", *[{"tools": [call("lookup", number="1")]}] * 3, max_steps=2, on_budget="fail")
         shop_agent("busy", busy)
         assert run("run_agent", "too-long", "do it", "--session=s2").code == 1
         assert run("run_agent", "busy", "do it", "--session=s3").code == 4

@@ -32,7 +32,7 @@ def journal() -> None:
     ask = {"tools": [call("refund", cents=5000)]}
     place("s1", {"tools": [call("post", text="hi")]})
     place("s1", {"tools": [call("broken")]})
-    place("s1", *[{"tools": [call("lookup", number="A1")]}] * 3, max_steps=2)
+    place("s1", *[{"tools": [call("lookup", number="A1")]}] * 3, max_steps=2, on_budget="fail")
     cancel_run(place("s1", ask).run_id)
     approve(place("s1", ask, ask).pending[0].pk, None)
     run("resume_runs")

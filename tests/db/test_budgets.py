@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentruns import Agent, resume_run, run_agent
+from agentruns import Agent, cancel_run, resume_run, run_agent
 from agentruns.models import Run
 from agentruns.providers.base import ModelReply, ProviderError
 from agentruns.services.sweep import sweep
@@ -81,7 +81,9 @@ def test_a_failed_attempt_costs_what_it_used() -> None:
     assert (run.status, costs(run, "model_failed")) == ("completed", ["0.003", None])
     assert run.usage == {"input_tokens": 101_000, "output_tokens": 10_000, "cost": "0.453"}
     saver(lambda request: raises(failed(usage=USAGE)), cost_budget=0.4, version="2")
-    assert again(start("more")).error == "BudgetExceededError: cost_budget: 0.45 of 0.4 used."
+    run = again(start("more"))
+    assert "cost_budget: 0.45 of 0.4 used." in run.blocked_reason
+    cancel_run(run.pk)
     saver(DONE, cost_budget=0.4, version="3")
     assert start("last").status == "completed", "a run that ends within its reply may go over"
     replies = [ModelReply([], None, usage="much")]  # type: ignore[arg-type]
@@ -119,17 +121,18 @@ def test_a_reply_nobody_can_price_is_kept_all_the_same(prices: Any, settings: An
 @pytest.mark.parametrize(
     ("options", "said", "asked"),
     [
+        ({"cost_budget": 0.4}, "cost_budget: 0.45 of 0.4 used.", 1),
         ({"cost_budget": 0.5}, "cost_budget: 0.9 of 0.5 used.", 2),
         ({"cost_budget": Decimal("0.9")}, "cost_budget: 0.9 of 0.9 used.", 2),
         ({"cost_budget": 100, "token_budget": 220_000}, "token_budget: 220000 of 220000 tokens used.", 2),
         ({"cost_budget": 100, "max_steps": 1}, "max_steps: 1 of 1 replies used.", 1),
-        ({"cost_budget": 100, "deadline": timedelta(microseconds=1)}, "deadline: 0 s of 0 s used.", 0),
+        ({"cost_budget": 100, "deadline": timedelta(microseconds=1)}, "deadline: 0 of 0 s used.", 0),
     ],
 )
 def test_a_budget_is_enforced_before_the_next_request(
     options: dict[str, Any], said: str, asked: int, effects: Effects
 ) -> None:
-    script = saver(*[POST] * 4, DONE, **options)
+    script = saver(*[POST] * 4, DONE, on_budget="fail", **options)
     run = start()
     assert (run.status, run.error) == ("failed", f"BudgetExceededError: {said}")
     assert (len(script.requests), effects.count()) == (asked, asked)
@@ -140,8 +143,8 @@ def test_the_deadline_passes_with_a_clock_that_stands_still(database_clock: Any)
         database_clock.forward(minutes=61)
         return POST
 
-    saver(slow, DONE, deadline=timedelta(hours=1))
-    assert start().error == "BudgetExceededError: deadline: 3660 s of 3600 s used."
+    saver(slow, DONE, deadline=timedelta(hours=1), on_budget="fail")
+    assert start().error == "BudgetExceededError: deadline: 3660 of 3600 s used."
 
 
 def test_a_run_whose_cost_nobody_can_know_is_paused_before_the_request(

@@ -163,12 +163,13 @@ def refuses(request: Any) -> Any:
     raise ProviderError("a reply of nonsense", disposition="fail", type="invalid_reply")
 
 
+FAIL = {"on_budget": "fail"}
 ENDS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "fails": (refuses, {}, "invalid_reply: a reply of nonsense"),
     "refusal": ({"tools": CALLS, "stop_reason": "refusal"}, {}, "refusal: The model refused."),
-    "max_steps": (CALM, {"max_steps": 1}, "BudgetExceededError: max_steps: 1 of 1"),
-    "token_budget": (CALM, {"token_budget": 15}, "BudgetExceededError: token_budget: 15 of 15"),
-    "deadline": (CALM, {"deadline": timedelta(hours=1)}, "BudgetExceededError: deadline: 72"),
+    "max_steps": (CALM, {"max_steps": 1, **FAIL}, "BudgetExceededError: max_steps: 1 of 1"),
+    "token_budget": (CALM, {"token_budget": 15, **FAIL}, "BudgetExceededError: token_budget: 15 of 15"),
+    "deadline": (CALM, {"deadline": timedelta(hours=1), **FAIL}, "BudgetExceededError: deadline: 72"),
 }
 
 

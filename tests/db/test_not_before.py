@@ -195,7 +195,8 @@ BUDGETS: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, int]]] =
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_an_exceeded_budget_fails_the_run_with_the_figure(budget: str) -> None:
     options, usage, said, total = BUDGETS[budget]
-    run = start([], *[{"tools": [call("post", text="x")], "usage": usage}] * 3, **options)
+    turns = [{"tools": [call("post", text="x")], "usage": usage}] * 3
+    run = start([], *turns, on_budget="fail", **options)
     assert (run.status, run.usage) == ("failed", total)
     assert run.error.startswith(f"BudgetExceededError: {said}")
 

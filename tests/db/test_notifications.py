@@ -156,7 +156,7 @@ def test_what_a_person_is_needed_for_and_each_end(recorder: Any, listening: Any)
     paused = start_run(shop_agent("paused"), "do it", "paused")
     pause_run(paused.pk)
     cancel_run(paused.pk)
-    assert run_turns(ASK, session="long", max_steps=1).status == "awaiting-approval"
+    assert run_turns(ASK, session="long", max_steps=1, on_budget="fail").status == "awaiting-approval"
     deny(Run.objects.get(session__key="long").approvals.get().pk, None, "no")
     assert (sweep().failed, Recorder.types()) == (1, [event for event, _ in listening])
     assert Recorder.types()[1:] == [

@@ -89,7 +89,7 @@ def test_many_resume_one_orphan_and_one_result_is_written(effects: Effects) -> N
 def test_budgets_are_not_begun_anew_by_a_crash(options: dict[str, Any], said: str, effects: Effects) -> None:
     """A resumed run that dies repeats nothing either."""
     turn = {"tools": [call("post", text="pay")], "usage": {"input_tokens": 10}}
-    agent = shop_agent("spender", *[turn] * 20, **options)
+    agent = shop_agent("spender", *[turn] * 20, on_budget="fail", **options)
     for number in range(1, 4):
         die_at("after_result", agent)  # the same call again is the same run, resumed
         assert effects.count() == number

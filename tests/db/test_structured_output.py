@@ -192,7 +192,8 @@ def test_a_crash_before_the_second_answer_does_not_forget_the_first() -> None:
 )
 def test_a_correction_stays_within_the_budgets(options: Any, said: str, settings: Any) -> None:
     settings.AGENTRUNS_PRICES = {"claude-sonnet-5-5": {"input": 1, "output": 1}}
-    script = teller({**BAD, "usage": {"input_tokens": 7, "output_tokens": 5}}, GOOD, **options)
+    turn = {**BAD, "usage": {"input_tokens": 7, "output_tokens": 5}}
+    script = teller(turn, GOOD, on_budget="fail", **options)
     result = start()
     assert (result.status, result.error) == ("failed", f"BudgetExceededError: {said}")
     assert len(script.requests) == 1

@@ -557,4 +557,39 @@ IN_TURN = [
         "db/test_turns.py::test_a_priority_is_of_the_start_or_of_the_agent_and_is_journaled"),
 ]  # fmt: skip
 
-MUTANTS = [*EXECUTOR, *GATED, *LEASED, *RECOVERY, *TRANSACTIONAL, *REWOUND, *IN_TURN]
+BUDGETS, SPENDING, CONTROL = "engine/budgets.py", "models/bookkeeping.py", "services/runs/control.py"
+RAISING, OF_A_DAY = "db/test_raising.py::test_", "db/test_day_budgets.py::test_"
+BUDGETED = [
+    mutant("budgets: compared before each request",
+        Edit(LOOP, "    elif budgets.is_used_up(driver):", "    elif False:"),
+        f"{RAISING}a_used_up_budget_pauses_until_it_is_raised[steps]"),
+    mutant("budgets: one that is raised at the moment of the pause pauses nothing",
+        Edit(BUDGETS, "if run.limits != seen or run.cancel_requested:", "if run.cancel_requested:"),
+        f"{RAISING}a_limit_that_is_raised_at_the_very_moment_of_the_pause"),
+    mutant("budgets: a run does not ask for less than a reply",
+        Edit(BUDGETS, "    if name and left[name] < floor:", "    if False:"),
+        f"{RAISING}a_run_pauses_when_less_than_a_reply_is_left"),
+    mutant("budgets: a reply is limited to what they leave",
+        Edit(BUDGETS, "if name and left[name] < (own or KNOWN):", "if False:"),
+        f"{RAISING}a_reply_may_take_what_the_budgets_leave"),
+    mutant("budgets: raised only by who may",
+        Edit(CONTROL, 'permissions.require(actor, "raise_budget", find_run(run_id))', "find_run(run_id)"),
+        f"{RAISING}what_is_refused"),
+    mutant("budgets: raising one ends no other pause",
+        Edit(CONTROL, "if state.exhausted in present and not budgets", "if not budgets"),
+        f"{RAISING}a_run_that_is_paused_for_another_reason_stays_paused"),
+    mutant("budgets of a day: what is reserved counts",
+        Edit(SPENDING, "if row.spent + reserved >=", "if row.spent >="),
+        f"{OF_A_DAY}a_run_waits_while_requests_of_others_may_use_up_the_day"),
+    mutant("budgets of a day: what a dead run reserved does not",
+        Edit(SPENDING, ".filter(run__in=Run.objects.using(alias).live())", ""),
+        f"{OF_A_DAY}what_a_dead_run_reserved_holds_nobody_up"),
+    mutant("budgets of a day: a cost is added with its reply",
+        Edit(STATEMENTS, "    if batch.charged:\n", "    if False:\n"),
+        f"{OF_A_DAY}a_crash_neither_loses_nor_doubles_a_cost[after_reply]"),
+    mutant("budgets of a day: a policy that fails lets no request through",
+        Edit("journal/policy.py", 'ask("budget", None, run)', 'ask("budget", {}, run)'),
+        f"{OF_A_DAY}a_policy_that_fails_lets_no_request_through[limits0]"),
+]  # fmt: skip
+
+MUTANTS = [*EXECUTOR, *GATED, *LEASED, *RECOVERY, *TRANSACTIONAL, *REWOUND, *IN_TURN, *BUDGETED]

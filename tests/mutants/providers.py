@@ -26,7 +26,7 @@ MUTANTS = [
         "providers/test_runs.py::"
         "test_a_fallback_that_cannot_answer_ends_and_holds_no_run_that_would_only_wait"),
     mutant("providers: the fallback is not asked after a switch",
-        Edit(LOOP, "if driver.should_stop() or exceeded(", "if exceeded("),
+        Edit(LOOP, "if driver.should_stop() or budgets.is_used_up(", "if budgets.is_used_up("),
         "providers/test_runs.py::test_the_fallback_is_not_asked_after_its_agent_was_switched_off"),
     mutant("providers: the parameters of one are not sent to another",
         Edit(LOOP, 'if same or name == "max_tokens"', "if True"),

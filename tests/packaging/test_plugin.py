@@ -134,7 +134,8 @@ def test_a_run_that_goes_on_and_on_is_named_and_skipped_time_counts_against_the_
     assert [result.status for result in run_until_blocked()] == ["queued"]
     with pytest.raises(StillRunning, match=str(run.pk)):
         run_until_blocked(fast_forward=True, sweeps=4)
-    late = start_run(shop_agent("late", busy, deadline=timedelta(minutes=5)), "do it", "s2")
+    agent = shop_agent("late", busy, deadline=timedelta(minutes=5), on_budget="fail")
+    late = start_run(agent, "do it", "s2")
     [result] = run_until_blocked(late, fast_forward=True)
     assert (result.status, result.error.split(":")[0]) == ("failed", "BudgetExceededError")
 

@@ -246,7 +246,7 @@ def test_the_fallback_is_not_asked_after_its_agent_was_switched_off(monkeypatch:
 def test_the_fallback_is_not_asked_for_what_no_budget_pays(settings: Any) -> None:
     settings.AGENTRUNS_PRICES = {name: {"input": 1000, "output": 1000} for name in ("a", "b")}
     first, other = Busy("a", **OVERLOADED, usage={"input_tokens": 10**6}), Busy("b", **OVERLOADED)
-    run = run_busy(first, other, cost_budget=1)
+    run = run_busy(first, other, cost_budget=1, on_budget="fail")
     assert (run.status, first.asked, other.asked) == ("failed", 1, 0)
     assert "cost_budget: 1000 of 1 used" in str(run.error)
 

@@ -57,13 +57,15 @@ CONTENT: dict[str, set[str]] = {
     events.RUN_CANCELLED: {"reason"},
     events.PAYLOAD_ERASED: {"reason"},
     events.LEFT_OUT: {"reason"},
+    events.BUDGET_LOW: set(),
+    events.BUDGET_RAISED: {"reason"},
 }
 
 # Listed, not computed from KINDS: a new kind has to be put somewhere.
 OF_A_RUN = {
     events.RUN_STARTED, events.USER, events.ASSISTANT, events.MODEL_FAILED, events.RUN_RESUMED,
     events.RUN_PAUSE_REQUESTED, events.RUN_PAUSED, events.RUN_CANCEL_REQUESTED, events.RUN_ADOPTED,
-    events.PAYLOAD_ERASED, events.LEFT_OUT,
+    events.PAYLOAD_ERASED, events.LEFT_OUT, events.BUDGET_LOW, events.BUDGET_RAISED,
 }  # fmt: skip
 ENDS = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 OF_A_CALL = {
@@ -115,8 +117,9 @@ TABLES: dict[str, dict[str, str]] = {
         **because(
             "the drive's span says it",
             *(events.RUN_STARTED, events.USER, events.RUN_RESUMED, events.RUN_PAUSED, events.RUN_ADOPTED),
-            events.LEFT_OUT,
+            *(events.LEFT_OUT, events.BUDGET_RAISED),
         ),
+        **because("the costs of the requests are counted", events.BUDGET_LOW),
         **because("the request's span says it", events.ASSISTANT, events.MODEL_FAILED),
         **because("the tool's span says it", events.TOOL_STARTED, events.TOOL_RESULT),
         **because("no drive and no tool is at work", events.EVENT_AWAITED, events.EVENT_DELIVERED),
@@ -131,7 +134,7 @@ TABLES: dict[str, dict[str, str]] = {
             "whoever did it knows, and nobody has to act",
             *(events.RUN_STARTED, events.USER, events.RUN_RESUMED, events.RUN_PAUSE_REQUESTED),
             *(events.RUN_CANCEL_REQUESTED, events.RUN_ADOPTED, events.APPROVAL_EXTENDED),
-            *(events.ORPHAN_RESOLVED, events.PAYLOAD_ERASED, events.LEFT_OUT),
+            *(events.ORPHAN_RESOLVED, events.PAYLOAD_ERASED, events.LEFT_OUT, events.BUDGET_RAISED),
         ),
         **because(
             "a step of the run that asks nobody for anything",

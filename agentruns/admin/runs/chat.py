@@ -48,6 +48,7 @@ NOTES: dict[str, Any] = {
     events.RUN_CANCELLED: gettext_lazy("Cancelled"),
     events.RUN_ADOPTED: gettext_lazy("Another definition adopted"),
     events.LEFT_OUT: gettext_lazy("Left out of later requests"),
+    events.BUDGET_RAISED: gettext_lazy("Budget raised"),
     events.MODEL_FAILED: gettext_lazy("The model failed"),
     events.RUN_FAILED: gettext_lazy("Failed"),
 }
@@ -184,6 +185,9 @@ class Talk:
             why = error.get("text") or payload.get("reason") or ""
             if row.kind == events.LEFT_OUT and "seq" in payload:
                 why = self.decision(row, _("row %(seq)s") % {"seq": payload["seq"]})
+            elif row.kind == events.BUDGET_RAISED:
+                limits = (f"{name} {limit}" for name, limit in payload["limits"].items())
+                why = self.decision(row, ", ".join(limits))
             note = f"{NOTES[row.kind]}: {plain_line(why)}" if why else str(NOTES[row.kind])
             self.turns.append(Turn("", "bad" if error else "note", row.seq, note=note))
         elif line is None:

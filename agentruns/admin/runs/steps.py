@@ -477,4 +477,6 @@ _DESCRIBE = {
     events.RUN_CANCELLED: Form(gettext_lazy("Cancelled"), "bad", ("reason",)),
     events.PAYLOAD_ERASED: Form(gettext_lazy("A value was erased"), facts=("reason",)),
     events.LEFT_OUT: Form(gettext_lazy("Left out of later requests"), "waits", ("seq", "block", "reason")),
+    events.BUDGET_LOW: Form(gettext_lazy("Budget nearly used up"), "waits", ("budget", "used", "limit")),
+    events.BUDGET_RAISED: Form(gettext_lazy("Budget raised"), facts=("limits", "reason")),
 }

@@ -1,18 +1,20 @@
-"""Requests of people about a run, from any process: cancel, pause, adopt, leave out, settle a doubt."""
+"""Requests of people about a run, from any process: cancel, pause, adopt, raise a budget, settle a doubt."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from django.db.models import Count
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent, definition_difference, get_agent
+from agentruns.agents.agent import Agent, checked_limits, definition_difference, get_agent
 from agentruns.conf import settings
-from agentruns.engine import in_doubt
+from agentruns.engine import budgets, in_doubt
 from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -138,6 +140,52 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
             **made,  # type: ignore[typeddict-item]
         }
         batch.add(events.RUN_ADOPTED, adopted)
+
+    return write(run.pk, change, takes_lease=True)
+
+
+def raise_budget(
+    run_id: UUID | str,
+    actor: Any = None,
+    *,
+    max_steps: int | None = None,
+    token_budget: int | None = None,
+    cost_budget: Decimal | float | None = None,
+    deadline: timedelta | None = None,
+    reason: str = "",
+) -> Run:
+    """Give a run higher limits, in place of the present ones; None leaves a limit as it is.
+
+    A run that is paused because a budget is used up goes on, unless another budget is used up. A worker that
+    drives the run learns of the limits at its next append. Raises RunStateError if the run has ended, if a
+    limit is not higher than the present one and what is used, or if the run has no such limit; TypeError or
+    ValueError for a limit of the wrong form, PermissionDeniedError.
+    """
+    run = permissions.require(actor, "raise_budget", find_run(run_id))
+    given: dict[str, Any] = {"max_steps": max_steps, "token_budget": token_budget}
+    given |= {"cost_budget": cost_budget, "deadline": deadline}
+    limits = checked_limits(
+        "raise_budget", **{name: each for name, each in given.items() if each is not None}
+    )
+
+    def change(run: Run, batch: Batch) -> None:
+        _require_unfinished(run, _("given a higher budget"))
+        state, now = batch.state.run, partial(clock.now, settings.DATABASE)
+        definition = definition_body(settings.DATABASE, run.definition_id)
+        present = {each.name: each for each in budgets.budgets_of(definition, state, now)}
+        if not limits or not limits.keys() <= present.keys():
+            text = _("Run %(run)s has the limits %(limits)s. Name one of these to raise it.")
+            raise RunStateError(text % {"run": run.pk, "limits": ", ".join(present)})
+        for name, limit in limits.items():
+            if Decimal(limit) <= max(present[name].used, present[name].limit):
+                text = _("Run %(run)s: %(figures)s Give a limit that is higher than both.")
+                raise RunStateError(text % {"run": run.pk, "figures": present[name]})
+        who = events.actor_ref(actor)
+        batch.add(events.BUDGET_RAISED, events.BudgetRaised(limits=limits, actor=who, reason=reason))
+        if state.exhausted in present and not budgets.exceeded(definition, state, now):
+            batch.unpaused = True
+            go_on = events.RunResumed(actor=who, epoch=batch.epoch, reason="budget raised", unpause=True)
+            batch.add(events.RUN_RESUMED, go_on)
 
     return write(run.pk, change, takes_lease=True)
 

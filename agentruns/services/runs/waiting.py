@@ -247,6 +247,15 @@ def is_refused(alias: str, run: Run) -> bool:
     return bool(facts and facts.get("refused"))
 
 
+def raised_limits(alias: str, run: Run) -> dict[str, Any]:
+    """Find the limits of a run that were raised, by name, in the form of a definition."""
+    rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind=events.BUDGET_RAISED).order_by("seq")
+    limits: dict[str, Any] = {}
+    for facts in rows.values_list("facts", flat=True):
+        limits |= facts["limits"]
+    return limits
+
+
 def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tuple[int, datetime]]]:
     """Map each run to the messages that no reply of the run has read, as (row number, time). One query."""
     unread_of: dict[UUID, list[tuple[int, datetime]]] = defaultdict(list)
