@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from django import forms
@@ -154,6 +155,33 @@ class ResumeForm(forms.Form):
     """The form to resume the run as it was shown: `seq` is the last journal row that the page knew."""
 
     seq = forms.IntegerField(widget=forms.HiddenInput)
+
+
+class RaiseForm(forms.Form):
+    """The form to raise budgets; `labels` are those of the run's budgets, by name."""
+
+    max_steps = forms.IntegerField(min_value=1, max_value=2**31 - 1, required=False)
+    token_budget = forms.IntegerField(min_value=1, max_value=2**63 - 1, required=False)
+    cost_budget = forms.DecimalField(
+        min_value=Decimal("1e-12"), max_digits=24, decimal_places=12, required=False
+    )
+    deadline = forms.IntegerField(min_value=1, max_value=10**7, required=False)  # minutes
+    reason = reason_field(_("Reason, kept in the journal (optional)"), required=False)
+
+    def __init__(self, *args: Any, labels: dict[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in {*self.fields} - {"reason"} if labels else ():
+            if name in labels:
+                self.fields[name].label = labels[name]
+            else:
+                del self.fields[name]
+
+    def limits(self) -> dict[str, Any]:
+        """Build the limits that were given, in the form of the service."""
+        given = {name: each for name, each in self.cleaned_data.items() if each is not None}
+        if "deadline" in given:
+            given["deadline"] = timedelta(minutes=given["deadline"])
+        return given
 
 
 class VerdictForm(forms.Form):

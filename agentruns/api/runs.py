@@ -218,6 +218,17 @@ def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key:
     return _change(request, run_id, "pause", act, key, body)
 
 
+@router.post("/runs/{run_id}/raise-budget", response=RunOut)
+def raise_budget(request: HttpRequest, run_id: RunId, body: schemas.RaiseBudget, key: GivenKey = None) -> Any:
+    """Raise the budgets of a run. A run that is paused because a budget is used up goes on.
+
+    The limits that you send replace the present ones. 409 if a limit is not higher than what the run has used
+    and may use now, if the run has no such budget, or if you send none.
+    """
+    act = partial(control.raise_budget, reason=body.reason, **body.limits)
+    return _change(request, run_id, "raise_budget", act, key, body)
+
+
 @router.post("/runs/{run_id}/orphans/{call_id}/resolve", response=RunOut)
 def resolve_orphan(
     request: HttpRequest, run_id: RunId, call_id: schemas.CallId, body: schemas.Resolve, key: GivenKey = None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import UUID
 
@@ -91,6 +92,7 @@ Task = Annotated[str, FILLED, _string(minLength=1)]
 Text = Annotated[str, _at_most(TEXT_LENGTH), FILLED, _string(minLength=1, maxLength=TEXT_LENGTH)]
 Reason = Annotated[str, _at_most(REASON_LENGTH), _string(maxLength=REASON_LENGTH)]
 GivenReason = Annotated[str, _at_most(REASON_LENGTH), FILLED, _string(minLength=1, maxLength=REASON_LENGTH)]
+Cost = Annotated[str, Field(pattern=r"^[0-9]{1,12}(\.[0-9]{1,12})?$"), _must(Decimal, "must be positive")]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(sessions.checked_context)]
 Name = Annotated[str, Field(max_length=NAME_LENGTH), PRINTABLE]
@@ -219,6 +221,27 @@ class LeaveOut(Keyed):
 
 class PauseRun(Keyed):
     reason: Reason = ""
+
+
+class RaiseBudget(Keyed):
+    max_steps: int | None = Field(None, ge=1, lt=2**31, description="replies of the model, in all")
+    token_budget: int | None = Field(None, ge=1, lt=2**63, description="tokens, in all")
+    cost_budget: Cost | None = Field(None, description="in the currency of the prices, as text")
+    deadline: float | None = Field(
+        None, ge=1, lt=10**9, description="seconds, without the time of waiting for people"
+    )
+    reason: Reason = ""
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits that were sent, in the form of the service."""
+        deadline = self.deadline and timedelta(seconds=self.deadline)
+        cost = self.cost_budget and Decimal(self.cost_budget)
+        return {
+            **self.model_dump(include={"max_steps", "token_budget"}),
+            "cost_budget": cost,
+            "deadline": deadline,
+        }
 
 
 class Resolve(Keyed):

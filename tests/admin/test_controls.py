@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -19,8 +17,9 @@ from agentruns import Agent, start_run
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.limits import Drift, adopt, judgement, meters
 from agentruns.conf import settings as ours
+from agentruns.engine.budgets import exceeded
 from agentruns.engine.leases import Lease, claim
-from agentruns.engine.loop import drive_run, exceeded
+from agentruns.engine.loop import drive_run
 from agentruns.engine.worker import agent_for
 from agentruns.journal.fold import RunState
 from agentruns.journal.verify import problems
@@ -179,15 +178,44 @@ def test_the_meters_judge_as_the_engine_does(
     state = RunState(run_id=None, step=step, usage=usage)  # type: ignore[arg-type]
     now = datetime.now(UTC)
     state.started_at = now - spent
-    limits = {"cost_budget": Decimal("2.5"), "deadline": timedelta(hours=1)}
-    error = exceeded(SimpleNamespace(**{**BUDGETS, **limits}), state, lambda: now)  # type: ignore[arg-type]
+    error = exceeded(BUDGETS, state, lambda: now)
     used_up = [each.name for each in found if each.is_used_up]
-    assert used_up[:1] == ([error.partition(":")[0]] if error else [])
+    assert used_up[:1] == ([error.name] if error else [])
     assert judgement(found, ended=False).startswith("Used up: ") == bool(error)
     if error:
         stopped = judgement(found, ended=True, error=f"BudgetExceededError: {error}")
         assert stopped.startswith("It was stopped by this limit: ")
     assert judgement(found, ended=True, error="ValueError: max_steps") == ""
+
+
+def test_a_budget_is_raised_on_the_page_of_the_run_that_it_pauses(world: World, effects: Effects) -> None:
+    limits = {"max_steps": 1, "deadline": timedelta(hours=1)}
+    run = ran("spender", {"tools": [call("post", text="x")]}, **limits)
+    shown = look(
+        run,
+        "a budget is used up. It goes on when somebody raises it.",
+        "Model replies, new limit (now 1 of 1)",
+    )
+    assert {"max_steps", "deadline", "reason"} <= shown.forms[url(run, "raise")].keys()
+    assert not {"token_budget", "cost_budget"} & shown.forms[url(run, "raise")].keys()
+    assert "The run is paused again at once, unless its budget was raised." in shown.text
+    assert url(run, "raise") not in look(run, role="reader").forms
+    with unchanged():
+        assert browser("reader").post(url(run, "raise"), {"max_steps": "9"}).status_code == 403
+        says(press(run, "raise", max_steps="1"), "max_steps: 1 of 1 replies used. Give a limit", status=409)
+        says(press(run, "raise", max_steps="x"), "Enter a whole number", status=409)
+        says(press(run, "raise"), "Name one of these to raise it.", status=409)
+    says(press(run, "raise", max_steps="9", deadline="120"), "The budget is raised.", "at night", "1 of 9")
+    assert LogEntry.objects.filter(change_message__contains="Budget raised").exists()
+    assert status(run) == "queued"
+    assert url(run, "raise") in look(run, "new limit in minutes").forms, (
+        "among the limits of a run that goes on"
+    )
+    sweep()
+    assert (status(run), effects.count()) == ("completed", 1)
+    assert url(run, "raise") not in look(run, "Budget raised").forms
+    with unchanged():
+        says(press(run, "raise", max_steps="10"), "It has ended: completed.", status=409)
 
 
 def test_the_page_shows_how_much_of_each_budget_is_used(
@@ -215,8 +243,8 @@ def test_the_page_shows_how_much_of_each_budget_is_used(
         ):
             assert said in words(page).replace("\xa0", " ")
     Run.objects.filter(pk=run.pk).update(step=4)
-    assert "Used up: Model replies. The run fails before its next request" in look(run).text
-    run = ran("spender", TURN, session="s2", max_steps=1)
+    assert "Used up: Model replies. No further request is made to the model." in look(run).text
+    run = ran("spender", TURN, session="s2", max_steps=1, on_budget="fail")
     look(run, "It was stopped by this limit: Model replies.", "No limit is set for: tokens, cost, time.")
     shop_agent("spender", TURN, max_steps=9)
     assert "Another definition" not in text(run), "of a run that has ended"

@@ -11,7 +11,17 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import AnonymousUser
 from django.urls import reverse
 
-from agentruns import adopt_definition, answer, approve, cancel_run, deny, extend, pause_run, resume_run
+from agentruns import (
+    adopt_definition,
+    answer,
+    approve,
+    cancel_run,
+    deny,
+    extend,
+    pause_run,
+    raise_budget,
+    resume_run,
+)
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError
 from agentruns.services.runs.control import hold_run, resolve_orphan
 from agentruns.services.runs.lifecycle import surface_orphans
@@ -156,6 +166,11 @@ SERVICES: dict[str, tuple[Made, Ask, set[str]]] = {
         {"resolver", "outsider", "superuser"},
     ),
     "pause": (World.waiting, lambda one, actor: pause_run(one.run_id, actor), {"superuser"}),
+    "raise": (
+        World.waiting,
+        lambda one, actor: raise_budget(one.run_id, actor, max_steps=99),
+        {"superuser"},
+    ),
     "hold": (World.waiting, lambda one, actor: hold_run(one.run_id, actor), {"superuser"}),
     "adopt": (World.waiting, lambda one, actor: adopt_definition(one.run_id, actor), {"superuser"}),
 }

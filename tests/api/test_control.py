@@ -15,6 +15,7 @@ from agentruns.engine.gate import call_digest
 from agentruns.engine.leases import claim
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Run, Session
+from agentruns.providers.names import model_identity
 from agentruns.services.sweep import sweep
 from agentruns.utils.clock import utc
 from tests.admin.world import World
@@ -130,6 +131,30 @@ def test_agents_show_their_tools_and_not_their_instructions(api: Api, shop: Agen
     assert (asks["refund"], asks["post"]) == ("predicate", False)
     assert Api().get("/agents")[0] == 401
     assert not Message.objects.exists()
+
+
+def test_a_budget_is_raised_with_permission(owner: Any, settings: Any) -> None:
+    turns = [{"tools": [call("refund", cents=1)]}, {"text": "done"}]
+    agent = shop_agent("spender", *turns, tools=[refund], max_steps=1, cost_budget=1)
+    settings.AGENTRUNS_PRICES = {model_identity(agent.model): {"input": 0, "output": 0}}
+    run = Run.objects.get(pk=run_agent(agent, "do it", "s1", actor=owner).run_id)
+    path, body = f"/runs/{run.pk}/raise-budget", {"max_steps": 9, "cost_budget": "2.50", "reason": "why not"}
+    assert Api(owner).post(path, body)[0] == 403, "the owner may not by owning it"
+    staff = Api(user("treasurer", "raise_budget", "view_run"))
+    for wrong, status in (
+        ({"max_steps": 0}, 422), ({"cost_budget": 2}, 422), ({"cost_budget": "-2"}, 422),
+        ({"budget": 1}, 422), ({"cost_budget": "0.00"}, 422),
+        ({"deadline": 0}, 422), ({"max_steps": 1}, 409), ({"deadline": 60.5}, 409), ({}, 409),
+    ):  # fmt: skip
+        assert staff.post(path, wrong)[0] == status, wrong
+    body["idempotency_key"] = "once"
+    answers = [staff.post(path, body) for _time in range(2)]
+    assert [(status, answer["status"]) for status, answer in answers] == [(200, "queued")] * 2
+    (row,) = Message.objects.filter(kind="budget_raised")
+    assert row.payload["limits"] == {"max_steps": 9, "cost_budget": "2.5"}
+    assert staff.get(f"/runs/{run.pk}/state")[1]["raised_limits"] == row.payload["limits"]
+    assert Api(user("other", "raise_budget")).post(path, body)[0] == 404
+    assert sweep().completed == 1
 
 
 def test_a_row_is_left_out_with_permission(api: Api, shop: Agent, owner: Any) -> None:

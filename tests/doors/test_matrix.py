@@ -209,6 +209,7 @@ API_RULES = {
     "POST runs/{run}/pause": Rule(OWNS, OWNS, {}),
     "POST runs/{orphan}/resume": Rule("operate", "operate", {}),
     "POST runs/{orphan}/orphans/{call}/resolve": Rule("operate", "operate", {"verdict": "unknown"}),
+    "POST runs/{run}/raise-budget": Rule("operate", "operate", {"max_steps": 99}),
     "POST runs/{ended}/rows/2/erase": Rule("operate", "operate", {"reason": "no"}),
     "POST runs/{ended}/rows/2/leave-out": Rule("operate", "operate", {}),
     "POST sessions/{session}/messages": Rule("say something", "say something", {"content": "hi"}),
@@ -246,11 +247,11 @@ API_RULES = {
 HARMLESS = {
     "idempotency_key", "key", "digest", "reason", "text", "input", "at", "after", "last_event_id", "cursor",
     "status", "verdict", "result", "evidence", "content", "not_before", "priority", "block",
-    "payload",
+    "payload", "max_steps", "token_budget", "cost_budget", "deadline",
 }  # fmt: skip
 RUN_POSTS = {
     **dict.fromkeys(("again", "fork", "pause", "cancel", "reply"), "do with one's own"),
-    **dict.fromkeys(("resume", "adopt", "resolve", "erase", "review", "leave_out"), "operate"),
+    **dict.fromkeys(("resume", "adopt", "resolve", "erase", "review", "leave_out", "raise"), "operate"),
     **dict.fromkeys(("deliver", "stop_waiting"), "operate"),
     "reveal": "reveal",
 }
@@ -576,7 +577,13 @@ def console_data(ids: Ids, card: str = "approval") -> dict[str, str]:
         **{"digest": digest, "reason": "no", "text": "no", "hours": "4", "key": "k", "argument-note": "x"},
         **{"seq": "3", "verdict": "unknown", "evidence": "seen", "at": "2", "action": "approve_selected"},
         **{"agent": "spoken", "rating": "1", "kind": "tool", "name": "paint", "state": "off"},
-        **{"confirmed": "1", f"digest-{key}": digest, "_selected_action": key, "revealed": "1"},
+        **{
+            "confirmed": "1",
+            f"digest-{key}": digest,
+            "_selected_action": key,
+            "revealed": "1",
+            "max_steps": "99",
+        },
     }
 
 

@@ -124,6 +124,8 @@ QUIET: dict[str, Callable[[World], Post]] = {
         {"kind": "tool", "name": "paint", "state": "off", "reason": "no"},
         world.completed(),
     ),
+    "run_raise": lambda world: console(world.paused(), "raise", max_steps="99"),
+    "/runs/{run_id}/raise-budget": lambda world: service(world.paused(), "raise-budget", max_steps=99),
     "run_leave_out": lambda world: console(world.completed(), "leave_out", 2),
     "/runs/{run_id}/rows/{seq}/leave-out": lambda world: service(
         world.completed(), "rows/2/leave-out", reason="no"

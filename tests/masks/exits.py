@@ -123,7 +123,7 @@ EXITS: tuple[Callable[[Client, Run], dict[str, str]], ...] = (api, console, comm
 
 # What shows nothing of a run by itself: it changes something and goes back to one of the pages above.
 SILENT_VIEWS = {
-    "run_reveal", "run_content", "run_file", "run_resume", "run_pause", "run_cancel",
+    "run_reveal", "run_content", "run_file", "run_resume", "run_pause", "run_cancel", "run_raise",
     "run_start", "run_review", "run_adopt", "run_resolve", "run_delete", "run_add", "approval_add",
     "approval_delete", "approval_reveal", "approval_approve", "approval_edit", "approval_answer",
     "approval_deny", "approval_extend", "run_switches",

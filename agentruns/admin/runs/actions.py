@@ -22,6 +22,7 @@ from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.html import ago, bare, exact, plain, plain_line, reason
 from agentruns.admin.runs.list import status, task_title
 from agentruns.conf import settings
+from agentruns.engine.budgets import EXHAUSTED, OF_A_RUN
 from agentruns.engine.drafts import AT_WORK
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import policy, read, verify
@@ -35,7 +36,7 @@ from agentruns.utils.redaction import get_logger
 
 SILENT_AFTER = timedelta(minutes=5)
 LIVE = "live"  # several running runs are stopped however far they have come since the page was shown
-BUTTONS = ("resume", "pause", "cancel", "adopt")
+BUTTONS = ("resume", "pause", "cancel", "adopt", "raise_budget")
 Line = dict[str, Any]  # one of several runs, with its situation or its outcome
 
 logger = get_logger("agentruns.admin.runs.actions")
@@ -123,6 +124,12 @@ def situation(request: HttpRequest, run: Run) -> Situation:
     )
 
 
+def is_exhausted(run: Run) -> bool:
+    """Check whether the run is paused because one of its own budgets is used up."""
+    begins, _, rest = run.blocked_reason.partition(": ")
+    return run.status == Run.Status.PAUSED and begins == EXHAUSTED and rest.startswith(OF_A_RUN)
+
+
 def headline(situation: Situation) -> str:
     """Describe in one sentence the run's state and who has to act."""
     run, count = situation.run, situation.uncleared
@@ -147,6 +154,8 @@ def headline(situation: Situation) -> str:
     if run.status == Run.Status.WAITING:
         return _("It waits for something outside, and goes on by itself when that happens:")
     if run.status == Run.Status.PAUSED:
+        if is_exhausted(run):
+            return _("It is paused: a budget is used up. It goes on when somebody raises it.")
         return _("It is paused, and goes on when somebody resumes it.")
     if situation.pause_requested is not None and is_live(run):
         text = _("%(name)s asked %(when)s to pause it. It pauses before its next tool starts.")

@@ -87,6 +87,7 @@ class RunAdmin(base.ReadOnlyAdmin):
         base.View("erase", "runs.audit.erase_view", "rows/<int:seq>/erase/"),
         *(base.View(verb, "runs.actions.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
         base.View("adopt", "runs.limits.adopt_view", acts=True),
+        base.View("raise", "runs.limits.raise_view", acts=True),
         base.View("reply", "runs.chat.reply_view", acts=True),
         base.View("review", "runs.page.review_view", acts=True),
         base.View("verify", "runs.audit.verify_view", acts=True),

@@ -14,7 +14,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin
-from agentruns.admin.forms import AdoptForm
+from agentruns.admin.forms import AdoptForm, RaiseForm
 from agentruns.admin.html import as_text, duration
 from agentruns.admin.runs import actions
 from agentruns.admin.runs.actions import Action, Situation, Verb
@@ -24,7 +24,7 @@ from agentruns.exceptions import RunStateError, UnknownAgentError
 from agentruns.journal import events, read
 from agentruns.journal.fold import TOKENS, fold
 from agentruns.models import Run
-from agentruns.services.runs import control
+from agentruns.services.runs import control, waiting
 from agentruns.utils import clock
 from agentruns.utils.redaction import redact
 
@@ -69,9 +69,10 @@ def situation(request: HttpRequest, run: Run) -> Situation:
 
 
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Build the context of a run's budgets; if the run goes on, also of Adopt and of a changed definition."""
+    """Build the context of a run's budgets; if the run goes on, also of Raise and Adopt."""
     run, definition, now = situation.run, situation.definition, situation.drift
-    elapsed = None
+    elapsed, raised = None, waiting.raised_limits(settings.DATABASE, run)
+    definition = {**definition, **raised}
     if definition.get("deadline"):  # only the whole journal tells the time that counts
         rows = read.run_rows(settings.DATABASE, run.pk)
         closing = (row for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload)
@@ -79,8 +80,8 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
         elapsed = fold(run.pk, rows).elapsed(ends[-1] if ends else clock.now(settings.DATABASE))
     budgets = meters(definition, run.step, run.usage, elapsed)
     origins = (tool.get("origin") for tool in definition["tools"].values())
-    labels = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
-    names = ", ".join(label for name, label in labels.items() if not definition.get(name))
+    others = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
+    names = ", ".join(label for name, label in others.items() if not definition.get(name))
     context: dict[str, Any] = {
         "meters": budgets,
         "unlimited": _("No limit is set for: %(names)s.") % {"names": names} if names else "",
@@ -88,11 +89,41 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> 
         "unjournaled": bool(definition.get("unjournaled_tools")),
         "judgement": judgement(budgets, ended=run.is_ended, error=run.error),
     }
+    if not run.is_ended:
+        text, minutes = _("%(label)s, new limit (now %(figures)s)"), _("%(label)s, new limit in minutes")
+        facts = {each.name: {"label": each.label, "figures": each.figures} for each in budgets}
+        labels = {name: (minutes if name == "deadline" else text) % each for name, each in facts.items()}
+        form = RaiseForm(labels=labels, auto_id="raise_%s")
+        context |= {
+            "raising": raising(situation),
+            "raise_form": form,
+            "is_exhausted": actions.is_exhausted(run),
+        }
     if now is not None:
         seen = {"hash": now.agent.definition_hash if now.agent else "", "seq": str(actions.last_seq(run))}
-        form = AdoptForm(initial=seen, auto_id="adopt_%s")
-        context |= {"drift": now, "adopt": adopt(situation), "adopt_form": form}
+        context |= {"drift": now, "adopt": adopt(situation)}
+        context["adopt_form"] = AdoptForm(initial=seen, auto_id="adopt_%s")
     return context
+
+
+def raise_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
+    """Raise the budgets of a run to the limits that were sent."""
+
+    def do(run: Run) -> str:
+        form = RaiseForm(request.POST, labels={})
+        if not form.is_valid():
+            raise RunStateError(" ".join(str(each) for errors in form.errors.values() for each in errors))
+        actions.require(raising(actions.situation(request, run)))
+        if control.raise_budget(run.pk, request.user, **form.limits()).status == Run.Status.PAUSED:
+            return _("The budget is raised. The run stays paused.")
+        return _("The budget is raised.")
+
+    return actions.press(admin, request, run, do, str(_("Budget raised from the console.")))
+
+
+def raising(situation: Situation) -> Action:
+    """Find the reason why no budget of the run can be raised."""
+    return actions.action(situation, "raise_budget", actions.over(situation))
 
 
 def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
@@ -187,7 +218,7 @@ def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
         stopped = [each.label for each in budgets if error.startswith(f"{_STOPPED}{each.name}:")]
         return _("It was stopped by this limit: %(label)s.") % {"label": stopped[0]} if stopped else ""
     if used_up := [each.label for each in budgets if each.is_used_up]:
-        text = _("Used up: %(label)s. The run fails before its next request to the model.")
+        text = _("Used up: %(label)s. No further request is made to the model.")
         return text % {"label": used_up[0]}
     nearest = max(budgets, key=lambda each: each.percent, default=None)
     if nearest is None or nearest.percent == 0:
