@@ -161,7 +161,9 @@ class Spending(models.Model):
         """
         keys, rows = sorted(limits), cls._default_manager.using(alias)
         rows.bulk_create([cls(key=key, day=day) for key in keys], ignore_conflicts=True)  # locks on SQLite
-        locked = list(rows.filter(day=day, key__in=keys).order_by("key").select_for_update())
+        its = rows.filter(day=day, key__in=keys)
+        locked = list(its.order_by("key").select_for_update())
+        its.update(spent=F("spent"))  # which any isolation level notices
         if len(locked) < len(keys):  # made by another transaction that this one does not see
             raise JournalConflictError("The budgets of this day have just been made.")
         Reservation.forget(alias, run_id)

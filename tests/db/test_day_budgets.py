@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 from decimal import Decimal
 from functools import partial
 from typing import Any, ClassVar
 
 import pytest
+from django.db import OperationalError, transaction
 from django.db.models import Sum
 
 import agentruns
@@ -20,9 +22,9 @@ from agentruns.providers.base import ProviderError
 from agentruns.services.data.retention import prune_ended
 from agentruns.services.sweep import sweep
 from agentruns.testing import Script
-from tests.db.dying import die_at
+from tests.db.dying import die_at, elsewhere
 from tests.db.helpers import forget_backoff, payloads, sound, the_run, user
-from tests.db.racing import at_once
+from tests.db.racing import LEVELS, at_once, isolation
 from tests.shop.agents import TOOLS, call
 from tests.waiting import wait_for
 
@@ -168,21 +170,39 @@ def test_a_failed_request_counts_what_it_cost() -> None:
     assert (drive("s1").status, spent(), Reservation.objects.count()) == ("paused", {"scope:": "0.5"}, 0)
 
 
-def test_twenty_runs_at_once_overshoot_by_one_reply_at_most() -> None:
-    spender()
-    runs = [start_run("spender", "do it", f"s{number}") for number in range(20)]
-    at_once(*(partial(advance, run, "default") for run in runs))
-
+@pytest.mark.parametrize("level", LEVELS)
+def test_twenty_runs_at_once_overshoot_by_one_reply_at_most(level: str) -> None:
     def settled() -> bool:
         Run.objects.filter(status="queued").update(not_before=None)
         sweep()
         return not Run.objects.filter(status__in=("queued", "running")).exists()
 
-    wait_for(settled, "all runs to end or pause")
+    spender()
+    runs = [start_run("spender", "do it", f"s{number}") for number in range(20)]
+    with isolation(level):
+        at_once(*(partial(advance, run, "default") for run in runs))
+        wait_for(settled, "all runs to end or pause")
     counts = [Run.objects.filter(status=status).count() for status in ("completed", "paused")]
     assert sum(counts) == 20 and 3 <= counts[0] <= 4, counts
     total = Run.objects.aggregate(sum=Sum("cost"))["sum"]
     assert (spent(), Reservation.objects.count()) == ({"scope:": f"{total:f}".rstrip("0").rstrip(".")}, 0)
+
+
+def test_a_strict_transaction_notices_what_others_have_reserved_since_it_began() -> None:
+    spender()
+    first, second = (start_run("spender", "do it", f"s{number}") for number in range(2))
+    day = Spending.objects.create(key="scope:", day=date(2026, 12, 1)).day
+
+    def reserve(run: Run) -> Any:
+        with transaction.atomic():
+            assert not Reservation.objects.filter(run=run).exists()
+            if run == second:
+                elsewhere(lambda: reserve(first))
+            return Spending.reserve("default", run.pk, day, {"scope:": Decimal(1)}, Decimal(1))
+
+    with isolation("REPEATABLE READ"), pytest.raises(OperationalError):  # and is tried again
+        reserve(second)
+    assert Reservation.objects.get().run_id == first.pk
 
 
 def test_old_days_are_deleted(database_clock: Any) -> None:
