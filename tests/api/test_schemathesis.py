@@ -23,6 +23,7 @@ from tests.api.snapshot import FILE
 from tests.files import fetched
 from tests.settings import BRIEF
 from tests.shop.agents import call, shop_agent
+from tests.shop.waits import collecting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,7 +53,7 @@ def tell(actor: Any) -> None:
     run_agent(
         shop_agent("losing", {"tools": [call("lose", text="x")]}, tools=[lose]), "go", "losing", actor=actor
     )
-    run_agent("collects", "collect it", "collects", actor=actor)
+    run_agent(collecting(), "collect it", "collects", actor=actor)
     _queued, paused, cancelled = (
         start_run(posting, "later", f"later-{number}", actor=actor) for number in "123"
     )

@@ -50,8 +50,9 @@ from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
 from tests.effects import VARIABLE, Effects
 from tests.mcp.agents import POST, TOOLS as OF_SERVER, write_to
-from tests.shop.agents import TOOLS, act, call, collect, misfortune, shop_agent
+from tests.shop.agents import TOOLS, act, call, misfortune, shop_agent
 from tests.shop.models import Order
+from tests.shop.waits import collect
 from tests.statements import broken_commit
 
 

@@ -90,6 +90,7 @@ def given() -> dict[str, Any]:
         "agent": agent, "text": "say", "content": "say", "session": ended.session, "run_id": ended.pk,
         "approval_id": waits.pending[0].pk, "reason": "because", "by": timedelta(hours=1), "seq": 2, "at": 2,
         "call_id": Message.objects.get(kind=asked).call_id, "verdict": "unknown", "user": ann,
+        "key": "pi_1",
         "actor": ann, "owner": ann, "kind": "agent", "name": "shop", "state": "off", "token_id": token.pk,
         "scopes": ["runs:read"], "ttl": timedelta(minutes=1), "runs": list_runs(),
     }  # fmt: skip

@@ -50,7 +50,8 @@ from tests.db.crowds import ID, multiply, plan
 from tests.db.helpers import names, outcomes, payloads, run_turns, sound, the_run, user
 from tests.db.racing import at_once
 from tests.effects import Effects
-from tests.shop.agents import TOOLS, act, call, collect, shop_agent
+from tests.shop.agents import TOOLS, act, call, shop_agent
+from tests.shop.waits import collect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -150,7 +151,7 @@ def test_a_run_waits_without_a_process_and_the_payload_is_the_result(effects: Ef
     event = Event.objects.get(waits_since__isnull=False)
     assert (event.name, event.key, event.run_id, event.payload) == ("payment", "pi_500", run.pk, None)
     (wait,) = waiting.waits("default", [run])[run.pk]
-    assert (wait.kind, wait.text, wait.until) == ("event", "payment pi_500", event.due_at)
+    assert (wait.kind, wait.event, wait.text, wait.until) == ("event", "payment", "pi_500", event.due_at)
     assert payloads(run, "event_awaited")[0]["until"] is not None
 
     assert deliver_event("payment", "pi_500", PAID) == ("delivered", run.pk)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from datetime import timedelta
 
-from agentruns import Agent, ModelRequest, NotOccurred, Occurred, Pending, ToolContext, Unknown, tool
+from agentruns import Agent, ModelRequest, NotOccurred, Occurred, ToolContext, Unknown, tool
 from agentruns.testing import ScriptedModel
 from tests.effects import Effects
 from tests.shop.models import Order
@@ -89,13 +88,6 @@ def broken(ctx: ToolContext) -> str:
     raise ValueError("the printer is on fire")
 
 
-@tool(awaits="payment")
-def collect(ctx: ToolContext, cents: int) -> Pending:
-    """Send an invoice; the payment of the customer is the result."""
-    act("collect", ctx, cents=cents)
-    return Pending(key=f"pi_{cents}", timeout=timedelta(days=3))
-
-
 TOOLS = [post, lookup, search, annotate, charge, refund, broken]
 
 
@@ -146,10 +138,6 @@ shop_agent("thinks-twice", {"tools": [call("lookup", number="A1")]}, _orders)
 shop_agent("breaks-twice", {"tools": [call("broken")]}, {"tools": [call("broken")]})
 
 shop_agent("asks-and-searches", {"tools": [call("refund", cents=5000), call("search", query="refunds")]})
-
-shop_agent(
-    "collects", {"tools": [call("collect", cents=500), call("post", text="paid")]}, tools=[*TOOLS, collect]
-)
 
 # Ten steps with every kind of tool, for the soak.
 shop_agent(
