@@ -78,4 +78,6 @@ def project(alias: str, batch: Batch) -> None:
         elif _settles(batch, row):
             if batch.needs_due_event:
                 require(its_events.due().filter(delivered_at=None), "due", settled_at=Now())
-            its_events.unsettled().update(settled_at=Now(), payload=None)
+            # An event that came, and that the journal does not have yet, stays due: it is evidence.
+            is_told = Q() if row.call_id in delivered else Q(delivered_at=None)
+            its_events.unsettled().filter(is_told).update(settled_at=Now(), payload=None)

@@ -150,11 +150,12 @@ def settle_due() -> int:
             if event is None:
                 return
             call = batch.state.run.calls.get(event.call_id)
-            if call is None or not call.is_open:
+            batch.closed = call is None or not call.is_open
+            if batch.closed:
                 Event.objects.using(alias).filter(pk=pk).update(settled_at=Now(), payload=None)
-            elif event.delivered_at is not None:
+            if event.delivered_at is not None:  # evidence beside the result, if the call has one by now
                 waits.deliver(batch, event, event.payload, event.actor)
-            elif call.is_pending:
+            elif call is not None and call.is_pending:
                 batch.needs_due_event = True
                 waits.end(batch, call, None)
             settled.add(pk)
