@@ -13,7 +13,9 @@ BRIEF = brief-sqlite brief-postgresql brief-browser
 SYNC = $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 # By themselves: Playwright's loop runs in the thread that uses the database.
 BROWSER = tests/e2e tests/browser
-ENGINE = tests/db tests/crash tests/properties
+ENGINE = tests/db tests/crash tests/properties tests/model
+# The model uses no database; only its replays do.
+MODEL = tests/model/test_protocol.py tests/model/test_guards.py
 # Tests whose subject is the database: locks, races, transactions, queries. What is not here and not in BOTH does the
 # same on either database, and `make test` has it on SQLite.
 POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(patsubst %,tests/crash/test_%.py,drafts faults pictures soak) \
@@ -22,7 +24,7 @@ POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(
 	$(patsubst %,tests/api/test_%.py,drafts races runs stream uploads) \
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,resume_runs verify_journal)
-BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) \
+BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) tests/model/test_replay.py \
 	$(patsubst %,tests/db/test_%.py,cost deploys draining executor failed_drives hostile journal payloads retention rewound) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs watch) \
 	$(addprefix tests/db/test_givers.py::test_a_,revocation_races_with_the_start \
@@ -93,7 +95,7 @@ chromium:
 # The products: each test on both databases, all examples, drivers that forget all they remember, the long lives,
 # the guards taken out.
 test-full: test-sqlite test-rebuild mutants
-	$(BIN)/python -m tests.servers $(PYTEST) $(call IGNORING,tests/unit tests/packaging $(BROWSER))
+	$(BIN)/python -m tests.servers $(PYTEST) $(call IGNORING,tests/unit tests/packaging $(MODEL) $(BROWSER))
 	$(BIN)/$(PYTEST) $(filter tests/e2e/% tests/packaging/%,$(LONG))
 
 test-fast: $(VENV)/dev
