@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, StreamingHttpResponse
@@ -12,6 +14,7 @@ from django.utils.crypto import salted_hmac
 from django.utils.http import parse_etags
 from ninja import Status
 from ninja.params.functions import Body
+from pydantic import Field
 
 import agentruns
 from agentruns.api import auth, routing, schemas
@@ -31,6 +34,8 @@ from agentruns.utils import bounds, clock, json as canonical
 REVALIDATED = "private, no-cache"  # a client may store this answer, but must revalidate it by its ETag
 # Not "or null" in the schema, or generated clients would send a null for a missing body.
 ABSENT: Any = Body(None)
+COST = r"^[0-9]{1,12}(\.[0-9]{1,12})?$"
+Cost = Annotated[str, Field(pattern=COST), schemas.must(Decimal, "must be positive")]
 Started = Status[RunOut]
 STATE = "run seq agent version status step output calls.id calls.tool calls.arguments calls.outcome"  # public
 
@@ -218,8 +223,27 @@ def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key:
     return _change(request, run_id, "pause", act, key, body)
 
 
+class RaiseBudget(schemas.Keyed):
+    max_steps: int | None = Field(None, ge=1, lt=2**31, description="replies of the model, in all")
+    token_budget: int | None = Field(None, ge=1, lt=2**63, description="tokens, in all")
+    cost_budget: Cost | None = Field(None, description="in the currency of the prices, as text")
+    deadline: float | None = Field(
+        None, ge=1, lt=10**9, description="seconds, without the time of waiting for people"
+    )
+    reason: schemas.Reason = ""
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits that were sent, in the form of the service."""
+        return {
+            **self.model_dump(include={"max_steps", "token_budget"}),
+            "cost_budget": self.cost_budget and Decimal(self.cost_budget),
+            "deadline": self.deadline and timedelta(seconds=self.deadline),
+        }
+
+
 @router.post("/runs/{run_id}/raise-budget", response=RunOut)
-def raise_budget(request: HttpRequest, run_id: RunId, body: schemas.RaiseBudget, key: GivenKey = None) -> Any:
+def raise_budget(request: HttpRequest, run_id: RunId, body: RaiseBudget, key: GivenKey = None) -> Any:
     """Raise the budgets of a run. A run that is paused because a budget is used up goes on.
 
     The limits that you send replace the present ones. 409 if a limit is not higher than what the run has used

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime, timedelta
-from decimal import Decimal
+from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import UUID
 
@@ -42,7 +41,7 @@ def _dated(text: Any) -> Any:
     return text
 
 
-def _must(holds: Callable[[str], object], text: str) -> AfterValidator:
+def must(holds: Callable[[str], object], text: str) -> AfterValidator:
     """Build a validator that refuses a string with the error `text` unless `holds(string)` is true.
 
     `text` may contain `{length}`, the length of the string.
@@ -58,7 +57,7 @@ def _must(holds: Callable[[str], object], text: str) -> AfterValidator:
 
 def _at_most(length: int) -> AfterValidator:
     # Not pydantic's own length check, which also refuses lone surrogates.
-    return _must(lambda text: len(text) <= length, f"must be at most {length} characters, not {{length}}")
+    return must(lambda text: len(text) <= length, f"must be at most {length} characters, not {{length}}")
 
 
 def _string(**schema: Any) -> WithJsonSchema:
@@ -78,8 +77,8 @@ def legal(value: Any) -> Any:
 
 
 # The services require this too, because databases disagree about NUL and lone surrogates.
-PRINTABLE = _must(str.isprintable, "must be printable")
-FILLED = _must(str.strip, "must not be blank")
+PRINTABLE = must(str.isprintable, "must be printable")
+FILLED = must(str.strip, "must not be blank")
 Legal = BeforeValidator(legal)
 LegalText = Annotated[str, Legal]
 LegalDict = Annotated[dict[str, Any], Legal]
@@ -92,7 +91,6 @@ Task = Annotated[str, FILLED, _string(minLength=1)]
 Text = Annotated[str, _at_most(TEXT_LENGTH), FILLED, _string(minLength=1, maxLength=TEXT_LENGTH)]
 Reason = Annotated[str, _at_most(REASON_LENGTH), _string(maxLength=REASON_LENGTH)]
 GivenReason = Annotated[str, _at_most(REASON_LENGTH), FILLED, _string(minLength=1, maxLength=REASON_LENGTH)]
-Cost = Annotated[str, Field(pattern=r"^[0-9]{1,12}(\.[0-9]{1,12})?$"), _must(Decimal, "must be positive")]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(sessions.checked_context)]
 Name = Annotated[str, Field(max_length=NAME_LENGTH), PRINTABLE]
@@ -221,27 +219,6 @@ class LeaveOut(Keyed):
 
 class PauseRun(Keyed):
     reason: Reason = ""
-
-
-class RaiseBudget(Keyed):
-    max_steps: int | None = Field(None, ge=1, lt=2**31, description="replies of the model, in all")
-    token_budget: int | None = Field(None, ge=1, lt=2**63, description="tokens, in all")
-    cost_budget: Cost | None = Field(None, description="in the currency of the prices, as text")
-    deadline: float | None = Field(
-        None, ge=1, lt=10**9, description="seconds, without the time of waiting for people"
-    )
-    reason: Reason = ""
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """The limits that were sent, in the form of the service."""
-        deadline = self.deadline and timedelta(seconds=self.deadline)
-        cost = self.cost_budget and Decimal(self.cost_budget)
-        return {
-            **self.model_dump(include={"max_steps", "token_budget"}),
-            "cost_budget": cost,
-            "deadline": deadline,
-        }
 
 
 class Resolve(Keyed):
