@@ -142,6 +142,17 @@ class Talk:
             with suppress(*ODD):
                 self.add_row(self.mask.row(row))
 
+    def note(self, row: Row) -> str:
+        """Say what a row of the kinds in NOTES is about, and why."""
+        error, why = row.payload.get("error") or {}, row.payload.get("reason") or ""
+        if row.kind == events.LEFT_OUT and "seq" in row.payload:
+            why = self.decision(row, _("row %(seq)s") % {"seq": row.payload["seq"]})
+        elif row.kind == events.BUDGET_RAISED:
+            limits = (f"{name} {limit}" for name, limit in row.payload["limits"].items())
+            why = self.decision(row, ", ".join(limits))
+        why = error.get("text") or why
+        return f"{NOTES[row.kind]}: {plain_line(why)}" if why else str(NOTES[row.kind])
+
     def add_row(self, row: Row) -> None:
         """Add a turn, or update the line of the call that a row is about; raises the errors in ODD."""
         payload, line = row.payload, self.lines.get(row.call_id)
@@ -181,15 +192,9 @@ class Talk:
             if not at_work:  # no call shows it, so a note does
                 self.turns.append(Turn("", "note", row.seq, note=why))
         elif row.kind in NOTES:
-            error = payload.get("error") or {}
-            why = error.get("text") or payload.get("reason") or ""
-            if row.kind == events.LEFT_OUT and "seq" in payload:
-                why = self.decision(row, _("row %(seq)s") % {"seq": payload["seq"]})
-            elif row.kind == events.BUDGET_RAISED:
-                limits = (f"{name} {limit}" for name, limit in payload["limits"].items())
-                why = self.decision(row, ", ".join(limits))
-            note = f"{NOTES[row.kind]}: {plain_line(why)}" if why else str(NOTES[row.kind])
-            self.turns.append(Turn("", "bad" if error else "note", row.seq, note=note))
+            self.turns.append(
+                Turn("", "bad" if payload.get("error") else "note", row.seq, note=self.note(row))
+            )
         elif line is None:
             return
         elif row.kind == events.APPROVAL_REQUESTED:
