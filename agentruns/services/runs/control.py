@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import Agent, checked_limits, definition_difference, get_agent
 from agentruns.conf import settings
 from agentruns.engine import budgets, in_doubt
+from agentruns.engine.rendering import renders
 from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -25,7 +26,7 @@ from agentruns.models import Definition, Message, Run
 from agentruns.models.run import RunQuerySet
 from agentruns.models.statuses import Orphan, Outcome, Verdict
 from agentruns.services import permissions
-from agentruns.services.runs.requests import put_away, rendered, renders, request_again
+from agentruns.services.runs.requests import put_away, rendered, request_again
 from agentruns.services.runs.waiting import lacking
 from agentruns.services.runs.write import find_run, write
 from agentruns.tools import to_jsonable

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
+from agentruns.engine.rendering import renders
 from agentruns.exceptions import JournalConflictError, RunStateError, SessionBusyError
 from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch
@@ -30,7 +31,7 @@ from agentruns.models.statuses import Orphan, Outcome
 from agentruns.services import permissions
 from agentruns.services.runs import requests
 from agentruns.services.runs.control import agent_again
-from agentruns.services.runs.requests import RunRequest, new_session, rendered, renders, request_again
+from agentruns.services.runs.requests import RunRequest, new_session, rendered, request_again
 from agentruns.services.runs.sessions import Owner, checked_context
 from agentruns.services.runs.submit import begin_run, run_of_key, start_limit, submit
 from agentruns.services.runs.write import find_run, lock_session, require_task

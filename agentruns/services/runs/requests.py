@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from uuid import UUID
 
 from django.conf import settings as django_settings
-from django.db import DatabaseError, connections
+from django.db import connections
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
@@ -23,13 +23,12 @@ from agentruns import content
 from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
 from agentruns.engine.driver import user_of
-from agentruns.exceptions import RenderingError, SessionAccessDeniedError, SessionBusyError
+from agentruns.engine.rendering import render
+from agentruns.exceptions import SessionAccessDeniedError, SessionBusyError
 from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch, SessionState
-from agentruns.journal.connection import mend_connection
 from agentruns.journal.copies import title_of
 from agentruns.journal.deciders import requester_ids
-from agentruns.journal.masking import veiling
 from agentruns.models import Control, Run, Session, SessionBearer
 from agentruns.models.statuses import Priority
 from agentruns.models.tombstone import keyed
@@ -38,11 +37,6 @@ from agentruns.services.runs.sessions import NOBODY, Owner, checked_context, pla
 from agentruns.tools import RunContext
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
-from agentruns.utils.redaction import get_logger
-
-logger = get_logger("agentruns.rendering")
-
-MOST = 2**20  # bytes of instructions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,18 +228,13 @@ def new_session(request: RunRequest) -> Session:
     return Session(id=request.session_id or uuid7(), title=title_of(request.text), **columns)
 
 
-def renders(agent: Agent) -> bool:
-    """Check whether a function of the agent makes its runs' instructions or tools."""
-    return agent.tools_for is not None or not isinstance(agent.instructions, str)
-
-
 def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | None = None) -> RunRequest:
     """Add the instructions and tools that the agent's functions make to a copy of the request.
 
     Keeps members that the request or `has` has already. `origin` is the run of a fork. Raises RenderingError
-    if a function raises or returns something unusable. Stores nothing, and rolls back open transactions.
+    as `render`. Stores nothing, and rolls back open transactions.
     """
-    agent, made = request.agent, dict(request.rendered)
+    agent = request.agent
     about = RunContext(
         agent=agent.name,
         version=agent.version,
@@ -257,57 +246,8 @@ def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | No
         text=request.text,
         _user=cache(partial(user_of, request.owner.ref())),
     )
-    if not isinstance(agent.instructions, str) and "instructions" not in {*has, *made}:
-        made["instructions"] = _call("instructions", about, agent, origin)
-    if agent.tools_for is not None and "tools" not in {*has, *made}:
-        made["tools"] = _call("tools_for", about, agent, origin)
-    return replace(request, rendered=made)
-
-
-class _UnusableError(Exception):
-    """Raised with the reason why a function's return value cannot be used, without quoting the value."""
-
-
-def _call(name: str, about: RunContext, agent: Agent, origin: Run | None) -> Any:
-    """Call an agent's function and check its value; RenderingError does not quote the function's error."""
-    what = f"Agent {agent.name!r}: its function {name}"
-    is_callers = connections[settings.DATABASE].in_atomic_block
-    try:
-        value = getattr(agent, name)(about)
-        if name == "instructions":
-            if not isinstance(value, str):
-                raise _UnusableError(f"must return a string, not {type(value).__name__}.")
-            if not value.strip():
-                raise _UnusableError("returned no text.")
-            if (size := len(value.encode(errors="surrogatepass"))) > MOST:
-                raise _UnusableError(f"returned {size} bytes; there may be {MOST}.")
-            return value
-        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-            raise _UnusableError(f"must return names of tools, not {type(value).__name__}.")
-        chosen = list(value)
-        if wrong := next((type(each).__name__ for each in chosen if not isinstance(each, str)), None):
-            raise _UnusableError(f"must return names of tools, and one is {wrong}.")
-        if not agent.tools.keys() >= {*chosen}:
-            known = ", ".join(sorted(agent.tools)) or "none"
-            raise _UnusableError(f"chose a tool that is not declared in tools. Declared: {known}.")
-        return [each for each in agent.tools if each in chosen]
-    except _UnusableError as error:
-        raise RenderingError(f"{what} {error}") from None
-    except Exception as error:
-        failed = error
-    finally:
-        if not is_callers:
-            mend_connection(settings.DATABASE)
-    past: list[Run] | None = [origin] if origin else []
-    try:
-        if about.session_key and not origin:
-            runs = Run.objects.using(settings.DATABASE).filter(scope=about.scope)
-            past = list(runs.filter(session__key=about.session_key)[:1])  # has the session's sensitive values
-    except DatabaseError:  # in a transaction that the function broke
-        past = None
-    with veiling(*(past or ())) as is_known:
-        logger.error("%s failed", what, exc_info=failed if is_known and past is not None else None)
-        raise RenderingError(f"{what} failed with {type(failed).__name__}. The log says why.") from failed
+    made = render(agent, about, has={*has, *request.rendered}, origin=origin)
+    return replace(request, rendered={**request.rendered, **made})
 
 
 def put_away(request: RunRequest, session_id: UUID, *, has_text: bool = True) -> RunRequest:

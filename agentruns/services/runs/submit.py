@@ -18,6 +18,7 @@ from agentruns.agents.agent import Agent, CommonOptions
 from agentruns.conf import settings
 from agentruns.content import Input
 from agentruns.engine import leases, turns
+from agentruns.engine.rendering import renders
 from agentruns.engine.wakeup import CHANNEL, notify_on_commit
 from agentruns.exceptions import JournalConflictError, QuotaExceededError, RunStateError, SessionBusyError
 from agentruns.journal import payloads, timeline
@@ -32,7 +33,7 @@ from agentruns.models.tombstone import PrunedKey, Tombstone, forgotten, names_of
 from agentruns.services import permissions
 from agentruns.services.api_tokens import VALID
 from agentruns.services.runs import requests
-from agentruns.services.runs.requests import RunRequest, new_session, rendered, renders, taken
+from agentruns.services.runs.requests import RunRequest, new_session, rendered, taken
 from agentruns.services.runs.sessions import require_writable
 from agentruns.services.runs.write import find_run, lock_session, require_no_record, require_task
 from agentruns.tools.options import REQUESTER
