@@ -23,7 +23,7 @@ from agentruns.exceptions import UnknownAgentError
 from agentruns.providers.attachments import Limits, limits_of
 from agentruns.providers.base import Model, provider_tools
 from agentruns.providers.names import model_identity
-from agentruns.tools import RunContext, Tool
+from agentruns.tools import ChildKeywords, RunContext, Tool, child_tool
 from agentruns.tools.card import MASK
 from agentruns.utils import json as canonical
 from agentruns.utils.calls import arity_mistake, in_thread, path_of
@@ -232,6 +232,17 @@ class Agent:
     async def astart(self, text: Input, session: Session | str, **options: Unpack[StartOptions]) -> Run:
         """Call `start` from async code."""
         return await in_thread(settings.DATABASE, self.start, text, session, **options)
+
+    def as_tool(
+        self, name: str = "", description: str = "", **options: Unpack[ChildKeywords]
+    ) -> Tool[..., Any]:
+        """Build a tool by which other agents hand this agent a task; a call starts a child run.
+
+        The child run has a session of its own, and the owner, scope, context and requesters of the caller's
+        run, which waits for it without a process. Its output is the result of the call. `name` defaults to
+        the agent's name; the other options are those of `@tool`. Raises TypeError as `@tool` does.
+        """
+        return child_tool(self.name, name, description, **options)
 
     def _check(self) -> None:
         where = f"Agent {self.name!r}"

@@ -58,6 +58,7 @@ class Intent:
     arguments: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
     parallel: bool = False
+    child: bool = False
     verdict: str = GateVerdict.RUN
     original: dict[str, Any] = field(default_factory=dict)
     approval: events.ApprovalRequested | None = None
@@ -74,6 +75,7 @@ class Intent:
             "parallel": self.parallel,
             "verdict": self.verdict,
         }
+        kept |= {"child": True} if self.child else {}
         return {**kept, "original": self.original} if self.original else kept
 
     def refuse(self, content: str, outcome: str, *, is_error: bool) -> None:
@@ -172,7 +174,7 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         return
     conceal([intent.arguments.get(each) for each in tool.sensitive])
     intent.digest = call_digest(driver.state.secret, tool.name, intent.arguments)
-    intent.parallel = tool.parallel
+    intent.parallel, intent.child = tool.parallel, bool(tool.agent)
     earlier = driver.run.refusals.get((tool.name, intent.digest))
     if earlier is not None:
         intent.refuse(DENIED.format(reason=earlier), Outcome.DENIED, is_error=False)

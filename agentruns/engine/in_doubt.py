@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from agentruns.engine.gate import DENIED
@@ -20,6 +21,7 @@ UNKNOWN = "The call of {tool} was interrupted." + DOUBTFUL
 NOT_DELIVERED = "The call of {tool} has run, but the event that brings its result has not come." + DOUBTFUL
 AFTER_UNKNOWN = "Not run: an earlier call's outcome is unknown."
 RAISED = "The handler of attempt {attempt} raised: {error}"
+ENDS_LATER = "cancel requested; it ends after its child runs"
 RUN_ENDED = "Not executed: the run ended first."
 EXPIRED = "Not executed: nobody answered the request for approval in time. This is not a failure of the tool."
 
@@ -96,18 +98,31 @@ def cancel(batch: Batch, call: Call) -> None:
     batch.result(call, AFTER_UNKNOWN, Outcome.CANCELLED, is_error=True)
 
 
-def settle(batch: Batch) -> None:
-    """Add a result to every open call of a run that ends: unknown if it may have happened, else cancelled."""
+def settle(batch: Batch, but: Collection[Call] = ()) -> None:
+    """Add a result to every open call of a run that ends, except calls in `but`.
+
+    The outcome is unknown if the call may have happened, else cancelled.
+    """
     for call in batch.state.run.open_calls():
+        if call in but:
+            continue
         if call.may_have_happened:
             unknown(batch, call, None)
         else:
             batch.result(call, RUN_ENDED, Outcome.CANCELLED, is_error=True)
 
 
-def close_cancelled(batch: Batch, actor: Any, reason: str) -> None:
-    """Settle the open calls and end the run as cancelled."""
-    settle(batch)
+def close_cancelled(batch: Batch, actor: Any, reason: str, *, waits: bool = True) -> None:
+    """Settle the open calls and end the run as cancelled.
+
+    A run whose child runs are open waits for their end, unless `waits` is False.
+    """
+    children = batch.state.run.open_children() if waits else []
+    settle(batch, children)
+    if children:
+        who = events.actor_ref(actor)  # a row, whatever was settled: the lease is given back with it
+        batch.add(events.RUN_RESUMED, events.RunResumed(actor=who, epoch=batch.epoch, reason=ENDS_LATER))
+        return
     batch.add(events.RUN_CANCELLED, events.RunCancelled(actor=events.actor_ref(actor), reason=reason))
 
 

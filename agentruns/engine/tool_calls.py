@@ -10,10 +10,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from itertools import takewhile
 
-from agentruns.engine import gate, handler, in_doubt, waits
+from agentruns.engine import children, gate, handler, in_doubt, waits
 from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
+from agentruns.engine.wakeup import notify_on_commit
 from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.batch import Batch
@@ -93,6 +95,9 @@ def execute(driver: Driver, ready: list[Call]) -> None:
                 _ask_again(driver, batch, again, again.approval, STRICTER.format(tool=call.tool, why=why))
 
         driver.commit(ask)
+    elif call.child:  # child runs of one reply go on side by side, but not past other calls
+        own = [*takewhile(lambda each: each.child and _may_run(driver, each), ready)]
+        _run(driver, own or [call])
     else:
         beside = [each for each in ready if each.parallel and _may_run(driver, each)] if call.parallel else []
         _run(driver, beside or [call])
@@ -161,6 +166,14 @@ def _run(driver: Driver, group: list[Call]) -> None:
             return
         driver.ready.add(ready)
 
+    plans: dict[str, children.Plan] = {}
+    for call in group if group[0].child else ():
+        plan = children.plan(driver, call, len(plans))
+        if isinstance(plan, str):
+            _record(driver, call, Observation(REFUSED.format(why=plan), is_error=True))
+            return
+        plans[call.id] = plan
+
     def start(batch: Batch) -> None:
         run = batch.state.run
         if run.cancel_requested or run.pause_requested:
@@ -172,11 +185,20 @@ def _run(driver: Driver, group: list[Call]) -> None:
             again = run.calls[call.id]
             if again.is_open and not again.is_contradicted:  # an event may have settled it meanwhile
                 _write_start(driver, batch, run.calls[call.id])
+                if call.id in plans:
+                    children.add(batch, plans[call.id])
 
+    if plans:
+        reached("before_children")
     # Journal that the handlers are about to be entered, unless an earlier batch did.
     if not all((call.id, call.attempt) in driver.started for call in group):
         driver.commit(start)
-    if driver.released or driver.run.ended:
+    if plans:
+        reached("after_children")
+        driver.started -= {(call.id, call.attempt + 1) for call in group}  # no handler is entered
+        for plan in plans.values():
+            notify_on_commit(driver.alias, plan.run_id)
+    if plans or driver.released or driver.run.ended:
         return
     calls = driver.run.calls
     if not all(call.id in calls and (call.id, calls[call.id].attempt) in driver.started for call in group):
@@ -219,6 +241,8 @@ def start_next(driver: Driver, batch: Batch) -> None:
         return  # the rest of a parallel group still runs, and much may happen before it ends
     ready = run.next_calls()
     if not ready or ready[0].parallel or ready[0].verdict != GateVerdict.RUN or ready[0].attempt:
+        return
+    if ready[0].child:
         return
     if _may_run(driver, ready[0]) and driver.agent.tools[ready[0].tool].ready in {None, *driver.ready}:
         _write_start(driver, batch, ready[0])

@@ -23,7 +23,7 @@ from agentruns.journal.doubts import Doubts
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.read import Parts, rows_with_secret
-from agentruns.models import Session, Tombstone
+from agentruns.models import Definition, Run, Session, Tombstone
 from agentruns.models.kinds import Kind, P, split
 from agentruns.models.parts import commitment, keyed
 from agentruns.models.statuses import RunStatus
@@ -52,6 +52,18 @@ class LastRow(NamedTuple):
 # looks intact, so only the memory of a process can tell.
 seen_committed: dict[UUID, LastRow] = {}
 MOST_SEEN = 10_000  # sessions; beyond this the session driven longest ago is forgotten
+
+
+class Birth(NamedTuple):
+    """A child run to be stored with the rows that start its call: its first rows and its definition.
+
+    `doorbell` is the channel of PostgreSQL to notify.
+    """
+
+    run: Run
+    definition: Definition
+    first: Batch
+    doorbell: str
 
 
 class SessionState:
@@ -191,6 +203,7 @@ class Batch:
         self.first_head = state.head
         self.rows: list[Row] = []
         self.parts: list[Parts] = []
+        self.births: list[Birth] = []
         self.before: dict[str, str] = {}  # call -> status of its approval before this batch, "" if new
         self.release = False
         self.delay: float | None = None  # seconds until the run may be claimed again

@@ -75,6 +75,7 @@ class Call:
     arguments: dict[str, Any]
     digest: str
     parallel: bool = False
+    child: bool = False  # it starts a child run
     verdict: str = GateVerdict.RUN
     edited: bool = False
     adopted: bool = False  # the gate's verdict is that of a definition before the run's present one
@@ -166,6 +167,7 @@ class RunState:
     scope: str = ""
     key: str = ""  # idempotency key
     origin: dict[str, Any] = field(default_factory=dict)  # events.Origin, or empty
+    parent: dict[str, Any] = field(default_factory=dict)  # events.Parent, or empty
     priority: int = 0  # rank
     context: dict[str, Any] = field(default_factory=dict)
     requesters: list[str] = field(default_factory=list)  # ids of all who asked for it
@@ -214,6 +216,8 @@ class RunState:
         open_calls = self.open_calls()
         if self.ended:
             self.status = self.ended
+        elif self._ends_after_children() and not any(c.is_started and not c.child for c in open_calls):
+            self.status = RunStatus.WAITING
         elif stops or not (self.paused or (open_calls and not self.next_calls())):
             self.status = RunStatus.ACTIVE
         elif any(call.orphan == Orphan.HELD for call in open_calls):
@@ -233,16 +237,31 @@ class RunState:
         """List the calls of the last reply that have no result yet."""
         return [call for call in self.calls.values() if call.is_open]
 
+    def open_children(self) -> list[Call]:
+        """List the open calls that have started a child run."""
+        return [call for call in self.open_calls() if call.child and call.is_pending]
+
+    def _ends_after_children(self) -> bool:
+        return self.cancel_requested and bool(self.open_children())
+
     def next_calls(self) -> list[Call]:
-        """List the open calls that may run now; after a call that waits, only parallel calls."""
-        if self.paused or self.ended:
+        """List the open calls that may run now.
+
+        After a call that waits, only parallel calls may; right after calls that wait for child runs, calls
+        that start further child runs may as well.
+        """
+        if self.paused or self.ended or self._ends_after_children():
             return []
-        blocked, ready = False, []
+        blocked, has_child, ready = False, False, []
         for call in self.open_calls():
-            if call.is_waiting or call.is_pending:
+            if call.is_pending and call.child:
+                has_child = True
+            elif call.is_waiting or call.is_pending:
                 blocked = True
-            elif call.parallel or not blocked:
+            elif call.parallel or not (blocked or (has_child and not call.child)):
                 ready.append(call)
+            else:
+                blocked = True
         return ready
 
     def is_after_unknown(self, call: Call) -> bool:
@@ -301,6 +320,7 @@ class RunState:
         whose, scope = (owner["id"], self.scope) if imported_into is None else (None, imported_into)
         columns = {"owner_id": whose, "owner_name": owner["name"], "scope": scope, "context": self.context}
         columns |= {"origin_id": origin.get("run"), "origin_seq": origin.get("seq")}
+        columns |= {"parent_id": self.parent.get("run")}
         return {**columns, "agent": self.agent, "idempotency_key": self.key, "priority": self.priority}
 
     def _add_usage(self, payload: events.Assistant | events.ModelFailed) -> None:
@@ -322,6 +342,7 @@ class RunState:
         due = events.moment(payload.get("not_before"))
         self.started_at = max(row.created_at, due) if due else row.created_at
         self.origin = payload.get("origin") or {}  # type: ignore[assignment]
+        self.parent = payload.get("parent") or {}  # type: ignore[assignment]
         self.priority = {each.value: each.rank for each in Priority}.get(payload.get("priority", ""), 0)
         self.inherited = self.origin.get("steps", 0)
         if self.origin.get("restored"):
@@ -354,6 +375,7 @@ class RunState:
                 arguments=call["arguments"],
                 digest=call["digest"],
                 parallel=call["parallel"],
+                child=call.get("child", False),
                 # A verdict of newer code lets nothing run.
                 verdict=call["verdict"] if call["verdict"] in [*GateVerdict] else GateVerdict.REFUSE,
                 may_be_lost=self.restored_at is not None,

@@ -107,6 +107,9 @@ class DatabaseStore:
         block = nullcontext() if is_one else transaction.atomic(using=alias, durable=durable)
         with acknowledged(connection), block:
             write_rows(connection, batch, durable=durable)
+            for run, definition, first, doorbell in batch.births:  # after the parent is locked
+                if not begin(connection, run, definition, first, doorbell=doorbell):
+                    raise JournalConflictError(f"Session {run.session.key!r} of a child run is taken.")
             if is_more:
                 project(alias, batch)
                 if has_events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Now
 
@@ -9,15 +10,27 @@ from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.events import Row
-from agentruns.models import Event
-from agentruns.models.event import EventQuerySet
+from agentruns.models import Event, Run
+from agentruns.models.event import CHILD, EventQuerySet, child_ended
 
 KINDS = (events.EVENT_AWAITED, events.EVENT_DELIVERED)
+# Rows of a run that its child runs follow
+FOLLOWED = (events.RUN_CANCEL_REQUESTED, events.RUN_PAUSED, events.RUN_RESUMED, *events.CLOSING)
 
 
 def concerns(batch: Batch) -> bool:
     """Check whether a batch begins or ends a wait, so that rows of Event change with it."""
-    return any(row.kind in KINDS or _opened(batch, row) or _settles(batch, row) for row in batch.rows)
+    own = any(row.kind in KINDS or _opened(batch, row) or _settles(batch, row) for row in batch.rows)
+    return own or _ends_child(batch) or _moves_children(batch)
+
+
+def _ends_child(batch: Batch) -> bool:
+    return bool(batch.state.run.parent) and any(row.kind in events.CLOSING for row in batch.rows)
+
+
+def _moves_children(batch: Batch) -> bool:
+    has_children = any(call.child and call.event for call in batch.state.run.calls.values())
+    return has_children and any(row.kind in FOLLOWED for row in batch.rows)
 
 
 def _opened(batch: Batch, row: Row) -> tuple[str, str] | None:
@@ -80,4 +93,17 @@ def project(alias: str, batch: Batch) -> None:
                 require(its_events.due().filter(delivered_at=None), "due", settled_at=Now())
             # An event that came, and that the journal does not have yet, stays due: it is evidence.
             is_told = Q() if row.call_id in delivered else Q(delivered_at=None)
+            if batch.state.run.calls[row.call_id].child:
+                # The child of a run that ends without it is to be cancelled: its event is settled after that.
+                is_told = Q(delivered_at__isnull=False) if batch.state.run.ended else Q()
             its_events.unsettled().filter(is_told).update(settled_at=Now(), payload=None)
+    if _ends_child(batch):
+        mine = events_of.named(scope, CHILD, str(run_id)).unsettled()
+        mine.update(delivered_at=Now(), due_at=batch.at)
+
+        def tell() -> None:
+            child_ended.send_robust(sender=Run, run_id=run_id)
+
+        transaction.on_commit(tell, using=alias, robust=True)
+    if _moves_children(batch):
+        events_of.of_children().unsettled().filter(run_id=run_id, delivered_at=None).update(due_at=batch.at)

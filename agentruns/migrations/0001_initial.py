@@ -168,6 +168,18 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "parent",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="children",
+                        to="agentruns.run",
+                        verbose_name="parent",
+                    ),
+                ),
+                (
                     "owner",
                     models.ForeignKey(
                         db_constraint=False,
@@ -839,6 +851,14 @@ class Migration(migrations.Migration):
             model_name="run",
             index=models.Index(
                 condition=models.Q(("origin__isnull", False)), fields=["origin"], name="agentruns_run_derived"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(
+                condition=models.Q(("parent__isnull", False)),
+                fields=["parent"],
+                name="agentruns_run_children",
             ),
         ),
         migrations.AddIndex(

@@ -6,18 +6,26 @@ from uuid import UUID
 from django.db import models
 from django.db.models import CASCADE, Q
 from django.db.models.functions import Now
+from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, now
 from agentruns.models.run import Run
-from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.utils.bounds import NAME_LENGTH, OWN_EVENTS
 from agentruns.utils.ids import uuid7
+
+CHILD = f"{OWN_EVENTS}child"  # name of the event that a child run has ended; its key is the child's id
+child_ended = Signal()  # sent after the commit with `run_id`; where it is lost, the sweep settles the event
 
 
 class EventQuerySet(models.QuerySet["Event"]):
     def named(self, scope: str, name: str, key: str) -> Self:
         """Select the event with this name and key in a scope."""
         return self.filter(scope=scope, name=name, key=key)
+
+    def of_children(self) -> Self:
+        """Select the events that are the ends of child runs."""
+        return self.filter(name=CHILD)
 
     def unsettled(self) -> Self:
         """Select the events whose outcome the journal does not have yet."""

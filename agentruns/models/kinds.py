@@ -87,6 +87,15 @@ class Origin(TypedDict):
     restored: NotRequired[bool]  # the origin was held for lost rows: no call of the fork counts as new
 
 
+class Parent(TypedDict):
+    """The run and the call that started a child run; `root` is the first run of the family."""
+
+    run: str
+    call: str
+    root: str
+    depth: int  # 1 for a child of the root
+
+
 class AskedCall(TypedDict):
     """A call that a reply requests, with the gate's decision."""
 
@@ -96,6 +105,7 @@ class AskedCall(TypedDict):
     arguments: dict[str, Any]  # effective ones, defaults filled in
     digest: Fact[str]  # "" where they were never validated
     parallel: Fact[bool]
+    child: NotRequired[Fact[bool]]  # it starts a child run
     verdict: Fact[str]  # run | ask | refuse
     # id, name, input as the model gave them, where they were mended; an input nested too deeply as its text
     original: NotRequired[Gone[dict[str, Any]]]
@@ -117,6 +127,7 @@ class RunStarted(Payload):
     requesters: NotRequired[Fact[list[str]]]  # ids of all who asked for it: owner, actor, those of its origin
     task: NotRequired[Fact[str]]  # the run's name in its calls' keys, if the caller gave an idempotency key
     origin: NotRequired[Fact[Origin]]
+    parent: NotRequired[Fact[Parent]]
     not_before: NotRequired[Fact[str]]  # time before which it is not driven
     priority: NotRequired[Fact[str]]  # high | low; absent if normal
     tools: NotRequired[Fact[list[str]]]  # those that `tools_for` chose

@@ -114,6 +114,16 @@ class Run(models.Model):
         related_name="derived",
     )
     origin_seq = models.BigIntegerField(_("forked at row"), null=True)
+    # The run whose call started this one; also in its first row.
+    parent = models.ForeignKey(
+        "self",
+        verbose_name=_("parent"),
+        null=True,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        related_name="children",
+    )
     # The rank of a Priority; also in its first row. Older code leaves it out.
     priority = models.SmallIntegerField(_("priority"), default=0, db_default=0)
 
@@ -186,6 +196,7 @@ class Run(models.Model):
             ),
             models.Index(fields=["-updated_at", "-id"], name="agentruns_run_newest"),
             models.Index(fields=["origin"], condition=Q(origin__isnull=False), name="agentruns_run_derived"),
+            models.Index(fields=["parent"], condition=Q(parent__isnull=False), name="agentruns_run_children"),
             models.Index(fields=["status", "-updated_at"], name="agentruns_run_status"),
             # Lists an agent's runs, and the agents. Like the two before it, it is written at each append.
             models.Index(fields=["agent", "-updated_at", "-id"], name="agentruns_run_agent"),

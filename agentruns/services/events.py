@@ -22,8 +22,10 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.policy import Occurrence
 from agentruns.models import Event, Run
+from agentruns.models.event import CHILD
 from agentruns.models.statuses import DeliveryStatus
 from agentruns.services import permissions
+from agentruns.services.runs import family
 from agentruns.services.runs.write import find_run, write
 from agentruns.tools import to_jsonable
 from agentruns.utils import json as canonical
@@ -120,7 +122,7 @@ def stop_waiting(run_id: UUID | str, call_id: str, actor: Any) -> Run:
 
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(call_id)
-        if call is None or not call.is_pending:
+        if call is None or not call.is_pending or call.child:  # who gives up a child run cancels it
             text = _("Call %(call)s of run %(run)s does not wait for an event.")
             raise RunStateError(text % {"call": call_id, "run": run.pk})
         waits.end(batch, call, actor)
@@ -135,10 +137,10 @@ def settle_due() -> int:
     has waited in time. An event whose run cannot be changed now stays due.
     """
     alias, settled, locked = settings.DATABASE, set[UUID](), set[UUID]()
-    due = list(Event.objects.using(alias).due().order_by("due_at").values_list("pk", "run_id"))
-    if any(run_id is None for _pk, run_id in due):
+    due = list(Event.objects.using(alias).due().order_by("due_at").values_list("pk", "run_id", "name"))
+    if any(run_id is None for _pk, run_id, _name in due):
         in_transaction(alias, partial(delete_rows, Event.objects.using(alias).due().filter(run=None)))
-    for pk, run_id in due:
+    for pk, run_id, name in due:
         if run_id is None or run_id in locked:
             continue
         if len(settled) == DUE_AT_ONCE:  # events that fail are not counted, or they would fill every sweep
@@ -161,7 +163,11 @@ def settle_due() -> int:
             settled.add(pk)
 
         try:
-            write(run_id, change)
+            if name == CHILD:
+                family.attend(Event.objects.using(alias).get(pk=pk))
+                settled.add(pk)
+            else:
+                write(run_id, change)
         except (DatabaseError, InterfaceError):
             raise
         except Exception as error:  # locked, or a journal that was altered: no other event waits for it

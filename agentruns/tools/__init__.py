@@ -1,6 +1,7 @@
 """Tools: functions that the model may call, each declared with its effects."""
 
 from agentruns.tools.base import InvalidArguments, Tool, tool
+from agentruns.tools.children import ChildKeywords, child_tool
 from agentruns.tools.context import (
     NotOccurred,
     Occurred,
@@ -17,7 +18,7 @@ from agentruns.tools.results import to_jsonable
 from agentruns.tools.waiting import wait_for_event, wait_until
 
 __all__ = [
-    "InvalidArguments", "NotOccurred", "Occurred", "Pending", "RunContext", "Tool", "ToolContext",
-    "ToolOutput", "Unknown", "ask_human", "http_refusal", "question_to", "read_result", "service_refusal",
-    "to_jsonable", "tool", "wait_for_event", "wait_until",
+    "ChildKeywords", "InvalidArguments", "NotOccurred", "Occurred", "Pending", "RunContext", "Tool",
+    "ToolContext", "ToolOutput", "Unknown", "ask_human", "child_tool", "http_refusal", "question_to",
+    "read_result", "service_refusal", "to_jsonable", "tool", "wait_for_event", "wait_until",
 ]  # fmt: skip

@@ -94,6 +94,7 @@ class Tool(Options, Generic[P, R]):
             "sensitive": list(self.sensitive),
             # Only where it is set, so that the definition hash of every other tool stays the same.
             **({"only_answers": True} if self.only_answers else {}),
+            **({"agent": self.agent} if self.agent else {}),
             **({"sensitive_results": list(self.sensitive_results)} if self.sensitive_results else {}),
             **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
             **({"origin": self.origin} if self.origin else {}),

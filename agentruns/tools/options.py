@@ -73,6 +73,7 @@ class Options:
     awaits: str | None = None  # name of the event that may bring a result later
     only_answers: bool = False  # a question for a person: never executed
     only_waits: bool = False  # nothing happens outside: its handler only says what to wait for
+    agent: str = ""  # name of the agent to which the tool hands a task; its run is a child of the caller's
     origin: dict[str, Any] | None = None  # the server that the tool comes from, and its hints
     # Called once in a drive, before the first call: returns why the run must wait, or "".
     ready: Callable[[Any], str] | None = None

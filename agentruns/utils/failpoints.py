@@ -9,7 +9,7 @@ from collections.abc import Callable
 POINTS = (
     "before_start_commit", "after_start", "before_model", "after_model", "after_reply", "before_tool",
     "after_tool", "before_result_commit", "after_result", "before_finish", "after_finish",
-    "after_decision", "after_repair",
+    "after_decision", "after_repair", "before_children", "after_children", "before_settled", "after_settled",
 )  # fmt: skip
 
 _armed: tuple[str, int] | None = None

@@ -19,16 +19,16 @@ from agentruns.engine.rendering import renders
 from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.journal.fold import RunState
 from agentruns.journal.omissions import has_block, without
 from agentruns.journal.read import definition_body
 from agentruns.models import Definition, Message, Run
 from agentruns.models.run import RunQuerySet
 from agentruns.models.statuses import Orphan, Outcome, Verdict
 from agentruns.services import permissions
+from agentruns.services.runs import family
 from agentruns.services.runs.requests import put_away, rendered, request_again
 from agentruns.services.runs.waiting import lacking
-from agentruns.services.runs.write import find_run, write
+from agentruns.services.runs.write import find_run, require_unfinished, write
 from agentruns.tools import to_jsonable
 from agentruns.utils import clock
 
@@ -39,47 +39,20 @@ def cancel_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Ru
     """Cancel a run: at once if no worker drives it, else before the worker's next tool starts.
 
     A request made at least AGENTRUNS_LEASE_SECONDS after the first ends the run at once. The outcome of the
-    worker's call is then recorded as unknown. A result that arrives later is kept as evidence only.
-    Raises PermissionDeniedError, and RunStateError if the run has ended.
+    worker's call is then recorded as unknown. A result that arrives later is kept as evidence only. Child
+    runs are cancelled as well, and the run ends after them. Raises PermissionDeniedError, and RunStateError
+    if the run has ended.
     """
-    run = permissions.require(actor, "cancel", find_run(run_id))
-
-    def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, _("cancelled"))
-        if not batch.state.run.cancel_requested:
-            who = events.actor_ref(actor)
-            batch.add(events.RUN_CANCEL_REQUESTED, events.RunCancelRequested(actor=who, reason=reason))
-        if batch.epoch:
-            in_doubt.close_cancelled(batch, actor, reason)
-
-    def is_ignored(state: RunState) -> bool:
-        at, honoured_in = state.cancel_requested_at, timedelta(seconds=settings.LEASE_SECONDS)
-        return at is not None and clock.now(settings.DATABASE) - at >= honoured_in
-
-    return write(run.pk, change, takes_lease=True, by_force=is_ignored)
+    return family.cancel(permissions.require(actor, "cancel", find_run(run_id)).pk, actor, reason)
 
 
 def pause_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     """Pause a run: at once if no worker drives it, else at the worker's next step.
 
-    Stops a reply in progress; `resume_run` requests it again. Raises PermissionDeniedError, and RunStateError
-    if the run has ended, is paused already or is being cancelled.
+    Stops a reply in progress; `resume_run` requests it again. Child runs pause and go on with it. Raises
+    PermissionDeniedError, and RunStateError if the run has ended, is paused already or is being cancelled.
     """
-    run = permissions.require(actor, "pause", find_run(run_id))
-
-    def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, _("paused"))
-        state = batch.state.run
-        if state.paused or state.cancel_requested:
-            paused, cancelled = _("Run %(run)s is paused already."), _("Run %(run)s is being cancelled.")
-            raise RunStateError((paused if state.paused else cancelled) % {"run": run.pk})
-        who = events.actor_ref(actor)
-        if not state.pause_requested:
-            batch.add(events.RUN_PAUSE_REQUESTED, events.RunPauseRequested(actor=who, reason=reason))
-        if batch.epoch:
-            batch.add(events.RUN_PAUSED, events.RunPaused(actor=who, reason=reason or "paused by request"))
-
-    return write(run.pk, change, takes_lease=True)
+    return family.pause(permissions.require(actor, "pause", find_run(run_id)).pk, actor, reason)
 
 
 def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
@@ -93,7 +66,7 @@ def hold_run(run_id: UUID | str, actor: Any = None, *, reason: str = "") -> Run:
     run = permissions.require(actor, "unpause", find_run(run_id))
 
     def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, _("held"))
+        require_unfinished(run, _("held"))
         if batch.state.run.paused and batch.state.run.restored_seq == batch.state.run.seq:
             raise RunStateError(_("Run %(run)s is held already.") % {"run": run.pk})
         who, why = events.actor_ref(actor), reason or "held for staff"
@@ -122,7 +95,7 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
         made = put_away(rendered(request, has=has), run.session_id, has_text=False).rendered
 
     def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, _("given another definition"))
+        require_unfinished(run, _("given another definition"))
         agent = agent_again(run)
         if not batch.epoch:
             text = _("Run %(run)s is live in another process; pause it first.")
@@ -170,7 +143,7 @@ def raise_budget(
     )
 
     def change(run: Run, batch: Batch) -> None:
-        _require_unfinished(run, _("given a higher budget"))
+        require_unfinished(run, _("given a higher budget"))
         state, now = batch.state.run, partial(clock.now, settings.DATABASE)
         definition = definition_body(settings.DATABASE, run.definition_id)
         present = {each.name: each for each in budgets.budgets_of(definition, state, now)}
@@ -344,9 +317,3 @@ def resolve_orphan(
 
     held_now = run.status == Run.Status.ORPHANED
     return write(run.pk, change, takes_lease=held_now, closed=not held_now)
-
-
-def _require_unfinished(run: Run, what: str) -> None:
-    if run.is_ended:
-        text = _("Run %(run)s has ended (%(status)s); it cannot be %(what)s any more.")
-        raise RunStateError(text % {"run": run.pk, "status": run.get_status_display(), "what": what})

@@ -28,6 +28,7 @@ from agentruns.models import Approval, Run, Session
 from agentruns.models.run import RunQuerySet
 from agentruns.models.statuses import ApprovalStatus, Orphan
 from agentruns.services import permissions
+from agentruns.services.runs import family
 from agentruns.services.runs.requests import rendered, request_for, write_start
 from agentruns.services.runs.submit import get_or_start, submit
 from agentruns.services.runs.write import find_run, write
@@ -111,7 +112,8 @@ def run_agent(
             raise ValueError("The input is empty; say what the agent is to do.")
         request = rendered(request)
         chosen = request.rendered.get("tools", agent.tools)
-        waiting = [name for name in chosen if agent.tools[name].awaits or agent.tools[name].only_waits]
+        its_tools = [agent.tools[name] for name in chosen]
+        waiting = [each.name for each in its_tools if each.awaits or each.only_waits or each.agent]
         if waiting:
             raise NotDurableError(
                 f"Agent {agent.name!r} has tools that wait for events ({', '.join(waiting)}); "
@@ -234,6 +236,7 @@ def _go_on(
         agent_for(run, alias)
     if writes:
         run = write(run.pk, lambda run, batch: _resume(run, batch, actor), takes_lease=True)
+        family.follow(run.pk)
     if drive and not run.is_ended and not advance(run, alias, store=store, caller=actor, asked=tell_model):
         _refuse_live(find_run(run.pk))
     return reading(alias, lambda: result_of(run.pk))

@@ -47,6 +47,13 @@ def require_no_record(session: Session) -> None:
         raise RunStateError(text % {"session": session.key, "when": readable(session.imported_at)})
 
 
+def require_unfinished(run: Run, what: str) -> None:
+    """Raise RunStateError if the run has ended; `what` says what it cannot be any more."""
+    if run.is_ended:
+        text = _("Run %(run)s has ended (%(status)s); it cannot be %(what)s any more.")
+        raise RunStateError(text % {"run": run.pk, "status": run.get_status_display(), "what": what})
+
+
 def require_task(run: Run, rows: Iterable[Row]) -> None:
     """Raise RunStateError if the last task in these rows was erased, because it cannot be repeated."""
     task = last_task(rows)

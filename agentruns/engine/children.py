@@ -1,0 +1,144 @@
+"""Child runs: the runs that calls of a run start, in the transaction of the rows that start the calls."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+from uuid import UUID
+
+from agentruns.agents.agent import Agent, get_agent
+from agentruns.engine.driver import Driver, user_of
+from agentruns.engine.rendering import render, renders
+from agentruns.engine.wakeup import CHANNEL
+from agentruns.exceptions import RenderingError, UnknownAgentError
+from agentruns.journal import events, payloads
+from agentruns.journal.batch import Batch, Birth, SessionState
+from agentruns.journal.copies import title_of
+from agentruns.journal.fold import Call
+from agentruns.models import Definition, Run, Session
+from agentruns.models.event import CHILD
+from agentruns.models.parts import keyed
+from agentruns.models.statuses import Priority
+from agentruns.tools import RunContext
+from agentruns.tools.options import REQUESTER
+
+MAX_DEPTH = 5
+MAX_FAMILY = 100
+TOO_DEEP = "this run is {depth} levels below the first run of its family, and there may be {most}"
+TOO_MANY = "its family has {count} runs, and there may be {most}"
+NOBODY_CONFIRMS = "calls of agent {agent} are confirmed by the requester, and this run has no owner"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A child run that a call is to start; its ids are derived from the call, so that it starts once."""
+
+    call: Call
+    agent: Agent
+    run_id: UUID
+    session_id: UUID
+    secret: str
+    made: dict[str, Any]  # members of its first row
+    task: events.User
+
+
+def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
+    """Plan the child run of a call, or explain why the call may not start one; nothing is started yet.
+
+    Calls the functions of the child's agent, and stores long texts in files. `beside` runs start with it.
+    """
+    run, alias, parent = driver.run, driver.alias, driver.run.parent
+    if (depth := parent.get("depth", 0)) >= MAX_DEPTH:
+        return TOO_DEEP.format(depth=depth, most=MAX_DEPTH)
+    count = len(family(alias, UUID(parent["root"]) if parent else run.run_id)) + beside
+    if count >= MAX_FAMILY:
+        return TOO_MANY.format(count=count, most=MAX_FAMILY)
+    try:
+        agent = get_agent(driver.agent.tools[call.tool].agent)
+    except UnknownAgentError as error:
+        return str(error).rstrip(".")
+    if run.owner is None and any(tool.approvers == REQUESTER for tool in agent.tools.values()):
+        return NOBODY_CONFIRMS.format(agent=agent.name)
+    # Derived with the session's key, so that nobody can take the name of the child's session beforehand.
+    key, secret = call.idempotency_key(run.task), driver.state.secret
+    run_id, session_id = (UUID(keyed(secret, f"{what} of {key}")[:32]) for what in ("run", "session"))
+    text, made = call.arguments["task"], dict[str, Any]()
+    if renders(agent):
+        about = RunContext(
+            agent=agent.name,
+            version=agent.version,
+            run_id=str(run_id),
+            session_key=str(session_id),
+            scope=run.scope,
+            context=deepcopy(run.context),
+            actor=run.actor,
+            text=text,
+            _user=cache(partial(user_of, run.owner)),
+        )
+        try:
+            made = render(agent, about, origin=Run.objects.using(alias).get(pk=run.run_id))
+        except RenderingError as error:
+            return str(error).rstrip(".")
+        kept = payloads.put(f"{session_id}/instructions", made.get("instructions", ""))
+        made |= {"instructions": kept["content"], "stored": kept["stored"]} if kept else {}
+    kept = payloads.put(f"{session_id}/input", text)
+    task = events.User(content=[{"type": "text", "text": kept.get("content", text)}])
+    task |= {"stored": kept["stored"]} if kept else {}
+    return Plan(call, agent, run_id, session_id, keyed(secret, f"secret of {key}"), made, task)
+
+
+def family(alias: str, run_id: UUID) -> set[UUID]:
+    """Find the ids of a run and of all runs below it."""
+    found, last = {run_id}, {run_id}
+    while last:
+        children = Run.objects.using(alias).filter(parent__in=last).values_list("pk", flat=True)
+        last = {*children} - found
+        found |= last
+    return found
+
+
+def add(batch: Batch, plan: Plan) -> None:
+    """Add the child run of a plan to the batch that starts its call, and the row that the call awaits it."""
+    run, agent, text = batch.state.run, plan.agent, plan.call.arguments["task"]
+    root, depth = run.parent.get("root", str(run.run_id)), run.parent.get("depth", 0) + 1
+    begun: events.RunStarted = {
+        "agent": agent.name,
+        "version": agent.version,
+        "definition": agent.definition_hash,
+        "actor": run.actor,
+        "session": str(plan.session_id),
+        "scope": run.scope,
+        "owner": run.owner,
+        "requesters": run.requesters,
+        "parent": {"run": str(run.run_id), "call": plan.call.id, "root": root, "depth": depth},
+        **plan.made,  # type: ignore[typeddict-item]
+    }
+    if run.context:
+        begun["context"] = run.context
+    if run.priority:
+        begun["priority"] = Priority.of(run.priority).value
+    first = Batch(SessionState(plan.session_id, plan.run_id, plan.secret))
+    first.add(events.RUN_STARTED, begun)
+    first.add(events.USER, plan.task)
+    state, title = first.state, title_of(text)
+    given = state.run.given()
+    whose = {name: given[name] for name in ("owner_id", "owner_name", "scope")}
+    session = Session(
+        id=plan.session_id,
+        key=begun["session"],
+        title=title,
+        secret=plan.secret,
+        next_seq=state.next_seq,
+        head=state.head,
+        created_at=first.at,
+        **whose,
+    )
+    times = {"created_at": first.at, "updated_at": first.at}
+    columns = {**state.run.columns(), **given, "status": Run.Status.QUEUED.value, **times}
+    child = Run(id=plan.run_id, session=session, input=text, title=title, **columns)
+    definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=first.at)
+    batch.births.append(Birth(child, definition, first, CHANNEL))
+    call, awaited = run.calls[plan.call.id], events.EventAwaited(name=CHILD, key=str(plan.run_id), until=None)
+    batch.add(events.EVENT_AWAITED, awaited, call=call, attempt=call.attempt)

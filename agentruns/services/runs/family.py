@@ -1,0 +1,185 @@
+"""A run and its child runs: a cancel, a pause and a resume go down, and the results of children come up."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models.functions import Now
+from django.utils.translation import gettext as _
+
+from agentruns.conf import settings
+from agentruns.engine import in_doubt
+from agentruns.exceptions import RunStateError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch, load
+from agentruns.journal.fold import RunState
+from agentruns.journal.payloads import Offload, may_be_large
+from agentruns.models import Event, Message, Run
+from agentruns.models.statuses import Outcome, RunStatus
+from agentruns.services.runs.write import find_run, require_unfinished, write
+from agentruns.utils import clock
+from agentruns.utils.db import in_transaction
+from agentruns.utils.failpoints import reached
+from agentruns.utils.redaction import get_logger
+
+logger = get_logger("agentruns.family")
+
+PARENT = events.Program("the parent run")
+GOES_ON = "the parent run goes on"
+NOT_COMPLETED = "The run of agent {agent} {how}: {why}"
+HOW: dict[str, str] = {RunStatus.FAILED: "failed", RunStatus.CANCELLED: "was cancelled"}
+ACTED = "\nIt had acted before. Find out what it did before you hand over the task again."
+DOUBTFUL = "\nNobody knows whether these calls of it happened: {tools}."
+
+
+def cancel(run_id: UUID, actor: Any, reason: str) -> Run:
+    """Cancel a run and its children as `cancel_run`, for an actor who may; the run ends after its children.
+
+    A request at least AGENTRUNS_LEASE_SECONDS after the first ends the run even if a child cannot be ended.
+    """
+
+    def is_ignored(state: RunState) -> bool:
+        at, honoured_in = state.cancel_requested_at, timedelta(seconds=settings.LEASE_SECONDS)
+        return at is not None and clock.now(settings.DATABASE) - at >= honoured_in
+
+    def change(run: Run, batch: Batch) -> None:
+        require_unfinished(run, _("cancelled"))
+        state = batch.state.run
+        is_last = is_ignored(state)
+        if not state.cancel_requested:
+            who = events.actor_ref(actor)
+            batch.add(events.RUN_CANCEL_REQUESTED, events.RunCancelRequested(actor=who, reason=reason))
+        if batch.epoch:
+            in_doubt.close_cancelled(batch, actor, reason, waits=not is_last)
+
+    follow(run_id)  # at a second request the children end first
+    run = write(run_id, change, takes_lease=True, by_force=is_ignored)
+    follow(run_id)
+    return run
+
+
+def pause(run_id: UUID, actor: Any, reason: str) -> Run:
+    """Pause a run and its children as `pause_run`; the actor is allowed to."""
+
+    def change(run: Run, batch: Batch) -> None:
+        require_unfinished(run, _("paused"))
+        state = batch.state.run
+        if state.paused or state.cancel_requested:
+            paused, cancelled = _("Run %(run)s is paused already."), _("Run %(run)s is being cancelled.")
+            raise RunStateError((paused if state.paused else cancelled) % {"run": run.pk})
+        who = events.actor_ref(actor)
+        if not state.pause_requested:
+            batch.add(events.RUN_PAUSE_REQUESTED, events.RunPauseRequested(actor=who, reason=reason))
+        if batch.epoch:
+            batch.add(events.RUN_PAUSED, events.RunPaused(actor=who, reason=reason or "paused by request"))
+
+    run = write(run_id, change, takes_lease=True)
+    follow(run_id)
+    return run
+
+
+def unpause(run_id: UUID) -> None:
+    """Let a child go on that its parent paused; leave a child that anybody else paused as it is."""
+
+    def change(run: Run, batch: Batch) -> None:
+        if not (run.is_ended or batch.state.run.cancel_requested) and is_paused_by_parent(run_id):
+            who, batch.unpaused = events.actor_ref(PARENT), True
+            resumed = events.RunResumed(actor=who, epoch=batch.epoch, reason=GOES_ON, unpause=True)
+            batch.add(events.RUN_RESUMED, resumed)
+
+    write(run_id, change, takes_lease=True)
+    follow(run_id)
+
+
+def is_paused_by_parent(run_id: UUID) -> bool:
+    """Check whether a run is paused, or is to pause, because its parent is."""
+    kinds = (events.RUN_PAUSE_REQUESTED, events.RUN_RESUMED)
+    rows = Message.objects.using(settings.DATABASE).own().filter(run_id=run_id, kind__in=kinds)
+    for kind, facts in rows.order_by("-seq").values_list("kind", "facts"):
+        if kind == events.RUN_PAUSE_REQUESTED or facts.get("unpause"):
+            return kind == events.RUN_PAUSE_REQUESTED and facts["actor"] == events.actor_ref(PARENT)
+    return False
+
+
+def follow(run_id: UUID) -> None:
+    """Let the children of a run follow it as soon as the open transaction, if any, commits; log errors.
+
+    If this process dies first, the next sweep does it.
+    """
+
+    waiting = Event.objects.using(settings.DATABASE).of_children().unsettled()
+
+    def attend_all() -> None:
+        for event in waiting.filter(run_id=run_id):
+            attend(event)
+
+    transaction.on_commit(attend_all, using=settings.DATABASE, robust=True)
+
+
+def child_ended(run_id: UUID) -> None:
+    """Give the parent of a child that has ended its result, or leave it to the next sweep; see `attend`."""
+    for event in Event.objects.using(settings.DATABASE).of_children().unsettled().filter(key=str(run_id)):
+        attend(event)
+
+
+def attend(event: Event) -> None:
+    """Bring a child run and the call that started it together, as far as the journals say what happened.
+
+    A child that has ended gives the call its result. Any other child is cancelled if its parent has ended or
+    is to be cancelled, pauses if its parent is paused, and goes on if its parent does.
+    """
+    alias, parent, child = settings.DATABASE, find_run(event.run_id or ""), find_run(event.key)
+    cancels = Message.objects.using(alias).own().filter(run_id=parent.pk, kind=events.RUN_CANCEL_REQUESTED)
+    try:
+        if child.is_ended:
+            _settle(event, parent, child)
+        elif parent.is_ended or cancels.exists():
+            cancel(child.pk, PARENT, _("Its parent, run %(run)s, is cancelled.") % {"run": parent.pk})
+        elif parent.status == Run.Status.PAUSED:
+            pause(child.pk, PARENT, _("Its parent, run %(run)s, is paused.") % {"run": parent.pk})
+        elif is_paused_by_parent(child.pk):
+            unpause(child.pk)
+    except RunStateError:  # it is paused already, or has ended just now, which sets a new time
+        logger.info("Child run=%s of run=%s is left as it is", child.pk, parent.pk, exc_info=True)
+    if event.due_at is not None:  # unless a later request has set another time
+        same = Event.objects.using(alias).unsettled().filter(pk=event.pk, due_at=event.due_at)
+        in_transaction(alias, lambda: same.filter(delivered_at=None).update(due_at=None))
+
+
+def _settle(event: Event, parent: Run, child: Run) -> None:
+    """Give the call that started a child its result; only close the event if the parent has ended."""
+    alias = settings.DATABASE
+    if parent.is_ended:
+        mine = Event.objects.using(alias).unsettled().filter(pk=event.pk)
+        in_transaction(alias, lambda: mine.update(settled_at=Now()))
+        return
+    state = load(alias, child.session_id, child.pk)
+    doubtful = [row.tool_name for row in state.in_doubt.open.values() if row.run_id == child.pk]
+    is_ok, text = state.run.status == RunStatus.COMPLETED, state.run.output or ""
+    if not is_ok:
+        closing = Message.objects.using(alias).own().filter(run_id=child.pk, kind=events.RUN_CANCELLED)
+        why = state.run.error or " ".join(row.payload["reason"] for row in closing)
+        text = NOT_COMPLETED.format(agent=child.agent, how=HOW[state.run.status], why=why).rstrip(": ")
+        text += ACTED if state.run.acted else ""
+    text += DOUBTFUL.format(tools=", ".join(doubtful)) if doubtful else ""
+    is_doubtful = bool(doubtful or (state.run.acted and not is_ok))
+    offload = Offload(f"{parent.session_id}/{event.call_id}-child")
+    if may_be_large(text):
+        offload({"content": text})  # before the transaction
+
+    def change(run: Run, batch: Batch) -> None:
+        call = batch.state.run.calls.get(event.call_id)
+        if run.is_ended or call is None or not call.is_pending:
+            return
+        facts = events.ResultFacts(in_doubt=True) if is_doubtful else events.ResultFacts()
+        outcome = Outcome.OK if is_ok else Outcome.ERROR
+        batch.result(call, text, outcome, is_error=not is_ok, offload=offload, **facts)
+        if is_doubtful:  # as where a handler raises
+            in_doubt.stop(batch, [each for each in batch.state.run.calls.values() if each.tool == call.tool])
+
+    reached("before_settled")
+    write(parent.pk, change)
+    reached("after_settled")
