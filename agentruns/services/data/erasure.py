@@ -31,7 +31,13 @@ from agentruns.models.kinds import split
 from agentruns.models.parts import ERASED
 from agentruns.models.statuses import Outcome, Verb
 from agentruns.services import permissions
-from agentruns.services.data.retention import clear_admin_log, delete_answers_of, delete_files, erase_session
+from agentruns.services.data.retention import (
+    clear_admin_log,
+    delete_answers_of,
+    delete_files,
+    erase_session,
+    family_of,
+)
 from agentruns.services.runs.lifecycle import list_runs
 from agentruns.services.runs.sessions import Owner
 from agentruns.services.runs.write import find_run, lock_session
@@ -158,7 +164,11 @@ def erase_customer(
     else:
         found = sessions.in_bulk()
     deleted: set[str] = set()
-    for pk, session in sorted(found.items()):
+    below = Run.objects.using(settings.DATABASE).filter(parent__isnull=False, session_id__in=found)
+    of_children = {*below.values_list("session_id", flat=True)}
+    for pk, session in sorted(found.items(), key=lambda item: (item[0] in of_children, item[0])):
+        if pk in of_children and not sessions.filter(pk=pk).exists():
+            continue  # it went with its parent's session
         try:
             require_one_customer(pk, whose.get("context"))
             erased = _erase(pk, _may_go, actor, reason, None, dry_run=dry_run)  # copies in forks, too
@@ -225,10 +235,11 @@ def erase_whole_session(key: str, *, scope: str | None = None, dry_run: bool = F
     """
     alias = settings.DATABASE
     sessions = Session.objects.using(alias).filter(key=key, **({} if scope is None else {"scope": scope}))
-    runs = [*Run.objects.using(alias).filter(session__in=sessions).values_list("pk", flat=True)]
+    family = [pk for one in sessions.values_list("pk", flat=True) for pk in family_of(alias, one)]
+    runs = [*Run.objects.using(alias).filter(session__in=family).values_list("pk", flat=True)]
     approvals = Approval.objects.using(alias).filter(run_id__in=runs).count()
     rows = Message.objects.using(alias).filter(run_id__in=runs).order_by("run_id", "seq")
-    erased = Erased([*rows.values_list("run_id", "seq", "kind")], sessions.count(), approvals)
+    erased = Erased([*rows.values_list("run_id", "seq", "kind")], len(family), approvals)
     if not dry_run:
         pruned = erase_session(key, scope=scope, forget_key=True)  # refuses a key of several scopes
         erased.answers, erased.files = pruned.answers, pruned.files
@@ -422,16 +433,22 @@ def _chunks(rows: list[Row]) -> Iterator[list[Row]]:
 
 
 def _family(alias: str, session_id: UUID) -> set[UUID]:
-    """Find the ids of a session and of all sessions that share its rows as forks or origins, transitively."""
+    """Find the ids of a session and of all sessions that share values with it, transitively.
+
+    These are the sessions of forks and origins, and of child runs and parents.
+    """
     family: set[UUID] = set()
     new = {session_id}
     while new:
         family |= new
         runs = Run.objects.using(alias)
         forks = runs.filter(origin_seq__isnull=False, origin__session_id__in=new)
+        children = runs.filter(parent__session_id__in=new)
+        parents = runs.filter(pk__in=runs.filter(session_id__in=new).values("parent_id"))
         mine = runs.filter(origin_seq__isnull=False, session_id__in=new)
         origins = runs.filter(pk__in=mine.values("origin_id"))
-        there = {pk for some in (forks, origins) for pk in some.values_list("session_id", flat=True)}
+        near = (forks, origins, children, parents)
+        there = {pk for some in near for pk in some.values_list("session_id", flat=True)}
         new = (there | kin(alias, new)) - family
     return family
 
@@ -456,6 +473,7 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
     """
     # A copy in a fork has the commitment of its original, and its call ids.
     again: dict[UUID, UUID] = {}  # run -> the first run of its task
+    parents: dict[UUID, str] = {}  # child run -> the call that started it, with its task and its end
     tasks = {row.seq: run_id for run_id, row in tasks_of(rows).items()}
     replies: dict[UUID, int] = {}  # run -> its last reply
     digests: dict[str, tuple[str, str]] = {}  # call -> tool and digest
@@ -472,6 +490,8 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                 if origin and "seq" not in origin:
                     first = UUID(origin["run"])
                     again[row.run_id] = again.get(first, first)
+                if "parent" in payload:
+                    parents[row.run_id] = payload["parent"]["call"]
                 if payload.get("context"):
                     held.add(("context", canonical.dumps(payload["context"])))
                 if "instructions" in payload:  # a preview differs each time, as it names its file
@@ -516,4 +536,6 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                 held.add(("paused" if "actor" in payload else "failed", row.run_id))
             case events.RUN_CANCEL_REQUESTED | events.RUN_CANCELLED:
                 held.add(("cancelled", row.run_id))
+        if row.run_id in parents and (row.seq in tasks or row.kind in events.CLOSING):
+            held.add(("asked" if row.seq in tasks else "returned", parents[row.run_id]))
         yield row, held

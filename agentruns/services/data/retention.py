@@ -41,6 +41,8 @@ ANSWERS = 1_000  # deleted in one transaction
 LEAST_AGE = timedelta(days=1)  # a file is written before the row that names it
 POINTS = '"stored":'  # in the text of a row that names a file
 
+COUNTS = ("sessions", "runs", "rows", "approvals", "notifications", "answers")
+
 Stop = Callable[[], bool]
 
 
@@ -89,7 +91,7 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
             except RunStateError as error:
                 pruned.refused.append(str(error))
                 continue
-            for name in ("sessions", "runs", "rows", "approvals", "notifications"):
+            for name in COUNTS:
                 setattr(pruned, name, getattr(pruned, name) + getattr(mine, name))
         pruned.files += delete_files(files)
         files.clear()
@@ -111,9 +113,13 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
 def count_ended(days: int) -> Pruned:
     """Count the sessions and runs that are due for `prune_ended` now."""
     alias = settings.DATABASE
-    sessions = _ended(alias, database_now(alias) - timedelta(days=days)).values("session_id").distinct()
-    runs = Run.objects.using(alias).filter(session_id__in=sessions)
-    return Pruned(sessions=sessions.count(), runs=runs.count())
+    runs, due = Run.objects.using(alias), Pruned()
+    level = _ended(alias, database_now(alias) - timedelta(days=days)).values("session_id").distinct()
+    while count := level.count():  # of sessions, then of those of child runs below them
+        due.sessions += count
+        due.runs += runs.filter(session_id__in=level).count()
+        level = runs.filter(parent__session_id__in=level).values("session_id").distinct()
+    return due
 
 
 def erase_session(key: str, *, scope: str | None = None, forget_key: bool = False) -> Pruned:
@@ -173,7 +179,8 @@ def _require_no_transaction(alias: str) -> None:
 def _ended(alias: str, cutoff: datetime) -> QuerySet[Run]:
     """Select the runs of the sessions that are due for deletion."""
     # A run that has not ended hinders itself; a condition on its status would lose the index's order.
-    keeps = Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)
+    parent = Run.objects.using(alias).filter(pk=OuterRef("parent_id"))  # with whose session it goes
+    keeps = Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff) | Q(Exists(parent))
     hindrance = Run.objects.using(alias).filter(keeps, session_id=OuterRef("session_id"))
     return Run.objects.using(alias).filter(~Exists(hindrance), updated_at__lt=cutoff)
 
@@ -185,7 +192,44 @@ def _committed(alias: str, action: Callable[[], Pruned]) -> Pruned:
         raise RunStateError(f"The database lets nobody delete the session: {error}") from error
 
 
+def family_of(alias: str, session_id: UUID) -> list[UUID]:
+    """List a session and all sessions of the child runs below it, parents before children."""
+    found, last = [session_id], {session_id}
+    while last:
+        below = Run.objects.using(alias).filter(parent__session_id__in=last)
+        last = {*below.values_list("session_id", flat=True)}.difference(found)
+        found += sorted(last)
+    return found
+
+
 def _prune(
+    alias: str, session_id: UUID, cutoff: datetime | None, files: set[str], definitions: set[str]
+) -> Pruned:
+    """Delete a session and the sessions of its child runs; see `_prune_one`.
+
+    Deletes nothing if the session has a child run itself: that goes with the session of its parent.
+    """
+    runs, pruned = Run.objects.using(alias), Pruned()
+    parents = runs.filter(pk__in=runs.filter(session_id=session_id).values("parent_id"))
+    if cutoff is None and (parent := parents.select_related("session").first()) is not None:
+        what = f"is that of a child of run {parent.pk}: it goes with session {parent.session.key!r}"
+        key = Session.objects.using(alias).get(pk=session_id).key
+        raise RunStateError(f"Session {key!r} {what}. Delete that one; nothing was deleted.")
+    family = family_of(alias, session_id)
+    for pk in family:  # locks all of them before the first is deleted
+        Session.objects.using(alias).filter(pk=pk).update(next_seq=F("next_seq"))
+    lasting = Q(status__in=UNFINISHED) | (Q() if cutoff is None else Q(updated_at__gte=cutoff))
+    if cutoff is not None and runs.filter(lasting, session_id__in=family).exists():
+        return pruned
+    for pk in family:
+        mine = _prune_one(alias, pk, cutoff, files, definitions)
+        for name in COUNTS:
+            setattr(pruned, name, getattr(pruned, name) + getattr(mine, name))
+        pruned.copies += mine.copies
+    return pruned
+
+
+def _prune_one(
     alias: str, session_id: UUID, cutoff: datetime | None, files: set[str], definitions: set[str]
 ) -> Pruned:
     """Delete a session in the open transaction and leave a tombstone; return the counts.
