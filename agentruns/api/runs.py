@@ -108,12 +108,14 @@ def list_runs(
     status: schemas.OfRunStatus = None,
     agent: schemas.OfAgent = None,
     session: schemas.OfSession = None,
+    parent: schemas.OfParent = None,
     scope: schemas.OfScope = None,
     context: schemas.OfContext = None,
     cursor: schemas.Cursor = None,
 ) -> schemas.RunPage:
     """List the runs that you may see, the last changed first. A page may be short or empty."""
-    wanted = {"status": status, "agent": agent, "session__key": session, "scope": scope}
+    wanted: dict[str, Any] = {"status": status, "agent": agent, "session__key": session, "scope": scope}
+    wanted["parent_id"] = parent
     user = auth.user_of(request)
     runs = auth.visible_runs(user).filter(
         **{name: value for name, value in wanted.items() if value is not None}

@@ -122,6 +122,7 @@ OfApprovalStatus = Annotated[ApprovalStatus | None, Query(description="only appr
 Reveal = Annotated[bool, Query(description="show the values of sensitive arguments; the access is logged")]
 OfAgent = Annotated[AgentName | None, Query(description="only runs of this agent")]
 OfScope = Annotated[Scope | None, Query(description="only sessions and runs in this scope")]
+OfParent = Annotated[UUID | None, Query(description="only child runs of this run")]
 OfSession = Annotated[Key | None, Query(description="only runs of sessions with this key")]
 _Pair = Annotated[str, Field(pattern="^[^:]+:", max_length=2 * NAME_LENGTH + 1), PRINTABLE]
 OfContext = Annotated[
@@ -301,8 +302,9 @@ class EventWait(Out):
 class RunOut(Out):
     PUBLIC: ClassVar = {
         "id", "session", "scope", "owner", "owner_name", "agent", "version", "definition", "idempotency_key",
-        "status", "title", "input", "context", "origin", "origin_seq", "step", "output", "lease_expires_at",
-        "not_before", "priority", "attempts", "imported_at", "created_at", "updated_at", "waits_for",
+        "status", "title", "input", "context", "origin", "origin_seq", "parent", "step", "output",
+        "lease_expires_at", "not_before", "priority", "attempts", "imported_at", "created_at", "updated_at",
+        "waits_for",
     }  # fmt: skip
 
     id: Id
@@ -320,6 +322,7 @@ class RunOut(Out):
     context: LegalDict
     origin: Id | None = Field(description="run that this run repeats or was forked from")
     origin_seq: int | None = Field(description="`seq` of the last row copied by the fork")
+    parent: Id | None = Field(description="run whose call started this child run")
     step: int
     usage: dict[str, Any] = Field(description=f"tokens by kind; {{}} {FOR_OTHERS}")
     tokens: int | None = Field(description=f"sum of all input and output tokens; null {FOR_OTHERS}")
@@ -362,6 +365,7 @@ class RunOut(Out):
             definition=run.definition_id,
             idempotency_key=parts.ERASED if run.idempotency_key.startswith(KEYED) else run.idempotency_key,
             origin=run.origin_id,
+            parent=run.parent_id,
             usage=canonical.legal(run.usage),
             cost=None if run.cost is None else amount(run.cost),
             imported_at=run.session.imported_at,

@@ -30,14 +30,17 @@ from agentruns.services.runs import starting
 
 @router.get("/sessions", response=SessionPage)
 def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = None) -> SessionPage:
-    """List the sessions with a run that you may see, in the order of the last change of their last run."""
+    """List the sessions with a run that you may see, in the order of the last change of their last run.
+
+    Leaves out the sessions of child runs.
+    """
     user = auth.user_of(request)
     runs = auth.visible_runs(user)
     if scope is not None:
         runs = runs.filter(scope=scope)
     # Ids of runs increase in the order of their start.
     later = runs.filter(session_id=OuterRef("session_id"), pk__gt=OuterRef("pk"))
-    last_runs, following = page(runs.filter(~Exists(later.order_by())), "updated_at", cursor)
+    last_runs, following = page(runs.filter(~Exists(later.order_by()), parent=None), "updated_at", cursor)
     titled = permissions.titled(user, {run.session_id for run in last_runs})
     auth.hide_owners(user, (run.session for run in last_runs))
     return SessionPage(items=schemas.ListedSession.all(last_runs, titled), next=following)

@@ -35,7 +35,8 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
         "id", "session", "owner", "owner_name", "agent", "version", "definition", "idempotency_key", "status",
         "input", "step", "usage", "tokens", "cost", "output", "error", "scope", "title", "context",
         "lease_expires_at", "not_before", "priority", "attempts",
-        "blocked_reason", "imported_at", "created_at", "updated_at", "origin", "origin_seq", "waits_for",
+        "blocked_reason", "imported_at", "created_at", "updated_at", "origin", "origin_seq", "parent",
+        "waits_for",
     }  # fmt: skip
     assert (run["status"], run["session"], run["owner"]) == ("queued", "s1", str(owner.pk))
     assert (run["input"], run["output"], run["step"]) == ("refund it", None, 0)

@@ -228,7 +228,10 @@ API_RULES = {
     "POST approvals/{own}/approve arguments=": Rule("nothing", "nothing", {}),
     "POST approvals/{own}/deny": Rule(*["deny what another confirms"] * 2, {"reason": "no"}),
     "POST approvals/{own}/answer": Rule("nothing", "nothing", {"text": "no"}),  # it asks no question
-    **{f"GET runs{option}": Rule("list") for option in ("", " agent=", " session=", " context=", " scope=")},
+    **{
+        f"GET runs{option}": Rule("list")
+        for option in ("", " agent=", " session=", " parent=", " context=", " scope=")
+    },
     **{f"GET sessions{option}": Rule("list") for option in ("", " scope=")},
     **{f"GET runs/{{run}}{part}": Rule("see") for part in ("", "/messages", "/events")},
     **{f"GET sessions/{{session}}{part}": Rule("see") for part in ("", "/messages")},
@@ -488,7 +491,7 @@ def sent(door: str, rule: Rule, ids: Ids) -> tuple[str, Any]:
     path, _, option = door.partition(" ")[2].partition(" ")
     given = {
         "owner": ids.owner, "scope": "elsewhere", "context": {"tenant": 8}, "agent": "closed",
-        "session": "s0", "arguments": {"note": "other", "pin": "other"}, "reveal": "true",
+        "session": "s0", "parent": ids.run, "arguments": {"note": "other", "pin": "other"}, "reveal": "true",
     }  # fmt: skip
     asked = {name: given[name] for name in [option.rstrip("=")] if name}
     where = "/api/" + path.format(**ids._asdict())

@@ -184,6 +184,8 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
             "run_url": self.other_page(request, Run, obj.run_id),
             "wants_password": card.pending and services.permissions.needs_password(request, obj),
         }
+        if (parent := pages.card.parent_of(request.user, obj.run)) is not None:
+            urls |= {"parent": parent, "parent_url": self.other_page(request, Run, parent.pk)}
         if revealed:
             services.permissions.reveal(request.user, obj, door=base.CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))

@@ -26,7 +26,8 @@ from agentruns.conf import settings
 from agentruns.engine import gate, in_doubt
 from agentruns.journal import conversation, deciders, events, fold, read
 from agentruns.journal.events import Row
-from agentruns.journal.masking import Mask, masked_approvals
+from agentruns.journal.masking import Mask, masked_approvals, masked_runs
+from agentruns.journal.policy import visible_runs
 from agentruns.models import Approval, Message, Run
 from agentruns.models.statuses import Outcome, Verb
 from agentruns.services import permissions
@@ -358,6 +359,12 @@ def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False
     """Build the cards of one page for a user."""
     around = Surroundings(user, approvals)
     return [ApprovalCard(approval, around, revealed) for approval in around.cards]
+
+
+def parent_of(user: Any, run: Run) -> Run | None:
+    """Find the run whose call started `run`, masked; None if no call did, or the user may not see it."""
+    runs = visible_runs(user).select_related("session").filter(pk=run.parent_id) if run.parent_id else []
+    return next(iter(masked_runs(runs)), None)
 
 
 def asked(card: ApprovalCard) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from agentruns.admin.runs.list import counts, task_title
 from agentruns.admin.runs.page import seq_of
 from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.conf import settings
+from agentruns.engine.children import MAX_FAMILY
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
 from agentruns.journal import batch, deciders, events, fold
 from agentruns.journal.conversation import KINDS
@@ -174,9 +175,10 @@ class Moment:
 
 
 def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
-    """Build the context of a run's origin, of the runs derived from it, and of running it again."""
+    """Build the context of a run's origin, parent, derived runs and children, and of running it again."""
     run, listed = situation.run, admin.get_queryset(request)
     derived = list(listed.filter(origin_id=run.pk).order_by("-id")[: DERIVED + 1])
+    children = list(listed.filter(parent_id=run.pk).order_by("created_at", "pk")[:MAX_FAMILY])
     why_not = version = ""
     if run.is_ended and not permissions.may(request.user, "fork", run):
         why_not = missing("fork")
@@ -192,6 +194,8 @@ def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) ->
             version = agent.version if agent.version != run.version else ""
     return {
         "origin": listed.filter(pk=run.origin_id).first() if run.origin_id else None,
+        "parent": listed.filter(pk=run.parent_id).first() if run.parent_id else None,
+        "children": children,
         "derived": derived[:DERIVED],
         "derived_more": len(derived) > DERIVED,
         "again": {"why_not": why_not, "version": version} if run.is_ended else None,
