@@ -128,11 +128,11 @@ FOLDING = [
              "return False"),
         "db/test_executor.py::test_a_gated_call_waits_and_runs_after_approval"),
     mutant("fold: what follows a waiting call waits, too",
-        Edit(FOLD, "elif call.parallel or not blocked:", "else:"),
+        Edit(FOLD, "elif call.parallel or not (blocked or (", "elif True or not (blocked or ("),
         "db/test_executor.py::test_calls_after_a_waiting_one_wait_too_unless_they_only_read"),
     # A paused run has neither a ready call nor the status in which it could be driven.
     mutant("fold: a paused run has nothing to do (both guards)",
-        Edit(FOLD, "if self.paused or self.ended:", "if self.ended:"),
+        Edit(FOLD, "if self.paused or self.ended or", "if self.ended or"),
         Edit(FOLD, "not (self.paused or (open_calls", "not (False or (open_calls"),
         "crash/test_clicks.py::test_pause_keeps_the_result_and_resume_runs_the_rest"),
     mutant("fold: a verdict of newer code is refused",

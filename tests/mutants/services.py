@@ -753,4 +753,45 @@ AWAITED = [
         f"{OF_EVENTS}an_event_that_comes_while_the_handler_is_at_work[pending-late0]"),
 ]  # fmt: skip
 
-MUTANTS = [*AWAITED, *BEGUN, *DECISIONS, *DELIVERED, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]
+FAMILY, CHILDREN, OF_CHILDREN = "services/runs/family.py", "engine/children.py", "db/test_children.py::test_"
+OF_FAMILIES = [
+    mutant("children: no child run passes another call of the reply",
+        Edit("journal/fold.py", "(has_child and not call.child)", "False"),
+        f"{OF_CHILDREN}a_child_does_not_pass_another_call_of_the_reply"),
+    mutant("children: a family is no deeper than five levels",
+        Edit(CHILDREN, ">= MAX_DEPTH", ">= 2 * MAX_DEPTH"),
+        f"{OF_CHILDREN}a_run_may_be_five_levels_below_the_first"),
+    mutant("children: a family has a hundred runs at most",
+        Edit(CHILDREN, "if count >= MAX_FAMILY:", "if False:"),
+        f"{OF_CHILDREN}a_family_has_so_many_runs_at_most"),
+    mutant("children: the sweep settles what the end of a child did not",
+        Edit(WAITS, "mine.update(delivered_at=Now(), due_at=batch.at)", "pass"),
+        f"{OF_CHILDREN}a_death_at_each_boundary_starts_no_second_child_and_loses_no_result[before_settled]"),
+    mutant("children: the sweep passes a cancel and a pause on",
+        Edit(WAITS, "delivered_at=None).update(due_at=batch.at)", "delivered_at=None)"),
+        f"{OF_CHILDREN}the_sweep_passes_on_what_a_dying_process_did_not"),
+    mutant("children: the child of a run that was ended by force is cancelled",
+        Edit(WAITS, "Q(delivered_at__isnull=False) if batch.state.run.ended else Q()", "Q()"),
+        f"{OF_CHILDREN}a_second_cancel_ends_the_run_though_a_child_cannot_be_ended"),
+    mutant("children: a cancelled run ends after them",
+        Edit("engine/in_doubt.py", "batch.state.run.open_children() if waits else []", "[]"),
+        f"{OF_CHILDREN}a_run_that_is_cancelled_ends_after_its_children"),
+    mutant("children: what somebody else paused stays paused",
+        Edit(FAMILY, ' and facts["actor"] == events.actor_ref(PARENT)', ""),
+        f"{OF_CHILDREN}a_child_that_somebody_else_paused_stays_paused"),
+    mutant("children: one that failed after it acted is in doubt",
+        Edit(FAMILY, "is_doubtful = bool(doubtful or (state.run.acted and not is_ok))",
+             "is_doubtful = bool(doubtful)"),
+        f"{OF_CHILDREN}a_child_that_failed_after_it_acted_is_in_doubt_and_the_next_call_asks"),
+    mutant("children: a doubt inside one is a doubt about its call",
+        Edit(FAMILY, "is_doubtful = bool(doubtful or (", "is_doubtful = bool(("),
+        f"{OF_CHILDREN}a_doubt_inside_a_completed_child_is_a_doubt_about_the_call"),
+    mutant("children: nobody ends the wait for one",
+        Edit(EVENTS, " or call.child:", ":"),
+        f"{OF_CHILDREN}nobody_stops_the_wait_for_a_child"),
+    mutant("children: their sessions are pruned with that of the parent",
+        Edit("services/data/retention.py", " | Q(Exists(parent))", ""),
+        f"{OF_CHILDREN}a_family_is_pruned_together"),
+]  # fmt: skip
+
+MUTANTS = [*OF_FAMILIES, *AWAITED, *BEGUN, *DECISIONS, *DELIVERED, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]
