@@ -157,7 +157,7 @@ def _lowered(
     floor = min(FLOOR, own or FLOOR) + token_count(thinking, "budget_tokens")
     if name and left[name] < floor:
         (budget,) = (each for each in budgets_of(definition, run, driver.now) if each.name == name)
-        stop(driver, name, f"{budget} Less than a reply of {floor} tokens is left.")
+        stop(driver, name, f"{budget} What the next request sends, and a reply of {floor} tokens, need more.")
         return None
     if name and left[name] < (own or KNOWN):
         return replace(request, params=limited(request.params, left[name]))

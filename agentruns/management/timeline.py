@@ -298,10 +298,12 @@ def verdict(run_id: UUID | str, call_id: str) -> str:
 def to_resume(run: Run) -> str:
     """Say why a run is paused, and how to resume it once the cause is removed."""
     step = page("run_change", run.pk)
-    how = f"press Resume on {step}" if step else f'agentruns.resume_run("{run.pk}", ...) in manage.py shell'
+    is_over = run.blocked_reason.startswith("budget_exhausted")
+    button, function = ("Raise the budget", "raise_budget") if is_over else ("Resume", "resume_run")
+    how = f"press {button} on {step}" if step else f'agentruns.{function}("{run.pk}", ...) in manage.py shell'
     run = masking.mask_of(run).run(run)
     reason = shortened(run.blocked_reason).removesuffix(".") or "no reason was given"
-    return f"Held: {reason}. Put that right, then {how}"
+    return f"Held: {reason}. {'To go on,' if is_over else 'Put that right, then'} {how}"
 
 
 def to_decide(approval: Approval) -> str:

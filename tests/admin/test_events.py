@@ -70,7 +70,7 @@ def test_a_page_says_what_its_run_waits_for_since_when_and_until_when() -> None:
         & look(run, role="reader").forms.keys()
     )
     called = words(says(browser("clerk").get(url(run, "call", call_of(run)))))
-    assert "and waits for payment pi_1." in called
+    assert "to wait for payment pi_1." in called
     assert "It waits for the event" in called
 
 
@@ -113,7 +113,8 @@ def test_stop_waiting_ends_a_wait_as_its_time_limit_would() -> None:
     assert Message.objects.get(run=run, kind="tool_result").payload["outcome"] == "unknown"
     assert deliver_event("payment", "pi_1", {"status": "paid"}).status == "late"
     called = words(says(browser("resolver").get(url(run, "call", call_of(run)))))
-    assert "It was delivered after the wait had ended." in called
+    assert "It was delivered after the wait had ended. Read whether it says that it happened:" in called
+    assert "so it did happen" not in called, "an event may say that the payment failed"
     assert "the program delivered payment pi_1" in called
     only = waiting(wait("7"), session="s2")
     assert "the model is told that the time is over" in words(look(only))

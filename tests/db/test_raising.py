@@ -215,7 +215,8 @@ def test_a_run_pauses_when_less_than_a_reply_is_left(effects: Effects) -> None:
     script = spender(POST, DONE, token_budget=5000)
     run = spent()
     why = (
-        "budget_exhausted: token_budget: 2000 of 5000 tokens used. Less than a reply of 1024 tokens is left."
+        "budget_exhausted: token_budget: 2000 of 5000 tokens used. "
+        "What the next request sends, and a reply of 1024 tokens, need more."
     )
     assert (run.status, run.blocked_reason[: len(why)], len(script.requests)) == ("paused", why, 1)
     assert raise_budget(run.pk, token_budget=5100).status == "queued"

@@ -91,8 +91,10 @@ class CallHistory:
 
     @property
     def returned(self) -> Row | None:
-        """Find the last late result without an error, which shows that the call happened, or None."""
+        """Find the last result without an error that the tool returned late, so that it happened, or None."""
         bad, reports = ("never_entered", "is_error"), reversed(self.all(events.LATE_RESULT))
+        # An event has epoch 0. It may say the opposite, such as that the payment failed: a person reads it.
+        reports = (row for row in reports if row.payload.get("worker_epoch") != 0)
         return next((row for row in reports if not any(map(row.payload.get, bad))), None)
 
     @property
@@ -182,7 +184,7 @@ def story(past: CallHistory) -> list[str]:
             lines.append(verdict_text(row))
             continue
         elif row.kind in (events.EVENT_AWAITED, events.EVENT_DELIVERED):
-            text = _("The tool returned on %(when)s, and waits for %(event)s %(key)s.")
+            text = _("The tool returned on %(when)s, to wait for %(event)s %(key)s.")
             if row.kind == events.EVENT_DELIVERED:
                 text = _("%(name)s delivered %(event)s %(key)s on %(when)s.")
             facts |= {"event": html.plain(payload["name"]), "key": html.plain(payload["key"])}
@@ -366,7 +368,8 @@ def late_report(past: CallHistory, row: Row) -> tuple[bool, html.Body | None]:
         for kind in (events.ORPHAN_FOUND, events.TOOL_STARTED)
     )
     content = row.payload.get("content")
-    returned = html.body(_("Returned"), html.as_text(content), steps.TEXT_LIMIT, kind_of(content))
+    label = _("Delivered") if row.payload.get("worker_epoch") == 0 else _("Returned")
+    returned = html.body(label, html.as_text(content), steps.TEXT_LIMIT, kind_of(content))
     return bool(found) and found[:1] == starts[:1], returned
 
 
