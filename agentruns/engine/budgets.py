@@ -61,16 +61,17 @@ def limits_of(definition: dict[str, Any], run: RunState) -> dict[str, Any]:
 
 def budgets_of(definition: dict[str, Any], run: RunState, now: Callable[[], datetime]) -> Iterator[Budget]:
     """Yield the budgets that a run has; `now` is called only for a deadline."""
-    limits = limits_of(definition, run)
-    used: dict[str, Callable[[], Any]] = {
-        "max_steps": lambda: run.step,
-        "token_budget": lambda: run.tokens,
-        "cost_budget": lambda: run.usage.get("cost", "0"),
-        "deadline": lambda: run.elapsed(now()).total_seconds(),
-    }
-    for name, measure in used.items():
-        if limits[name] is not None:
-            yield Budget(name, Decimal(str(measure())), Decimal(str(limits[name])))
+    for name, limit in limits_of(definition, run).items():
+        if limit is None:
+            continue
+        used: Any = run.step
+        if name == "token_budget":
+            used = run.tokens
+        elif name == "cost_budget":
+            used = run.usage.get("cost", "0")
+        elif name == "deadline":
+            used = run.elapsed(now()).total_seconds()
+        yield Budget(name, Decimal(str(used)), Decimal(str(limit)))
 
 
 def exceeded(definition: dict[str, Any], run: RunState, now: Callable[[], datetime]) -> Budget | None:
@@ -121,6 +122,11 @@ def prepared(driver: Driver, request: ModelRequest, model: Model | str) -> Model
     Then the run is paused or has ended, or its lease is given back because requests of other runs have
     reserved what the day allows.
     """
+    driver.charged = []
+    limits = limits_of(driver.agent.definition(), driver.run)
+    is_of_a_day = type(policy.current()).budget is not policy.Policy.budget
+    if limits["token_budget"] is None and limits["cost_budget"] is None and not is_of_a_day:
+        return request
     own = reply_limit(model, request.params)
     fitting = _lowered(driver, request, model, own)
     if fitting is None or not _reserve(driver, fitting, model, own):
@@ -169,7 +175,6 @@ def _reserve(driver: Driver, request: ModelRequest, model: Model | str, own: int
 
     If a limit is reached, stops the run or gives the lease back, and returns False.
     """
-    driver.charged = []
     if driver.lease is None or type(policy.current()).budget is policy.Policy.budget:
         return True
     rows = Run.objects.using(driver.alias).select_related("session")

@@ -20,7 +20,12 @@ FOLLOWED = (events.RUN_CANCEL_REQUESTED, events.RUN_PAUSED, events.RUN_RESUMED, 
 
 def concerns(batch: Batch) -> bool:
     """Check whether a batch begins or ends a wait, so that rows of Event change with it."""
-    own = any(row.kind in KINDS or _opened(batch, row) or _settles(batch, row) for row in batch.rows)
+    run, rows = batch.state.run, batch.rows
+    if any(row.kind in KINDS for row in rows):
+        return True
+    if not run.parent and not any(call.awaits or call.event for call in run.calls.values()):
+        return False
+    own = any(_opened(batch, row) or _settles(batch, row) for row in rows)
     return own or _ends_child(batch) or _moves_children(batch)
 
 

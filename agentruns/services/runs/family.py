@@ -40,6 +40,7 @@ def cancel(run_id: UUID, actor: Any, reason: str) -> Run:
 
     A request at least AGENTRUNS_LEASE_SECONDS after the first ends the run even if a child cannot be ended.
     """
+    who = events.actor_ref(actor)
 
     def is_ignored(state: RunState) -> bool:
         at, honoured_in = state.cancel_requested_at, timedelta(seconds=settings.LEASE_SECONDS)
@@ -50,7 +51,6 @@ def cancel(run_id: UUID, actor: Any, reason: str) -> Run:
         state = batch.state.run
         is_last = is_ignored(state)
         if not state.cancel_requested:
-            who = events.actor_ref(actor)
             batch.add(events.RUN_CANCEL_REQUESTED, events.RunCancelRequested(actor=who, reason=reason))
         if batch.epoch:
             in_doubt.close_cancelled(batch, actor, reason, waits=not is_last)
@@ -63,6 +63,7 @@ def cancel(run_id: UUID, actor: Any, reason: str) -> Run:
 
 def pause(run_id: UUID, actor: Any, reason: str) -> Run:
     """Pause a run and its children as `pause_run`; the actor is allowed to."""
+    who = events.actor_ref(actor)
 
     def change(run: Run, batch: Batch) -> None:
         require_unfinished(run, _("paused"))
@@ -70,7 +71,6 @@ def pause(run_id: UUID, actor: Any, reason: str) -> Run:
         if state.paused or state.cancel_requested:
             paused, cancelled = _("Run %(run)s is paused already."), _("Run %(run)s is being cancelled.")
             raise RunStateError((paused if state.paused else cancelled) % {"run": run.pk})
-        who = events.actor_ref(actor)
         if not state.pause_requested:
             batch.add(events.RUN_PAUSE_REQUESTED, events.RunPauseRequested(actor=who, reason=reason))
         if batch.epoch:
