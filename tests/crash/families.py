@@ -8,5 +8,8 @@ errand = shop_agent("errand", {"tools": [call("lookup", number="A1"), call("char
 scout = shop_agent("crash-scout", {"tools": [call("errand", task="pay")]}, tools=[errand.as_tool()])
 HAND_OVER = {"tools": [call("crash-scout", task="one"), call("crash-scout", task="two")]}
 boss = shop_agent(
-    "crash-boss", HAND_OVER, {"tools": [call("lookup", number="A2")]}, tools=[scout.as_tool(), lookup, charge]
+    "crash-parent",
+    HAND_OVER,
+    {"tools": [call("lookup", number="A2")]},
+    tools=[scout.as_tool(), lookup, charge],
 )

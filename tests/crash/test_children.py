@@ -40,7 +40,7 @@ def test_a_family_whose_worker_is_killed_ends_as_one_that_lived(point: str, effe
 
     wait_for(is_over, "the family to end")
     runs = whole()
-    assert sorted(each.agent for each in runs) == ["crash-boss", *["crash-scout"] * 2, *["errand"] * 2]
+    assert sorted(each.agent for each in runs) == ["crash-parent", *["crash-scout"] * 2, *["errand"] * 2]
     assert {each.status for each in runs} == {"completed"}
     assert outcomes(run) == ["ok"] * 3
     assert sorted(names(effects)).count("charge") == 2, "each errand pays once"

@@ -31,7 +31,9 @@ from tests.waiting import LIMIT, pause
 pytestmark = pytest.mark.django_db(transaction=True)
 
 WHY = "The last drive failed: OSError: [Errno 28] no space for s\\nmore"
-BOUNDARIES = sorted({*failpoints.POINTS} - {"after_decision", "after_start", "before_start_commit"})
+ELSEWHERE = {"after_decision", "after_start", "before_start_commit"}
+ELSEWHERE |= {"before_children", "after_children", "before_settled", "after_settled"}  # of runs with children
+BOUNDARIES = sorted({*failpoints.POINTS} - ELSEWHERE)
 
 
 def full(*given: Any, **more: Any) -> None:

@@ -109,14 +109,14 @@ def follow(run_id: UUID) -> None:
 
     If this process dies first, the next sweep does it.
     """
-
     waiting = Event.objects.using(settings.DATABASE).of_children().unsettled()
 
     def attend_all() -> None:
         for event in waiting.filter(run_id=run_id):
             attend(event)
 
-    transaction.on_commit(attend_all, using=settings.DATABASE, robust=True)
+    if waiting.filter(run_id=run_id).exists():
+        transaction.on_commit(attend_all, using=settings.DATABASE, robust=True)
 
 
 def child_ended(run_id: UUID) -> None:
