@@ -135,7 +135,9 @@ def spend(alias: str, model: Model | str) -> tuple[float, str]:
         if free.update(seen_at=ExpressionWrapper(next_due, output_field=DateTimeField())):
             return 0
         if (due_at := row.values_list("seen_at", flat=True).first()) is None:
-            rows.bulk_create([Control(name=Control.RATE + rate, seen_at=Now())], ignore_conflicts=True)
+            # In the past: SQLite writes the time of a whole second in two ways, one of which is greater.
+            new = Control(name=Control.RATE + rate, seen_at=later(-LEAST))
+            rows.bulk_create([new], ignore_conflicts=True)
             return count()
         return max((due_at - clock.now(alias)).total_seconds() - ahead, LEAST)
 

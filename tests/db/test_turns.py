@@ -409,6 +409,14 @@ def test_of_eight_that_spend_at_once_no_more_than_the_rate_succeed(settings: Any
     assert len(times) >= 4
 
 
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="only SQLite compares times as text")
+def test_the_first_request_at_a_whole_second_counts(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.AGENTRUNS_RATE = {"claude-sonnet-5-5": "1/h"}
+    whole = "'2026-11-27 10:00:00.000'"
+    monkeypatch.setattr(Now, "as_sqlite", lambda *given, **context: (whole, []))
+    assert spend("default", "claude-sonnet-5-5") == (0, "")
+
+
 def test_a_models_own_rate_goes_before_its_providers(settings: Any) -> None:
     settings.AGENTRUNS_RATE = {"anthropic": "20/h", "claude-sonnet-5-5": "1/h"}
     assert spend("default", "claude-sonnet-5-5") == (0, "")
