@@ -74,6 +74,23 @@ def test_a_page_says_what_its_run_waits_for_since_when_and_until_when() -> None:
     assert "It waits for the event" in called
 
 
+def test_events_of_the_same_name_that_nobody_waits_for_are_beside_the_wait() -> None:
+    run = waiting()
+    for key in ("pi_1/", "<b>pi_1"):
+        assert deliver_event("payment", key).status == "early"
+    deliver_event("parcel", "pi_1")
+    deliver_event("payment", "pi_1//", scope="another")
+    page = look(run, role="clerk")
+    said = words(page)
+    assert "Nobody waits for these events of the same name. Compare the keys: " in said
+    assert said.index("<b>pi_1 delivered") < said.index("pi_1/ delivered"), "the newest is the first"
+    assert "parcel" not in said and "pi_1//" not in said
+    assert "pi_1/" not in words(look(run, role="reader")), "who may not deliver sees none"
+    for number in range(9):
+        deliver_event("payment", f"n{number}")
+    assert [f"n{number} delivered" in words(look(run, role="clerk")) for number in range(9)].count(True) == 5
+
+
 def test_the_list_and_the_front_page_ask_nobody_for_it() -> None:
     run = waiting()
     line = listed("run", "clerk", status="waiting")

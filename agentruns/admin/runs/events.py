@@ -17,13 +17,14 @@ from agentruns.admin.runs.list import words
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.journal.policy import Occurrence
-from agentruns.models import Run
+from agentruns.models import Event, Run
 from agentruns.models.statuses import DeliveryStatus
 from agentruns.services import events, permissions
 from agentruns.services.runs import waiting
 from agentruns.services.runs.waiting import Wait
 from agentruns.utils.bounds import MAX_DEPTH, is_deeper
 
+UNCLAIMED = 5  # events that a wait shows at most
 OVER = gettext_lazy("The call does not wait for its event any more. This is how the run is now.")
 
 
@@ -53,14 +54,21 @@ class DeliverForm(forms.Form):
 def awaited(request: HttpRequest, run: Run, sent: Mapping[str, DeliverForm] = {}) -> dict[str, Any]:
     """Build the context of a run's waits for events; `sent` has the refused form of a call.
 
-    A wait has no form for who may not deliver the event, as if only this package delivers it.
+    A wait has no form for who may not deliver the event, as if only this package delivers it. Beside the form
+    stand the newest events of the same name that nobody waits for: one of them may have a wrong key.
     """
     lines, user = [], request.user
     for wait in waiting.events_of(settings.DATABASE, [run])[run.pk]:
         masked, event = wait.masked(mask_for(run)), Occurrence(run.scope, wait.event, wait.text)
-        line = {"wait": masked, "words": words(masked), "form": None}
+        line: dict[str, Any] = {"wait": masked, "words": words(masked), "form": None}
         if not wait.is_own and permissions.may(user, "deliver", event):
             line["form"] = sent.get(wait.call_id) or DeliverForm(auto_id=f"{wait.call_id}_%s")
+            others = Event.objects.using(settings.DATABASE).unclaimed(run.scope, wait.event)
+            line["others"] = [
+                other
+                for other in others.order_by("-delivered_at")[:UNCLAIMED]
+                if permissions.may(user, "deliver", Occurrence(run.scope, other.name, other.key))
+            ]
         is_for_people = wait.is_harmless or not wait.is_own
         lines.append({**line, "may_stop": is_for_people and permissions.may(user, "resolve", run)})
     return {"awaited": lines}
