@@ -216,8 +216,12 @@ class RunState:
         open_calls = self.open_calls()
         if self.ended:
             self.status = self.ended
-        elif self._ends_after_children() and not any(c.is_started and not c.child for c in open_calls):
-            self.status = RunStatus.WAITING
+        elif (
+            self.cancel_requested
+            and self.open_children()
+            and not any(call.is_started and not call.child for call in open_calls)
+        ):
+            self.status = RunStatus.WAITING  # it ends after its child runs
         elif stops or not (self.paused or (open_calls and not self.next_calls())):
             self.status = RunStatus.ACTIVE
         elif any(call.orphan == Orphan.HELD for call in open_calls):
@@ -241,16 +245,13 @@ class RunState:
         """List the open calls that have started a child run."""
         return [call for call in self.open_calls() if call.child and call.is_pending]
 
-    def _ends_after_children(self) -> bool:
-        return self.cancel_requested and bool(self.open_children())
-
     def next_calls(self) -> list[Call]:
         """List the open calls that may run now.
 
         After a call that waits, only parallel calls may; right after calls that wait for child runs, calls
         that start further child runs may as well.
         """
-        if self.paused or self.ended or self._ends_after_children():
+        if self.paused or self.ended or (self.cancel_requested and self.open_children()):
             return []
         blocked, has_child, ready = False, False, []
         for call in self.open_calls():

@@ -47,6 +47,8 @@ COLUMNS = {
     "facts": "text", "content": "text", "prev_hash": "text", "hash": "text", "consumes": "uuid",
     "facts_salt": "text", "content_salt": "text", "content_hash": "text",
 }  # fmt: skip
+TYPED_ROW = "(" + ", ".join(f"%s::{kind}" for kind in COLUMNS.values()) + ")"
+UNTYPED_ROW = "(" + ", ".join("%s" for _kind in COLUMNS) + ")"
 # For the transaction of a durable append: its commit waits for the disk, its statements for no lock for long.
 SETTINGS = (
     f"{LOCK_TIMEOUT}, set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off'"
@@ -396,7 +398,7 @@ def extend_many(rows: QuerySet[Run, Key], seconds: float) -> set[Key]:
 
 def row_values(connection: BaseDatabaseWrapper, batch: Batch) -> SQL:
     """Build VALUES for a batch's rows, in the order of COLUMNS, with their parameters."""
-    is_typed, flat = connection.vendor == "postgresql", list[Any]()
+    flat = list[Any]()
     for row, parts in zip(batch.rows, batch.parts, strict=True):
         flat += (
             row.seq, row.kind, row.call_id, row.tool_name, row.attempt,
@@ -404,8 +406,8 @@ def row_values(connection: BaseDatabaseWrapper, batch: Batch) -> SQL:
             None if row.consumes is None else as_id(connection, row.consumes),
             row.facts_salt, row.content_salt, row.content_hash,
         )  # fmt: skip
-    one = ", ".join(f"%s::{kind}" if is_typed else "%s" for kind in COLUMNS.values())
-    return f"(VALUES {', '.join([f'({one})'] * len(batch.rows))}) AS v", flat
+    one = TYPED_ROW if connection.vendor == "postgresql" else UNTYPED_ROW
+    return f"(VALUES {', '.join([one] * len(batch.rows))}) AS v", flat
 
 
 def begin(
