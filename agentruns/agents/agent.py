@@ -398,9 +398,12 @@ def checked_limits(where: str, **limits: Any) -> dict[str, Any]:
     return checked
 
 
-def unpriced(agent: Agent) -> str:
-    """Explain that a cost budget cannot be kept because a model has no price; "" otherwise."""
-    models = [] if agent.cost_budget is None else map(model_identity, agent.models)
+def unpriced(agent: Agent, *, is_limited: bool = False) -> str:
+    """Explain that a cost budget cannot be kept because a model has no price; "" otherwise.
+
+    With `is_limited` the run has a cost budget even if its agent has none.
+    """
+    models = map(model_identity, agent.models) if is_limited or agent.cost_budget is not None else []
     model = next((each for each in models if price_of(each) is None), None)
     return f"AGENTRUNS_PRICES has no price for {model}, so cost_budget cannot be kept." if model else ""
 

@@ -65,12 +65,10 @@ def budgets_of(definition: dict[str, Any], run: RunState, now: Callable[[], date
         if limit is None:
             continue
         used: Any = run.step
-        if name == "token_budget":
-            used = run.tokens
-        elif name == "cost_budget":
-            used = run.usage.get("cost", "0")
-        elif name == "deadline":
+        if name == "deadline":
             used = run.elapsed(now()).total_seconds()
+        elif name != "max_steps":
+            used = run.used(name)
         yield Budget(name, Decimal(str(used)), Decimal(str(limit)))
 
 
@@ -153,10 +151,10 @@ def _lowered(
         last = {"input_tokens": tokens}
     left: dict[str, int] = {}
     if limits["token_budget"] is not None:
-        left["token_budget"] = limits["token_budget"] - run.tokens - tokens
+        left["token_budget"] = limits["token_budget"] - int(run.used("token_budget")) - tokens
     if limits["cost_budget"] is not None and price and price["output"]:
         read = prices.cost_of({**last, "output_tokens": 0}, model_identity(model)) or 0
-        rest = Decimal(limits["cost_budget"]) - Decimal(run.usage.get("cost", "0")) - read
+        rest = Decimal(limits["cost_budget"]) - run.used("cost_budget") - read
         left["cost_budget"] = int(rest * prices.MILLION / price["output"])
     name = min(left, key=left.__getitem__, default="")
     thinking = request.params.get("thinking")

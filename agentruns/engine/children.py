@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, partial
 from typing import Any
 from uuid import UUID
@@ -16,7 +17,7 @@ from agentruns.exceptions import RenderingError, UnknownAgentError
 from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch, Birth, SessionState
 from agentruns.journal.copies import title_of
-from agentruns.journal.fold import Call
+from agentruns.journal.fold import Call, RunState
 from agentruns.models import Definition, Run, Session
 from agentruns.models.event import CHILD
 from agentruns.models.parts import keyed
@@ -25,6 +26,7 @@ from agentruns.tools import RunContext
 from agentruns.tools.options import REQUESTER
 
 MAX_DEPTH = 5
+MILLIONTH = Decimal("0.000001")
 MAX_FAMILY = 100
 TOO_DEEP = "this run is {depth} levels below the first run of its family, and there may be {most}"
 TOO_MANY = "its family has {count} runs, and there may be {most}"
@@ -89,6 +91,25 @@ def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
     return Plan(call, agent, run_id, session_id, keyed(secret, f"secret of {key}"), made, task)
 
 
+def share(run: RunState, definition: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Divide what is left of a run's budgets among the child runs that its reply has yet to start.
+
+    Build the limits of the next one, by name; `own` is its definition. A limit is at least one token or a
+    millionth, because a run without any budget left has to pause.
+    """
+    limits: dict[str, Any] = {}
+    for name in ("token_budget", "cost_budget"):
+        if (limit := run.limits.get(name, definition.get(name))) is None:
+            continue
+        given = [call.event.get("limits", {}) for call in run.open_children() if call.event]
+        taken = sum(Decimal(each.get(name, 0)) for each in given)
+        waiting = sum(call.child and not call.is_pending for call in run.open_calls())
+        most = (Decimal(limit) - run.used(name) - taken) / waiting
+        most = most if own.get(name) is None else min(most, Decimal(own[name]))
+        limits[name] = max(int(most), 1) if name == "token_budget" else f"{max(most, MILLIONTH):.6f}"
+    return limits
+
+
 def family(alias: str, run_id: UUID) -> set[UUID]:
     """Find the ids of a run and of all runs below it."""
     found, last = {run_id}, {run_id}
@@ -99,8 +120,11 @@ def family(alias: str, run_id: UUID) -> set[UUID]:
     return found
 
 
-def add(batch: Batch, plan: Plan) -> None:
-    """Add the child run of a plan to the batch that starts its call, and the row that the call awaits it."""
+def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
+    """Add the child run of a plan to the batch that starts its call, and the row that the call awaits it.
+
+    `parents` is the definition of the run, whose budgets the child run shares.
+    """
     run, agent, text = batch.state.run, plan.agent, plan.call.arguments["task"]
     root, depth = run.parent.get("root", str(run.run_id)), run.parent.get("depth", 0) + 1
     begun: events.RunStarted = {
@@ -117,6 +141,8 @@ def add(batch: Batch, plan: Plan) -> None:
     }
     if run.context:
         begun["context"] = run.context
+    if limits := share(run, parents, agent.definition()):
+        begun["limits"] = limits
     if run.priority:
         begun["priority"] = Priority.of(run.priority).value
     first = Batch(SessionState(plan.session_id, plan.run_id, plan.secret))
@@ -141,4 +167,5 @@ def add(batch: Batch, plan: Plan) -> None:
     definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=first.at)
     batch.births.append(Birth(child, definition, first, CHANNEL))
     call, awaited = run.calls[plan.call.id], events.EventAwaited(name=CHILD, key=str(plan.run_id), until=None)
+    awaited |= {"limits": limits} if limits else {}
     batch.add(events.EVENT_AWAITED, awaited, call=call, attempt=call.attempt)

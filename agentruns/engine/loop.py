@@ -245,7 +245,7 @@ def _step(driver: Driver) -> None:
         tool_calls.execute(driver, ready)
     elif budgets.is_used_up(driver):
         return
-    elif not (lacking := unpriced(driver.agent)):
+    elif not (lacking := unpriced(driver.agent, is_limited="cost_budget" in run.limits)):
         with drafting(driver) as draft:
             _ask(driver, draft)
     elif driver.store.durable:  # its cost budget could not be kept

@@ -186,7 +186,7 @@ def _run(driver: Driver, group: list[Call]) -> None:
             if again.is_open and not again.is_contradicted:  # an event may have settled it meanwhile
                 _write_start(driver, batch, run.calls[call.id])
                 if call.id in plans:
-                    children.add(batch, plans[call.id])
+                    children.add(batch, plans[call.id], driver.agent.definition())
 
     if plans:
         reached("before_children")

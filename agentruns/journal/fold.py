@@ -190,7 +190,8 @@ class RunState:
     pause_requested: bool = False
     paused: str = ""  # the reason
     refused: bool = False  # paused because the provider refuses the conversation
-    limits: dict[str, Any] = field(default_factory=dict)  # budgets that were raised, by name
+    limits: dict[str, Any] = field(default_factory=dict)  # in place of the definition's budgets, by name
+    spent: dict[str, Any] = field(default_factory=dict)  # by child runs that have ended: budgets, by name
     exhausted: str = ""  # name of the used up budget that paused the run
     low: frozenset[str] = frozenset()  # names of budgets that a notice was sent about
     last_usage: dict[str, Any] = field(default_factory=dict)  # of the last reply
@@ -289,6 +290,11 @@ class RunState:
         """The number of tokens read and written, of all kinds that a budget counts."""
         return sum(self.usage.get(kind, 0) for kind in TOKENS)
 
+    def used(self, budget: str) -> Decimal:
+        """Compute how much of `token_budget` or `cost_budget` the run and its ended child runs have used."""
+        own = self.tokens if budget == "token_budget" else self.usage.get("cost", "0")
+        return Decimal(own) + Decimal(self.spent.get(budget, 0))
+
     @property
     def cost(self) -> Decimal | None:
         """The cost of all replies, rounded and limited to fit its column; None if no reply had a price."""
@@ -345,7 +351,7 @@ class RunState:
         self.origin = payload.get("origin") or {}  # type: ignore[assignment]
         self.parent = payload.get("parent") or {}  # type: ignore[assignment]
         self.priority = {each.value: each.rank for each in Priority}.get(payload.get("priority", ""), 0)
-        self.inherited = self.origin.get("steps", 0)
+        self.inherited, self.limits = self.origin.get("steps", 0), payload.get("limits", {})
         if self.origin.get("restored"):
             self.restored_at, self.restored_seq = row.created_at, row.seq
         self._rendered(row, payload)
@@ -469,6 +475,8 @@ class RunState:
     def on_tool_result(self, row: Row, payload: events.ToolResult) -> None:
         call = self.calls[row.call_id]
         call.outcome, call.orphan, call.in_doubt = payload["outcome"], "", payload.get("in_doubt", False)
+        for name, amount in payload.get("spent", {}).items():
+            self.spent = {**self.spent, name: prices.added(str(self.spent.get(name, 0)), str(amount))}
         if did_nothing(payload):
             self.acted -= {row.call_id}
         unused = (ApprovalStatus.PENDING, ApprovalStatus.APPROVED)

@@ -130,6 +130,7 @@ class RunStarted(Payload):
     parent: NotRequired[Fact[Parent]]
     not_before: NotRequired[Fact[str]]  # time before which it is not driven
     priority: NotRequired[Fact[str]]  # high | low; absent if normal
+    limits: NotRequired[Fact[dict[str, Any]]]  # of a child run: budgets in place of its agent's, by name
     tools: NotRequired[Fact[list[str]]]  # those that `tools_for` chose
     instructions: NotRequired[str]  # that the agent's function made
     stored: NotRequired[Gone[StoredFile]]  # of which `instructions` is a preview
@@ -258,6 +259,7 @@ class EventAwaited(Payload):
     key: Fact[str]
     until: Fact[str | None]  # the time-out
     harmless: NotRequired[Fact[bool]]  # the call only waits: when the wait ends, nothing is in doubt
+    limits: NotRequired[Fact[dict[str, Any]]]  # budgets that are set aside for a child run
 
 
 class EventDelivered(Payload):
@@ -286,6 +288,7 @@ class ResultFacts(_Returned):
     edited: NotRequired[Gone[dict[str, Any]]]  # arguments it ran with, where a person set them
     actor: NotRequired[Fact[Actor | None]]  # the decider, if the result is not the handler's
     open_in: NotRequired[Fact[str]]  # in a fork: the run that may execute the call after all
+    spent: NotRequired[Fact[dict[str, Any]]]  # by a child run and its own: budgets, by name
 
 
 class ToolResult(ResultFacts):

@@ -792,6 +792,15 @@ OF_FAMILIES = [
     mutant("children: their sessions are pruned with that of the parent",
         Edit("services/data/retention.py", " | Q(Exists(parent))", ""),
         f"{OF_CHILDREN}a_family_is_pruned_together"),
+    mutant("children: those that have their part leave the others theirs",
+        Edit(CHILDREN, "- run.used(name) - taken)", "- run.used(name))"),
+        "db/test_family_budgets.py::test_what_is_left_is_divided_among_the_calls_of_a_reply"),
+    mutant("children: what they used counts for the parent",
+        Edit("journal/fold.py", " + Decimal(self.spent.get(budget, 0))", ""),
+        "db/test_family_budgets.py::test_what_a_child_used_counts_for_its_parent_also_after_a_raise"),
+    mutant("children: a model without a price keeps no part of a cost budget",
+        Edit("engine/loop.py", ', is_limited="cost_budget" in run.limits', ""),
+        "db/test_family_budgets.py::test_a_cost_budget_needs_a_price_of_the_childs_model"),
 ]  # fmt: skip
 
 MUTANTS = [*OF_FAMILIES, *AWAITED, *BEGUN, *DECISIONS, *DELIVERED, *POLICY, *SHOWN, *DRAFTED, *SENT, *MADE]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -71,14 +73,14 @@ def situation(request: HttpRequest, run: Run) -> Situation:
 def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
     """Build the context of a run's budgets; if the run goes on, also of Raise and Adopt."""
     run, definition, now = situation.run, situation.definition, situation.drift
-    elapsed, raised = None, waiting.raised_limits(settings.DATABASE, run)
-    definition = {**definition, **raised}
+    elapsed, (own, spent) = None, waiting.own_limits(settings.DATABASE, run)
+    definition = {**definition, **own}
     if definition.get("deadline"):  # only the whole journal tells the time that counts
         rows = read.run_rows(settings.DATABASE, run.pk)
         closing = (row for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload)
         ends = [row.created_at for row in closing]
         elapsed = fold(run.pk, rows).elapsed(ends[-1] if ends else clock.now(settings.DATABASE))
-    budgets = meters(definition, run.step, run.usage, elapsed)
+    budgets = meters(definition, run.step, run.usage, elapsed, spent)
     origins = (tool.get("origin") for tool in definition["tools"].values())
     others = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
     names = ", ".join(label for name, label in others.items() if not definition.get(name))
@@ -184,11 +186,16 @@ def today(run: Run) -> Drift:
 
 
 def meters(
-    definition: dict[str, Any], step: int, usage: dict[str, Any], elapsed: timedelta | None
+    definition: dict[str, Any],
+    step: int,
+    usage: dict[str, Any],
+    elapsed: timedelta | None,
+    spent: Mapping[str, Decimal] = MappingProxyType({}),
 ) -> list[Meter]:
     """Build a meter for each budget of a definition, in the order in which they are checked.
 
-    `elapsed` leaves out the time spent waiting for people; it matters only if there is a deadline.
+    `elapsed` leaves out the time spent waiting for people; it matters only if there is a deadline. `spent` is
+    what child runs have used of each budget.
     """
     budgets, count = list[Meter](), partial(number_format, force_grouping=True)
 
@@ -197,12 +204,14 @@ def meters(
         percent = max(0, min(FULL, int(used * FULL // limit)))
         budgets.append(Meter(name, label, figures, percent, used >= limit))
 
+    tokens = sum(usage.get(kind, 0) for kind in TOKENS) + int(spent.get("token_budget", 0))
+    cost = Decimal(usage.get("cost", "0")) + spent.get("cost_budget", 0)
     if limit := definition.get("max_steps"):
         add("max_steps", _("Model replies"), step, limit, count)
     if limit := definition.get("token_budget"):
-        add("token_budget", _("Tokens"), sum(usage.get(kind, 0) for kind in TOKENS), limit, count)
+        add("token_budget", _("Tokens"), tokens, limit, count)
     if limit := definition.get("cost_budget"):
-        add("cost_budget", _("Cost"), Decimal(usage.get("cost", "0")), Decimal(limit), "{:f}".format)
+        add("cost_budget", _("Cost"), cost, Decimal(limit), "{:f}".format)
     if (limit := definition.get("deadline")) and elapsed is not None:
         label, whole = _("Time, without waiting for people"), timedelta(seconds=int(elapsed.total_seconds()))
         add("deadline", label, whole, timedelta(seconds=limit), duration)

@@ -10,6 +10,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
+from agentruns.agents import prices
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import RunStateError
@@ -175,6 +176,8 @@ def _settle(event: Event, parent: Run, child: Run) -> None:
         if run.is_ended or call is None or not call.is_pending:
             return
         facts = events.ResultFacts(in_doubt=True) if is_doubtful else events.ResultFacts()
+        spent = {name: state.run.used(name) for name in ("token_budget", "cost_budget")}
+        facts["spent"] = {name: prices.amount(each) for name, each in spent.items() if each}
         outcome = Outcome.OK if is_ok else Outcome.ERROR
         batch.result(call, text, outcome, is_error=not is_ok, offload=offload, **facts)
         if is_doubtful:  # as where a handler raises

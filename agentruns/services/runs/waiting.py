@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
@@ -247,13 +248,19 @@ def is_refused(alias: str, run: Run) -> bool:
     return bool(facts and facts.get("refused"))
 
 
-def raised_limits(alias: str, run: Run) -> dict[str, Any]:
-    """Find the limits of a run that were raised, by name, in the form of a definition."""
-    rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind=events.BUDGET_RAISED).order_by("seq")
+def own_limits(alias: str, run: Run) -> tuple[dict[str, Any], dict[str, Decimal]]:
+    """Find the limits of a run in place of its definition's, and what its child runs have used; by name."""
+    kinds = [events.RUN_STARTED, events.BUDGET_RAISED]
+    if Run.objects.using(alias).filter(parent_id=run.pk).exists():
+        kinds.append(events.TOOL_RESULT)
+    rows = Message.objects.using(alias).own().filter(run_id=run.pk, kind__in=kinds).order_by("seq")
     limits: dict[str, Any] = {}
+    spent: dict[str, Decimal] = {}
     for facts in rows.values_list("facts", flat=True):
-        limits |= facts["limits"]
-    return limits
+        limits |= facts.get("limits", {})
+        for name, amount in facts.get("spent", {}).items():
+            spent[name] = spent.get(name, Decimal()) + Decimal(amount)
+    return limits, spent
 
 
 def unread(alias: str, run_ids: Collection[UUID]) -> dict[UUID | None, list[tuple[int, datetime]]]:
