@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from agentruns import approve, run_agent, start_run
+from agentruns import approve, resolve_orphan, run_agent, start_run
 from agentruns.management.base import as_json, call_text, escaped, moment, shortened, table
 from agentruns.models import Message
 from agentruns.providers.names import model_identity
@@ -46,6 +46,11 @@ def test_every_kind_of_row_has_its_line() -> None:
         "ValueError: the printer is on fire", "all done",
     ):  # fmt: skip
         assert any(text in line for line in lines), text
+    (doubt,) = (line for line in lines if line.startswith("in doubt"))
+    assert doubt.startswith("in doubt      did broken happen? Nobody knows: /admin/agentruns/run/")
+    call_id = Message.objects.get(kind="tool_result", tool_name="broken").call_id
+    resolve_orphan(str(result.run_id), call_id, "not_occurred", None)
+    assert "in doubt  " not in run("show_run", str(result.run_id)).out
 
 
 def test_json_is_the_run_and_all_of_its_rows_and_the_cost_is_apart_from_the_tokens(settings: Any) -> None:

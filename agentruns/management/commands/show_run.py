@@ -62,6 +62,10 @@ class Command(AgentRunsCommand):
             card = f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"
             header += [("waits for", card), ("", timeline.to_decide(approval))]
         header += [("waits for", timeline.waits_for(wait)) for wait in waits]
+        for doubt in waiting.uncleared(settings.DATABASE, run, mask):
+            if doubt.run_id == run.pk:
+                step = timeline.verdict(run.pk, doubt.call_id)
+                header.append(("in doubt", f"did {doubt.tool} happen? Nobody knows: {step}"))
         for label, value in header:
             for number, text in enumerate(redact(str(value)).splitlines()):
                 self.say(f"{'' if number else label:<14}{text}")
