@@ -16,7 +16,17 @@ import pytest
 from django.db import DatabaseError, InterfaceError, connection, connections
 from hypothesis import HealthCheck, settings, strategies as st
 
-from agentruns import answer, approve, cancel_run, deny, pause_run, resolve_orphan, resume_run, run_agent
+from agentruns import (
+    answer,
+    approve,
+    cancel_run,
+    deny,
+    pause_run,
+    raise_budget,
+    resolve_orphan,
+    resume_run,
+    run_agent,
+)
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.connection import _is_inside
@@ -199,7 +209,10 @@ def clear(run: Run, decide: Callable[[Approval], object] = _refuse) -> None:
         for card in Approval.objects.pending().filter(run=run):
             surviving(partial(decide, card))
         surviving(sweep)
-        if Run.objects.get(pk=run.pk).status in ("orphaned", "paused"):
+        run = Run.objects.get(pk=run.pk)
+        if run.blocked_reason.startswith("budget_exhausted: max_steps"):
+            surviving(partial(raise_budget, run.pk, max_steps=run.step + 1))
+        elif run.status in ("orphaned", "paused"):
             surviving(partial(resume_run, run.pk))
     raise AssertionError(f"run {run.pk} never ends: {Run.objects.values().get(pk=run.pk)}")
 
