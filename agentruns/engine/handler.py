@@ -124,28 +124,34 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
             if is_limit or not isinstance(error, Exception) or isinstance(error, MemoryError):
                 raise Interrupted(f"{type(error).__name__} inside the handler.") from error
             attributes.update(error=type(error).__name__, outcome="error")
-            failed = Observation(described(error), is_error=True, seconds=time.perf_counter() - began)
-            failed.is_refusal = tool.refused(error)
-            if tool.recovery in ("nothing", "reconcile"):
-                failed.in_doubt = not failed.is_refusal
-                if not failed.in_doubt:
-                    failed.content += NOTHING_HAPPENED
-                elif tool.recovery == "nothing":
-                    failed.content += MAY_HAVE_HAPPENED
-            if tool.sensitive_results:  # the error and its causes may quote the handler's data
-                cause: BaseException | None = error
-                texts: dict[int, str] = {}
-                while cause is not None and id(cause) not in texts:
-                    texts[id(cause)] = words(cause)
-                    cause = cause.__cause__ or cause.__context__
-                conceal([*texts.values()])
-            level = logging.INFO if failed.is_refusal else logging.ERROR  # a refusal is expected
-            logger.log(level, "Tool failed run=%s tool=%s", context.run_id, tool.name, exc_info=True)
-            return failed
+            observation = failed(tool, tool.recovery, context.run_id, error)
+            observation.seconds = time.perf_counter() - began
+            return observation
         conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
         seconds = time.perf_counter() - began
         attributes["outcome"] = "ok"
         return Observation(output.content, pending=output.pending, flags=output.flags, seconds=seconds)
+
+
+def failed(tool: Tool, declared: str, run_id: str, error: Exception) -> Observation:
+    """Log an error of a handler, and observe it by the declaration with which the call was started."""
+    seen = Observation(described(error), is_error=True, is_refusal=tool.refused(error))
+    if declared in ("nothing", "reconcile"):
+        seen.in_doubt = not seen.is_refusal
+        if not seen.in_doubt:
+            seen.content += NOTHING_HAPPENED
+        elif declared == "nothing":
+            seen.content += MAY_HAVE_HAPPENED
+    if tool.sensitive_results:  # the error and its causes may quote the handler's data
+        cause: BaseException | None = error
+        texts: dict[int, str] = {}
+        while cause is not None and id(cause) not in texts:
+            texts[id(cause)] = words(cause)
+            cause = cause.__cause__ or cause.__context__
+        conceal([*texts.values()])
+    level = logging.INFO if seen.is_refusal else logging.ERROR  # a refusal is expected
+    logger.log(level, "Tool failed run=%s tool=%s", run_id, tool.name, exc_info=error)
+    return seen
 
 
 def described(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import takewhile
+from typing import Any
 
 from agentruns.engine import children, gate, handler, in_doubt, waits
 from agentruns.engine.driver import Driver
@@ -394,19 +395,8 @@ def _record(
         if asks:
             in_doubt.raised(batch, batch.state.run.calls[call.id], str(observation.content))
             return
-        facts = {**observation.flags, "in_doubt": True} if observation.in_doubt else observation.flags
-        batch.result(
-            batch.state.run.calls[call.id],
-            observation.content,
-            Outcome.ERROR if observation.is_error else Outcome.OK,
-            is_error=observation.is_error,
-            duration_ms=round(observation.seconds * 1000, 3),
-            offload=offload,
-            **facts,
-        )
-        if observation.in_doubt:
-            # Cancel the reply's other calls to the tool, which were let through before the doubt arose.
-            in_doubt.stop(batch, [each for each in batch.state.run.calls.values() if each.tool == call.tool])
+        duration = round(observation.seconds * 1000, 3)
+        add_result(batch, again, observation, duration_ms=duration, offload=offload)
         if not joined:  # a start must be committed where no handler can take it back
             start_next(driver, batch)
 
@@ -420,6 +410,17 @@ def _record(
         store_late_result(driver, [call], observation.facts(), offload)
         raise
     reached("after_result")
+
+
+def add_result(batch: Batch, call: Call, observation: Observation, **more: Any) -> None:
+    """Add the result of a call as observed, with further options of `Batch.result`."""
+    more |= {**observation.flags, "in_doubt": True} if observation.in_doubt else observation.flags
+    is_error = observation.is_error
+    outcome = Outcome.ERROR if is_error else Outcome.OK
+    batch.result(call, observation.content, outcome, is_error=is_error, **more)
+    if observation.in_doubt:
+        # Cancel the reply's other calls to the tool, which were let through before the doubt arose.
+        in_doubt.stop(batch, [each for each in batch.state.run.calls.values() if each.tool == call.tool])
 
 
 def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:

@@ -186,7 +186,7 @@ EXECUTOR = [
              '    observation = Observation("too late", is_error=True)\n' + 20 * " " + "break"),
         "db/test_executor.py::test_a_timeout_is_no_result_and_what_comes_late_is_evidence"),
     mutant("executor: an exception does not say that nothing happened",
-        Edit(HANDLER, "failed.in_doubt = not failed.is_refusal", "failed.in_doubt = False"),
+        Edit(HANDLER, "seen.in_doubt = not seen.is_refusal", "seen.in_doubt = False"),
         "db/test_refusals.py::test_any_other_exception_leaves_a_doubt_and_the_next_call_asks"),
     mutant("executor: a service's refusal says nothing of what the handler did before",
         Edit(REFUSALS, "return all(_QUIET.match(each.opname) for each in before) and", "return"),

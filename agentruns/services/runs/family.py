@@ -12,14 +12,15 @@ from django.utils.translation import gettext as _
 
 from agentruns.agents import prices
 from agentruns.conf import settings
-from agentruns.engine import in_doubt
+from agentruns.engine import in_doubt, tool_calls
+from agentruns.engine.handler import Observation
 from agentruns.exceptions import RunStateError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch, load
 from agentruns.journal.fold import RunState
 from agentruns.journal.payloads import Offload, may_be_large
 from agentruns.models import Event, Message, Run
-from agentruns.models.statuses import Outcome, RunStatus
+from agentruns.models.statuses import RunStatus
 from agentruns.services.runs.write import find_run, require_unfinished, write
 from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
@@ -175,13 +176,10 @@ def _settle(event: Event, parent: Run, child: Run) -> None:
         call = batch.state.run.calls.get(event.call_id)
         if run.is_ended or call is None or not call.is_pending:
             return
-        facts = events.ResultFacts(in_doubt=True) if is_doubtful else events.ResultFacts()
-        spent = {name: state.run.used(name) for name in ("token_budget", "cost_budget")}
-        facts["spent"] = {name: prices.amount(each) for name, each in spent.items() if each}
-        outcome = Outcome.OK if is_ok else Outcome.ERROR
-        batch.result(call, text, outcome, is_error=not is_ok, offload=offload, **facts)
-        if is_doubtful:  # as where a handler raises
-            in_doubt.stop(batch, [each for each in batch.state.run.calls.values() if each.tool == call.tool])
+        used = {name: state.run.used(name) for name in ("token_budget", "cost_budget")}
+        spent = {name: prices.amount(each) for name, each in used.items() if each}
+        seen = Observation(text, is_error=not is_ok, in_doubt=is_doubtful, flags={"spent": spent})
+        tool_calls.add_result(batch, call, seen, offload=offload)
 
     reached("before_settled")
     write(parent.pk, change)
