@@ -39,6 +39,8 @@ def begin(driver: Driver, batch: Batch, call: Call, pending: Pending) -> None:
     )
     if tool.only_waits:
         awaited["harmless"] = True
+    if pending._every is not None:
+        awaited["every"] = pending._every
     batch.add(events.EVENT_AWAITED, awaited, call=call, attempt=call.attempt)
     if event is not None and event.delivered_at is not None:
         event.call_id = call.id

@@ -496,6 +496,8 @@ class RunState:
     def on_orphan_found(self, row: Row, payload: events.OrphanFound) -> None:
         call = self.calls[row.call_id]
         call.orphan, call.raised = payload["action"], payload.get("raised", call.raised)
+        if call.orphan == Orphan.RECONCILE:
+            call.event = None
 
     def on_orphan_resolved(self, row: Row, payload: events.OrphanResolved) -> None:
         if did_nothing(payload):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Now
@@ -84,6 +86,8 @@ def project(alias: str, batch: Batch) -> None:
             came = row.call_id in delivered
             rows = begin(awaited["name"], awaited["key"], row.call_id).filter(delivered_at__isnull=not came)
             due = events.moment(awaited["until"])
+            if "every" in awaited:
+                due = min(filter(None, (due, row.created_at + timedelta(seconds=awaited["every"]))))
             columns = {"call_id": row.call_id, "waits_since": row.created_at, "due_at": due}
             require(rows, "free", run_id=run_id, **columns)
         elif delivery := events.EVENT_DELIVERED.of(row):

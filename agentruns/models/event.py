@@ -59,7 +59,8 @@ class Event(models.Model):
     call_id = models.CharField(_("call"), max_length=36, default="")
     waits_since = models.DateTimeField(_("waits since"), null=True)
     # The next moment at which the sweep has to look: the time-out of a wait, the moment of a delivery that
-    # the journal does not have yet, or the end of an event that nobody waits for. Null: never.
+    # the journal does not have yet, the next poll of a server's task, or the end of an event that nobody
+    # waits for. Null: never.
     due_at = models.DateTimeField(_("due at"), null=True)
     settled_at = models.DateTimeField(_("settled at"), null=True)
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)

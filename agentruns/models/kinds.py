@@ -258,6 +258,7 @@ class EventAwaited(Payload):
     name: Fact[str]
     key: Fact[str]
     until: Fact[str | None]  # the time-out
+    every: NotRequired[Fact[float]]  # seconds until the first poll, where a server works on the call
     harmless: NotRequired[Fact[bool]]  # the call only waits: when the wait ends, nothing is in doubt
     limits: NotRequired[Fact[dict[str, Any]]]  # budgets that are set aside for a child run
 

@@ -1,17 +1,24 @@
-"""Events: their delivery to the calls that wait for them, and the end of waits for which no event comes."""
+"""Events: their delivery to the calls that wait, polls of servers' tasks, and the end of other waits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError
+from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
+from agentruns.agents.agent import get_agent, registered
 from agentruns.conf import settings
-from agentruns.engine import waits
+from agentruns.engine import in_doubt, tool_calls, waits
+from agentruns.engine.driver import Driver
+from agentruns.engine.handler import Observation, failed, in_thread
 from agentruns.exceptions import (
     DurableRunNotFoundError,
     JournalLockedError,
@@ -20,15 +27,20 @@ from agentruns.exceptions import (
 )
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
+from agentruns.journal.connection import rest
+from agentruns.journal.payloads import Offload
 from agentruns.journal.policy import Occurrence
+from agentruns.journal.store import DatabaseStore
 from agentruns.models import Event, Run
 from agentruns.models.event import CHILD
 from agentruns.models.statuses import DeliveryStatus
 from agentruns.services import permissions
 from agentruns.services.runs import family
 from agentruns.services.runs.write import find_run, write
-from agentruns.tools import to_jsonable
-from agentruns.utils import json as canonical
+from agentruns.tools import Pending, Unknown, to_jsonable
+from agentruns.tools.mcp import McpError
+from agentruns.tools.waiting import TASK
+from agentruns.utils import clock, json as canonical
 from agentruns.utils.bounds import EVENT_LENGTH, OWN_EVENTS, check_name
 from agentruns.utils.db import TRIES, delete_rows, in_transaction, later
 from agentruns.utils.redaction import get_logger
@@ -37,6 +49,10 @@ logger = get_logger("agentruns.events")
 
 DUE_AT_ONCE = 100  # waits that one sweep ends
 DAY = 86_400  # seconds
+POLLED_AT_ONCE = 32  # tasks that one sweep polls
+POLL_SECONDS = 10.0  # for which a sweep waits for all their answers
+LEAST, MOST = timedelta(seconds=5), timedelta(minutes=5)  # until a poll without an answer is repeated
+Answer = Observation | Pending | Unknown
 
 
 class Delivery(NamedTuple):
@@ -131,17 +147,18 @@ def stop_waiting(run_id: UUID | str, call_id: str, actor: Any) -> Run:
 
 
 def settle_due() -> int:
-    """Settle up to DUE_AT_ONCE events that are due by the database's clock; return how many.
+    """Settle up to DUE_AT_ONCE events that are due by the database's clock, then poll; return how many.
 
     Ends waits whose time is over, gives calls what was stored for them, and deletes events for which nobody
-    has waited in time. An event whose run cannot be changed now stays due.
+    has waited in time. An event whose run cannot be changed now stays due. Afterwards polls the tasks of MCP
+    servers, because a server may be slow.
     """
     alias, settled, locked = settings.DATABASE, set[UUID](), set[UUID]()
     due = list(Event.objects.using(alias).due().order_by("due_at").values_list("pk", "run_id", "name"))
     if any(run_id is None for _pk, run_id, _name in due):
         in_transaction(alias, partial(delete_rows, Event.objects.using(alias).due().filter(run=None)))
     for pk, run_id, name in due:
-        if run_id is None or run_id in locked:
+        if run_id is None or run_id in locked or name == TASK:
             continue
         if len(settled) == DUE_AT_ONCE:  # events that fail are not counted, or they would fill every sweep
             break
@@ -175,4 +192,95 @@ def settle_due() -> int:
             settled.discard(pk)
             if isinstance(error, JournalLockedError):
                 locked.add(run_id)
+    has_tasks = any(name == TASK for _pk, _run, name in due)
+    return len(settled) + (poll_tasks() if has_tasks else 0)
+
+
+def poll_tasks() -> int:
+    """Poll up to POLLED_AT_ONCE tasks that are due, all at once; return how many calls got a result.
+
+    Polls only for agents of this process. An answer that does not come in POLL_SECONDS is dropped.
+    """
+    alias, served, settled = settings.DATABASE, Q(pk=None), set[UUID]()
+    for agent in registered():
+        served |= Q(run__agent=agent.name, run__version=agent.version)
+    due = Event.objects.using(alias).due().filter(served, name=TASK).select_related("run__session")
+    polls = [_poll(alias, event, settled) for event in due.order_by("due_at")[:POLLED_AT_ONCE]]
+    begun = [answer for each in polls if (answer := _go_on(each))]
+    rest(alias)
+    wait(begun, POLL_SECONDS)
+    for each in polls:
+        _go_on(each)
     return len(settled)
+
+
+def _go_on(polled: Iterator[Future[Answer]]) -> Future[Answer] | None:
+    """Take the next step of a poll; log its error, except of the database, because other polls go on."""
+    try:
+        return next(polled, None)
+    except (DatabaseError, InterfaceError):
+        raise
+    except Exception:
+        logger.warning("Poll put off", exc_info=True)
+        return None
+
+
+def _poll(alias: str, event: Event, settled: set[UUID]) -> Iterator[Future[Answer]]:
+    """Poll a task in a thread, and yield the answer to come; then give the call its result, if there is one.
+
+    Sets the time of the next poll first; does nothing if another sweep polls. The result is `unknown` if the
+    server does not know the task, or if the wait is over.
+    """
+    now, run, store = clock.now(alias), event.run, DatabaseStore(alias)
+    if run is None or event.waits_since is None:
+        return
+    mine = Event.objects.using(alias).unsettled().filter(pk=event.pk)
+    seen, claimed = event.due_at, now + min(max((now - event.waits_since) / 10, LEAST), MOST)
+    if in_transaction(alias, lambda: mine.filter(due_at=seen).update(due_at=claimed)) != 1:
+        return
+    state, agent = store.load(run.session_id, run.pk), get_agent(run.agent, run.version)
+    call = state.run.calls[event.call_id]
+    tool, offload = agent.tools.get(call.tool), Offload(f"{run.session_id}/{call.id}-{call.attempt}")
+    context = Driver(agent, store, state, session_key=run.session.key).context(call.id, call.tool, call)
+
+    def ask() -> Answer:
+        if tool is None or tool.poll is None:  # the agent has changed
+            return Pending()
+        try:
+            said = tool.poll(context, event.key)
+        except McpError as error:
+            return failed(tool, call.declares, context.run_id, error)
+        except Exception as error:
+            logger.warning("No answer about the task of event=%s: %s", event.pk, error)
+            return Pending()
+        if isinstance(said, Pending | Unknown):
+            return said
+        output = tool.output(said)
+        offload({"content": output.content, **output.flags})  # before the transaction
+        return Observation(output.content, flags=output.flags)
+
+    future = in_thread(alias, call.tool, ask)
+    yield future
+    answer = future.result() if future.done() else Pending()
+    until, now = events.moment(call.event["until"]) if call.event else None, clock.now(alias)
+    if isinstance(answer, Pending) and (until is None or now < until):
+        paced = claimed if answer._every is None else now + timedelta(seconds=answer._every)
+        due_at = min(paced, until or paced)
+        in_transaction(alias, lambda: mine.filter(due_at=claimed).update(due_at=due_at))
+        return
+
+    def change(run: Run, batch: Batch) -> None:
+        settled.discard(event.pk)  # if the previous try was rolled back
+        call = batch.state.run.calls.get(event.call_id)
+        if run.is_ended or call is None or not call.is_pending:  # another sweep was faster, or a person
+            return
+        if not isinstance(answer, Observation):
+            in_doubt.surface(batch, call, None, answer.reason if isinstance(answer, Unknown) else "")
+        elif answer.in_doubt and call.declares == "reconcile":
+            in_doubt.raised(batch, call, str(answer.content))
+            mine.update(settled_at=Now())
+        else:
+            tool_calls.add_result(batch, call, answer, offload=offload)
+        settled.add(event.pk)
+
+    write(run.pk, change)

@@ -208,7 +208,7 @@ class Tool(Options, Generic[P, R]):
         result = call(enter) if inspect.iscoroutinefunction(self.fn) else call(self.fn, **values)
         if isinstance(result, Iterator) and not isinstance(result, IOBase):
             result = list(result)  # a generator is handler code that has yet to run
-        if isinstance(result, Pending) and not (self.awaits or self.only_waits):
+        if isinstance(result, Pending) and not (self.awaits or self.only_waits or self.poll):
             raise TypeError(f"{self.name} returned Pending, but awaits no event: declare @tool(awaits=...).")
         if isinstance(result, Pending):
             return ToolOutput(None, pending=result)

@@ -116,6 +116,7 @@ class Pending:
     timeout: timedelta | None = None
     _name: str = field(default="", repr=False)  # of the event, if the tool's call names it
     _until: datetime | None = field(default=None, repr=False)
+    _every: float | None = field(default=None, repr=False)  # seconds until the server's task is polled
 
     def __post_init__(self) -> None:
         check_name("name of an event", self._name)

@@ -77,6 +77,7 @@ class Options:
     origin: dict[str, Any] | None = None  # the server that the tool comes from, and its hints
     # Called once in a drive, before the first call: returns why the run must wait, or "".
     ready: Callable[[Any], str] | None = None
+    poll: Callable[[Any, str], Any] | None = None  # gets the result of a server's task, Pending, or Unknown
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:

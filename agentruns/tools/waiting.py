@@ -14,6 +14,7 @@ from agentruns.tools.options import Options
 from agentruns.utils.bounds import NAME_LENGTH, OWN_EVENTS
 
 TIMER = f"{OWN_EVENTS}time"  # name of the event that `wait_until` waits for; nobody delivers it
+TASK = f"{OWN_EVENTS}task"  # of the event that a task of an MCP server has ended; its key has both names
 
 Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
 

@@ -15,6 +15,8 @@ from tests.effects import Effects
 from tests.shop.agents import call, shop_agent
 
 HOSTILE = str(Path(__file__).parent / "hostile.py")
+TASKED = str(Path(__file__).parent / "tasked.py")
+SLOW = {"pollIntervalMs": 30_000}
 NOBODY = ToolContext(run_id="", call_id="", tool_name="", idempotency_key="")
 Declare = Callable[..., list[Tool]]
 
@@ -34,6 +36,14 @@ def drive(tools: list[Tool], name: str, *others: Any, **arguments: Any) -> Run:
     turn = {"tools": [call(f"h__{name}", **arguments), *others]}
     agent = shop_agent(f"mcp-{time.time_ns()}", turn, tools=tools)
     return Run.objects.get(pk=run_agent(agent, "do it", f"s-{agent.name}").run_id)
+
+
+def done(text: str, **more: Any) -> dict[str, Any]:
+    """Build the end of a task, as a server tells it."""
+    return {"status": "completed", "result": {"content": [{"type": "text", "text": text}], **more}}
+
+
+KILLS = call("h__work", created=SLOW, polls=[{"kill": True}, done("it is done")])  # of tests.mcp.tasked
 
 
 def results(run: Run) -> list[Any]:

@@ -751,6 +751,15 @@ AWAITED = [
         Edit("engine/tool_calls.py", "        if not again.is_open:  # its event was delivered while",
              "        if False:  # its event was delivered while"),
         f"{OF_EVENTS}an_event_that_comes_while_the_handler_is_at_work[pending-late0]"),
+    mutant("tasks: a call gets no result from a poll once it has one",
+        Edit(EVENTS, "call is None or not call.is_pending:  # another", "call is None:  # another"),
+        "mcp/test_tasks.py::test_two_polls_at_once_deliver_once"),
+    mutant("tasks: an answer about another task is none",
+        Edit("tools/mcp/client.py", "task.task_id != task_id or ", ""),
+        "mcp/test_tasks.py::test_an_answer_that_cannot_be_read_is_none[another task]"),
+    mutant("tasks: a server that does not answer is left after a while",
+        Edit(EVENTS, "future.result() if future.done() else Pending()", "future.result()"),
+        "mcp/test_tasks.py::test_a_slow_server_holds_up_no_other_wait"),
 ]  # fmt: skip
 
 FAMILY, CHILDREN, OF_CHILDREN = "services/runs/family.py", "engine/children.py", "db/test_children.py::test_"

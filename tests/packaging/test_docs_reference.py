@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_a_name_takes_what_the_page_says(name: str, given: ast.arguments) -> Non
     defaults = [None] * (len(given.args) - len(given.defaults)) + [*given.defaults, *given.kw_defaults]
     nothing = inspect.Parameter.empty
     said = {
-        each.arg: (each in given.kwonlyargs, plain(ast.literal_eval(default)) if default else nothing)
+        each.arg: (each in given.kwonlyargs, plain(value(default)) if default else nothing)
         for each, default in zip(named, defaults, strict=True)
     }
     if given.kwarg is not None:
@@ -66,6 +67,13 @@ def test_a_name_takes_what_the_page_says(name: str, given: ast.arguments) -> Non
         for each in inspect.signature(getattr(agentruns, name)).parameters.values()
         if not each.name.startswith("_")
     }
+
+
+def value(default: ast.expr) -> Any:
+    """Read a default of the page: a literal, or a timedelta."""
+    if isinstance(default, ast.Call):
+        return timedelta(**{each.arg: ast.literal_eval(each.value) for each in default.keywords if each.arg})
+    return ast.literal_eval(default)
 
 
 def plain(default: Any) -> Any:

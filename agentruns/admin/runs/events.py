@@ -18,6 +18,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.journal.policy import Occurrence
 from agentruns.models import Event, Run
+from agentruns.models.event import CHILD
 from agentruns.models.statuses import DeliveryStatus
 from agentruns.services import events, permissions
 from agentruns.services.runs import waiting
@@ -69,7 +70,7 @@ def awaited(request: HttpRequest, run: Run, sent: Mapping[str, DeliverForm] = {}
                 for other in others.order_by("-delivered_at")[:UNCLAIMED]
                 if permissions.may(user, "deliver", Occurrence(run.scope, other.name, other.key))
             ]
-        is_for_people = wait.is_harmless or not wait.is_own
+        is_for_people = wait.event != CHILD  # who gives up a child run cancels it
         lines.append({**line, "may_stop": is_for_people and permissions.may(user, "resolve", run)})
     return {"awaited": lines}
 
@@ -99,7 +100,7 @@ def stop_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str
     """End the wait of a call at once, as its time limit would."""
 
     def stop(wait: Wait) -> str:
-        if wait.is_own and not wait.is_harmless:
+        if wait.event == CHILD:
             raise RunStateError(_("Only the program ends this wait."))
         events.stop_waiting(run.pk, call_id, request.user)
         return _("The wait is over. A worker goes on with the run.")

@@ -31,6 +31,7 @@ from agentruns.journal.masking import Mask
 from agentruns.models import Approval, Review, Run
 from agentruns.services.runs import waiting
 from agentruns.services.runs.waiting import Wait
+from agentruns.tools.waiting import TASK, TIMER
 
 LINE = 110  # characters of a second line
 READ = 5 * LINE  # characters of an answer, of which its markdown takes some
@@ -92,8 +93,9 @@ def words(wait: Wait) -> str:
         return _("Waits for approval: %(title)s") % {"title": text}
     if wait.kind == waiting.EVENT:
         key = plain_line(wait.text, KEY)
-        facts = {"event": plain(wait.event), "key": key, "until": exact(wait.until)}
-        if wait.is_own and wait.until is not None:
+        event = _("a task of the MCP server") if wait.event == TASK else plain(wait.event)
+        facts = {"event": event, "key": key, "until": exact(wait.until)}
+        if wait.event == TIMER and wait.until is not None:
             return _("Waits until %(until)s") % facts
         sentence = _("Waits for %(event)s %(key)s, until %(until)s")
         return (sentence if wait.until else _("Waits for %(event)s %(key)s")) % facts

@@ -8,7 +8,8 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 from agentruns.exceptions import ToolRefused
 from agentruns.tools.base import Tool
 from agentruns.tools.card import one_line
-from agentruns.tools.context import ToolContext
+from agentruns.tools.context import Pending, ToolContext
 from agentruns.tools.mcp import client
 from agentruns.tools.mcp.arguments import arguments_model
 from agentruns.tools.mcp.client import Listed, McpChanged, McpError
 from agentruns.tools.options import Options, as_names
 from agentruns.tools.signature import Signature
+from agentruns.tools.waiting import TASK
 from agentruns.utils import json as canonical
 from agentruns.utils.calls import arity_mistake, call
 from agentruns.utils.forks import renewed
@@ -37,7 +39,7 @@ TIMEOUT = 60.0
 NAMED = 64  # characters of a tool's name
 _PREFIX = re.compile("[a-zA-Z0-9_-]{1,40}")
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-_REFUSED_OPTIONS = ("name", "description", "transactional", "origin", "ready")
+_REFUSED_OPTIONS = ("name", "description", "transactional", "origin", "ready", "poll")
 
 Headers = Mapping[str, str] | Callable[[ToolContext], Mapping[str, str]] | None
 
@@ -51,11 +53,13 @@ class Server:
     headers: Headers = field(repr=False)
     file: Path
     taken: tuple[str, ...] = ()
+    task_timeout: timedelta | None = None
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if callable(self.headers) and (wrong := arity_mistake(self.headers, "ctx")):
             raise TypeError(f"MCP server {self.name!r}: headers {wrong}.")
+        Pending(timeout=self.task_timeout)  # raises for a wrong value
 
     @cached_property
     def locked(self) -> dict[str, dict[str, Any]] | None:
@@ -121,12 +125,23 @@ class Server:
     ) -> Any:
         """Call the server's tool `original` and convert the answer to a result; raises as `call_tool`.
 
-        With `original` and `timeout` bound, this is the handler of the tool.
+        Returns Pending if the server answers with a task; raises McpError for that in a stateless run. With
+        `original` and `timeout` bound, this is the handler of the tool.
         """
         headers, key = self.headers_for(ctx), ctx.idempotency_key
-        return client.call_tool(
+        answer = client.call_tool(
             self.target, headers, original, arguments, key=key, timeout=timeout, why_not=self.why_not
         )
+        if not isinstance(answer, Pending):
+            return answer
+        if ctx.session_key is None:
+            raise McpError("The server has begun a task; a stateless run cannot wait for its result.")
+        event = f"{self.name}/{answer.key}"
+        return replace(answer, key=event, timeout=self.task_timeout, _name=TASK)
+
+    def poll(self, ctx: ToolContext, event: str) -> Any:
+        """Poll the task of an event's key, with the headers of its call; see `poll_task`."""
+        return client.poll_task(self.target, self.headers_for(ctx), event.partition("/")[2])
 
 
 _servers: dict[str, Server] = {}
@@ -149,6 +164,7 @@ def mcp_tools(
     headers: Headers = None,
     env: Mapping[str, str] | None = None,
     lock: str | Path | None = None,
+    task_timeout: timedelta | None = timedelta(days=1),
     **tool_options: Any,
 ) -> list[Tool]:
     """Build the tools of an MCP server, which is a URL or a command; each tool is named `{name}__{tool}`.
@@ -158,9 +174,10 @@ def mcp_tools(
     by name. By default each call needs approval and is sent at most once. Tools in `read_only` need no
     approval, and their calls may be sent again. With `trust_hints` this also holds for tools that the server
     declares read-only. Calls of tools that it declares idempotent need approval, but may be sent again.
-    `headers`, which may be a function of a ToolContext, and `env` are never stored. Other options are those
-    of `@tool`; `timeout` defaults to 60 seconds. Raises TypeError as `tool` does, and ValueError for a name
-    that is invalid or taken and for a broken lock file.
+    `headers`, which may be a function of a ToolContext, and `env` are never stored. A call that the server
+    answers with a task waits for the task's end, at most `task_timeout` (None: without a limit). Other
+    options are those of `@tool`; `timeout` defaults to 60 seconds. Raises TypeError as `tool` does, and
+    ValueError for a name that is invalid or taken and for a broken lock file.
     """
     where = f"MCP server {name!r}"
     if not isinstance(name, str) or not _PREFIX.fullmatch(name):
@@ -178,7 +195,7 @@ def mcp_tools(
         target = client.Target(command=command, env=tuple(sorted((env or {}).items())))
     beside = Path(sys._getframe(1).f_globals.get("__file__") or ".").parent
     file = beside / f"{name}.mcp.json" if lock is None else Path(lock)
-    made = Server(name, target, headers, file)
+    made = Server(name, target, headers, file, task_timeout=task_timeout)
     with _lock:
         known = _servers.setdefault(name, made)
         if (known.target, known.file) != (made.target, file):
@@ -222,7 +239,7 @@ def _tool(
         del given["parallel"]
     given["sensitive"] = [each for each in as_names(given.get("sensitive", ())) if each in properties]
     origin = {"server": server.name, "tool": original, "at": server.target.shown, "hints": hints}
-    options = Options.of({**given, "origin": origin, "ready": server.ready})
+    options = Options.of({**given, "origin": origin, "ready": server.ready, "poll": server.poll})
     name = re.sub("[^a-zA-Z0-9_-]", "_", f"{server.name}__{original}")[:NAMED]
     options.check(name, is_async=False, parameters=properties)
     if reads:  # options about approval are meant for the other tools

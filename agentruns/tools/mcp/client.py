@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 from agentruns.content import IMAGES, PDF, Document, Image, Text, type_named
 from agentruns.exceptions import ContentError, ToolDurabilityError, ToolRefused
 from agentruns.tools.card import one_line
+from agentruns.tools.context import Pending, Unknown
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import ANSWER_BYTES
 from agentruns.utils.db import uptime
@@ -31,6 +32,8 @@ from agentruns.utils.redaction import Secrets, get_logger
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession
     from mcp.types import CallToolResult
+
+    from agentruns.tools.mcp.tasks import Task
 
 logger = get_logger("agentruns.mcp")
 
@@ -42,6 +45,8 @@ SHORTEST_SECRET = 5
 LONGEST_ERROR = 10_000  # characters of an error's text
 LONGEST_TEXT = 2 * LONGEST_ERROR  # the same before its secrets are removed
 KEY_META = "agentruns/idempotency-key"
+POLL_SECONDS = 10.0
+TASKS = "io.modelcontextprotocol/tasks"  # the extension by which a server may answer a call with a task
 
 T = TypeVar("T")
 Listed = list[dict[str, Any]]  # tools as a server declares them
@@ -129,6 +134,7 @@ class Session:
         target, headers = self.key
         try:
             from mcp.client.client import Client
+            from mcp.client.extension import advertise
             from mcp.types import Implementation, ToolListChangedNotification
 
             from agentruns.tools.mcp.http import http_transport
@@ -145,7 +151,8 @@ class Session:
                     us = Implementation(name="agentruns", version="1")
                     # No cache, and no callbacks: a server's request for a sample or a form is answered by
                     # an error.
-                    client = Client(transport, cache=None, message_handler=hear, client_info=us)
+                    options: Any = {"cache": None, "message_handler": hear, "client_info": us}
+                    client = Client(transport, extensions=[advertise(TASKS)], **options)
                     session = (await stack.enter_async_context(client)).session
                 self.opened.set_result(session)
                 while self.busy or not self.retired:
@@ -278,16 +285,17 @@ def call_tool(
 ) -> Any:
     """Send a call of a tool once, with the idempotency key `key`; convert the server's answer to a result.
 
+    If the server answers with a task, returns Pending with the task's id and the time until the first poll.
     Raises McpChanged if `why_not` objects to the tools that the server declares, ToolRefused if nothing was
     sent or the server refused the request, McpError if the server returned an error or asks for more input,
     and ToolDurabilityError if no answer came within `timeout` seconds, or none that can be read.
     """
     end = math.inf if timeout is None else uptime() + timeout
 
-    async def work(held: Session, session: ClientSession) -> CallToolResult:
+    async def work(held: Session, session: ClientSession) -> CallToolResult | Pending:
         from mcp import types
-        from mcp.shared.exceptions import MCPError
-        from pydantic import TypeAdapter
+
+        from agentruns.tools.mcp.tasks import Created
 
         if why := why_not(await _tools(held, session, anew=False)):
             raise McpChanged(why)
@@ -300,23 +308,11 @@ def call_tool(
         params = types.CallToolRequestParams(
             name=name, arguments=arguments, _meta=cast("Any", {KEY_META: key})
         )
-        adapter: TypeAdapter[Any] = TypeAdapter(types.CallToolResult | types.InputRequiredResult)
-        try:
-            result = await session.send_request(
-                types.CallToolRequest(params=params),
-                adapter,
-                request_read_timeout_seconds=None if timeout is None else left,
-            )
-        except MCPError as error:
-            verdict, text = _verdict(error), one_line(error.error.message, LONGEST_TEXT)
-            if verdict in ("refused", "forgotten"):
-                raise {"refused": ToolRefused, "forgotten": McpForgotten}[verdict](text) from error
-            lost = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
-            if verdict == "lost" or error.code in lost:
-                raise ToolDurabilityError(f"No answer: {text}") from error
-            raise McpError(f"{text} (code {error.code})") from error
-        except Exception as error:
-            raise ToolDurabilityError(f"No answer that can be read: {_told(error)}") from error
+        forms = types.CallToolResult | types.InputRequiredResult | Created
+        limit = None if timeout is None else left
+        result = await _answer(session, types.CallToolRequest(params=params), forms, limit)
+        if isinstance(result, Created):
+            return Pending(result.task_id, _every=result.pace)
         if isinstance(result, types.InputRequiredResult):
             asked = ", ".join(sorted({each.method for each in (result.input_requests or {}).values()}))
             raise McpError(
@@ -325,7 +321,63 @@ def call_tool(
         return result  # type: ignore[no-any-return]
 
     with without_secrets(target, headers):
-        return result_of(_use(target, headers, work))
+        answer = _use(target, headers, work)
+        return answer if isinstance(answer, Pending) else result_of(answer)
+
+
+def poll_task(target: Target, headers: dict[str, str], task_id: str) -> Any:
+    """Poll a task; convert its result, or return Pending with the time until the next poll.
+
+    Returns Unknown if the server does not know the task. Raises McpError if the task ended without a result
+    or asks for more input, and ToolRefused or ToolDurabilityError without an answer that can be read.
+    """
+
+    async def work(held: Session, session: ClientSession) -> Task | Unknown:
+        from mcp.types import INVALID_PARAMS, GetTaskRequestParams
+
+        from agentruns.tools.mcp.tasks import GetTask, Task
+
+        try:
+            request = GetTask(params=GetTaskRequestParams(task_id=task_id))
+            task: Task = await _answer(session, request, Task, POLL_SECONDS)
+        except McpError as error:
+            if str(error).endswith(f" (code {INVALID_PARAMS})"):
+                return Unknown("The server does not know the task any more.")
+            raise ToolDurabilityError(str(error)) from error
+        if task.task_id != task_id or (task.status == "completed" and task.result is None):
+            raise ToolDurabilityError("The answer is about another task, or lacks the result.")
+        return task
+
+    with without_secrets(target, headers):
+        task = _use(target, headers, work)
+        if isinstance(task, Unknown):
+            return task
+        if task.status == "working":
+            return Pending(_every=task.pace)
+        if task.status == "completed" and task.result is not None:
+            return result_of(task.result)
+        said = task.error.message if task.error else task.status_message or "no reason is given"
+        raise McpError(f"The task is {task.status}: {one_line(said, LONGEST_TEXT)}")
+
+
+async def _answer(session: ClientSession, request: Any, form: Any, seconds: float | None) -> Any:
+    """Send a request once, and read the answer as `form`; raises as `call_tool`."""
+    from mcp import types
+    from mcp.shared.exceptions import MCPError
+    from pydantic import TypeAdapter
+
+    try:
+        return await session.send_request(request, TypeAdapter(form), request_read_timeout_seconds=seconds)
+    except MCPError as error:
+        verdict, text = _verdict(error), one_line(error.error.message, LONGEST_TEXT)
+        if verdict in ("refused", "forgotten"):
+            raise {"refused": ToolRefused, "forgotten": McpForgotten}[verdict](text) from error
+        lost = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
+        if verdict == "lost" or error.code in lost:
+            raise ToolDurabilityError(f"No answer: {text}") from error
+        raise McpError(f"{text} (code {error.code})") from error
+    except Exception as error:
+        raise ToolDurabilityError(f"No answer that can be read: {_told(error)}") from error
 
 
 async def _tools(held: Session, session: ClientSession, *, anew: bool) -> Listed:
