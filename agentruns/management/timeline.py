@@ -19,6 +19,7 @@ from agentruns.content import described
 from agentruns.journal import events, fold, masking, payloads, read
 from agentruns.management.base import call_text, escaped, moment, shortened
 from agentruns.models import Approval, Run, Session
+from agentruns.models.event import CHILD
 from agentruns.models.statuses import Priority
 from agentruns.services.runs import waiting
 from agentruns.utils import carry, json as canonical
@@ -189,9 +190,12 @@ def run_record(run: Run, waits: Iterable[waiting.Wait] = ()) -> dict[str, Any]:
 
 
 def waits_for(wait: waiting.Wait) -> str:
-    """Say for which event a call waits, since when and until when."""
+    """Say for which event or child run a call waits, since when and until when."""
     until = f"until {moment(wait.until)}" if wait.until else "without a time limit"
-    return f"{wait.event} {wait.text} since {moment(wait.since)} {until} (UTC)"
+    what = f"{wait.event} {wait.text}"
+    if wait.event == CHILD:
+        what = f"run {wait.text}, which a call of {wait.tool} started,"
+    return f"{what} since {moment(wait.since)} {until} (UTC)"
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from agentruns import Pending, deliver_event, run_agent, tool, wait_for_event, wait_until
-from agentruns.admin.html import exact
+from agentruns import Pending, Policy, deliver_event, run_agent, tool, wait_for_event, wait_until
+from agentruns.admin.html import exact, short_id
 from agentruns.models import Event, Message, Run
 from agentruns.testing import run_until_blocked
 from tests.admin.pages import leads_to, listed, look, says, text, unchanged, url, words
 from tests.admin.people import OTHERS, browser
 from tests.admin.world import status
+from tests.db.families import begin, children, hand_over
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -177,3 +178,26 @@ def test_the_key_is_masked_where_it_holds_what_is_sensitive() -> None:
         assert "DE02-secret" not in page.html
     says(press(run, "deliver", payload="1"), "Delivered.")
     assert "DE02-secret" not in look(run, role="clerk", query="?rows=full").html
+
+
+class AlonePolicy(Policy):
+    """Shows nobody the child runs."""
+
+    def visible(self, user: Any, runs: Any) -> Any:
+        return runs.filter(parent=None)
+
+
+def test_a_wait_for_a_child_run_names_it_and_leads_to_it(settings: Any) -> None:
+    run = begin(hand_over())
+    (child,) = children(run)
+    page = look(run, "It waits for another run, and goes on by itself when that run has ended")
+    short = short_id(child.pk)
+    assert f"Waits for run {short} of agent scout queued call of scout since" in words(page)
+    assert "waits for its run" in words(page), "the line of the call"
+    assert page.links.count(url(child)) == 2, "and among the related runs"
+    assert not {url(run, verb, call_of(run)) for verb in ("deliver", "stop_waiting")} & page.forms.keys()
+    said = f"Waits for run {short}, which a call of scout started"
+    assert said in listed("run", status="waiting").text
+    settings.AGENTRUNS_POLICY = f"{__name__}.AlonePolicy"
+    page = look(run, said)
+    assert url(child) not in page.links

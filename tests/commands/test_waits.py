@@ -10,6 +10,7 @@ import pytest
 from agentruns import Pending, tool
 from agentruns.models import Run
 from tests.commands.running import run
+from tests.db.families import hand_over
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,3 +46,12 @@ def test_the_commands_say_for_which_event_a_run_waits_and_mask_its_key() -> None
     assert "1 run waits for an event." in run("resume_runs").out
     for text in (begun.out, *told.values(), json.dumps(shown)):
         assert "DE02-secret" not in text
+
+
+def test_the_commands_say_for_which_run_a_run_waits() -> None:
+    hand_over()
+    begun = run("run_agent", "boss", "do it", "--session", "s1")
+    (child,) = Run.objects.exclude(parent=None)
+    said = f"run {child.pk}, which a call of scout started, since "
+    assert (begun.code, f"Waits for {said}" in begun.out) == (4, True)
+    assert f"waits for     {said}" in run("show_run", str(child.parent_id)).out

@@ -27,6 +27,7 @@ from agentruns.engine.drafts import AT_WORK
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import policy, read, verify
 from agentruns.models import Approval, Message, Run
+from agentruns.models.event import CHILD
 from agentruns.services import permissions
 from agentruns.services.runs import control, waiting, write
 from agentruns.services.runs.lifecycle import resume_run
@@ -152,6 +153,8 @@ def headline(situation: Situation) -> str:
     if run.status == Run.Status.ORPHANED:
         return _("It waits for a person: nobody knows whether a call happened.")
     if run.status == Run.Status.WAITING:
+        if all(wait.event == CHILD for wait in situation.waits):
+            return _("It waits for another run, and goes on by itself when that run has ended:")
         return _("It waits for something outside, and goes on by itself when that happens:")
     if run.status == Run.Status.PAUSED:
         if is_exhausted(run):

@@ -30,6 +30,7 @@ from agentruns.journal.events import Row
 from agentruns.journal.masking import Mask
 from agentruns.journal.policy import is_narrowed, visible_approvals, visible_runs
 from agentruns.models import Approval, Message, Run
+from agentruns.models.event import CHILD
 from agentruns.models.statuses import GateVerdict, Outcome
 from agentruns.services import permissions
 from agentruns.services.runs import starting, waiting
@@ -209,7 +210,8 @@ class Talk:
             line.state, line.started = _("is at work"), row.seq
             line.is_effect = payload.get("declares") != SAFE
         elif row.kind == events.EVENT_AWAITED:
-            line.state = _("waits for %s") % plain(payload["name"].removeprefix(OWN_EVENTS))
+            what = plain(payload["name"].removeprefix(OWN_EVENTS))
+            line.state = _("waits for its run") if payload["name"] == CHILD else _("waits for %s") % what
         elif row.kind == events.EVENT_DELIVERED:
             line.says.append(self.decision(row, steps.delivery_words(payload)))
         elif row.kind == events.ORPHAN_FOUND:

@@ -16,7 +16,7 @@ from agentruns.admin.runs import actions
 from agentruns.admin.runs.list import words
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
-from agentruns.journal.policy import Occurrence
+from agentruns.journal.policy import Occurrence, visible_runs
 from agentruns.models import Event, Run
 from agentruns.models.event import CHILD
 from agentruns.models.statuses import DeliveryStatus
@@ -56,12 +56,18 @@ def awaited(request: HttpRequest, run: Run, sent: Mapping[str, DeliverForm] = {}
     """Build the context of a run's waits for events; `sent` has the refused form of a call.
 
     A wait has no form for who may not deliver the event, as if only this package delivers it. Beside the form
-    stand the newest events of the same name that nobody waits for: one of them may have a wrong key.
+    stand the newest events of the same name that nobody waits for: one of them may have a wrong key. The wait
+    for a child run has the run, if the user may see it.
     """
     lines, user = [], request.user
-    for wait in waiting.events_of(settings.DATABASE, [run])[run.pk]:
+    its_waits = waiting.events_of(settings.DATABASE, [run])[run.pk]
+    is_parent = any(wait.event == CHILD for wait in its_waits)
+    listed = visible_runs(user).filter(parent_id=run.pk) if is_parent else ()
+    children = {str(child.pk): child for child in listed}
+    for wait in its_waits:
         masked, event = wait.masked(mask_for(run)), Occurrence(run.scope, wait.event, wait.text)
         line: dict[str, Any] = {"wait": masked, "words": words(masked), "form": None}
+        line["child"] = children.get(wait.text)
         if not wait.is_own and permissions.may(user, "deliver", event):
             line["form"] = sent.get(wait.call_id) or DeliverForm(auto_id=f"{wait.call_id}_%s")
             others = Event.objects.using(settings.DATABASE).unclaimed(run.scope, wait.event)

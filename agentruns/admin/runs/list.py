@@ -20,6 +20,7 @@ from agentruns.admin.html import (
     plain,
     plain_line,
     reason,
+    short_id,
     status_badge,
     visible,
     words as time_words,
@@ -29,6 +30,7 @@ from agentruns.conf import settings
 from agentruns.journal.fold import TOKENS
 from agentruns.journal.masking import Mask
 from agentruns.models import Approval, Review, Run
+from agentruns.models.event import CHILD
 from agentruns.services.runs import waiting
 from agentruns.services.runs.waiting import Wait
 from agentruns.tools.waiting import TASK, TIMER
@@ -92,6 +94,9 @@ def words(wait: Wait) -> str:
     if wait.kind == waiting.APPROVAL:
         return _("Waits for approval: %(title)s") % {"title": text}
     if wait.kind == waiting.EVENT:
+        if wait.event == CHILD:
+            sentence = _("Waits for run %(run)s, which a call of %(tool)s started")
+            return sentence % {"run": short_id(text), "tool": tool}
         key = plain_line(wait.text, KEY)
         event = _("a task of the MCP server") if wait.event == TASK else plain(wait.event)
         facts = {"event": event, "key": key, "until": exact(wait.until)}
