@@ -17,7 +17,6 @@ from agentruns.testing import ScriptedModel
 
 TICKET = re.compile(r"\bticket (\d+)", re.IGNORECASE)
 
-LAST = 5  # ticket with a transcript
 PACE = "HELPDESK_PACE"  # the variable with the seconds for each word, so that people see a reply grow
 UNFORESEEN = "A transcript has no answer to that; a real model would. I leave it to my colleagues."
 
@@ -26,7 +25,7 @@ SIDE_PATHS = {"Not executed": "if_refused", "tool-durability-error": "if_unknown
 
 
 class TranscriptModel:
-    """A model that replies from fixtures/transcripts/ticket-N.json for ticket N.
+    """A model that replies from fixtures/transcripts/KIND-N.json for ticket N; each agent has its own kind.
 
     A transcript is `{"turns": [...]}` in ScriptedModel's format, with alternative endings under "if_refused"
     and "if_unknown".
@@ -34,8 +33,8 @@ class TranscriptModel:
 
     identity = "project.helpdesk.model.TranscriptModel"
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or settings.BASE_DIR / "fixtures" / "transcripts"
+    def __init__(self, kind: str = "ticket") -> None:
+        self.kind = kind
 
     def propose(self, request: ModelRequest) -> ModelReply:
         """Reply with the next turn of the ticket's transcript."""
@@ -48,11 +47,17 @@ class TranscriptModel:
 
     def _turns(self, request: ModelRequest) -> list[dict[str, Any]]:
         said = sum(message["role"] == "assistant" for message in request.messages)
-        if said > request.step or (
-            said and self._number(request) > LAST
-        ):  # what the transcripts do not foresee
+        file = self._file(request)
+        if said > request.step or (said and not file.exists()):  # what the transcripts do not foresee
             return []
-        transcript = json.loads(self._file(request).read_text(encoding="utf-8"))
+        if not file.exists():
+            raise ProviderError(
+                "The task names no ticket for which its agent has a transcript: helpdesk has tickets 1 to 5, "
+                "returns has ticket 6. Set ANTHROPIC_API_KEY and MODEL=claude-..., or OPENAI_API_KEY and "
+                "MODEL=openai:gpt-..., to let a real model work on any task.",
+                type="no_transcript",
+            )
+        transcript = json.loads(file.read_text(encoding="utf-8"))
         replies = 0
         for message in request.messages:
             if message["role"] == "assistant":
@@ -63,19 +68,9 @@ class TranscriptModel:
         return list(transcript["turns"])
 
     def _file(self, request: ModelRequest) -> Path:
-        file = self.folder / f"ticket-{self._number(request)}.json"
-        if not file.exists():
-            raise ProviderError(
-                "There are transcripts for tickets 1 to 5 only, and the task names none of them. "
-                "Set ANTHROPIC_API_KEY and MODEL=claude-..., or OPENAI_API_KEY and MODEL=openai:gpt-..., "
-                "to let a real model work on any task.",
-                type="no_transcript",
-            )
-        return file
-
-    def _number(self, request: ModelRequest) -> int:
         found = TICKET.search(request.messages[0]["content"][0].get("text", ""))
-        return int(found[1]) if found else 0
+        number = found[1] if found else 0
+        return Path(settings.BASE_DIR / "fixtures" / "transcripts" / f"{self.kind}-{number}.json")
 
 
 def usage_of(request: ModelRequest, said: Any) -> dict[str, int]:

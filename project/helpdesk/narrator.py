@@ -11,6 +11,7 @@ from typing import Any
 from django.utils import timezone
 
 from agentruns.models import Message, Run
+from agentruns.models.event import CHILD
 from project.helpdesk import words
 from project.helpdesk.models import Ticket
 
@@ -81,7 +82,8 @@ class Narrator:
                 self.says("earlier", sentence, row.created_at)
 
     def follow(self, run: Run, who: str) -> None:
-        """Print the rows added since the last call, as actions of `who`."""
+        """Print the rows added since the last call, as actions of `who`, or of the child that the run is."""
+        who = f"child {run.agent}" if run.parent_id else who
         for row in self._new_rows(run):
             sentence = self._sentence(row)
             if sentence:
@@ -132,8 +134,8 @@ class Narrator:
     def _approval_decided(self, row: Message, payload: dict[str, Any]) -> str:
         if "arguments" in payload:
             self._arguments[row.call_id] = payload["arguments"]
-        reason = f": {payload['reason']}" if payload.get("reason") else ""
-        return f"{_name(payload)} {DECISIONS.get(payload['verb'], payload['verb'])} it{reason}"
+        verb = DECISIONS.get(payload["verb"], payload["verb"])
+        return f"{_name(payload)} {verb} it{_reason(payload)}"
 
     def _orphan_found(self, row: Message, payload: dict[str, Any]) -> str:
         return ORPHANS[payload["action"]].format(call=self.call_name(row))
@@ -142,7 +144,22 @@ class Narrator:
         who = "The provider" if payload.get("channel") == "reconcile" else _name(payload)
         return VERDICTS[payload["verdict"]].format(who=who, call=self.call_name(row))
 
+    def _event_awaited(self, row: Message, payload: dict[str, Any]) -> str:
+        call = self.call_name(row)
+        if payload["name"] == CHILD:
+            return f"{call}: handed to a run of its own. This run waits and holds no worker."
+        return f"{call}: waits for {payload['name']} {payload['key']}. The run holds no worker."
+
+    def _event_delivered(self, row: Message, payload: dict[str, Any]) -> str:
+        return f"{payload['name']} {payload['key']} is here, and the run can go on"
+
+    def _budget_raised(self, row: Message, payload: dict[str, Any]) -> str:
+        limits = ", ".join(f"{name} {limit}" for name, limit in payload["limits"].items())
+        return f"{_name(payload)} raises the budget to {limits}{_reason(payload)}"
+
     def _run_resumed(self, row: Message, payload: dict[str, Any]) -> str:
+        if payload.get("unpause"):
+            return ""  # the row before says who let it go on
         return f"takes the run over: {payload['reason']}"
 
     def _model_failed(self, row: Message, payload: dict[str, Any]) -> str:
@@ -164,3 +181,7 @@ class Narrator:
 def _name(payload: dict[str, Any]) -> str:
     actor = payload.get("actor")
     return f"user {actor['name']}" if actor else "the program"
+
+
+def _reason(payload: dict[str, Any]) -> str:
+    return f": {payload['reason']}" if payload.get("reason") else ""

@@ -1,4 +1,4 @@
-"""The demo: five tickets, two crashes, two decisions, a customer who writes again; safe to run again."""
+"""The demo: six tickets, two crashes, two decisions, a parcel that is waited for; safe to run again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-from agentruns import approve, list_runs, send_message
-from agentruns.exceptions import ApprovalStateError
+from agentruns import Agent, approve, deliver_event, list_runs, raise_budget, send_message
+from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Run
+from agentruns.models.querysets import UNFINISHED
 from project.helpdesk import ledger, words
-from project.helpdesk.agents import helpdesk
+from project.helpdesk.agents import helpdesk, returns
 from project.helpdesk.model import TranscriptModel
 from project.helpdesk.models import Ticket
 from project.helpdesk.money import euros
@@ -26,6 +27,8 @@ BLINK = 0.05  # seconds between two reads of the journal
 PATIENCE = 600.0  # most seconds for one worker, even on a slow machine
 QUIET = 10.0  # seconds after which the story says what it waits for
 SECOND_MESSAGE = "One more thing: I have thrown the box away. Can you take the machine back without it?"
+PARCEL = {"found": "a hand grinder of steel", "state": "unused"}
+RAISED = 12  # the replies that the user allows the run about the parcel
 UNDER_WAY = (Run.Status.QUEUED, Run.Status.RUNNING)
 ME = f"demo {os.getpid()}"
 
@@ -66,6 +69,7 @@ class Story:
             3: self.approved_from_another_process,
             4: self.left_for_the_console,
             5: self.killed_inside_the_mail,
+            6: self.waits_for_the_parcel,
         }
 
     def tell(self) -> None:
@@ -135,6 +139,10 @@ class Story:
                     "on the card of the call, whether the mail went out."
                 )
 
+    def waits_for_the_parcel(self, ticket: Ticket) -> None:
+        """Let the run ask another agent, wait for a parcel, and use up its budget, which the user raises."""
+        self._see_through(self._work(ticket, returns))
+
     # Building blocks of the scenes
 
     def _introduce(self) -> None:
@@ -144,9 +152,9 @@ class Story:
             model = str(helpdesk.model)
         begun = all(run_of(ticket) for ticket in Ticket.objects.filter(number__in=self.scenes))
         self.narrator.heading(
-            "The five tickets again: what is done stays done."
+            "The six tickets again: what is done stays done."
             if begun
-            else "A support agent works through five tickets. Two of its workers get killed."
+            else "Agents work through six tickets. Two of their workers get killed."
         )
         database = shown(settings.DATABASES["default"]["NAME"])
         self.narrator.columns(
@@ -159,30 +167,32 @@ class Story:
 
     def _again(self, ticket: Ticket, run: Run) -> None:
         """Continue a ticket that was started earlier, or report its state if nothing is to be done."""
-        if run.status in UNDER_WAY:
-            self.narrator.skip(run, but=("approval_decided", "orphan_resolved"))
+        if self._needed(run) is not None:
+            news = ("approval_decided", "orphan_resolved", "event_delivered", "budget_raised")
+            self.narrator.skip(run, but=news)
             self.narrator.says(ME, f"was begun already: run {run.pk} goes on")
-            self._recover(run)
+            self._see_through(run)
         else:
             said = "was done already" if run.is_ended else "waits for you"
             self.narrator.says(ME, f"{said}: run {run.pk} {run.status}")
 
-    def _start(self, ticket: Ticket, hold: str = "") -> Worker:
+    def _start(self, ticket: Ticket, agent: Agent = helpdesk, hold: str = "") -> Worker:
+        photos = ticket.photos() if agent is helpdesk else []  # `returns` asks the agent `photos`
         worker = Worker(
             "run_agent",
-            helpdesk.name,
+            agent.name,
             ticket.as_task(),
             f"--session={ticket.session_key}",
             f"--idempotency-key={ticket.idempotency_key}",
-            *(f"--file={photo}" for photo in ticket.photos()),
+            *(f"--file={photo}" for photo in photos),
             hold=hold,
         )
-        self.narrator.says(worker.name, f"starts: manage.py run_agent {helpdesk.name} ...")
+        self.narrator.says(worker.name, f"starts: manage.py run_agent {agent.name} ...")
         return worker
 
-    def _work(self, ticket: Ticket) -> Run:
-        """Let a worker drive the ticket's run until the run ends or waits for a person."""
-        with self._start(ticket) as worker:
+    def _work(self, ticket: Ticket, agent: Agent = helpdesk) -> Run:
+        """Let a worker drive the ticket's run until the run ends or waits."""
+        with self._start(ticket, agent) as worker:
             run = self._watch(ticket, worker)
         if run.status in UNDER_WAY:  # the worker lost the run, or the model is busy
             self._recover(run)
@@ -215,14 +225,10 @@ class Story:
 
     def _kill_after(self, ticket: Ticket, kind: str) -> Run | None:
         """Kill the worker after an effect, before the provider answers; None if the effect never happened."""
-
-        def effect() -> dict[str, Any] | None:
-            mine = (line for line in ledger.lines() if line["session"] == ticket.session_key)
-            return next((line for line in mine if line["kind"] == kind), None)
-
-        with self._start(ticket, hold=f"{kind}:{ticket.session_key}") as worker:
-            run = self._watch(ticket, worker, until=lambda: effect() is not None)
-            done = effect()
+        session = ticket.session_key
+        with self._start(ticket, hold=f"{kind}:{session}") as worker:
+            run = self._watch(ticket, worker, until=lambda: effect(session, kind) is not None)
+            done = effect(session, kind)
             if done is None:
                 self.narrator.says(ME, f"no {kind} happened this time, so nobody is killed")
                 if run.status in UNDER_WAY:
@@ -232,6 +238,52 @@ class Story:
             worker.kill()
             self.narrator.says(ME, f"kill -9 {worker.process.pid}", style="ERROR")
         return run
+
+    def _see_through(self, run: Run) -> None:
+        """Do what a run needs to go on, again and again, until it needs nothing or does not move."""
+        while act := self._needed(run):
+            rows = run.messages.count()
+            act(run)
+            if run.messages.count() == rows:
+                return
+            run.refresh_from_db()
+
+    def _needed(self, run: Run) -> Callable[[Run], None] | None:
+        """Choose what lets a run go on; None if it has ended, or waits for the user of the console."""
+        if run.status in UNDER_WAY:
+            return self._recover
+        if run.status == Run.Status.WAITING:
+            return self._let_child_work if unfinished_child(run) else self._deliver_parcel
+        is_low = run.agent == returns.name and run.step < RAISED
+        is_exhausted = run.status == Run.Status.PAUSED and run.blocked_reason.startswith("budget_exhausted")
+        return self._raise_budget if is_low and is_exhausted else None
+
+    def _let_child_work(self, run: Run) -> None:
+        """Let a worker drive the child of a run; its answer is the result of the call that started it."""
+        child = unfinished_child(run)
+        if child is not None:
+            self._recover(child)
+            self.narrator.follow(run, f"child {child.agent}")
+
+    def _deliver_parcel(self, run: Run) -> None:
+        """Let the warehouse say that the parcel of a run's label has come."""
+        label = effect(run.session.key, "label")
+        if label is None:  # its child has ended, and the sweep of a worker brings the answer up
+            self._drive(run)
+            return
+        self.narrator.explains(
+            "No process is left that knows of this run. It waits in the database, for 14 days at most."
+        )
+        deliver_event("parcel", label["label"], PARCEL)
+        self.narrator.follow(run, "warehouse")
+
+    def _raise_budget(self, run: Run) -> None:
+        """Let the user give a run more replies than its agent may have."""
+        try:
+            raise_budget(run.pk, self.user, max_steps=RAISED, reason="let it finish")
+        except RunStateError as error:  # somebody did so in the console first
+            self.narrator.says(ME, str(error))
+        self.narrator.follow(run, ME)
 
     def _recover(self, run: Run) -> None:
         """Let new processes drive the run, once it is free, until it ends, waits for people or is blocked."""
@@ -273,13 +325,24 @@ class Story:
             wait.pause()
             run.refresh_from_db()
         self.narrator.follow(run, "another worker")
-        if run.blocked_reason:
+        if run.blocked_reason and run.status in UNDER_WAY:
             self.narrator.says(ME, run.blocked_reason, style="WARNING")
 
 
 def run_of(ticket: Ticket) -> Run | None:
     """Find a ticket's run; None if it was not started."""
-    return list_runs(agent=helpdesk.name).filter(idempotency_key=ticket.idempotency_key).first()
+    return list_runs().filter(idempotency_key=ticket.idempotency_key).first()
+
+
+def unfinished_child(run: Run) -> Run | None:
+    """Find a child of a run that has not ended."""
+    return run.children.filter(status__in=UNFINISHED).first()
+
+
+def effect(session: str, kind: str) -> dict[str, Any] | None:
+    """Find the first effect of a kind in a session, as the world outside knows it."""
+    mine = (line for line in ledger.lines() if line["session"] == session)
+    return next((line for line in mine if line["kind"] == kind), None)
 
 
 def acknowledgement(line: dict[str, Any]) -> tuple[str, str]:

@@ -1,27 +1,30 @@
 """The agent's tools, one for each way of recovering an interrupted call.
 
-look_up_order, search_articles, open_tickets   safe_to_retry: repeating them changes nothing
+look_up_order, search_articles,
+open_tickets, show_photo         safe_to_retry: repeating them changes nothing
 add_note                         transactional: its writes and its result are one commit
-refund                           reconcile: asks the payment provider by idempotency key
+refund, await_return             reconcile: ask the payment provider or the carrier by idempotency key
 email_customer                   declares nothing: a person gives the verdict
 
-They raise ToolRefused if nothing happened; any other error of refund or email_customer leaves a doubt.
+They raise ToolRefused if nothing happened; any other error of the last three leaves a doubt.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from smtplib import SMTPRecipientsRefused
 from typing import Any
 
 from django.core.mail import EmailMessage
 from django.urls import reverse
 
-from agentruns import NotOccurred, Occurred, ToolContext, ToolRefused, tool
+from agentruns import Image, NotOccurred, Occurred, Pending, ToolContext, ToolRefused, tool
 from project.helpdesk import ledger
 from project.helpdesk.models import Article, Note, Order, Ticket
 from project.helpdesk.money import euros
 
 FREE_HAND_CENTS = 10_000  # above this a person decides
+RETURN_TIME = timedelta(days=14)  # in which a parcel has to be back
 
 
 @tool(safe_to_retry=True)
@@ -65,6 +68,18 @@ def search_articles(query: str) -> list[dict[str, str]]:
 def open_tickets() -> list[dict[str, Any]]:
     """List the tickets that are not solved, by number."""
     return [*Ticket.objects.filter(status=Ticket.Status.OPEN).values("number", "subject")]
+
+
+@tool(safe_to_retry=True)
+def show_photo(ticket_number: int) -> Image:
+    """Show the photo that the customer sent with a ticket.
+
+    Args:
+        ticket_number: the ticket's number
+    """
+    for path in find_ticket(ticket_number).photos():
+        return Image(path=path)
+    raise ToolRefused(f"There is no photo with ticket {ticket_number}.")
 
 
 @tool(transactional=True, describe=lambda args: f"Note on ticket {args['ticket_number']}: {args['text']}")
@@ -140,6 +155,36 @@ def refund(ctx: ToolContext, order_number: str, amount_cents: int, reason: str) 
         reason=reason,
     )
     return receipt(line)
+
+
+def ask_carrier(ctx: ToolContext, args: dict[str, Any]) -> Pending | NotOccurred:
+    """Ask the carrier whether a return in doubt was announced: then its parcel is still to come."""
+    line = ledger.find(ctx.idempotency_key, "label")
+    return Pending(line["label"], RETURN_TIME) if line else NotOccurred()
+
+
+@tool(
+    awaits="parcel",
+    reconcile=ask_carrier,
+    describe=lambda args: f"Return of order {args['order_number']}, for ticket {args['ticket_number']}",
+)
+def await_return(ctx: ToolContext, ticket_number: int, order_number: str) -> Pending:
+    """Send the customer a label for a return, and wait until the parcel is back; the result says what came.
+
+    Args:
+        ticket_number: the ticket whose sender gets the label
+        order_number: the order that comes back
+    """
+    customer, order = find_ticket(ticket_number).customer, find_order(order_number)
+    line = ledger.record(
+        "label",
+        ctx.idempotency_key,
+        session=ctx.session_key or "",
+        order=order.number,
+        to=customer.email,
+        label=f"lb_{ctx.idempotency_key[:12]}",
+    )
+    return Pending(line["label"], RETURN_TIME)
 
 
 def mail_title(args: dict[str, Any]) -> str:

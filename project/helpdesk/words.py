@@ -11,6 +11,9 @@ from project.helpdesk.money import euros
 _CALLS: dict[str, Callable[[dict[str, Any]], str]] = {
     "look_up_order": lambda args: args["order_number"],
     "search_articles": lambda args: f'"{args["query"]}"',
+    "photos": lambda args: f'"{short(args["task"], 34)}"',
+    "show_photo": lambda args: f"of ticket {args['ticket_number']}",
+    "await_return": lambda args: f"of order {args['order_number']}",
     "refund": lambda args: f"of {euros(args['amount_cents'])} for order {args['order_number']}",
     "email_customer": lambda args: f'"{short(args["subject"], 50)}"',
     "add_note": lambda args: f'"{short(args["text"], 34)}"',
@@ -19,6 +22,9 @@ _CALLS: dict[str, Callable[[dict[str, Any]], str]] = {
 _RESULTS: dict[str, Callable[[Any], str]] = {
     "look_up_order": lambda found: f"{found['item']}, {euros(found['total_cents'])}, {found['status']}",
     "search_articles": lambda found: ", ".join(article["title"] for article in found) or "nothing",
+    "photos": lambda answer: "the run that asked has the answer",
+    "show_photo": lambda blocks: blocks[0]["name"],
+    "await_return": lambda parcel: f"{parcel['found']}, {parcel['state']}",
     "refund": lambda paid: f"{paid['status']}, receipt {paid['refund_id']}",
     "email_customer": lambda mail: mail["status"],
     "add_note": lambda note: f"{note['status']}, ticket {note['ticket_status']}",

@@ -15,13 +15,14 @@ from typing import Any
 from tests.programs import ROOT, run_program
 from tests.waiting import LIMIT, wait_for
 
-TICKETS = {f"ticket-{number}" for number in range(1, 6)}
+TICKETS = {f"ticket-{number}" for number in range(1, 7)}
 STATUSES = {
     "ticket-1": "completed",
     "ticket-2": "completed",
     "ticket-3": "completed",
     "ticket-4": "awaiting-approval",
     "ticket-5": "orphaned",
+    "ticket-6": "completed",
 }
 EFFECTS = [
     ("ticket-1", "email"),
@@ -30,6 +31,9 @@ EFFECTS = [
     ("ticket-3", "refund"),
     ("ticket-3", "email"),
     ("ticket-5", "email"),
+    ("ticket-6", "label"),
+    ("ticket-6", "refund"),
+    ("ticket-6", "email"),
 ]
 
 
@@ -54,7 +58,7 @@ class Project:
         return run_program(*self.command(*arguments), code=None, env=self.environment(**environment))
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """List the runs of the five tickets by session, as `list_runs --json` has them."""
+        """List the runs of the six tickets by session, as `list_runs --json` has them."""
         lines = self.run("list_runs", "--json").stdout.splitlines()
         return {run["session"]: run for run in map(json.loads, lines) if run["session"] in TICKETS}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,9 +64,7 @@ LOCAL = "llama3.3"
 
 def as_chat(body: Any) -> dict[str, Any]:
     """Find the next turn of the ticket that the conversation begins with."""
-    found = re.search(r"ticket (\d+)", json.dumps(body["messages"][1]), re.IGNORECASE)
-    assert found is not None
-    told = claude.transcript(int(found[1]))
+    told = claude.transcript_of(body["messages"][1], body["tools"])
     turns = list(told["turns"])
     for number, message in enumerate(body["messages"]):
         for sign, path in claude.SIDE_PATHS.items():

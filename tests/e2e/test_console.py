@@ -97,12 +97,13 @@ text, told = answered(2)
 assert "".join(told) in ("", text)
 print("words", len(told), answered(3, "and more")[0] == UNFORESEEN)
 from project.helpdesk.preparation import demo_user
-print([demo_user().has_perm(f"agentruns.{name}") for name in ("switch", "start_run", "act_for", "fork_run")])
+names = ("switch", "start_run", "act_for", "fork_run", "raise_budget", "deliver_event")
+print({demo_user().has_perm(f"agentruns.{name}") for name in names})
 """
 
 
 def test_an_answer_can_be_watched_a_message_fails_no_run_and_the_demo_user_may_all(project: Project) -> None:
-    may = "[True, True, True, True]"
+    may = "{True}"
     assert project.python(ANSWERS, **{PACE: "0.001"}) == f"words 16 True\n{may}\n"
     assert project.python(ANSWERS) == f"words 0 True\n{may}\n"
 

@@ -16,7 +16,7 @@ from project.helpdesk.story import DemoError, Story
 
 
 class Command(BaseCommand):
-    help = "Let the helpdesk agent work through five tickets, with two real crashes. Safe to run again."
+    help = "Let agents work through six tickets, with two real crashes. Safe to run again."
 
     def handle(self, *args: Any, **options: Any) -> None:
         narrator = Narrator(self._print, self.style)
