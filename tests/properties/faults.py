@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, InterfaceError, connection, connections
+from django.db.models import Q
 from hypothesis import HealthCheck, settings, strategies as st
 
 from agentruns import (
@@ -26,11 +27,12 @@ from agentruns import (
     resolve_orphan,
     resume_run,
     run_agent,
+    stop_waiting,
 )
 from agentruns.engine.leases import Lease
 from agentruns.exceptions import AgentRunsError
 from agentruns.journal.connection import _is_inside
-from agentruns.models import Approval, Run
+from agentruns.models import Approval, Event, Run
 from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.sweep import sweep
 from tests.db.helpers import forget_backoff, kill, run_out
@@ -77,7 +79,7 @@ def at_each_point(patch: pytest.MonkeyPatch, reached: Callable[[str], None]) -> 
     """Let `reached` hear of every named boundary; a Death it raises leaves the lease as it is."""
     for module in ("handler", "loop", "tool_calls"):
         patch.setattr(f"agentruns.engine.{module}.reached", reached)
-    for module in ("approvals.decisions", "runs.submit"):
+    for module in ("approvals.decisions", "runs.submit", "runs.family"):
         patch.setattr(f"agentruns.services.{module}.reached", reached)
     release = Lease.release
 
@@ -197,24 +199,29 @@ def _refuse(card: Approval) -> None:
     deny(card.pk, None, "closing", digest=card.digest)
 
 
-def clear(run: Run, decide: Callable[[Approval], object] = _refuse) -> None:
-    """Decide whatever waits, so that the run ends without anybody touching the database."""
+def clear(*runs: Run, decide: Callable[[Approval], object] = _refuse) -> None:
+    """Decide whatever waits, so that the runs and their child runs end, and nobody touches the database."""
+    left = {run.pk for run in runs}
     for _ in range(60):
-        run = Run.objects.get(pk=run.pk)
-        if run.is_ended:
+        unfinished = list(Run.objects.unfinished().filter(Q(pk__in=left) | Q(parent__in=left)))
+        left |= {run.pk for run in unfinished}
+        if not unfinished:
             return
-        if run.lease_expires_at is not None:
-            kill(run)
-        forget_backoff(run)
-        for card in Approval.objects.pending().filter(run=run):
-            surviving(partial(decide, card))
+        for run in unfinished:
+            if run.lease_expires_at is not None:
+                kill(run)
+            forget_backoff(run)
+            for card in Approval.objects.pending().filter(run=run):
+                surviving(partial(decide, card))
+            for wait in Event.objects.unsettled().filter(run=run).exclude(waits_since=None):
+                surviving(partial(stop_waiting, run.pk, wait.call_id, None))
         surviving(sweep)
-        run = Run.objects.get(pk=run.pk)
-        if run.blocked_reason.startswith("budget_exhausted: max_steps"):
-            surviving(partial(raise_budget, run.pk, max_steps=run.step + 1))
-        elif run.status in ("orphaned", "paused"):
-            surviving(partial(resume_run, run.pk))
-    raise AssertionError(f"run {run.pk} never ends: {Run.objects.values().get(pk=run.pk)}")
+        for run in Run.objects.filter(pk__in=left, status__in=("orphaned", "paused")):
+            if run.blocked_reason.startswith("budget_exhausted: max_steps"):
+                surviving(partial(raise_budget, run.pk, max_steps=run.step + 1))
+            else:
+                surviving(partial(resume_run, run.pk))
+    raise AssertionError(f"runs never end: {list(Run.objects.unfinished().filter(pk__in=left).values())}")
 
 
 def tried_on(usually: int, *, brief: int, long: int) -> settings:

@@ -107,7 +107,7 @@ def test_only_what_may_have_happened_costs_a_card(
         for number, turns in enumerate(tasks):
             model = ScriptedModel([*turns, {"text": "all done"}])
             agent = Agent(f"payer-{number}", instructions="Pay.", tools=[pay, book], model=model)
-            clear(start_run(agent, "do it", key, idempotency_key=f"{key}-{number}"), decide)
+            clear(start_run(agent, "do it", key, idempotency_key=f"{key}-{number}"), decide=decide)
         deaths.clear()
     rows = list(Message.objects.filter(session__key=key).order_by("seq"))
     assert problems(rows[0].session_id) == []

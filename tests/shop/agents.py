@@ -121,6 +121,9 @@ for _tool, _arguments in {
 if os.environ.get("SHOP_SERVER"):  # a worker that is to use an MCP server
     from tests.mcp import agents as _agents  # noqa: F401
 
+if os.environ.get("SHOP_FAMILIES"):  # a worker whose runs are to have child runs
+    from tests.workers import families as _families  # noqa: F401
+
 # The call under test in the middle of others: the first has a result, the last never starts.
 shop_agent(
     "posts-in-the-middle",
