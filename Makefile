@@ -40,6 +40,7 @@ BUILT = tests/packaging/test_wheel.py tests/packaging/test_docs_tutorial.py test
 	$(addprefix tests/db/test_host_project.py::test_a_project_,lives_the_whole_story \
 	without_pytest_empties_its_databases without_time_zones_is_told_before_anything_runs)
 LONG = $(BUILT) tests/workers/test_soak.py tests/workers/test_deploys.py tests/crash/test_soak.py \
+	tests/workers/test_crew.py::test_families_whose_workers_are_killed_lose_and_double_nothing \
 	$(patsubst %,tests/db/test_%.py,closing export_mutations mixed_replies odd_results) \
 	tests/api/test_schemathesis.py tests/db/test_imports.py::test_any_change_is_refused_or_imported_whole \
 	tests/mcp/test_hostile.py::test_a_result_of_many_megabytes_is_kept \

@@ -7,6 +7,7 @@ from typing import Any
 from agentruns import Agent, start_run
 from agentruns.journal.verify import problems
 from agentruns.models import Event, Message, Run
+from agentruns.models.event import CHILD
 from agentruns.services.sweep import sweep
 from tests.shop.agents import TOOLS, call, shop_agent
 
@@ -46,7 +47,8 @@ def whole() -> list[Run]:
     runs = list(Run.objects.order_by("created_at", "pk"))
     for run in runs:
         assert problems(run.session_id) == []
-        started = Message.objects.own().filter(run=run, kind="event_awaited").count()
+        awaited = Message.objects.own().filter(run=run, kind="event_awaited")
+        started = sum(row.payload["name"] == CHILD for row in awaited)
         assert len(children(run)) == started, "each call has one child run, and each child run one call"
     ended = [run.pk for run in runs if run.is_ended]
     assert not Event.objects.unsettled().filter(run__in=ended).exists()

@@ -24,7 +24,7 @@ from typing import Any
 from tests.effects import VARIABLE, Effects
 from tests.servers import Broker, Postgres, postgres
 
-ONCE = {"post", "refund", "broken", "charge"}  # charge asks the ledger before it is repeated
+ONCE = {"post", "refund", "broken", "invoice", "charge"}  # charge asks the ledger before it is repeated
 PATIENCE = 3600  # seconds
 # By the server that workers are forked from; last what sets Django up, in the environment of `main`.
 IMPORTED = [

@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 
-from agentruns import start_run
+from agentruns import deliver_event, start_run
 from agentruns.models import Message, Run
+from tests.db.families import whole
 from tests.programs import has_heard, start_program
 from tests.shop.models import Order
+from tests.shop.waits import paid
 from tests.waiting import LIMIT, wait_for
+from tests.workers.families import HEADS
 from tests.workers.soak import check, decide
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,9 +39,9 @@ def watch(tmp_path: Path, effects: Any) -> Iterator[Watch]:
     """`watch(SHOP_PACE="1")` starts a worker with a thread for each run."""
     with ExitStack() as stack:
 
-        def start(**environment: str) -> subprocess.Popen[str]:
+        def start(concurrency: int = RUNS, **environment: str) -> subprocess.Popen[str]:
             output = stack.enter_context((tmp_path / "said").open("a"))
-            words = ("-m", "django", "resume_runs", "--watch", f"--concurrency={RUNS}")
+            words = ("-m", "django", "resume_runs", "--watch", f"--concurrency={concurrency}")
             child = start_program(*words, stdout=output, AGENTRUNS_TEST_LEASE=LEASE, **environment)
             stack.callback(child.wait)
             stack.callback(child.kill)
@@ -140,6 +143,32 @@ def test_workers_that_are_killed_and_frozen_at_random_lose_and_double_nothing(wa
     outcome = check(begun, frozen=True)
     print(f"{workers} workers, {begun} runs, {dict(blows)}, {outcome}")
     assert outcome["runs"] == {"completed": begun}
+
+
+def test_families_whose_workers_are_killed_lose_and_double_nothing(watch: Watch) -> None:
+    """AGENTRUNS_LONG=1 takes three workers and 500 families; each has two, three or four child runs."""
+    workers, families = (3, 500) if LONG else (2, 6)
+    size = [HEADS[number % len(HEADS)] for number in range(families)]
+    dice, kills, exhausted, told = random.Random(time.time_ns()), 0, Counter[Any](), set[str]()
+    for number, most in enumerate(size):
+        start_run(f"head-{most}", "do it", f"soak-{number}", idempotency_key=f"soak-{number}")
+    fleet = [watch(16, SHOP_PACE="0.1", SHOP_FAMILIES="1") for _ in range(workers)]
+    while kills < 2 or Run.objects.unfinished().exists():
+        for key in {*paid()} - told:
+            deliver_event("payment", f"pi-{key}", {"paid": 500})
+            told.add(key)
+        paused = Run.objects.filter(status="paused", blocked_reason__startswith="attempts_exhausted")
+        exhausted.update(paused.values_list("pk", flat=True))
+        decide(dice)
+        time.sleep(2 * dice.random())  # waits: the pace of the kills
+        victim = dice.randrange(workers)
+        fleet[victim].kill()
+        fleet[victim] = watch(16, SHOP_PACE="0.1", SHOP_FAMILIES="1")
+        kills += 1
+    outcome = check(families + sum(size))
+    print(f"{workers} workers, {families} families, {kills} kills, {exhausted.total()} pauses, {outcome}")
+    assert outcome["runs"] == {"completed": families + sum(size)}
+    assert [run.agent for run in whole() if run.parent_id is None] == [f"head-{most}" for most in size]
 
 
 def held(pid: int) -> tuple[int, int, int]:
