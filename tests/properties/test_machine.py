@@ -80,6 +80,7 @@ SCRIPTS = scripts([*OTHERS, *GATED, *GATED, *MORE], shortest=1)
 KINDS = ("run_started", "run_resumed", "assistant", "tool_started", "tool_result", "run_completed")
 PLACES = [
     *POINTS, "before_start_commit", "after_start", "claimed", "handler_entered", "handler_left",
+    "before_children", "after_children", "before_settled", "after_settled",
     *(f"{when} {kind}" for when in ("before", "after") for kind in KINDS),
 ]  # fmt: skip
 HOW = st.sampled_from(["dies", "freezes", "freezes"])
