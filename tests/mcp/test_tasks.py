@@ -183,7 +183,7 @@ def test_a_task_that_is_done_when_its_time_is_over_has_a_result(child: Served, e
 
 
 def test_a_server_that_is_away_until_the_time_is_over(served: Served, effects: Effects) -> None:
-    run = served.waits({"code": -32603, "message": "out of order"}, task_timeout=timedelta(minutes=10))
+    run = served.waits({"code": -32603, "message": "out of order"}, task_timeout=timedelta(seconds=30))
     served.stop()
     assert ended(run, effects).status == "completed"
     assert result(run)["outcome"] == "unknown"
@@ -324,7 +324,8 @@ def test_a_slow_server_holds_up_no_other_wait(
 ) -> None:
     """Its task is polled again later."""
     monkeypatch.setattr(events, "POLL_SECONDS", 0.5)
-    slow = child.waits({"sleep": 20, **done("dropped")}, done("at last"))
+    monkeypatch.setattr(client, "POLL_SECONDS", 60)  # so that only the sweep gives up
+    slow = child.waits({"sleep": 8, **done("dropped")}, done("at last"))
     fast = child.waits(WORKING, created=SLOW, task_timeout=timedelta(minutes=5))
     Event.objects.filter(run=fast).update(key="h/forgotten")
     overdue(slow), overdue(fast)
