@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
 from agentruns.agents.agent import Agent, get_agent
+from agentruns.engine import gate
 from agentruns.engine.driver import Driver, user_of
 from agentruns.engine.rendering import render, renders
 from agentruns.engine.wakeup import CHANNEL
@@ -19,17 +20,24 @@ from agentruns.journal.batch import Batch, Birth, SessionState
 from agentruns.journal.copies import title_of
 from agentruns.journal.fold import Call, RunState
 from agentruns.models import Definition, Run, Session
-from agentruns.models.event import CHILD
+from agentruns.models.event import CHILD, DEFERRED
 from agentruns.models.parts import keyed
-from agentruns.models.statuses import Priority
+from agentruns.models.statuses import GateVerdict, Outcome, Priority, RunStatus
 from agentruns.tools import RunContext
 from agentruns.tools.options import REQUESTER
+from agentruns.utils import json as canonical
 
 MAX_DEPTH = 5
 MILLIONTH = Decimal("0.000001")
 MAX_FAMILY = 100
 TOO_DEEP = "this run is {depth} levels below the first run of its family, and there may be {most}"
 TOO_MANY = "its family has {count} runs, and there may be {most}"
+SAME = "this call waits already, reference {run}; its outcome comes as a message from the program"
+DEFERRED_TASK = "Deferred call, asked for in run {run}: {title}"
+WAITS = (
+    "This call waits for {what}, reference {run}. Nothing is known to have happened yet. Go on without its "
+    "outcome, and do not repeat the call: a message from the program will tell the outcome."
+)
 NOBODY_CONFIRMS = "calls of agent {agent} are confirmed by the requester, and this run has no owner"
 
 
@@ -44,6 +52,8 @@ class Plan:
     secret: str
     made: dict[str, Any]  # members of its first row
     task: events.User
+    own: Call | None = None  # the deferred call that the child run makes, with its digest there
+    asked: events.ApprovalRequested | None = None  # for the deferred call
 
 
 def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
@@ -57,15 +67,15 @@ def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
     count = len(family(alias, UUID(parent["root"]) if parent else run.run_id)) + beside
     if count >= MAX_FAMILY:
         return TOO_MANY.format(count=count, most=MAX_FAMILY)
+    if call.deferred is not None:
+        return _plan_deferred(driver, call)
     try:
         agent = get_agent(driver.agent.tools[call.tool].agent)
     except UnknownAgentError as error:
         return str(error).rstrip(".")
     if run.owner is None and any(tool.approvers == REQUESTER for tool in agent.tools.values()):
         return NOBODY_CONFIRMS.format(agent=agent.name)
-    # Derived with the session's key, so that nobody can take the name of the child's session beforehand.
-    key, secret = call.idempotency_key(run.task), driver.state.secret
-    run_id, session_id = (UUID(keyed(secret, f"{what} of {key}")[:32]) for what in ("run", "session"))
+    run_id, session_id, secret = _derived(driver, call)
     text, made = call.arguments["task"], dict[str, Any]()
     if renders(agent):
         about = RunContext(
@@ -88,7 +98,31 @@ def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
     kept = payloads.put(f"{session_id}/input", text)
     task = events.User(content=[{"type": "text", "text": kept.get("content", text)}])
     task |= {"stored": kept["stored"]} if kept else {}
-    return Plan(call, agent, run_id, session_id, keyed(secret, f"secret of {key}"), made, task)
+    return Plan(call, agent, run_id, session_id, secret, made, task)
+
+
+def _derived(driver: Driver, call: Call) -> tuple[UUID, UUID, str]:
+    """Derive the id of a call's child run, the id of its session, and the session's secret."""
+    # With the session's key, so that nobody can take the name of the child's session beforehand.
+    key, secret = call.idempotency_key(driver.run.task), driver.state.secret
+    run_id, session_id = (UUID(keyed(secret, f"{what} of {key}")[:32]) for what in ("run", "session"))
+    return run_id, session_id, keyed(secret, f"secret of {key}")
+
+
+def _plan_deferred(driver: Driver, call: Call) -> Plan | str:
+    """Plan the child run that makes a deferred call, with its request for approval; calls users' code."""
+    tool, run = driver.agent.tools[call.tool], driver.run
+    for waiting, result in driver.state.deferred.items():
+        if (result.tool_name, result.payload["deferred"]["digest"]) == (call.tool, call.digest):
+            return SAME.format(run=waiting)
+    run_id, session_id, secret = _derived(driver, call)
+    own = replace(call, digest=gate.call_digest(secret, call.tool, call.arguments))
+    why = call.deferred or (gate.requires(driver, tool, call.id, call.arguments) if call.adopted else "")
+    asked = gate.request(driver, tool, own, why) if why else None
+    text = DEFERRED_TASK.format(run=run.run_id, title=tool.title(call.arguments))
+    made = {} if run.tools is None else {"tools": run.tools}
+    task = events.User(content=[{"type": "text", "text": text}])
+    return Plan(call, driver.agent, run_id, session_id, secret, made, task, own, asked)
 
 
 def share(run: RunState, definition: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +137,9 @@ def share(run: RunState, definition: dict[str, Any], own: dict[str, Any]) -> dic
             continue
         given = [call.event.get("limits", {}) for call in run.open_children() if call.event]
         taken = sum(Decimal(each.get(name, 0)) for each in given)
-        waiting = sum(call.child and not call.is_pending for call in run.open_calls())
+        waiting = sum(
+            call.child and call.deferred is None and not call.is_pending for call in run.open_calls()
+        )
         most = (Decimal(limit) - run.used(name) - taken) / waiting
         most = most if own.get(name) is None else min(most, Decimal(own[name]))
         limits[name] = max(int(most), 1) if name == "token_budget" else f"{max(most, MILLIONTH):.6f}"
@@ -125,7 +161,8 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
 
     `parents` is the definition of the run, whose budgets the child run shares.
     """
-    run, agent, text = batch.state.run, plan.agent, plan.call.arguments["task"]
+    run, agent = batch.state.run, plan.agent
+    text = plan.call.arguments["task"] if plan.own is None else plan.task["content"][0]["text"]
     root, depth = run.parent.get("root", str(run.run_id)), run.parent.get("depth", 0) + 1
     begun: events.RunStarted = {
         "agent": agent.name,
@@ -141,13 +178,18 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
     }
     if run.context:
         begun["context"] = run.context
-    if limits := share(run, parents, agent.definition()):
+    limits = share(run, parents, agent.definition()) if plan.own is None else {}
+    if limits:
         begun["limits"] = limits
     if run.priority:
         begun["priority"] = Priority.of(run.priority).value
     first = Batch(SessionState(plan.session_id, plan.run_id, plan.secret))
+    if plan.own is not None:
+        begun["parent"]["deferred"] = run.session
     first.add(events.RUN_STARTED, begun)
     first.add(events.USER, plan.task)
+    if plan.own is not None:
+        _add_call(first, plan.own, plan.asked)
     state, title = first.state, title_of(text)
     given = state.run.given()
     whose = {name: given[name] for name in ("owner_id", "owner_name", "scope")}
@@ -162,10 +204,46 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
         **whose,
     )
     times = {"created_at": first.at, "updated_at": first.at}
-    columns = {**state.run.columns(), **given, "status": Run.Status.QUEUED.value, **times}
+    columns = {**state.run.columns(), **given, **times}
+    if state.run.status == RunStatus.ACTIVE:
+        columns["status"] = Run.Status.QUEUED.value
     child = Run(id=plan.run_id, session=session, input=text, title=title, **columns)
     definition = Definition(hash=agent.definition_hash, body=agent.definition(), created_at=first.at)
     batch.births.append(Birth(child, definition, first, CHANNEL))
-    call, awaited = run.calls[plan.call.id], events.EventAwaited(name=CHILD, key=str(plan.run_id), until=None)
+    call, name = run.calls[plan.call.id], CHILD if plan.own is None else DEFERRED
+    awaited = events.EventAwaited(name=name, key=str(plan.run_id), until=None)
     awaited |= {"limits": limits} if limits else {}
     batch.add(events.EVENT_AWAITED, awaited, call=call, attempt=call.attempt)
+    if plan.own is not None:
+        what = "its event" if plan.asked is None else "a person's decision"
+        deferred = events.Deferral(run=str(plan.run_id), digest=call.digest)
+        text = WAITS.format(what=what, run=plan.run_id)
+        batch.result(call, text, Outcome.OK, deferred=deferred)
+
+
+def _add_call(first: Batch, call: Call, asked: events.ApprovalRequested | None) -> None:
+    """Add a deferred call to the first rows of its run, as a reply that no model wrote."""
+    record: events.AskedCall = {
+        "id": call.id, "provider_id": call.provider_id, "tool": call.tool, "arguments": call.arguments,
+        "digest": call.digest, "parallel": False,
+        "verdict": GateVerdict.RUN if asked is None else GateVerdict.ASK,
+    }  # fmt: skip
+    used = {"type": "tool_use", "id": call.provider_id, "name": call.tool, "input": call.arguments}
+    reply: events.Assistant = {
+        "content": [used], "calls": [record], "read": first.state.next_seq - 1, "stop_reason": "tool_use",
+        "sent": first.state.conversation.fingerprint(), "model": "", "request_id": "", "usage": {},
+    }  # fmt: skip
+    first.add(events.ASSISTANT, reply)
+    if asked is not None:
+        first.add(events.APPROVAL_REQUESTED, asked, call=first.state.run.calls[call.id])
+
+
+def finish(batch: Batch) -> None:
+    """End the run of a deferred call that has its result, whatever that is, without asking the model."""
+    results = (row for row in batch.state.conversation.rows if row.kind == events.TOOL_RESULT)
+    payload = next(results).payload
+    # Customers read an output, and nothing that staff or the program wrote.
+    is_public = payload["outcome"] == Outcome.OK and "actor" not in payload
+    content = payload["content"] if is_public else payload["outcome"]
+    text = content if isinstance(content, str) else canonical.dumps(content)
+    batch.add(events.RUN_COMPLETED, events.RunCompleted(output=text))

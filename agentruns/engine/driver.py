@@ -141,7 +141,7 @@ class Driver:
         attempt = call.attempt if call else 0
         return ToolContext(
             run_id=str(self.run.run_id),
-            session_key=self.session_key,
+            session_key=self.run.parent.get("deferred") or self.session_key,
             call_id=call_id,
             tool_name=tool_name,
             attempt=attempt,

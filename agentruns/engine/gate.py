@@ -59,6 +59,7 @@ class Intent:
     digest: str = ""
     parallel: bool = False
     child: bool = False
+    deferred: str | None = None
     verdict: str = GateVerdict.RUN
     original: dict[str, Any] = field(default_factory=dict)
     approval: events.ApprovalRequested | None = None
@@ -76,6 +77,7 @@ class Intent:
             "verdict": self.verdict,
         }
         kept |= {"child": True} if self.child else {}
+        kept |= {} if self.deferred is None else {"deferred": self.deferred}
         return {**kept, "original": self.original} if self.original else kept
 
     def refuse(self, content: str, outcome: str, *, is_error: bool) -> None:
@@ -190,7 +192,11 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
     elif driver.run.restored_at and tool.recovery == "nothing":
         why = RESTORED.format(tool=tool.name)
     else:
-        why = _requires(driver, tool, intent.id, intent.arguments)
+        why = requires(driver, tool, intent.id, intent.arguments)
+        # Not in a child run, whose parent waits for it and passes no message on.
+        if tool.deferred and (why or tool.awaits) and driver.store.durable and not driver.run.parent:
+            intent.child, intent.deferred = True, why
+            return
     if why and not driver.store.durable:
         intent.refuse(NOBODY, Outcome.DENIED, is_error=False)
     elif why:
@@ -201,7 +207,7 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
             intent.approval["settles"] = raised
 
 
-def _requires(driver: Driver, tool: Tool, call_id: str, arguments: dict[str, Any]) -> str:
+def requires(driver: Driver, tool: Tool, call_id: str, arguments: dict[str, Any]) -> str:
     """Explain that a tool itself requires approval of a call; "" if it does not."""
     is_fixed = isinstance(tool.requires_approval, bool)
     asks = tool.requires_approval if is_fixed else tool.asks(arguments, driver.context(call_id, tool.name))
@@ -236,10 +242,10 @@ def stricter(driver: Driver, call: Call) -> str:
     Returns "" if the request that was made, or none, is enough for the tool as it is now.
     """
     tool, card = driver.agent.tools[call.tool], call.approval
-    if not call.adopted or call.attempt:
+    if not call.adopted or call.attempt or call.deferred is not None:  # its child run asks
         return ""
     if card is None:
-        return _requires(driver, tool, call.id, call.arguments)
+        return requires(driver, tool, call.id, call.arguments)
     if card.required < tool.approvals:
         return f"{tool.approvals} people have to approve it"
     if card.approvers != (tool.approvers or "") and (tool.approvers or card.approvers == REQUESTER):

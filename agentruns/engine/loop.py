@@ -17,7 +17,7 @@ from django.db.models import F
 from agentruns.agents import output, prices
 from agentruns.agents.agent import Agent, unpriced
 from agentruns.conf import settings
-from agentruns.engine import budgets, gate, handler, in_doubt, tool_calls, turns
+from agentruns.engine import budgets, children, gate, handler, in_doubt, tool_calls, turns
 from agentruns.engine.drafts import STOPPED, Reply, drafting
 from agentruns.engine.driver import Driver
 from agentruns.engine.keeper import keeper
@@ -243,6 +243,10 @@ def _step(driver: Driver) -> None:
         driver.released = True
     elif ready:
         tool_calls.execute(driver, ready)
+    elif run.parent.get("deferred"):  # its only call has a result
+        reached("before_finish")
+        driver.commit(children.finish)
+        reached("after_finish")
     elif budgets.is_used_up(driver):
         return
     elif not (lacking := unpriced(driver.agent, is_limited="cost_budget" in run.limits)):

@@ -98,7 +98,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         driver.commit(ask)
     elif call.child:  # child runs of one reply go on side by side, but not past other calls
         own = [*takewhile(lambda each: each.child and _may_run(driver, each), ready)]
-        _run(driver, own or [call])
+        _run(driver, own if own and all(each.deferred is None for each in own) else [call])
     else:
         beside = [each for each in ready if each.parallel and _may_run(driver, each)] if call.parallel else []
         _run(driver, beside or [call])
@@ -154,7 +154,7 @@ def _run(driver: Driver, group: list[Call]) -> None:
         driver.commit(partial(withdraw, lost=lost))
         return
     # The `ready` function of each tool is called once in a drive; its objection makes the run wait.
-    for call in group if driver.store.durable else ():
+    for call in group if driver.store.durable and group[0].deferred is None else ():
         ready = driver.agent.tools[call.tool].ready
         if ready is None or ready in driver.ready:
             continue
@@ -294,7 +294,7 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
         "declares": tool.recovery,
         "timeout": tool.timeout,
     }
-    if tool.awaits:
+    if tool.awaits and call.deferred is None:
         payload["awaits"] = tool.awaits
     if approval is not None:
         payload |= {"approval": str(approval.id), "approved_by": approval.names}

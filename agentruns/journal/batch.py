@@ -19,7 +19,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal import events, payloads
 from agentruns.journal.conversation import KINDS, Conversation, unread_after
-from agentruns.journal.doubts import Doubts
+from agentruns.journal.doubts import Doubts, deferred_after
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.read import Parts, rows_with_secret
@@ -79,6 +79,7 @@ class SessionState:
         self.run = RunState(run_id)
         self.home: tuple[str, str, str | None] | None = None  # key, scope and owner, once a run has begun
         self.in_doubt = Doubts()
+        self.deferred: dict[str, Row] = {}  # run of a deferred call -> its result, until a message tells more
         # tool -> call that was left out of a fork -> the run that may execute it after all
         self.open_elsewhere: dict[str, dict[str, UUID]] = {}
         # (call, preview of a late result as JSON) -> the stored files with the full result
@@ -100,14 +101,15 @@ class SessionState:
             self.run.apply(row)
         self.in_doubt.apply(row)
         self.unread = unread_after(self.unread, row)
+        self.deferred = deferred_after(self.deferred, row)
         if begun := events.RUN_STARTED.of(row):
             self._asked = begun.get("requesters", [])
             if self.home is None and events.COPIED not in begun:
                 owner = begun.get("owner")
                 self.home = begun["session"], begun["scope"], owner["id"] if owner else None
         elif said := events.USER.of(row):
-            is_message = said.get("reason") == events.MESSAGE
-            self.asking[row.seq] = events.people(said.get("actor")) if is_message else self._asked
+            is_message = said.get("reason") == events.MESSAGE or "about" in said
+            self.asking[row.seq] = events.askers(said) if is_message else self._asked
         elif reply := events.ASSISTANT.of(row):
             read = reply.get("read", row.seq)
             self.asking = {seq: who for seq, who in self.asking.items() if seq > read}
@@ -117,6 +119,8 @@ class SessionState:
             self.restored_at = row.created_at
         elif (result := events.TOOL_RESULT.of(row)) and "open_in" in result:
             self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = UUID(result["open_in"])
+        elif result and "deferred" in result and events.COPIED in result:
+            self.open_elsewhere.setdefault(row.tool_name, {})[row.call_id] = UUID(result["deferred"]["run"])
         elif (start := events.TOOL_STARTED.of(row)) and "approval" in start and events.COPIED not in start:
             self.open_elsewhere.pop(row.tool_name, None)  # a person let a call run, knowing of these
         self._unread.append(row)

@@ -187,6 +187,8 @@ class Conversation:
             wholes[0] = _Whole(
                 [], stored["size"], lambda *_: canonical.legal({"type": "text", "text": said()})
             )
+        if about := payload.get("about"):
+            blocks.append({"type": "text", "text": about["detail"]})
         blocks = unmarked(canonical.legal(blocks))
         if "actor" in payload and not (payload["actor"] or events.PROGRAM)["id"]:
             wholes = {place + 1: whole for place, whole in wholes.items()}

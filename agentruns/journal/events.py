@@ -106,6 +106,11 @@ def people(actor: kinds.Actor | None) -> list[str]:
     return [] if actor is None else [each for each in (actor["id"], actor.get("by", "")) if each]
 
 
+def askers(said: kinds.User) -> list[str]:
+    """List the ids of those whose words a `user` row has, or who asked for the call that it is about."""
+    return said["about"]["requesters"] if "about" in said else people(said.get("actor"))
+
+
 def person_id(actor: Any) -> Any:
     """Find the id of the person who acts in a user's name; None if that is the user or the program."""
     return getattr(getattr(actor, "agentruns_person", None), "pk", None)

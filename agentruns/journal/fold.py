@@ -76,6 +76,7 @@ class Call:
     digest: str
     parallel: bool = False
     child: bool = False  # it starts a child run
+    deferred: str | None = None  # the child run is the call itself: why its gate asks, "" if it does not
     verdict: str = GateVerdict.RUN
     edited: bool = False
     adopted: bool = False  # the gate's verdict is that of a definition before the run's present one
@@ -364,7 +365,9 @@ class RunState:
 
     def on_user(self, row: Row, payload: events.User) -> None:
         self.corrections += payload.get("reason") == events.OUTPUT_INVALID
-        self.requesters = [*dict.fromkeys([*self.requesters, *events.people(payload.get("actor"))])]
+        self.requesters = [*dict.fromkeys([*self.requesters, *events.askers(payload)])]
+        if (about := payload.get("about")) and about["outcome"] == Outcome.DENIED:
+            self.refusals[about["tool"], about["digest"]] = about["reason"]
 
     def on_assistant(self, row: Row, payload: events.Assistant) -> None:
         self.step += 1
@@ -383,6 +386,7 @@ class RunState:
                 digest=call["digest"],
                 parallel=call["parallel"],
                 child=call.get("child", False),
+                deferred=call.get("deferred"),
                 # A verdict of newer code lets nothing run.
                 verdict=call["verdict"] if call["verdict"] in [*GateVerdict] else GateVerdict.REFUSE,
                 may_be_lost=self.restored_at is not None,
@@ -460,7 +464,7 @@ class RunState:
         call.declares, call.timeout = payload["declares"], payload.get("timeout")
         call.awaits, call.event = payload.get("awaits", ""), None
         call.key = call.key or payload["key"]
-        if payload["declares"] != "safe_to_retry":
+        if payload["declares"] != "safe_to_retry" and call.deferred is None:
             self.acted |= {row.call_id}
         if call.approval is not None:
             call.approval.status = ApprovalStatus.CONSUMED

@@ -72,5 +72,6 @@ def described(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with(row: Row, content: Any, *, keeps_files: bool = False) -> Row:
-    payload = {name: each for name, each in row.payload.items() if keeps_files or name != "stored"}
+    gone = () if keeps_files else ("stored", "about")
+    payload = {name: each for name, each in row.payload.items() if name not in gone}
     return row._replace(payload={**payload, "content": content})

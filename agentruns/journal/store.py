@@ -112,6 +112,9 @@ class DatabaseStore:
             for run, definition, first, doorbell in batch.births:  # after the parent is locked
                 if not begin(connection, run, definition, first, doorbell=doorbell):
                     raise JournalConflictError(f"Session {run.session.key!r} of a child run is taken.")
+                if first.changed_approvals():
+                    project(alias, first)
+                    announce(alias, first)
             if is_more:
                 project(alias, batch)
                 if has_events:

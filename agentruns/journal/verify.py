@@ -19,11 +19,13 @@ from agentruns.exceptions import PayloadError
 from agentruns.journal import events, payloads
 from agentruns.journal.conversation import unread_after
 from agentruns.journal.copies import Copy, altered, copy_of, is_task, title_of
+from agentruns.journal.doubts import deferred_after
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, RunState
 from agentruns.journal.read import NAMING, Parts, definitions_in, stored_rows
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval, Definition, Event, Message, Run, Session, Tombstone
+from agentruns.models.event import DEFERRED
 from agentruns.models.parts import commitment
 from agentruns.models.statuses import ApprovalStatus, GateVerdict, Outcome, RunStatus
 from agentruns.models.tombstone import NAMED, forgotten
@@ -125,6 +127,7 @@ class History:
         self.pointing: list[Row] = []  # at files that hold their content
         self.copied_calls: set[str] = set()
         self.unread: list[int] = []  # messages that no reply has read
+        self.deferred: dict[str, Row] = {}  # as in SessionState
         self.erased: dict[int, str] = {}  # row whose content is gone, until a row says so -> its kind
         self.definitions: set[str] = set()
 
@@ -197,6 +200,7 @@ class History:
         if is_task(row):
             self.tasks[row.run_id] = row
         self.unread = unread_after(self.unread, row)
+        self.deferred = deferred_after(self.deferred, row)
         if row.kind in NAMING:
             self.definitions |= definitions_in(row.payload)
         if row.payload.get("stored"):
@@ -403,12 +407,16 @@ class History:
             for call in state.open_calls()
             if call.event is not None and not self.session.imported_at
         }
+        for run_id, row in self.deferred.items() if not self.session.imported_at else ():
+            awaited[row.run_id, row.call_id] = self.states[row.run_id].scope, DEFERRED, run_id
         waits = Event.objects.using(alias).unsettled().filter(run__session_id=self.session.pk)
         columns = ("run_id", "call_id", "scope", "name", "key")
         rows = waits.exclude(waits_since=None).values_list(*columns)
         stored = {(run_id, call_id): event for run_id, call_id, *event in rows}
         for run_id, call_id in sorted({*awaited, *stored}, key=str):
             due, has = awaited.get((run_id, call_id)), stored.get((run_id, call_id))
+            if due is None and has is not None and has[1] == DEFERRED:  # told, and settled next
+                continue
             if has is None or due is None or due != tuple(has):
                 what = f"the event of call {call_id} is not the one that the journal waits for."
                 yield Problem(self.session.key, f"run {run_id}: {what}", run=run_id)

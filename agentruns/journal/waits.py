@@ -13,7 +13,7 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.events import Row
 from agentruns.models import Event, Run
-from agentruns.models.event import CHILD, EventQuerySet, child_ended
+from agentruns.models.event import CHILD, DEFERRED, EventQuerySet, child_ended
 
 KINDS = (events.EVENT_AWAITED, events.EVENT_DELIVERED)
 # Rows of a run that its child runs follow
@@ -36,7 +36,8 @@ def _ends_child(batch: Batch) -> bool:
 
 
 def _moves_children(batch: Batch) -> bool:
-    has_children = any(call.child and call.event for call in batch.state.run.calls.values())
+    calls = batch.state.run.calls.values()
+    has_children = any(call.child and call.event and call.deferred is None for call in calls)
     return has_children and any(row.kind in FOLLOWED for row in batch.rows)
 
 
@@ -53,7 +54,7 @@ def _opened(batch: Batch, row: Row) -> tuple[str, str] | None:
 
 def _settles(batch: Batch, row: Row) -> bool:
     call = batch.state.run.calls.get(row.call_id) if row.kind == events.TOOL_RESULT else None
-    return call is not None and bool(call.awaits or call.event)
+    return call is not None and call.deferred is None and bool(call.awaits or call.event)
 
 
 def project(alias: str, batch: Batch) -> None:
@@ -107,7 +108,8 @@ def project(alias: str, batch: Batch) -> None:
                 is_told = Q(delivered_at__isnull=False) if batch.state.run.ended else Q()
             its_events.unsettled().filter(is_told).update(settled_at=Now(), payload=None)
     if _ends_child(batch):
-        mine = events_of.named(scope, CHILD, str(run_id)).unsettled()
+        name = DEFERRED if batch.state.run.parent.get("deferred") else CHILD
+        mine = events_of.named(scope, name, str(run_id)).unsettled()
         mine.update(delivered_at=Now(), due_at=batch.at)
 
         def tell() -> None:

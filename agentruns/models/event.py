@@ -15,6 +15,7 @@ from agentruns.utils.bounds import NAME_LENGTH, OWN_EVENTS
 from agentruns.utils.ids import uuid7
 
 CHILD = f"{OWN_EVENTS}child"  # name of the event that a child run has ended; its key is the child's id
+DEFERRED = f"{OWN_EVENTS}deferred"  # the same of a deferred call, for which its run does not wait
 child_ended = Signal()  # sent after the commit with `run_id`; where it is lost, the sweep settles the event
 
 

@@ -94,6 +94,7 @@ class Parent(TypedDict):
     call: str
     root: str
     depth: int  # 1 for a child of the root
+    deferred: NotRequired[str]  # of a deferred call: the key of the session that it was asked for in
 
 
 class AskedCall(TypedDict):
@@ -106,9 +107,32 @@ class AskedCall(TypedDict):
     digest: Fact[str]  # "" where they were never validated
     parallel: Fact[bool]
     child: NotRequired[Fact[bool]]  # it starts a child run
+    deferred: NotRequired[Fact[str]]  # its child run is the call itself: why its gate asks, "" if it does not
     verdict: Fact[str]  # run | ask | refuse
     # id, name, input as the model gave them, where they were mended; an input nested too deeply as its text
     original: NotRequired[Gone[dict[str, Any]]]
+
+
+class Deferral(TypedDict):
+    """The child run that makes a deferred call, and the call's digest."""
+
+    run: str
+    digest: str
+
+
+class About(TypedDict):
+    """The deferred call whose outcome a message tells."""
+
+    run: Fact[str]
+    call: Fact[str]
+    tool: Fact[str]
+    digest: Fact[str]
+    outcome: Fact[str]
+    in_doubt: NotRequired[Fact[bool]]  # nobody knew whether it happened
+    raised: NotRequired[Fact[bool]]  # because its handler raised: an approval of the next call settles it
+    requesters: Fact[list[str]]
+    reason: str  # of a denial
+    detail: str  # result and edited arguments, for the model
 
 
 class RunStarted(Payload):
@@ -142,6 +166,7 @@ class User(Payload):
     content: Blocks  # those with a `sha256` name a file
     reason: NotRequired[Fact[str]]  # output_invalid | message; absent from the task
     actor: NotRequired[Fact[Actor | None]]  # of a message
+    about: NotRequired[About]
     idempotency_key: NotRequired[Gone[str]]  # of a message to an open run, as is the hash
     key_hash: NotRequired[Fact[str]]
     stored: NotRequired[Gone[StoredFile | list[StoredFile]]]  # a list holds the files of its blocks
@@ -289,6 +314,7 @@ class ResultFacts(_Returned):
     edited: NotRequired[Gone[dict[str, Any]]]  # arguments it ran with, where a person set them
     actor: NotRequired[Fact[Actor | None]]  # the decider, if the result is not the handler's
     open_in: NotRequired[Fact[str]]  # in a fork: the run that may execute the call after all
+    deferred: NotRequired[Fact[Deferral]]  # the call waits elsewhere; a message will tell its outcome
     spent: NotRequired[Fact[dict[str, Any]]]  # by a child run and its own: budgets, by name
 
 
@@ -463,13 +489,15 @@ class Kind(str, Generic[P]):
 
 _FILE = "stored.sha256 stored.size stored.form"
 _REPLY = "content.type content.text content.id content.name content.input calls.id calls.tool calls.arguments"
-_RESULT = f"content is_error outcome {_FILE}"
+_RESULT = f"content is_error outcome deferred.run {_FILE}"
 _ASKED = ("approval.requested", signals.approval_requested)  # also where an approval is voided
 
 RUN_STARTED = Kind(
     "run_started", RunStarted, names_definitions=True, reads="agent version session not_before"
 )
-USER = Kind("user", User, has_blocks=True, reads=f"content reason {_FILE}")
+USER = Kind(
+    "user", User, has_blocks=True, moves_doubts=True, reads=f"content reason about.run about.outcome {_FILE}"
+)
 ASSISTANT = Kind("assistant", Assistant, is_progress=True, reads=f"{_REPLY} stop_reason")  # no thinking
 MODEL_FAILED = Kind("model_failed", ModelFailed)
 APPROVAL_REQUESTED = Kind(

@@ -32,10 +32,10 @@ from agentruns.journal.payloads import Offload
 from agentruns.journal.policy import Occurrence
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Event, Run
-from agentruns.models.event import CHILD
+from agentruns.models.event import CHILD, DEFERRED
 from agentruns.models.statuses import DeliveryStatus
 from agentruns.services import permissions
-from agentruns.services.runs import family
+from agentruns.services.runs import deferred, family
 from agentruns.services.runs.write import find_run, write
 from agentruns.tools import Pending, Unknown, to_jsonable
 from agentruns.tools.mcp import McpError
@@ -180,8 +180,9 @@ def settle_due() -> int:
             settled.add(pk)
 
         try:
-            if name == CHILD:
-                family.attend(Event.objects.using(alias).get(pk=pk))
+            if name in (CHILD, DEFERRED):
+                event = Event.objects.using(alias).get(pk=pk)
+                (family.attend if name == CHILD else deferred.tell)(event)
                 settled.add(pk)
             else:
                 write(run_id, change)

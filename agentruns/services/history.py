@@ -204,7 +204,8 @@ def replay_run(
         raise RunStateError(text % {"run": run.pk, "rows": ", ".join(gone)})
     report.notes += [str(problem) for problem in check(run.session_id, alias)]
     own = (row for row in rows if row.run_id == run.pk and events.COPIED not in row.payload)
-    replies = {row.seq for row in own if row.kind == events.ASSISTANT}
+    # No model wrote the reply of a deferred call.
+    replies = {row.seq for row in own if row.kind == events.ASSISTANT and row.payload["model"]}
     for number, one in enumerate(_recorded(run, rows, replies, observations or {})):
         if number == limit:
             seen = {"limit": limit, "replies": len(replies)}

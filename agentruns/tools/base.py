@@ -100,6 +100,7 @@ class Tool(Options, Generic[P, R]):
             **({"origin": self.origin} if self.origin else {}),
             **({"awaits": self.awaits} if self.awaits else {}),
             **({"only_waits": True} if self.only_waits else {}),
+            **({"deferred": True} if self.deferred else {}),
         }
 
     # A call's life
@@ -359,6 +360,7 @@ def tool(
     refuses: Refusal | Iterable[Refusal] = (),
     sent_max: int | None = None,
     awaits: str | None = None,
+    deferred: bool = False,
 ) -> Any:
     """Declare a function as a tool, as `@tool` or as `@tool(...)`.
 
@@ -366,8 +368,9 @@ def tool(
     ToolContext receives the context of the call. `refuses` names the exceptions that mean that nothing
     happened, or functions that check an exception for that, such as `http_refusal`. Of a result that is
     longer than `sent_max` characters, a request sends an excerpt. `awaits` names the event that brings the
-    result if the handler returns Pending. Raises TypeError for options that contradict each other, and for a
-    parameter whose values could not be shown, stored and read back unchanged.
+    result if the handler returns Pending. With `deferred`, the run goes on while a call waits for people or
+    its event, and hears the outcome as a message of the program. Raises TypeError for options that contradict
+    each other, and for a parameter whose values could not be shown, stored and read back unchanged.
     """
     options = {**locals()}  # the arguments of this call; all but three are options
     for argument in ("fn", "name", "description"):

@@ -48,6 +48,7 @@ class ToolKeywords(TypedDict, total=False):
     refuses: Refusal | Iterable[Refusal]
     sent_max: int | None
     awaits: str | None
+    deferred: bool
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,6 +72,7 @@ class Options:
     refuses: tuple[Refusal, ...] = ()
     sent_max: int | None = None  # characters of a result in a request; None: AGENTRUNS_RESULT_SENT_MAX
     awaits: str | None = None  # name of the event that may bring a result later
+    deferred: bool = False  # a gated or waiting call is a run of its own, and its run goes on meanwhile
     only_answers: bool = False  # a question for a person: never executed
     only_waits: bool = False  # nothing happens outside: its handler only says what to wait for
     agent: str = ""  # name of the agent to which the tool hands a task; its run is a child of the caller's
@@ -114,7 +116,7 @@ class Options:
 
     def _mistakes(self, is_async: bool, parameters: Iterable[str]) -> Iterator[str]:
         # The type of each option.
-        for flag in ("safe_to_retry", "transactional", "parallel"):
+        for flag in ("safe_to_retry", "transactional", "parallel", "deferred"):
             if not isinstance(getattr(self, flag), bool):
                 yield f"{flag} must be True or False, not {getattr(self, flag)!r}."
         for hook, given in _HOOKS.items():
@@ -151,7 +153,9 @@ class Options:
             yield "expires_in is more than ten years; leave it out to wait for ever."
         if self.risk not in ("low", "normal", "high"):
             yield f"risk must be 'low', 'normal' or 'high', not {self.risk!r}."
-        # Options that contradict each other.
+        yield from self._contradictions(is_async, parameters)
+
+    def _contradictions(self, is_async: bool, parameters: Iterable[str]) -> Iterator[str]:
         if unknown := sorted({*self.sensitive} - {*parameters}):
             yield f"sensitive names {', '.join(unknown)}, which it does not take."
         of_a_card = {
@@ -166,6 +170,12 @@ class Options:
                     f"{option} and requires_approval=False contradict each other: nobody would be asked. "
                     "Declare requires_approval=True, or a function of (arguments, ctx)."
                 )
+        if self.deferred and self.requires_approval is False and self.awaits is None:
+            yield "deferred requires requires_approval or awaits: a call would have nothing to wait for."
+        if self.deferred and self.parallel:
+            yield "deferred and parallel contradict each other. A deferred call is a run of its own."
+        if self.deferred and self.approvers == REQUESTER:
+            yield "deferred and approvers='requester' contradict each other: the requester is there."
         forbidden = {
             "an async function": is_async,
             "awaits": self.awaits is not None,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import connection
@@ -42,7 +43,7 @@ from agentruns.models import Approval, Message, Run, Session, SessionBearer
 from agentruns.providers.window import broken_pairs, drop_oldest
 from agentruns.services.data.retention import erase_session
 from agentruns.services.permissions import decidable_by
-from agentruns.services.runs import starting
+from agentruns.services.runs import starting, submit
 from agentruns.services.runs.lifecycle import result_of
 from agentruns.services.runs.messages import MOST_UNREAD
 from agentruns.services.sweep import sweep
@@ -189,6 +190,15 @@ def test_a_key_is_one_message_for_ever_and_equal_texts_are_two() -> None:
     assert send_message("s1", "next", idempotency_key="c").pk == second.pk != first.pk
     sweep()
     assert settled(runs=2) == ["hello", "hello", "and?", "[answer 0]", "next", "[answer 0]"]
+
+
+def test_a_message_whose_other_sender_has_just_begun_its_run_is_found() -> None:
+    first = send_message("s1", "hello", agent=chat("c"), idempotency_key="a")
+    with patch.object(submit, "run_of_key", return_value=None):  # as read before the session was locked
+        assert send_message("s1", "hello", idempotency_key="a").pk == first.pk
+        with pytest.raises(errors.SessionBusyError, match="was taken by another run"):
+            send_message("s1", "other", idempotency_key="a")
+    assert Message.objects.filter(kind="user").count() == 1
 
 
 def test_what_refuses_a_message() -> None:

@@ -229,7 +229,7 @@ GATED = [
         Edit(GATE, "    if earlier is not None:", "    if False:"),
         "db/test_executor.py::test_a_denial_is_told_to_the_model_and_not_asked_again"),
     mutant("gate: an approval that is too little for an adopted gate is void",
-        Edit(GATE, "if not call.adopted or call.attempt:", "if not call.adopted or call.attempt or card:"),
+        Edit(GATE, "not call.adopted or call.attempt or", "not call.adopted or call.attempt or card or"),
         "db/test_deploys.py::"
         "test_an_approval_that_is_too_little_for_an_adopted_gate_is_asked_for_again_in_its_terms[others-adopt]"),
     mutant("gate: no start beside a result before the adopted gate was asked",

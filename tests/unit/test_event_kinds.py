@@ -28,12 +28,12 @@ CONSTANTS = {value for name, value in vars(events).items() if name.isupper() and
 KINDS = CONSTANTS - {events.COPIED, events.OUTPUT_INVALID, events.MESSAGE}
 # Each kind has its form, a TypedDict of its name.
 PAYLOADS = {kind: getattr(events, kind.title().replace("_", "")) for kind in sorted(KINDS)}
-NESTED = {"calls": events.AskedCall, "error": events.Error}
+NESTED = {"calls": events.AskedCall, "error": events.Error, "about": events.About}
 
 # Kind -> members that can be erased. Listed, not read from the annotations: decide about each new member.
 CONTENT: dict[str, set[str]] = {
     events.RUN_STARTED: {"context", "idempotency_key", "instructions", "stored"},
-    events.USER: {"content", "idempotency_key", "stored"},
+    events.USER: {"about", "content", "idempotency_key", "stored"},
     events.ASSISTANT: {"calls", "content", "left_out", "sent"},
     events.MODEL_FAILED: {"error"},
     events.APPROVAL_REQUESTED: {"arguments", "preview", "title", "why"},
@@ -91,7 +91,7 @@ TABLES: dict[str, dict[str, str]] = {
         *ENDS | OF_A_RUN - {events.ASSISTANT},
     ),
     "agentruns.journal.doubts:KINDS": {
-        **because("is about the run, not about one call", *ENDS, *OF_A_RUN),
+        **because("is about the run, not about one call", *ENDS, *OF_A_RUN - {events.USER}),
         **because("leaves open whether the call happened", events.TOOL_STARTED, events.LATE_RESULT),
         **because("asks people", events.APPROVAL_REQUESTED, events.APPROVAL_EXTENDED, events.ORPHAN_FOUND),
         **because("the call's result says the rest", events.EVENT_AWAITED, events.EVENT_DELIVERED),

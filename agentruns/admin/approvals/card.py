@@ -26,7 +26,7 @@ from agentruns.conf import settings
 from agentruns.engine import gate, in_doubt
 from agentruns.journal import conversation, deciders, events, fold, read
 from agentruns.journal.events import Row
-from agentruns.journal.masking import Mask, masked_approvals, masked_runs
+from agentruns.journal.masking import Mask, mask_of, masked_approvals, masked_runs
 from agentruns.journal.policy import visible_runs
 from agentruns.models import Approval, Message, Run
 from agentruns.models.statuses import Outcome, Verb
@@ -116,21 +116,37 @@ class ApprovalCard:
         return next((row for row in self.rows if row.kind == events.APPROVAL_REQUESTED), None)
 
     @cached_property
+    def asked_in(self) -> tuple[Run, int]:
+        """Find the run that asked for the call, and the row before which it did; a deferred call's parent."""
+        run, call_id = self.approval.run, self.approval.call_id
+        if (parent := parent_of(self.around.user, run)) is not None:
+            rows = Message.objects.using(settings.DATABASE).filter(run_id=parent.pk, call_id=call_id)
+            for start in rows.filter(kind=events.TOOL_STARTED):
+                return parent, start.seq
+        return run, self.requested.seq if self.requested else 0
+
+    @cached_property
     def before(self) -> list[Row]:
-        """Read the latest messages, replies and results of the run before the request; the newest first.
+        """Read the latest messages, replies and results before the request; the newest first.
 
         Reads BEFORE rows. If they have no task or message of a person, reads the latest SHOWN starts and
         messages, too.
         """
         if self.requested is None:
             return []
-        rows = Message.objects.using(settings.DATABASE).filter(run_id=self.approval.run_id)
-        rows = rows.filter(seq__lt=self.requested.seq).order_by("-seq")
+        run, seq = self.asked_in
+        rows = Message.objects.using(settings.DATABASE).filter(run_id=run.pk, seq__lt=seq).order_by("-seq")
         kinds = (events.RUN_STARTED, events.USER, events.ASSISTANT, events.TOOL_RESULT)
         before = read.read_rows(rows.filter(kind__in=kinds)[:BEFORE])
         if not any(map(_is_request, before)):  # several, as some may only correct the model
             before += read.read_rows(rows.filter(kind__in=kinds[:2])[:SHOWN])
         return before
+
+    @cached_property
+    def mask_before(self) -> Mask:
+        """Choose the mask of the rows in `before`."""
+        run = self.asked_in[0]
+        return self.mask if run.pk == self.approval.run_id else mask_of(run)
 
     @property
     def reply(self) -> dict[str, Any]:
@@ -149,15 +165,17 @@ class ApprovalCard:
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
         who = actor_name(row.payload) or starter or self.approval.run.owner_name
-        name = html.plain(who or _("the program"))  # perhaps not the author
+        # Perhaps not the author
+        name = html.plain(_("the program") if "about" in row.payload else who or _("the program"))
         given = _("Given by %(name)s") % {"name": name}
-        return replace(quote("", fold.text_of(self.mask.row(row).payload.get("content") or [])), label=given)
+        said = self.mask_before.row(row).payload.get("content") or []
+        return replace(quote("", fold.text_of(said)), label=given)
 
     @property
     def evidence(self) -> list[Quote]:
         """Quote the results of the latest SHOWN calls before this call, the oldest first."""
-        rows, quotes = [self.mask.row(row) for row in self.before if row.kind == events.TOOL_RESULT], []
-        for row in reversed(rows[:SHOWN]):
+        rows, quotes = [row for row in self.before if row.kind == events.TOOL_RESULT], []
+        for row in map(self.mask_before.row, reversed(rows[:SHOWN])):
             label = html.named(row.tool_name, "")[0]
             if row.payload.get("outcome") != Outcome.OK:
                 label = f"{label}: {_state(row)}"
@@ -172,19 +190,19 @@ class ApprovalCard:
     @property
     def agent_quote(self) -> Quote | None:
         """Quote the model's text in the reply that requested the call; None without a text."""
-        text = self.mask.json(fold.text_of(self.reply.get("content", [])))
+        text = self.mask_before.json(fold.text_of(self.reply.get("content", [])))
         return quote(_("Agent (unverified)"), text) if text.strip() else None
 
     @cached_property
     def siblings(self) -> list[dict[str, Any]]:
         """List the other calls of the same reply with their states; `pending` calls wait for a decision."""
         calls = {key: call for key, call in self.calls.items() if key != self.approval.call_id}
-        run_id, alias, states = self.approval.run_id, settings.DATABASE, dict[str, str]()
+        run_id, alias, states = self.asked_in[0].pk, settings.DATABASE, dict[str, str]()
         about = Message.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
         for row in read.read_rows(about.order_by("seq")):
             states[row.call_id] = _state(row) or states.get(row.call_id, "")
         others = Approval.objects.using(alias).filter(run_id=run_id, call_id__in=list(calls))
-        cards = {card.call_id: self.mask.approval(card) for card in others.defer("arguments", "why")}
+        cards = {card.call_id: self.mask_before.approval(card) for card in others.defer("arguments", "why")}
         waiting = {key for key, card in cards.items() if card.status == Approval.Status.PENDING}
         states |= dict.fromkeys(waiting, _("waits for a decision"))
         return [

@@ -164,9 +164,11 @@ class Talk:
             note = _("The answer was not of the required form, and was sent back.")
             self.turns.append(Turn("", "note", row.seq, note=note))
         elif row.kind == events.USER:
-            starter = "" if events.COPIED in payload else self.starter
+            about, starter = payload.get("about"), "" if events.COPIED in payload else self.starter
+            starter = _("the program") if about else starter
             who, self.starter = steps.actor_name(payload) or starter or self.run.owner_name, ""
-            turn = Turn(person(who), "person", row.seq, body("", fold.text_of(payload["content"]), limit))
+            said = fold.text_of(payload["content"]) + (f"\n{about['detail']}" if about else "")
+            turn = Turn(person(who), "person", row.seq, body("", said, limit))
             turn.file, turn.files = steps.file_of(payload), steps.attachments(payload)
             self.turns.append(turn)
         elif row.kind == events.ASSISTANT:
@@ -193,9 +195,8 @@ class Talk:
             if not at_work:  # no call shows it, so a note does
                 self.turns.append(Turn("", "note", row.seq, note=why))
         elif row.kind in NOTES:
-            self.turns.append(
-                Turn("", "bad" if payload.get("error") else "note", row.seq, note=self.note(row))
-            )
+            side = "bad" if payload.get("error") else "note"
+            self.turns.append(Turn("", side, row.seq, note=self.note(row)))
         elif line is None:
             return
         elif row.kind == events.APPROVAL_REQUESTED:
@@ -231,7 +232,7 @@ class Talk:
             line.given = payload.get("edited") or line.given
             line.result = body(_("Result"), steps.returned(row), limit and RESULT)
             line.seq, line.file, line.files = row.seq, steps.file_of(payload), steps.attachments(payload)
-            line.is_effect = line.is_effect and not doubts.did_nothing(payload)
+            line.is_effect = line.is_effect and not doubts.did_nothing(payload) and "deferred" not in payload
 
     def decision(self, row: Row, what: str, why: Any = "") -> str:
         """Format a decision or verdict, such as "maria: it happened. Why"."""

@@ -31,7 +31,7 @@ from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.models import Message, Run
 from agentruns.models.statuses import RunStatus
 from agentruns.services import history, permissions
-from agentruns.services.runs import control, forks, starting
+from agentruns.services.runs import control, forks, starting, write
 from agentruns.utils.bounds import TEXT_LENGTH
 from agentruns.utils.redaction import get_logger
 
@@ -196,6 +196,7 @@ def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) ->
         "origin": listed.filter(pk=run.origin_id).first() if run.origin_id else None,
         "parent": listed.filter(pk=run.parent_id).first() if run.parent_id else None,
         "children": children,
+        "is_deferred": write.asked_in(run.session) != "",
         "derived": derived[:DERIVED],
         "derived_more": len(derived) > DERIVED,
         "again": {"why_not": why_not, "version": version} if run.is_ended else None,

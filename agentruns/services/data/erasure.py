@@ -484,6 +484,8 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
         held: set[Value] = {("content", row.content_hash)}
         if payloads.has_blocks(row.payload):
             held |= {("file", stored.sha256) for stored in payloads.files(row.run_id, row.seq, row.payload)}
+        if "about" in payload:
+            held.add(("returned", payload["about"]["call"]))
         match row.kind:
             case events.RUN_STARTED | events.RUN_ADOPTED:
                 origin = payload.get("origin") or {}

@@ -314,6 +314,12 @@ def resolve_orphan(
         else:
             payload["result"] = occurred
             batch.add(events.ORPHAN_RESOLVED, payload, call_id=call_id, tool_name=tool or "")
+            if (parent := batch.state.run.parent).get("deferred"):
+                # The session that asked for the deferred call has, or will have, the same doubt.
+                write(UUID(parent["run"]), partial(pass_on, payload=payload, tool=tool or ""), closed=True)
+
+    def pass_on(run: Run, batch: Batch, payload: events.OrphanResolved, tool: str) -> None:
+        batch.add(events.ORPHAN_RESOLVED, payload, call_id=call_id, tool_name=tool)
 
     held_now = run.status == Run.Status.ORPHANED
     return write(run.pk, change, takes_lease=held_now, closed=not held_now)

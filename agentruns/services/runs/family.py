@@ -20,7 +20,9 @@ from agentruns.journal.batch import Batch, load
 from agentruns.journal.fold import RunState
 from agentruns.journal.payloads import Offload, may_be_large
 from agentruns.models import Event, Message, Run
+from agentruns.models.event import CHILD, DEFERRED
 from agentruns.models.statuses import RunStatus
+from agentruns.services.runs import deferred
 from agentruns.services.runs.write import find_run, require_unfinished, write
 from agentruns.utils import clock
 from agentruns.utils.db import in_transaction
@@ -122,9 +124,13 @@ def follow(run_id: UUID) -> None:
 
 
 def child_ended(run_id: UUID) -> None:
-    """Give the parent of a child that has ended its result, or leave it to the next sweep; see `attend`."""
-    for event in Event.objects.using(settings.DATABASE).of_children().unsettled().filter(key=str(run_id)):
-        attend(event)
+    """Give the parent of a child that has ended its result, or leave it to the next sweep; see `attend`.
+
+    The session that asked for a deferred call is told the outcome; see `deferred.tell`.
+    """
+    ends = Event.objects.using(settings.DATABASE).filter(name__in=(CHILD, DEFERRED), key=str(run_id))
+    for event in ends.unsettled():
+        (attend if event.name == CHILD else deferred.tell)(event)
 
 
 def attend(event: Event) -> None:

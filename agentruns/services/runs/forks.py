@@ -34,7 +34,7 @@ from agentruns.services.runs.control import agent_again
 from agentruns.services.runs.requests import RunRequest, new_session, rendered, request_again
 from agentruns.services.runs.sessions import Owner, checked_context
 from agentruns.services.runs.submit import begin_run, run_of_key, start_limit, submit
-from agentruns.services.runs.write import find_run, lock_session, require_task
+from agentruns.services.runs.write import find_run, lock_session, require_conversation, require_task
 from agentruns.utils.bounds import NAME_LENGTH, check_name
 from agentruns.utils.db import in_transaction
 from agentruns.utils.ids import uuid7
@@ -88,6 +88,7 @@ def get_or_fork(
     permissions.require_whole(actor, origin, at)
     if text is not None and not text.strip():
         raise ValueError(_("The text is empty; say what the agent is to do, or leave it out."))
+    require_conversation(origin.session)
     rows, whose = rows_until(alias, origin, at), Owner.of(actor if owner is None else owner)
     new_id, has_context = uuid7(), options.get("context") is not None
     suffix = f" (fork {new_id.hex[-8:]})"
@@ -166,6 +167,7 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
     rows = Message.objects.using(alias).filter(run_id=run.pk, seq__gt=after)
     rows = rows.filter(kind__in=(events.ASSISTANT, events.TOOL_STARTED, events.TOOL_RESULT))
     asked: dict[str, dict[str, Any]] = {}
+    elsewhere: list[Effect] = []  # of deferred calls, which their own runs make
     effects_of: dict[str, Effect] = {}
     for row in read_rows(rows.order_by("seq")):
         payload, call_id = row.payload, row.call_id
@@ -175,11 +177,15 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
             if call_id in asked and payload["declares"] != "safe_to_retry":
                 is_final, at = payload["declares"] != "transactional", happened_at(payload, row.created_at)
                 effects_of[call_id] = Effect(call_id, row.tool_name, asked[call_id], at, is_final)
+        elif "deferred" in payload:
+            effects_of.pop(call_id, None)
+            for child in Run.objects.using(alias).filter(pk=payload["deferred"]["run"]):
+                elsewhere += effects(alias, child)
         elif "edited" in payload and call_id in effects_of:
             effects_of[call_id] = effects_of[call_id]._replace(arguments=payload["edited"])
         elif did_nothing(payload):
             effects_of.pop(call_id, None)
-    return list(effects_of.values())
+    return [*effects_of.values(), *elsewhere]
 
 
 class Fate(NamedTuple):

@@ -76,6 +76,7 @@ def send(
     context: dict[str, Any] | None = None,
     key: str | None = None,
     refusal: str = "",
+    about: events.About | None = None,
 ) -> tuple[Run, bool]:
     """Send a message; return the run that reads it, and whether this call sent it. Raises as `send_message`.
 
@@ -98,7 +99,8 @@ def send(
     sending = _Sending(refusal, start_limit(actor, agent), seen)
     request = request_for(agent, content, session, actor=actor, context=context, idempotency_key=key)
     priority = last.priority if last else None
-    submission = submit(replace(request, owner=owner, priority=priority, join=sending.join))
+    request = replace(request, owner=owner, priority=priority, join=sending.join, about=about)
+    submission = submit(request)
     is_new = submission.is_new or sending.is_new or submission.run.pk == request.run_id
     return submission.run, is_new
 
@@ -130,9 +132,15 @@ class _Sending:
         no run may start; SessionBusyError if the open run has another agent, or the sender may not see it;
         QuotaExceededError, SessionAccessDeniedError.
         """
-        runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk, pk=request.run_id)
-        if runs.exists():  # the commit went through, only its acknowledgement was lost
+        runs = Run.objects.using(settings.DATABASE).filter(session_id=session.pk)
+        if runs.filter(pk=request.run_id).exists():  # committed, only the acknowledgement was lost
             return find_run(request.run_id)
+        # Begun by another sender of the same message, while this one waited for the session's lock.
+        begun = runs.filter(idempotency_key__in=names_of(request.key)).first() if request.key else None
+        if begun is not None:
+            if not request.is_for(begun):
+                raise taken(request)
+            return find_run(begun.pk)
         rows = Message.objects.using(settings.DATABASE).filter(session_id=session.pk, kind=events.USER)
         for row in read_rows(rows.own().order_by("seq")) if request.key or self.tried else ():
             if row.hash in self.tried:
@@ -153,7 +161,7 @@ class _Sending:
                     raise RunStateError(text % {"key": request.key, "run": row.run_id}, str(row.run_id))
                 self.is_new = False
                 return find_run(row.run_id)
-        run = Run.objects.using(settings.DATABASE).unfinished().filter(session_id=session.pk).first()
+        run = runs.unfinished().first()
         if run is None:
             if session.next_seq == 1:
                 _refuse_pruned(session)

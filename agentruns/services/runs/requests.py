@@ -62,6 +62,7 @@ class RunRequest:
     rendered: dict[str, Any] = field(default_factory=dict)  # members of its first row
     # For a message: finds, in the locked session, the run that has the message already or accepts it.
     join: Callable[[Session, RunRequest], Run | None] | None = None
+    about: events.About | None = None  # of a message: the deferred call whose outcome it tells
 
     def __post_init__(self) -> None:
         events.is_program(self.actor)  # raises for what is no actor
@@ -204,6 +205,8 @@ def user_row(request: RunRequest) -> events.User:
         row["stored"] = stored["stored"]
     if request.join is not None:  # a message, also if the run begins with it
         row["actor"] = events.actor_ref(request.actor)
+    if request.about is not None:
+        row["about"] = request.about
     return row
 
 

@@ -35,7 +35,13 @@ from agentruns.services.api_tokens import VALID
 from agentruns.services.runs import requests
 from agentruns.services.runs.requests import RunRequest, new_session, rendered, taken
 from agentruns.services.runs.sessions import require_writable
-from agentruns.services.runs.write import find_run, lock_session, require_no_record, require_task
+from agentruns.services.runs.write import (
+    find_run,
+    lock_session,
+    require_conversation,
+    require_no_record,
+    require_task,
+)
 from agentruns.tools.options import REQUESTER
 from agentruns.utils.bounds import check_name
 from agentruns.utils.db import RACES, close_stale, in_transaction, short_lock_waits, uptime
@@ -161,6 +167,7 @@ def find_or_begin(
         if request.again is None:
             require_writable(session, request.owner, request.actor)
         require_no_record(session)
+        require_conversation(session)
         if not locks or lock_session(alias, session.pk):
             break
     # A pruned session took along what was stored in its folder.

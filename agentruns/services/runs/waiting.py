@@ -180,7 +180,9 @@ def ended_in_doubt(alias: str, runs: QuerySet[Run]) -> list[Wait]:
     rows = Message.objects.using(alias).annotate(text=Cast("facts", TextField()))
     results = rows.filter(LEAVES_DOUBT, kind=events.TOOL_RESULT)
     left = dict(results.filter(run_id__in=newest).values_list("run_id", "session_id"))
-    about = results | rows.filter(kind__in=doubts.KINDS).exclude(kind=events.TOOL_RESULT)
+    # No messages about deferred calls: the runs of these calls have the doubts themselves.
+    others = {*doubts.KINDS} - {events.TOOL_RESULT, events.USER}
+    about = results | rows.filter(kind__in=others)
     about = about.filter(session_id__in={*left.values()}).order_by("seq")
     # A copied row repeats a doubt of the fork's origin. Without copies each call belongs to one session.
     its = [row for row in readable_rows(about, contents=False) if events.COPIED not in row.payload]

@@ -47,6 +47,22 @@ def require_no_record(session: Session) -> None:
         raise RunStateError(text % {"session": session.key, "when": readable(session.imported_at)})
 
 
+def asked_in(session: Session) -> str:
+    """Find the key of the session that asked for the deferred call in this session; "" for any other."""
+    if session.key != str(session.pk):  # as the sessions of all child runs have it
+        return ""
+    rows = Message.objects.using(settings.DATABASE).filter(session_id=session.pk, seq=1)
+    facts = rows.values_list("facts", flat=True).first() or {}
+    return str(facts.get("parent", {}).get("deferred", ""))
+
+
+def require_conversation(session: Session) -> None:
+    """Raise RunStateError for the session of a deferred call, in which nothing but this call happens."""
+    if key := asked_in(session):
+        text = _("Session %(session)r has a deferred call only. Write to the conversation: session %(key)r.")
+        raise RunStateError(text % {"session": session.key, "key": key})
+
+
 def require_unfinished(run: Run, what: str) -> None:
     """Raise RunStateError if the run has ended; `what` says what it cannot be any more."""
     if run.is_ended:
