@@ -33,7 +33,7 @@ MAX_FAMILY = 100
 TOO_DEEP = "this run is {depth} levels below the first run of its family, and there may be {most}"
 TOO_MANY = "its family has {count} runs, and there may be {most}"
 SAME = "this call waits already, reference {run}; its outcome comes as a message from the program"
-DEFERRED_TASK = "Deferred call, asked for in run {run}: {title}"
+DEFERRED_TASK = "{title} (a deferred call of run {run})"
 WAITS = (
     "This call waits for {what}, reference {run}. Nothing is known to have happened yet. Go on without its "
     "outcome, and do not repeat the call: a message from the program will tell the outcome."

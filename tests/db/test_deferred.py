@@ -600,7 +600,9 @@ def test_the_console_shows_the_conversation_that_asked(effects: Effects) -> None
     assert "lookup done" in card
     assert f"{url}/run/{run.pk}/change/" in card
     assert "It is a deferred call of" in staff.get(f"{url}/run/{child.pk}/change/").content.decode()
-    assert f"{url}/run/{child.pk}/change/" in staff.get(f"{url}/run/{run.pk}/change/").content.decode()
+    page = staff.get(f"{url}/run/{run.pk}/change/").content.decode()
+    assert f"{url}/run/{child.pk}/change/" in page
+    assert "<b>give back</b> 5000 <em>deferred</em>" in page, "the line of the call"
     approve(Approval.objects.get().pk, None)
     finish()
     heard = Run.objects.exclude(pk__in=[run.pk, child.pk]).get()

@@ -224,7 +224,8 @@ class Talk:
         elif row.kind == events.TOOL_RESULT:
             outcome, in_doubt = payload.get("outcome"), payload.get("in_doubt", False)
             words, line.tone = steps.outcome_words(outcome, in_doubt=in_doubt, is_started=bool(row.attempt))
-            line.state = "" if outcome == Outcome.OK else words
+            is_deferred = "deferred" in payload
+            line.state = _("deferred") if is_deferred else ("" if outcome == Outcome.OK else words)
             if payload.get("reconciled"):
                 line.says.append(_("The outside system says so, asked by the call's key."))
             timing = self.times.get(row.seq)
@@ -232,7 +233,7 @@ class Talk:
             line.given = payload.get("edited") or line.given
             line.result = body(_("Result"), steps.returned(row), limit and RESULT)
             line.seq, line.file, line.files = row.seq, steps.file_of(payload), steps.attachments(payload)
-            line.is_effect = line.is_effect and not doubts.did_nothing(payload) and "deferred" not in payload
+            line.is_effect = line.is_effect and not doubts.did_nothing(payload) and not is_deferred
 
     def decision(self, row: Row, what: str, why: Any = "") -> str:
         """Format a decision or verdict, such as "maria: it happened. Why"."""
