@@ -42,7 +42,7 @@ class Billed(Script):
 
 USED = {"usage": {"output_tokens": 1_000_000}}
 spender = Agent(
-    "spender",
+    "spending-worker",
     instructions="Spend.",
     tools=[lookup],
     model=Billed([{"tools": [call("lookup", number="A1")], **USED}, {"text": "all done", **USED}], MODEL),

@@ -49,7 +49,7 @@ def test_a_run_that_is_driven_again_costs_what_its_replies_cost(
     place: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LIMIT, "2")
-    run = die("run", "spender", "s1", at=place, module=MODULE)
+    run = die("run", "spending-worker", "s1", at=place, module=MODULE)
     assert (spent(), replies()) == (STORED[place], STORED[place])
     assert Reservation.objects.exists() == (place not in ("after_reply", "after_finish"))
     sweep()
@@ -67,8 +67,8 @@ def test_the_reservation_of_a_dead_process_ends_with_its_lease(
 ) -> None:
     """Nobody drives the dead run again; the other run waits for its turn until the lease is over."""
     monkeypatch.setenv(LIMIT, "1.5")
-    dead = die("run", "spender", "s1", at=place, module=MODULE)
-    other = start_run("spender", "do it", "s2")
+    dead = die("run", "spending-worker", "s1", at=place, module=MODULE)
+    other = start_run("spending-worker", "do it", "s2")
     held = Reservation.objects.get()
     assert (held.run_id, held.amount) == (dead.pk, 1)
 
