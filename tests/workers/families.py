@@ -9,10 +9,10 @@ HEADS = (2, 3, 4)  # child runs
 below = [
     shop_agent(name, {"tools": calls}, tools=[lookup, charge, post, refund, invoice])
     for name, calls in {
-        "errand": [call("lookup", number="A1"), call("charge", cents=500)],
-        "cashier": [call("invoice"), call("post", text="paid")],
-        "clerk": [call("refund", cents=5000)],
-        "messenger": [call("post", text="one"), call("post", text="two")],
+        "worker-errand": [call("lookup", number="A1"), call("charge", cents=500)],
+        "worker-cashier": [call("invoice"), call("post", text="paid")],
+        "worker-clerk": [call("refund", cents=5000)],
+        "worker-messenger": [call("post", text="one"), call("post", text="two")],
     }.items()
 ]
 for _number in HEADS:
