@@ -186,14 +186,25 @@ def test_a_verdict_on_the_deferred_call_ends_the_doubt_of_the_session(
     approve(Approval.objects.get().pk, None)
     with patch.object(deferred, "send", side_effect=RunStateError("not now")):
         sweep(run_id=child.pk)
+    (call_id,) = [row.call_id for row in Message.objects.filter(run=child, kind="tool_result")]
+    send = deferred.send
+
+    def judge() -> None:
+        control.resolve_orphan(child.pk, call_id, "not_occurred", None)
+
+    def send_after_the_verdict(*args: Any, **options: Any) -> Any:
+        judge()
+        return send(*args, **options)
+
+    due_now()
     if is_told_first:
-        due_now()
         finish()
         state = load("default", run.session_id, run.pk)
         assert [(row.run_id, row.tool_name) for row in state.in_doubt.open.values()] == [(child.pk, "burn")]
-    (call_id,) = [row.call_id for row in Message.objects.filter(run=child, kind="tool_result")]
-    control.resolve_orphan(child.pk, call_id, "not_occurred", None)
-    due_now()
+        judge()
+    else:
+        with patch.object(deferred, "send", side_effect=send_after_the_verdict):
+            sweep()
     finish()
     assert len(told()) == 1
     assert not load("default", run.session_id, run.pk).in_doubt.open
