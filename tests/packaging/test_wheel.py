@@ -25,6 +25,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 DOORS = {
     "agentruns.tasks": "celery", "agentruns.contrib.opentelemetry": "opentelemetry",
     "agentruns.testing.pytest_plugin": "pytest", "agentruns.tools.mcp.http": "httpx2",
+    "agentruns.tools.mcp.tasks": "mcp",
 }  # fmt: skip
 
 
