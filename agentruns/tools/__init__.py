@@ -1,7 +1,7 @@
 """Tools: functions that the model may call, each declared with its effects."""
 
 from agentruns.tools.base import InvalidArguments, Tool, tool
-from agentruns.tools.children import ChildKeywords, child_tool
+from agentruns.tools.children import child_tool
 from agentruns.tools.context import (
     NotOccurred,
     Occurred,
@@ -11,6 +11,7 @@ from agentruns.tools.context import (
     ToolOutput,
     Unknown,
 )
+from agentruns.tools.options import ChildKeywords
 from agentruns.tools.questions import ask_human, question_to
 from agentruns.tools.reading import read_result
 from agentruns.tools.refusals import http_refusal, service_refusal

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, Unpack
 
 from pydantic import Field
 
 from agentruns.tools.base import Tool, declared
-from agentruns.tools.options import Gate, Options, Risk
+from agentruns.tools.options import ChildKeywords, Options
 
 HANDS_OVER = "Hand a task to the agent {agent}, and wait for its answer."
-
-
-class ChildKeywords(TypedDict, total=False):
-    """The keyword arguments of `Agent.as_tool` beside name and description, which are those of `@tool`."""
-
-    requires_approval: Gate
-    approvers: str | None
-    approvals: int
-    expires_in: timedelta | None
-    risk: Risk
-    describe: Callable[[dict[str, Any]], str] | None
-    preview: Callable[[dict[str, Any]], dict[str, Any]] | None
-    sent_max: int | None
 
 
 def child_tool(agent: str, name: str, description: str, **given: Unpack[ChildKeywords]) -> Tool[..., Any]:

@@ -26,11 +26,9 @@ _HOOKS = {  # option -> the arguments of its function
 _LONGEST = timedelta(days=3650)
 
 
-class ToolKeywords(TypedDict, total=False):
-    """The keyword arguments of `@tool`, for type checkers."""
+class ChildKeywords(TypedDict, total=False):
+    """The keyword arguments of `Agent.as_tool` beside name and description, which are those of `@tool`."""
 
-    name: str | None
-    description: str | None
     requires_approval: Gate
     approvers: str | None
     approvals: int
@@ -38,6 +36,14 @@ class ToolKeywords(TypedDict, total=False):
     risk: Risk
     describe: Callable[[dict[str, Any]], str] | None
     preview: Callable[[dict[str, Any]], dict[str, Any]] | None
+    sent_max: int | None
+
+
+class ToolKeywords(ChildKeywords, total=False):
+    """The keyword arguments of `@tool`, for type checkers."""
+
+    name: str | None
+    description: str | None
     safe_to_retry: bool
     transactional: bool
     reconcile: Callable[[Any, dict[str, Any]], Any] | None
@@ -46,7 +52,6 @@ class ToolKeywords(TypedDict, total=False):
     sensitive: Iterable[str]
     sensitive_results: Iterable[str]
     refuses: Refusal | Iterable[Refusal]
-    sent_max: int | None
     awaits: str | None
     deferred: bool
 
@@ -132,8 +137,11 @@ class Options:
                 yield f"refuses names what it cannot: {wrong}."
         if self.sent_max is not None and (type(self.sent_max) is not int or self.sent_max < LEAST_SENT):
             yield f"sent_max must be a whole number from {LEAST_SENT} on, not {self.sent_max!r}."
-        if self.awaits is not None and (why := _misnamed_event(self.awaits)):
-            yield why
+        event: Any = self.awaits
+        if event is not None and not (isinstance(event, str) and event.strip() and is_name(event)):
+            yield f"awaits must be the name of an event, not {event!r}."
+        if event is not None and event.startswith(OWN_EVENTS):
+            yield f"awaits must not begin with {OWN_EVENTS!r}: agentruns delivers these events itself."
         if self.timeout is not None and not 0 < self.timeout <= _LONGEST.total_seconds():  # false for NaN
             yield f"timeout must be positive and at most ten years, not {self.timeout!r}."
         asks, who, count, lifetime = self.requires_approval, self.approvers, self.approvals, self.expires_in
@@ -208,11 +216,3 @@ def as_names(given: object, option: str = "sensitive", what: str = "parameter na
         if all(isinstance(each, str) for each in names):
             return tuple(sorted(set(names)))
     raise TypeError(f"{option} must be a list of {what}, not {given!r}.")
-
-
-def _misnamed_event(name: object) -> str:
-    if not (isinstance(name, str) and name.strip() and is_name(name)):
-        return f"awaits must be the name of an event, not {name!r}."
-    if name.startswith(OWN_EVENTS):
-        return f"awaits must not begin with {OWN_EVENTS!r}: agentruns delivers these events itself."
-    return ""

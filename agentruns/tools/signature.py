@@ -143,20 +143,17 @@ def _check_default(parameter: inspect.Parameter, annotation: Any, name: str) -> 
         annotation, default = Annotated[annotation, default], default.get_default()
     if default is parameter.empty or default is PydanticUndefined:
         return
+    what = f"The default of parameter {parameter.name!r} of tool {name!r}, {default!r},"
     try:
         fitting = TypeAdapter(annotation).validate_python(default)
     except ValueError:
-        raise TypeError(
-            f"The default of parameter {parameter.name!r} of tool {name!r}, {default!r}, does not fit its "
-            "annotation (write `| None` if None is allowed)."
-        ) from None
+        text = "does not fit its annotation (write `| None` if None is allowed)."
+        raise TypeError(f"{what} {text}") from None
     except Exception:  # not a type pydantic can validate: create_model explains why
         return
     if not all(allowed for _place, allowed in finite.places(fitting, annotation)):
-        raise TypeError(
-            f"The default of parameter {parameter.name!r} of tool {name!r}, {default!r}, is not a finite "
-            "number. Use another one, or annotate it Annotated[float, Field(allow_inf_nan=True)]."
-        )
+        text = "is not a finite number. Use another one, or annotate it"
+        raise TypeError(f"{what} {text} Annotated[float, Field(allow_inf_nan=True)].")
 
 
 def _refuse_unstable(annotation: Any, where: str) -> None:

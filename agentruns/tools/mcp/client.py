@@ -111,8 +111,7 @@ def without_secrets(target: Target, headers: Mapping[str, str]) -> Iterator[None
         raise type(error)(text) from None  # the log would have the error's cause, too
 
 
-Pairs = tuple[tuple[str, str], ...]
-Key = tuple[Target, Pairs]
+Key = tuple[Target, tuple[tuple[str, str], ...]]  # with the headers
 Work = Callable[["Session", "ClientSession"], Awaitable[T]]
 
 
