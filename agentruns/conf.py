@@ -186,9 +186,3 @@ class Settings(Typed):
 
 settings = Settings()
 setting_changed.connect(settings.forget)
-
-
-def unknown_names() -> list[str]:
-    """List the AGENTRUNS_* names in the project's settings that this package does not have."""
-    unknown = {*dir(django_settings)} - {f"AGENTRUNS_{name}" for name in DEFAULTS}
-    return sorted(name for name in unknown if name.startswith("AGENTRUNS_"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission, PermissionsMixin
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import connections, router
+from django.core.checks import CheckMessage, Error, Warning
+from django.db import router
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
 from agentruns.agents.agent import registered, unpriced
@@ -58,17 +58,14 @@ def check_mcp_servers() -> Iterator[CheckMessage]:
             yield Error(f"MCP server {server.name!r}: {problem}.", hint=hint, id="agentruns.E023")
 
 
-@register(Tags.database)
-def check_approvers(
-    app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any
-) -> Sequence[CheckMessage]:
+@check(of=lambda: router.db_for_write(get_user_model()))  # a replica may be behind
+def check_approvers(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check that some active user may decide each tool's approvals, and that its `approvers` exist.
 
     Leaves out calls that the requester confirms. Checks nothing with a user model or backend that stores
     permissions elsewhere, before the first migrate, or if the users' database is not being checked.
     """
-    users = get_user_model()
-    alias = router.db_for_write(users)  # a replica may be behind
+    users, alias = get_user_model(), connection.alias
     gated: dict[str, set[str]] = {}  # tool names by their `approvers`, "" if any decider will do
     for tool in (tool for agent in registered() for tool in agent.tools.values()):
         if tool.requires_approval is not False and tool.approvers != REQUESTER:
@@ -77,11 +74,11 @@ def check_approvers(
     fields = {field.name for field in users._meta.get_fields()}
     is_plain = issubclass(users, PermissionsMixin) and "is_active" in fields
     is_plain = is_plain and {*django_settings.AUTHENTICATION_BACKENDS} <= PLAIN_BACKENDS
-    if not gated or alias not in (databases or ()) or not is_plain:
-        return []
+    if not gated or not is_plain:
+        return
     needed = {model._meta.db_table for model in (users, Group, Permission)}
-    if not needed <= {*connections[alias].introspection.table_names()}:
-        return []  # before the first migrate
+    if not needed <= {*connection.introspection.table_names()}:
+        return  # before the first migrate
     active = users._default_manager.using(alias).filter(is_active=True)
     has_users = active.exists()  # a new project has none yet
     permissions = Permission.objects.using(alias)
@@ -96,7 +93,6 @@ def check_approvers(
         named = permissions.filter(codename=codename, **({"content_type__app_label": app} if app else {}))
         return Q(is_superuser=True) | Q(user_permissions__in=named) | Q(groups__permissions__in=named)
 
-    problems: list[CheckMessage] = []
     for approvers, names in sorted(gated.items()):
         tools, deciders = ", ".join(sorted(names)), active.filter(holding(DECIDE))
         if approvers:
@@ -110,5 +106,4 @@ def check_approvers(
             hint = f"Give somebody the permission {DECIDE}" + (f" and {approvers}." if approvers else ".")
         else:
             continue
-        problems.append(Warning(text, hint=hint, id="agentruns.W010"))
-    return problems
+        yield Warning(text, hint=hint, id="agentruns.W010")

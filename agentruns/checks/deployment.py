@@ -127,7 +127,7 @@ def check_dispatcher() -> Iterator[CheckMessage]:
         )
 
 
-@check(of_database=True)
+@check(of=lambda: settings.DATABASE)
 def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check that no run is held because committed rows were lost, and that workers sweep if runs wait."""
     if not {Run._meta.db_table, Control._meta.db_table} <= {*connection.introspection.table_names()}:
@@ -147,7 +147,7 @@ def check_sweeper(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     yield Warning(f"{seen}, and runs that can go on wait for one.", hint=hint, id="agentruns.W012")
 
 
-@check(of_database=True)
+@check(of=lambda: settings.DATABASE)
 def check_database(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check the journal's database: its vendor, autocommit, durability of commits, locking, and triggers."""
     if connection.vendor not in ("sqlite", "postgresql"):

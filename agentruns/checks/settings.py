@@ -16,7 +16,7 @@ from agentruns import journal
 from agentruns.agents.agent import registered
 from agentruns.agents.prices import mistakes
 from agentruns.checks.base import check
-from agentruns.conf import DEFAULTS, SECRET_PREFIX, settings, unknown_names
+from agentruns.conf import DEFAULTS, SECRET_PREFIX, settings
 from agentruns.providers.names import PROVIDERS, make, names_of, options_of
 from agentruns.tools.refusals import mistake
 from agentruns.utils.bounds import LEAST_SENT
@@ -26,7 +26,8 @@ from agentruns.utils.calls import arity_mistake
 @check()
 def check_settings() -> Iterator[CheckMessage]:
     """Check the names of AGENTRUNS_* settings, and the prices, heartbeat, database and USE_TZ."""
-    for name in unknown_names():
+    unknown = {*dir(django_settings)} - {f"AGENTRUNS_{name}" for name in DEFAULTS}
+    for name in sorted(each for each in unknown if each.startswith("AGENTRUNS_")):
         hint = "A mistyped safety setting has no effect; see docs/reference/settings for the names."
         yield Warning(f"There is no setting {name}.", hint=hint, id="agentruns.W001")
     for why in mistakes(settings.PRICES):
@@ -152,9 +153,6 @@ def check_values() -> Iterator[CheckMessage]:
             (f"no agent has a model or provider {name!r}" for name in settings.rates.keys() - known), ""
         )
 
-    def wrong_refusals() -> str:
-        return next(filter(None, map(mistake, settings.refusals)), "")
-
     hint = "AGENTRUNS_ANCHOR = 'shop.audit.anchor', of a function of a session's id, a number and a hash."
     yield from unusable("ANCHOR", wrong_anchor, hint, id="agentruns.E019")
     hint = "AGENTRUNS_CONNECTION_STATE = 'shop.tenants.state', of a function of a connection."
@@ -165,7 +163,9 @@ def check_values() -> Iterator[CheckMessage]:
     hint = "AGENTRUNS_RATE = {'anthropic': '50/m'}, by a provider or model of an agent; per s, m, h or d."
     yield from unusable("RATE", wrong_rate, hint, id="agentruns.E026")
     hint = "AGENTRUNS_REFUSALS = ['shop.payments.CardDeclined', 'agentruns.http_refusal'], dotted paths."
-    yield from unusable("REFUSALS", wrong_refusals, hint, id="agentruns.E017")
+    yield from unusable(
+        "REFUSALS", lambda: next(filter(None, map(mistake, settings.refusals)), ""), hint, id="agentruns.E017"
+    )
     hint = "'agentruns.contrib.opentelemetry.OpenTelemetry', which needs `pip install agentruns[otel]`."
     path = settings.TELEMETRY
     yield from unusable("TELEMETRY", lambda: path and import_string(path), hint, id="agentruns.E016")
