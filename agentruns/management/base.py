@@ -14,6 +14,7 @@ import threading
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -188,16 +189,14 @@ class DecidingCommand(AgentRunsCommand):
         self.tell(record, f"Approval {approval.pk} of {approval.tool_name} is {approval.status}{so_far}.")
 
 
-class Stop:
+class Stop(ExitStack):
     """A context manager that catches SIGTERM and Ctrl-C. Call it to check whether a signal has come.
 
     The first signal lets the command finish its current call. The second ends the process at once. Catches
     nothing if it is entered in another thread than the main thread.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, Any] = {}
+    asked = False
 
     def __call__(self) -> bool:
         return self.asked
@@ -209,12 +208,9 @@ class Stop:
                 signal.signal(each, signal.SIG_DFL)
 
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, ask) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+            for each in SIGNALS:
+                self.callback(signal.signal, each, signal.signal(each, ask))
+        return super().__enter__()
 
 
 def user_named(name: str, *, is_active: bool = True) -> Any:

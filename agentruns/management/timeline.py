@@ -90,10 +90,6 @@ def _reason(payload: Payload) -> str:
     return f"{payload.get('reason', '')} {_actor(payload)}".strip()
 
 
-def _pairs(limits: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in limits.items())
-
-
 def _of_row(payload: Payload) -> str:
     return (f"row {payload['seq']}: " if "seq" in payload else "") + _reason(payload)
 
@@ -164,7 +160,9 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.RUN_CANCELLED: _reason,
     events.LEFT_OUT: _of_row,
     events.BUDGET_LOW: lambda payload: f"{payload['budget']}: {payload['used']} of {payload['limit']}",
-    events.BUDGET_RAISED: lambda payload: f"{_pairs(payload['limits'])} {_reason(payload)}",
+    events.BUDGET_RAISED: lambda payload: (
+        ", ".join(f"{name} {value}" for name, value in payload["limits"].items()) + f" {_reason(payload)}"
+    ),
     events.PAYLOAD_ERASED: _of_row,
 }
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from agentruns.management.base import DecidingCommand
 from agentruns.services.approvals.decisions import deny
 

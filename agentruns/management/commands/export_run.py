@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ class Command(AgentRunsCommand):
         if (run_id is None) != (folder is not None):
             usage("Give the ID of a run, or a customer and the --folder for its exports.")
 
-        def private(path: str, flags: int) -> int:  # only the file's owner reads it
-            return os.open(path, flags, 0o600)
+        private = partial(os.open, mode=0o600)  # only the file's owner reads it
 
         def export(pk: str) -> bool:
             with (

@@ -73,8 +73,7 @@ class Command(AgentRunsCommand):
             if watch or dry_run or options["surface_orphans"] or options["run"]:
                 usage("--hold-all stands alone: it holds every unfinished run and drives none.")
             held = hold_all()
-            held_runs = "1 run" if held == 1 else f"{held} runs"
-            self.tell({"held": held}, f"Held {held_runs} for staff.")
+            self.tell({"held": held}, f"Held {'1 run' if held == 1 else f'{held} runs'} for staff.")
             return False
         which = {"run_id": options["run"], "limit": options["limit"]}
         if dry_run:
@@ -147,8 +146,7 @@ class Command(AgentRunsCommand):
             self._report_news(crew.take(), which["run_id"])
 
     def _report_news(self, swept: Swept, run_id: str | None) -> None:
-        done = swept.driven, swept.surfaced, swept.expired, swept.settled, swept.errors, swept.blocked
-        if any(done):
+        if any((swept.driven, swept.surfaced, swept.expired, swept.settled, swept.errors, swept.blocked)):
             self._report(swept, {}, run_id)
 
     def _report(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> None:

@@ -95,7 +95,7 @@ class Command(AgentRunsCommand):
         if repaired.left and repair:
             files = [problem for problem in repaired.left if problem.file]
             repaired = repair_session(alias, session_id)
-            repaired = Repaired(repaired.changed, [*repaired.left, *files])
+            repaired.left.extend(files)
         if session_id in self.revived:
             repaired.left.append(self.revived[session_id])
         self.counts["sessions"] += 1
