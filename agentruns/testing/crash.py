@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from unittest.mock import patch
-from uuid import UUID
 
 from django.db import connections
 
@@ -20,7 +19,7 @@ from agentruns.utils import failpoints
 from agentruns.utils.failpoints import arm
 
 if TYPE_CHECKING:  # agents.py may import this package before the models can be
-    from agentruns.journal.batch import Batch, SessionState
+    from agentruns.journal.batch import Batch
     from agentruns.journal.store import Store
 
 CHILD = "AGENTRUNS_TESTING_CHILD"  # the variable that tells a child process its databases and scripts
@@ -59,10 +58,7 @@ def crashing_at(point: str) -> Iterator[None]:
         if not died:  # a dead process releases no lease
             release(lease, **options)
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(failpoints, "_armed", None))
-        stack.enter_context(patch.object(failpoints, "_strike", die))
-        stack.enter_context(patch.object(Lease, "release", release_if_alive))
+    with patch.object(failpoints, "_armed", None), patch.object(Lease, "release", release_if_alive):
         arm(point, die)
         try:
             yield
@@ -90,10 +86,6 @@ class CrashingStore:
         if self.left <= 0:
             raise Crash(f"The store stopped before {[row.kind for row in batch.rows]} were stored.")
         self.store.append(batch, durable=durable)
-
-    def load(self, session_id: UUID, run_id: UUID) -> SessionState:
-        """Load the state of a session from the wrapped store."""
-        return self.store.load(session_id, run_id)
 
 
 def crash_after_tool_results(store: Store, nth: int = 2) -> CrashingStore:

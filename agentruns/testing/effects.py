@@ -30,12 +30,9 @@ class EffectsLedger:
     def record(self, key: str, **facts: Any) -> None:
         """Append a line that says that the effect `key` happened, with `facts`, and sync the file."""
         line = json.dumps({"key": key, **facts}, default=str) + "\n"
-        ledger = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(ledger, line.encode())
+        with self.path.open("ab", buffering=0) as ledger:
+            ledger.write(line.encode())
             os.fsync(ledger)
-        finally:
-            os.close(ledger)
 
     def lines(self) -> list[dict[str, Any]]:
         """Read the effects in the order in which they were recorded, each as a dict of its key and facts."""

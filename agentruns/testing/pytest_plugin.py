@@ -49,11 +49,7 @@ def scripted_model() -> Iterator[Callable[[Agent | str, Iterable[Any]], Script]]
     from agentruns.testing import scripted_model
 
     with ExitStack() as stack:
-
-        def play(agent: Agent | str, turns: Iterable[Any]) -> Script:
-            return stack.enter_context(scripted_model(agent, turns))
-
-        yield play
+        yield lambda agent, turns: stack.enter_context(scripted_model(agent, turns))
 
 
 @pytest.fixture

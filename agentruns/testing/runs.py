@@ -49,16 +49,12 @@ def run_until_blocked(
                 driven |= {each.pk for each in ready}
                 sweep(run_id=run_id)
                 continue
+            if clock is None:
+                break
             later = _unfinished(run_id).filter(status=RunStatus.QUEUED, not_before__gt=Now())
-            its_events = (
-                Event.objects.using(settings.DATABASE).unsettled().filter(run__in=_unfinished(run_id))
-            )
-            timers = [
-                *later.values_list("not_before", flat=True),
-                *its_events.values_list("due_at", flat=True),
-            ]
-            timer = min(filter(None, timers), default=None) if clock else None
-            if clock is None or timer is None:
+            events = Event.objects.using(settings.DATABASE).unsettled().filter(run__in=_unfinished(run_id))
+            timers = [*later.values_list("not_before", flat=True), *events.values_list("due_at", flat=True)]
+            if (timer := min(filter(None, timers), default=None)) is None:
                 break
             clock.move_to(timer)
         else:

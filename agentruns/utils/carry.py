@@ -88,12 +88,7 @@ def restore(alias: str) -> None:
 def carrying(alias: str, work: Callable[[], T]) -> Callable[[], T]:
     """Wrap `work` for another thread, whose connections then have the state of this thread's."""
     state = state_of(alias)
-
-    def carried_work() -> T:
-        with carried(alias, state):
-            return work()
-
-    return work if state is None else carried_work
+    return work if state is None else carried(alias, state)(work)
 
 
 def schema_of(alias: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from django.utils.translation import get_language_bidi
 
-_CANDIDATES = re.compile(r"[^\n\t\x20-\x7e]+")
+_CANDIDATE = re.compile(r"[^\n\t\x20-\x7e]")
 # Printable by their category, yet invisible: default-ignorable characters of Unicode, blanks, fillers, and
 # the placeholder of an object.
 _BLANK = frozenset(
@@ -62,19 +62,16 @@ def pieces(text: str) -> Iterator[tuple[str, str, int]]:
     Yields tuples: the ordinary text before a hidden character, the hidden character, and the number of its
     repetitions. The last tuple is the remaining text, "" and 0. Line breaks and tabs are ordinary.
     """
-    start = place = 0
-    for match in _CANDIDATES.finditer(text):
-        place = max(place, match.start())
-        while place < match.end():
-            character = text[place]
-            if not hides(character, text[place - 1] if place else ""):
-                place += 1
-                continue
-            end = place + 1
-            while end < match.end() and text[end] == character:
-                end += 1
-            yield text[start:place], character, end - place
-            start = place = end
+    start = 0
+    for match in _CANDIDATE.finditer(text):
+        place, character = match.start(), match[0]
+        if place < start or not hides(character, text[place - 1 : place]):
+            continue
+        end = place + 1
+        while text[end : end + 1] == character:
+            end += 1
+        yield text[start:place], character, end - place
+        start = end
     yield text[start:], "", 0
 
 

@@ -230,8 +230,7 @@ def database_now(alias: str) -> datetime:
     """Query the time of the database's clock."""
     query = Query(None)  # without a table
     query.add_annotation(Now(), "now")
-    row = next(iter(query.get_compiler(using=alias).results_iter()))
-    now: datetime = row[0]
+    now: datetime = next(iter(query.get_compiler(using=alias).results_iter()))[0]
     return now
 
 

@@ -12,7 +12,7 @@ POINTS = (
     "after_decision", "after_repair", "before_children", "after_children", "before_settled", "after_settled",
 )  # fmt: skip
 
-_armed: tuple[str, int] | None = None
+_armed: tuple[str, int, Callable[[], object]] | None = None  # a point, times until it, and what then
 
 
 def die() -> None:
@@ -20,20 +20,16 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-_strike: Callable[[], object] = die
-
-
 def arm(spec: str, strike: Callable[[], object] = die) -> None:
     """Call `strike` when this process reaches a point for the nth time; `spec` is "point" or "point:n".
 
     Raises ValueError for an unknown point.
     """
-    global _armed, _strike
-    _strike = strike
+    global _armed
     point, _, nth = spec.partition(":")
     if point not in POINTS:
         raise ValueError(f"There is no crash point {point!r}; there are {', '.join(POINTS)}.")
-    _armed = (point, int(nth or 1))
+    _armed = (point, int(nth or 1), strike)
 
 
 def reached(point: str) -> None:
@@ -41,9 +37,10 @@ def reached(point: str) -> None:
     global _armed
     if _armed is None or _armed[0] != point:
         return
-    _armed = (point, _armed[1] - 1)
-    if _armed[1] == 0:
-        _strike()
+    _point, left, strike = _armed
+    _armed = (point, left - 1, strike)
+    if left == 1:
+        strike()
 
 
 if _spec := os.environ.get("AGENTRUNS_CRASH_AT"):

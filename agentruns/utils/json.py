@@ -40,7 +40,9 @@ def loads(text: str) -> Any:
     value, end = _decode(text)  # most of `json.loads` is for space around a value
     if end != len(text):
         raise ValueError(f"More text follows the JSON value that ends at character {end}.")
-    return _walk(value, _original, ESCAPE) if "\\u0010" in text else value
+    if "\\u0010" not in text:
+        return value
+    return _walk(value, lambda each: _NON_FINITE.get(each, unescape_text(each)), ESCAPE)
 
 
 def digest(value: Any) -> str:
@@ -154,11 +156,6 @@ def _legal_text(text: str) -> str:
     # Most texts are plain, and the search takes many times longer.
     plain = "\x00" not in text and (text.isascii() or is_utf8(text))
     return text if plain else _ILLEGAL.sub("\ufffd", text)
-
-
-def _original(text: str) -> Any:
-    """Restore the text or the non-finite number that an escaped text stands for."""
-    return _NON_FINITE[text] if text in _NON_FINITE else unescape_text(text)
 
 
 _NAME = re.compile(r"[A-Za-z_]\w*")

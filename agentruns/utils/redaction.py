@@ -274,8 +274,7 @@ def concealing(value: Any) -> Iterator[None]:
 
 def conceal(value: Any) -> None:
     """Hide the texts and numbers of a value in later log records, if this thread hides values already."""
-    hidden = _secrets.get()
-    if hidden is not None:
+    if (hidden := _secrets.get()) is not None:
         hidden.add(value)
 
 
@@ -321,14 +320,12 @@ class RedactingFilter(RunFilter):
 
 def _printable(record: logging.LogRecord) -> bool:
     """Escape lone surrogates in a record, because no handler could write them; return True."""
-    text = f"{record.msg} {record.args} {record.exc_text or ''}"
-    if record.exc_info and not record.exc_text:
-        text += logging.Formatter().formatException(record.exc_info)
-    if not is_utf8(text):
+    trace = record.exc_text or ""
+    if record.exc_info and not trace:
+        trace = logging.Formatter().formatException(record.exc_info)
+    if not is_utf8(f"{record.msg} {record.args} {trace}"):
         record.msg, record.args = record.getMessage().encode(errors="backslashreplace").decode(), ()
-        if record.exc_info:
-            text = logging.Formatter().formatException(record.exc_info)
-            record.exc_text = text.encode(errors="backslashreplace").decode()
+        record.exc_text = trace.encode(errors="backslashreplace").decode()
     return True
 
 
