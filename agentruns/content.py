@@ -189,9 +189,8 @@ def download_name(name: str, media_type: str) -> str:
 
 def type_of(data: bytes) -> str:
     """Find the media type of an image, a PDF, or a text in UTF-8 that is not blank; "" for anything else."""
-    for media_type, magic in IMAGES.items():
-        if magic.match(data):
-            return media_type
+    if found := next((media_type for media_type, magic in IMAGES.items() if magic.match(data)), ""):
+        return found
     if files.begin_of_pdf(data) >= 0:
         return PDF
     try:

@@ -1,7 +1,5 @@
 """Signals about runs. They are never journaled, and an error of a receiver is only logged."""
 
-from __future__ import annotations
-
 from django.dispatch import Signal
 
 # A piece of a model's reply for a live view, sent with `run_id`, `step` and `text`. A reply that breaks off

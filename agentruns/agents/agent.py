@@ -135,11 +135,7 @@ class Agent:
         given: Any = (settings.DEFAULT_MODEL or None) if model is None else model
         self.model: Model | str = given
         self.fallback = fallback
-        budgets: dict[str, Any] = {
-            "token_budget": token_budget,
-            "cost_budget": cost_budget,
-            "deadline": deadline,
-        }
+        budgets = {"token_budget": token_budget, "cost_budget": cost_budget, "deadline": deadline}
         budgets = {limit: value for limit, value in budgets.items() if value is not None}
         self.limits = checked_limits(f"Agent {name!r}", max_steps=max_steps, **budgets)
         self.max_steps, self.token_budget, self.deadline = max_steps, token_budget, deadline

@@ -155,8 +155,7 @@ class OpenTelemetry:
                 trace_id, span_id = run_trace(facts["run_id"])
                 # A parent's flag decides whether children are sampled. This parent is no real span: ask
                 # the sampler.
-                provider = self._tracer_provider or trace.get_tracer_provider()
-                sampler = getattr(provider, "sampler", None)
+                sampler = getattr(self._tracer_provider or trace.get_tracer_provider(), "sampler", None)
                 about = (Context(), trace_id, title, SpanKind.INTERNAL, attributes, links)
                 sampled = sampler is None or sampler.should_sample(*about).decision.is_sampled()
                 flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)

@@ -92,12 +92,8 @@ def for_claude(messages: Messages, thinking: Any = None) -> tuple[Messages, Any]
             while following == ["user"] and kept and kept[-1]["type"] in THINKING:
                 kept.pop()
             content = [
-                {
-                    key: each
-                    for key, each in block.items()
-                    if block["type"] != "text" or key not in TEXT_EXTRAS
-                }
-                for block in kept
+                {key: each for key, each in b.items() if b["type"] != "text" or key not in TEXT_EXTRAS}
+                for b in kept
             ]
         converted += [{**message, "content": content}] if content else []
     start = open_turn(converted)

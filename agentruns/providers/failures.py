@@ -52,11 +52,10 @@ class SDKModel:
     usage_in: Any
     make_client: Any
     _client: Any = None
-    _pid = 0  # the process of the client
 
     def __init__(self, name: str, client: Any, timeout: float | None, streaming: bool) -> None:
         self.name, self.timeout, self.streaming, self._given = name, timeout, streaming, client
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # the process of the client
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.identity!r})"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentruns.conf import settings
-from agentruns.providers.base import LIMITS, token_count
-
-if TYPE_CHECKING:
-    from agentruns.providers.base import Model
+from agentruns.providers.base import LIMITS, Model, token_count
 
 PROVIDERS = frozenset({"anthropic", "azure", "ollama", "openai", "openrouter", "vllm"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agentruns.providers.blocks import blocks_of
+from agentruns.providers.blocks import blocks_of, results_of
 from agentruns.tools.excerpts import Bounds
 from agentruns.utils import json as canonical
 from agentruns.utils.bounds import LEAST_SENT
@@ -41,12 +41,10 @@ def exchanges(messages: Messages) -> list[Messages]:
     Consecutive replies stay together, because they are one reply that paused and continued.
     """
     parts: list[Messages] = []
-    before = ""
     for message in messages:
-        if not parts or (message["role"] == "assistant" and before != "assistant"):
+        if not parts or (message["role"] == "assistant" and parts[-1][-1]["role"] != "assistant"):
             parts.append([])
         parts[-1].append(message)
-        before = message["role"]
     return parts
 
 
@@ -65,9 +63,7 @@ def drop_oldest(messages: Messages, tokens: int, limit: int) -> Messages:
     spoken = [
         number
         for number, part in enumerate(parts)
-        for message in part
-        if message["role"] == "user"
-        and any(block.get("type") != "tool_result" for block in blocks_of(message))
+        if any(message["role"] == "user" and results_of(message)[1] for message in part)
     ]
     needed = {0, len(parts) - 1, *spoken[-1:]}
     droppable = [number for number in range(len(parts)) if number not in needed]
