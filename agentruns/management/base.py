@@ -33,27 +33,25 @@ from agentruns.utils import characters, json as canonical, redaction
 WRONG, USAGE = 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-Argument = tuple[tuple[str, ...], dict[str, Any]]
+Argument = tuple[str, dict[str, Any]]
 
 
-def argument(*names: str, **options: Any) -> Argument:
+def argument(name: str, help: str, **options: Any) -> Argument:
     """Declare an argument or option of a command, by the parameters of `ArgumentParser.add_argument`."""
-    return names, options
+    return name, {"help": help, **options}
 
 
 def flag(name: str, help: str) -> Argument:
     """Declare an option without a value, which is False unless given."""
-    return argument(name, action="store_true", help=help)
+    return argument(name, help, action="store_true")
 
 
-RUN_ID = argument("run_id", metavar="ID", help="The run's id.")
-RUN_OR_CUSTOMER = argument("run_id", nargs="?", metavar="ID", help="The run's id.")
+RUN_ID = argument("run_id", "The run's id.", metavar="ID")
+RUN_OR_CUSTOMER = argument("run_id", "The run's id.", nargs="?", metavar="ID")
 CUSTOMER = (  # a run's, in place of its id; together they narrow
-    argument("--owner", metavar="NAME", help="The runs that this user owns."),
-    argument("--scope", metavar="S", help="The runs in this scope."),
-    argument(
-        "--context", metavar="K=V", action="append", help="Of the runs with this context value. Repeatable."
-    ),
+    argument("--owner", "The runs that this user owns.", metavar="NAME"),
+    argument("--scope", "The runs in this scope.", metavar="S"),
+    argument("--context", "Of the runs with this context value. Repeatable.", metavar="K=V", action="append"),
 )
 
 
@@ -84,10 +82,10 @@ class AgentRunsCommand(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print JSON, one object a line.")
         if self.one_of:
             group = parser.add_mutually_exclusive_group(required=True)
-            for names, options in self.one_of:
-                group.add_argument(*names, **options)
-        for names, options in self.arguments:
-            parser.add_argument(*names, **options)
+            for name, options in self.one_of:
+                group.add_argument(name, **options)
+        for name, options in self.arguments:
+            parser.add_argument(name, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.json, before = options["json"], settings.DATABASE
@@ -158,26 +156,22 @@ class AgentRunsCommand(BaseCommand):
             self.say(line)
 
 
+def deciding(*, reason_required: bool) -> Sequence[Argument]:
+    """Declare the arguments of a command that decides an approval."""
+    seen = "Digest of the arguments you saw: refused if they were edited since."
+    return (
+        argument("approval_id", "The approval's id, not that of its call.", metavar="ID"),
+        argument("--user", "The user who decides, with the permission to.", required=True, metavar="NAME"),
+        argument("--reason", "Kept in the journal.", default="", required=reason_required, metavar="TEXT"),
+        argument("--digest", seen, metavar="D"),
+    )
+
+
 class DecidingCommand(AgentRunsCommand):
     """A command that decides one approval in the name of a user, by the service in its `decide`."""
 
+    arguments = deciding(reason_required=False)
     decide: Callable[..., Approval]
-    reason_required = False
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("approval_id", metavar="ID", help="The approval's id, not that of its call.")
-        parser.add_argument(
-            "--user", required=True, metavar="NAME", help="The user who decides, with the permission to."
-        )
-        parser.add_argument(
-            "--reason", default="", required=self.reason_required, metavar="TEXT", help="Kept in the journal."
-        )
-        parser.add_argument(
-            "--digest",
-            metavar="D",
-            help="Digest of the arguments you saw: refused if they were edited since.",
-        )
 
     def act(self, *, approval_id: str, user: str, reason: str, digest: str | None, **options: Any) -> None:
         actor = user_named(user)

@@ -16,10 +16,10 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        argument("agent", metavar="AGENT", help="The agent's name."),
-        argument("--definition", default="", metavar="HASH", help="Only of this one, or of its beginning."),
-        argument("--user", metavar="NAME", help="The user who adopts (the program)."),
-        argument("--reason", required=True, metavar="TEXT", help="Kept in the journal."),
+        argument("agent", "The agent's name.", metavar="AGENT"),
+        argument("--definition", "Only of this one, or of its beginning.", default="", metavar="HASH"),
+        argument("--user", "The user who adopts (the program).", metavar="NAME"),
+        argument("--reason", "Kept in the journal.", required=True, metavar="TEXT"),
     )
 
     def act(self, *, agent: str, definition: str, user: str | None, reason: str, **options: Any) -> bool:

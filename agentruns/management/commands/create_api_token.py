@@ -16,17 +16,17 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        argument("user", metavar="USER", help="The token's owner, whose permissions count."),
+        argument("user", "The token's owner, whose permissions count.", metavar="USER"),
         argument(
             "--scope",
+            "Scopes of the token.",
             nargs="+",
             action="extend",
             required=True,
             choices=ApiToken.Scope.values,
-            help="Scopes of the token.",
         ),
-        argument("--name", default="", help="A name for people, in the admin."),
-        argument("--days", type=int, help="Expire after this many days (AGENTRUNS_TOKEN_DAYS)."),
+        argument("--name", "A name for people, in the admin.", default=""),
+        argument("--days", "Expire after this many days (AGENTRUNS_TOKEN_DAYS).", type=int),
     )
 
     def act(self, *, user: str, scope: list[str], name: str, days: int | None, **options: Any) -> None:

@@ -17,11 +17,7 @@ class Command(AgentRunsCommand):
 
     arguments = (
         argument(
-            "--timeout",
-            type=float,
-            default=60.0,
-            metavar="S",
-            help="Seconds to wait for calls in progress (60).",
+            "--timeout", "Seconds to wait for calls in progress (60).", type=float, default=60.0, metavar="S"
         ),
     )
 

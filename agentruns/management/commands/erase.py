@@ -17,11 +17,11 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        argument("--row", nargs=2, metavar=("RUN", "SEQ"), help="One row, and what repeats it."),
-        argument("--session", metavar="KEY", help="A session with its journal; its keys are hashed."),
-        argument("--user", dest="owner", metavar="NAME", help="As --owner."),
+        argument("--row", "One row, and what repeats it.", nargs=2, metavar=("RUN", "SEQ")),
+        argument("--session", "A session with its journal; its keys are hashed.", metavar="KEY"),
+        argument("--user", "As --owner.", dest="owner", metavar="NAME"),
         *CUSTOMER,
-        argument("--reason", default="", metavar="TEXT", help="Kept in the journal; not for --session."),
+        argument("--reason", "Kept in the journal; not for --session.", default="", metavar="TEXT"),
         flag("--people", "Delete the customer's sessions with their rows, and so with people's names."),
         flag("--dry-run", "Only say what would go."),
     )

@@ -20,7 +20,7 @@ class Command(AgentRunsCommand):
     arguments = (
         RUN_OR_CUSTOMER,
         *CUSTOMER,
-        argument("--folder", metavar="DIR", help="Write each session of a customer into this folder."),
+        argument("--folder", "Write each session of a customer into this folder.", metavar="DIR"),
         flag("--true-values", "Print every row as it is stored, with its secrets."),
     )
 

@@ -17,12 +17,12 @@ class Command(AgentRunsCommand):
 
     arguments = (
         RUN_ID,
-        argument("--at", type=int, required=True, metavar="SEQ", help="The last row to copy."),
-        argument("--text", help="Next message to the agent; required if nothing is left to do."),
-        argument("--agent", help="Go on with another agent."),
-        argument("--session", metavar="KEY", help="The new session's key (generated)."),
-        argument("--scope", metavar="S", help="The new session's scope (that of the origin)."),
-        argument("--idempotency-key", metavar="K", help="The same key stands for the same fork."),
+        argument("--at", "The last row to copy.", type=int, required=True, metavar="SEQ"),
+        argument("--text", "Next message to the agent; required if nothing is left to do."),
+        argument("--agent", "Go on with another agent."),
+        argument("--session", "The new session's key (generated).", metavar="KEY"),
+        argument("--scope", "The new session's scope (that of the origin).", metavar="S"),
+        argument("--idempotency-key", "The same key stands for the same fork.", metavar="K"),
     )
 
     def act(self, *, run_id: str, at: int, **options: Any) -> None:

@@ -17,8 +17,8 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        argument("file", metavar="FILE", help="The export, or - for standard input."),
-        argument("--scope", metavar="S", help="The scope of its session here (the export's)."),
+        argument("file", "The export, or - for standard input.", metavar="FILE"),
+        argument("--scope", "The scope of its session here (the export's).", metavar="S"),
     )
 
     def act(self, *, file: str, scope: str | None, **options: Any) -> None:

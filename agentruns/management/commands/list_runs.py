@@ -17,8 +17,8 @@ class Command(AgentRunsCommand):
     help = "List runs, newest first."
 
     arguments = (
-        argument("--status", choices=Run.Status.values, help="Only runs with this status."),
-        argument("--agent", help="Only runs of this agent."),
+        argument("--status", "Only runs with this status.", choices=Run.Status.values),
+        argument("--agent", "Only runs of this agent."),
     )
 
     def act(self, *, status: str | None, agent: str | None, **options: Any) -> None:

@@ -13,8 +13,8 @@ class Command(AgentRunsCommand):
     requires_system_checks = ()  # a check fails without the lock files
 
     arguments = (
-        argument("names", nargs="*", metavar="NAME", help="Servers by name (all)."),
-        argument("--check", action="store_true", help="Only compare; exit 1 if one differs."),
+        argument("names", "Servers by name (all).", nargs="*", metavar="NAME"),
+        argument("--check", "Only compare; exit 1 if one differs.", action="store_true"),
     )
 
     def act(self, *, names: list[str], check: bool, **options: object) -> bool:

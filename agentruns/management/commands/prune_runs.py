@@ -18,12 +18,12 @@ class Command(AgentRunsCommand):
     )
 
     one_of = (
-        argument("--older-than", type=DAYS, metavar="DAYS", help="Sessions unchanged for this many days."),
-        argument("--session", metavar="KEY", help="This session, now: for a request of erasure."),
+        argument("--older-than", "Sessions unchanged for this many days.", type=DAYS, metavar="DAYS"),
+        argument("--session", "This session, now: for a request of erasure.", metavar="KEY"),
     )
     arguments = (
-        argument("--scope", metavar="S", help="With --session: its scope, if several have its key."),
-        argument("--limit", type=COUNT, metavar="N", help="At most N sessions, oldest first."),
+        argument("--scope", "With --session: its scope, if several have its key.", metavar="S"),
+        argument("--limit", "At most N sessions, oldest first.", type=COUNT, metavar="N"),
         flag("--dry-run", "Only count the sessions to delete."),
         flag("--forget-key", "With --session: keep a hash in place of the session's key."),
     )
@@ -47,8 +47,5 @@ class Command(AgentRunsCommand):
         counts = {name: value for name, value in asdict(pruned).items() if isinstance(value, int) and value}
         counted = ", ".join(f"{name} {value}" for name, value in counts.items()) or "nothing"
         record = {**asdict(pruned), **texts}
-        if dry_run:
-            self.tell(record, f"To be pruned: {counted}.")
-        else:
-            self.tell(record, *pruned.refused, f"Pruned: {counted}.", *copies)
+        self.tell(record, *pruned.refused, f"{'To be pruned' if dry_run else 'Pruned'}: {counted}.", *copies)
         return bool(pruned.refused)

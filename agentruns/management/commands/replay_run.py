@@ -21,7 +21,7 @@ class Command(AgentRunsCommand):
     arguments = (
         RUN_OR_CUSTOMER,
         *CUSTOMER,
-        argument("--model", metavar="M", help="Ask this model; 'own' is the agent's current one."),
+        argument("--model", "Ask this model; 'own' is the agent's current one.", metavar="M"),
     )
 
     def act(self, *, run_id: str | None, model: str | None, **options: Any) -> None:

@@ -30,17 +30,13 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        argument("agent", metavar="AGENT", help="The agent's name."),
-        argument("text", help="The task."),
-        argument("--session", metavar="KEY", help="The session's key (a new one)."),
-        argument("--scope", metavar="S", help="The session's scope (that of the policy)."),
-        argument(
-            "--idempotency-key", metavar="K", help="The same key is the same run, also after it completed."
-        ),
-        argument(
-            "--file", action="append", default=[], metavar="PATH", help="A picture or document; repeatable."
-        ),
-        argument("--user", metavar="NAME", help="The user who owns the run."),
+        argument("agent", "The agent's name.", metavar="AGENT"),
+        argument("text", "The task."),
+        argument("--session", "The session's key (a new one).", metavar="KEY"),
+        argument("--scope", "The session's scope (that of the policy).", metavar="S"),
+        argument("--idempotency-key", "The same key is the same run, also after it completed.", metavar="K"),
+        argument("--file", "A picture or document; repeatable.", action="append", default=[], metavar="PATH"),
+        argument("--user", "The user who owns the run.", metavar="NAME"),
     )
 
     def act(self, *, agent: str, text: str, **options: Any) -> int:

@@ -20,7 +20,7 @@ class Command(AgentRunsCommand):
 
     arguments = (
         RUN_ID,
-        argument("--at", type=int, metavar="SEQ", help="The run's state after this row, as JSON."),
+        argument("--at", "The run's state after this row, as JSON.", type=int, metavar="SEQ"),
     )
 
     def act(self, *, run_id: str, at: int | None, **options: Any) -> None:

@@ -26,8 +26,8 @@ class Command(AgentRunsCommand):
     help = "Check the journal and the columns folded from it; exit 1 if anything is, or stays, wrong."
 
     arguments = (
-        argument("--session", metavar="KEY", help="Only this session."),
-        argument("--scope", metavar="S", help="The session's scope, if several have its key."),
+        argument("--session", "Only this session.", metavar="KEY"),
+        argument("--scope", "The session's scope, if several have its key.", metavar="S"),
         flag(
             "--repair",
             "Rewrite folded columns from the journal and install the triggers again; "
@@ -35,9 +35,9 @@ class Command(AgentRunsCommand):
         ),
         argument(
             "--anchors",
-            metavar="FILE",
-            help="Also compare the heads in this file: JSON lines of session, seq and head, as "
+            "Also compare the heads in this file: JSON lines of session, seq and head, as "
             "AGENTRUNS_ANCHOR was given them.",
+            metavar="FILE",
         ),
     )
 
