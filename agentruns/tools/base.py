@@ -37,6 +37,9 @@ P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
 Answer = Occurred | NotOccurred | Pending | Unknown  # of `reconcile`
 
+# The options that a Definition has as they are.
+_TOLD = ("approvers", "approvals", "risk", "safe_to_retry", "transactional", "parallel", "timeout")
+_TOLD_WHERE_SET = ("only_answers", "agent", "origin", "awaits", "only_waits", "deferred")
 MOST_TRIES = 300_000  # of validating an object of one input, about a second
 _MAX_ERRORS = 10
 _BRIEF = {"include_url": False, "include_context": False, "include_input": False}
@@ -81,26 +84,15 @@ class Tool(Options, Generic[P, R]):
         asks = self.requires_approval
         return {
             **self.provider_schema(),
+            **{name: getattr(self, name) for name in _TOLD},
             "requires_approval": asks if isinstance(asks, bool) else "predicate",
-            "approvers": self.approvers,
-            "approvals": self.approvals,
             "expires_in": self.expires_in.total_seconds() if self.expires_in else None,
-            "risk": self.risk,
-            "safe_to_retry": self.safe_to_retry,
-            "transactional": self.transactional,
             "reconcile": self.reconcile is not None,
-            "parallel": self.parallel,
-            "timeout": self.timeout,
             "sensitive": list(self.sensitive),
             # Only where it is set, so that the definition hash of every other tool stays the same.
-            **({"only_answers": True} if self.only_answers else {}),
-            **({"agent": self.agent} if self.agent else {}),
+            **{name: value for name in _TOLD_WHERE_SET if (value := getattr(self, name))},
             **({"sensitive_results": list(self.sensitive_results)} if self.sensitive_results else {}),
             **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
-            **({"origin": self.origin} if self.origin else {}),
-            **({"awaits": self.awaits} if self.awaits else {}),
-            **({"only_waits": True} if self.only_waits else {}),
-            **({"deferred": True} if self.deferred else {}),
         }
 
     # A call's life

@@ -18,7 +18,6 @@ __all__ = ["MASK", "call_text", "in_time", "one_line"]
 
 PATIENCE = 2.0  # seconds for the texts of all tools about the calls on a page
 
-_LIMIT = 200
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 40
 _SHORT.maxlong = 20
@@ -42,7 +41,7 @@ def in_time(ask: Callable[[], None]) -> None:
         _lane(partial(copy_context().run, ask), PATIENCE)
 
 
-def one_line(text: str, limit: int = _LIMIT) -> str:
+def one_line(text: str, limit: int = 200) -> str:
     """Put `text` on one line of at most `limit` characters; escape characters that hide or reorder text."""
     text = " ".join(escaped(text[: limit * 4]).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
@@ -12,7 +12,6 @@ from agentruns.utils.bounds import LEAST_SENT, MAX_APPROVALS, NAME_LENGTH, OWN_E
 from agentruns.utils.calls import arity_mistake
 
 Risk = Literal["low", "normal", "high"]
-Recovery = Literal["transactional", "safe_to_retry", "reconcile", "nothing"]
 Gate = bool | Callable[[dict[str, Any], Any], Any]
 
 REQUESTER = "requester"  # `approvers` of a call that the run's owner or visitor confirms
@@ -106,7 +105,7 @@ class Options:
         return cls(**{**given, **made})
 
     @property
-    def recovery(self) -> Recovery:
+    def recovery(self) -> Literal["transactional", "safe_to_retry", "reconcile", "nothing"]:
         """The rule for a call that was started and has no result."""
         if self.transactional:
             return "transactional"
@@ -166,38 +165,28 @@ class Options:
     def _contradictions(self, is_async: bool, parameters: Iterable[str]) -> Iterator[str]:
         if unknown := sorted({*self.sensitive} - {*parameters}):
             yield f"sensitive names {', '.join(unknown)}, which it does not take."
-        of_a_card = {
-            "approvers": self.approvers is not None,
-            "approvals": self.approvals != 1,
-            "expires_in": self.expires_in is not None,
-            "risk='high'": self.risk == "high",
-        }
-        for option in (name for name, declared in of_a_card.items() if declared):
-            if self.requires_approval is False:
-                yield (
-                    f"{option} and requires_approval=False contradict each other: nobody would be asked. "
-                    "Declare requires_approval=True, or a function of (arguments, ctx)."
-                )
+        given = {each.name for each in fields(Options) if getattr(self, each.name) != each.default}
+        of_a_card: list[str] = [name for name in ("approvers", "approvals", "expires_in") if name in given]
+        of_a_card += ["risk='high'"] if self.risk == "high" else []
+        for option in of_a_card if self.requires_approval is False else ():
+            yield (
+                f"{option} and requires_approval=False contradict each other: nobody would be asked. "
+                "Declare requires_approval=True, or a function of (arguments, ctx)."
+            )
         if self.deferred and self.requires_approval is False and self.awaits is None:
             yield "deferred requires requires_approval or awaits: a call would have nothing to wait for."
         if self.deferred and self.parallel:
             yield "deferred and parallel contradict each other. A deferred call is a run of its own."
         if self.deferred and self.approvers == REQUESTER:
             yield "deferred and approvers='requester' contradict each other: the requester is there."
-        forbidden = {
-            "an async function": is_async,
-            "awaits": self.awaits is not None,
-            "parallel": self.parallel,
-            "timeout": self.timeout is not None,
-            "reconcile": self.reconcile is not None,
-            "safe_to_retry": self.safe_to_retry,
-        }
-        for other, declared in forbidden.items():
-            if self.transactional and declared:
-                yield (
-                    f"transactional and {other} contradict each other. A transactional handler commits with "
-                    "its result in one transaction of one thread, or not at all."
-                )
+        forbidden = ["an async function"] if is_async else []
+        others = ("awaits", "parallel", "timeout", "reconcile", "safe_to_retry")
+        forbidden += [name for name in others if name in given]
+        for other in forbidden if self.transactional else ():
+            yield (
+                f"transactional and {other} contradict each other. A transactional handler commits with "
+                "its result in one transaction of one thread, or not at all."
+            )
         if self.safe_to_retry and self.reconcile is not None:
             yield (
                 "safe_to_retry and reconcile contradict each other. A call that is safe to repeat is "

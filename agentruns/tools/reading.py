@@ -14,7 +14,6 @@ from agentruns.tools.excerpts import READER, boundary
 from agentruns.tools.options import Options
 
 PAGE = 20_000  # characters
-LINE = "\n\n[characters {offset} to {end} of {whole}{more}]"
 
 
 def _read(
@@ -40,7 +39,7 @@ def _read(
     last = min(offset + length, offset + room, len(text))
     end = at if (at := boundary(text, last, -1)) > offset else last
     more = f"; go on with offset={end}" if end < len(text) else ""
-    return text[offset:end] + LINE.format(offset=offset, end=end, whole=len(text), more=more)
+    return text[offset:end] + f"\n\n[characters {offset} to {end} of {len(text)}{more}]"
 
 
 read_result = declared(_read, READER, None, Options(safe_to_retry=True), {})
