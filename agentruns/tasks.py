@@ -53,8 +53,8 @@ class CeleryDispatcher:
 def advance_run(run_id: str) -> None:
     """Drive a run until it ends or waits, or this worker stops; do nothing if the run cannot be claimed."""
     with nullcontext() if advance_run.request.is_eager else working():
-        answer(run_id, _is_stopping)
-    if _is_stopping():
+        answer(run_id, lambda: bool(_stopping[0]))
+    if _stopping[0]:
         CeleryDispatcher().notify(UUID(run_id))  # so that another worker continues the run
 
 
@@ -62,10 +62,6 @@ def advance_run(run_id: str) -> None:
 def sweep_runs() -> dict[str, int]:
     """Sweep once, and notify a worker of each run that can continue; return the counts. For Celery beat."""
     return sweep(name="celery", drives=False).as_dict()
-
-
-def _is_stopping() -> bool:
-    return _stopping[0] != 0
 
 
 @signals.worker_init.connect

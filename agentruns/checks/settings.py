@@ -111,11 +111,9 @@ def check_policy() -> Iterator[CheckMessage]:
     yield from errors
     for name in sorted(set(dir(settings.policy)) - set(dir(journal.policy.Policy))) if not errors else ():
         if not name.startswith("_") and callable(getattr(settings.policy, name)):
-            yield Warning(
-                f"{settings.POLICY}.{name} is a rule that nobody asks: agentruns.Policy has no such method.",
-                hint="Correct the name; begin a helper's with an underscore.",
-                id="agentruns.W015",
-            )
+            text = f"{settings.POLICY}.{name} is a rule that nobody asks"
+            hint = "Correct the name; begin a helper's with an underscore."
+            yield Warning(f"{text}: agentruns.Policy has no such method.", hint=hint, id="agentruns.W015")
 
 
 @check()

@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -82,15 +81,7 @@ COUNTED = {
     "lease_lost": ("agentruns.leases.lost", "Drives that lost their lease", AGENT),
     "sweep": ("agentruns.sweeps", "Sweeps", {"agentruns.sweeper": "name"}),
 }
-DRIVE = contexts.create_key("agentruns-drive")
-
-
-@dataclass(slots=True)
-class _Drive:
-    """The current span's drive: the name of its agent, and the time at which the current step began."""
-
-    agent: str
-    step_began: float | None = None
+DRIVE = contexts.create_key("agentruns-drive")  # its agent, and the time at which its current step began
 
 
 class OpenTelemetry:
@@ -112,26 +103,17 @@ class OpenTelemetry:
             )
             for name, (metric, text) in DURATIONS.items()
         }
+        text = "Tokens of requests and replies"
         self._tokens = meter.create_histogram(
-            "gen_ai.client.token.usage",
-            unit="{token}",
-            description="Tokens of requests and replies",
-            explicit_bucket_boundaries_advisory=TOKENS,
+            "gen_ai.client.token.usage", "{token}", text, explicit_bucket_boundaries_advisory=TOKENS
         )
         self._counters = {
             event: meter.create_counter(name, description=text) for event, (name, text, _) in COUNTED.items()
         }
-        meter.create_observable_gauge(
-            "agentruns.queue.age",
-            callbacks=[queue_age],
-            unit="s",
-            description="How long the oldest run that a worker could claim has waited",
-        )
-        meter.create_observable_gauge(
-            "agentruns.runs.blocked",
-            callbacks=[blocked_runs],
-            description="Runs that the deployed code cannot continue, at most 1000",
-        )
+        text = "How long the oldest run that a worker could claim has waited"
+        meter.create_observable_gauge("agentruns.queue.age", [queue_age], unit="s", description=text)
+        text = "Runs that the deployed code cannot continue, at most 1000"
+        meter.create_observable_gauge("agentruns.runs.blocked", [blocked_runs], description=text)
 
     @contextmanager
     def span(self, name: str, facts: Facts) -> Iterator[None]:
@@ -161,7 +143,7 @@ class OpenTelemetry:
                 flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
                 root = SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
                 above = trace.set_span_in_context(trace.NonRecordingSpan(root))
-            above = contexts.set_value(DRIVE, _Drive(facts["agent"]), above)
+            above = contexts.set_value(DRIVE, {"agent": facts["agent"], "step_began": None}, above)
         elif name == "model":
             self._next_step(time.perf_counter())
         kind = SpanKind.CLIENT if name == "model" else SpanKind.INTERNAL
@@ -195,12 +177,12 @@ class OpenTelemetry:
 
     def _next_step(self, now: float | None) -> None:
         """Record the duration of the drive's current step; begin the next at `now`, unless `now` is None."""
-        drive = contexts.get_value(DRIVE)
-        if isinstance(drive, _Drive):
-            if drive.step_began is not None:
-                seconds = time.perf_counter() - drive.step_began
-                self._durations["step"].record(seconds, {"gen_ai.agent.name": drive.agent})
-            drive.step_began = now
+        drive: Any = contexts.get_value(DRIVE)
+        if drive is not None:
+            if drive["step_began"] is not None:
+                seconds = time.perf_counter() - drive["step_began"]
+                self._durations["step"].record(seconds, {"gen_ai.agent.name": drive["agent"]})
+            drive["step_began"] = now
 
     def _end(self, span: Span, name: str, facts: Facts, error: BaseException | None, seconds: float) -> None:
         if name == "tool":

@@ -29,7 +29,6 @@ from agentruns.utils import clock, lanes
 
 TIMEOUT = 5  # seconds for a whole delivery
 THREADS = 8  # most deliveries of a process at once, including those that timed out and still hang
-GONE = 410
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 _lane = lanes.Lane("agentruns-webhook", THREADS)
@@ -78,7 +77,7 @@ class WebhookNotifier:
             raise OSError(f"The receiver's answer is not HTTP: {type(error).__name__}.") from None
         finally:
             watched.end()
-        if status == GONE:
+        if status == 410:
             raise UndeliverableError("The receiver answered 410 Gone.")
         if not 200 <= status < 300:
             raise OSError(f"The receiver answered {status}.")

@@ -47,12 +47,12 @@ def flag(name: str, help: str) -> Argument:
 
 
 RUN_ID = argument("run_id", "The run's id.", metavar="ID")
-RUN_OR_CUSTOMER = argument("run_id", "The run's id.", nargs="?", metavar="ID")
 CUSTOMER = (  # a run's, in place of its id; together they narrow
     argument("--owner", "The runs that this user owns.", metavar="NAME"),
     argument("--scope", "The runs in this scope.", metavar="S"),
     argument("--context", "Of the runs with this context value. Repeatable.", metavar="K=V", action="append"),
 )
+RUN_OR_CUSTOMER = (argument("run_id", "The run's id.", nargs="?", metavar="ID"), *CUSTOMER)
 
 
 def customer(owner: str | None, scope: str | None, context: list[str] | None) -> dict[str, Any]:
@@ -94,8 +94,7 @@ class AgentRunsCommand(BaseCommand):
             code = self.act(**options)
         except AgentRunsError as error:
             # With AGENTRUNS_REDACT, no traceback may show the error's unredacted text.
-            cause = None if redaction.is_on() else error
-            raise CommandError(escaped(error), returncode=WRONG) from cause
+            raise CommandError(escaped(error), returncode=WRONG) from None if redaction.is_on() else error
         except BrokenPipeError:  # such as `list_runs | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(WRONG)

@@ -24,7 +24,6 @@ _COUNTED_WITH_BETAS = _COUNTED | {"mcp_servers", "context_management", "compacti
 # Events the SDK derives from a delta that it has added to the message.
 _ADDED = frozenset({"text", "input_json", "citation", "thinking", "signature", "compaction"})
 MARKABLE = ("text", "tool_result", "image", "document")  # blocks after which a cache mark may stand
-TOO_LONG = "The conversation takes {tokens} tokens and {model} accepts {limit}. {advice}"
 GIVE_COMPACT = (
     "Give AnthropicModel a `compact` that shortens the request (agentruns.providers.window.drop_oldest), "
     "or continue in a new session."
@@ -172,7 +171,7 @@ class AnthropicModel(SDKModel):
         # An estimate alone refuses nothing: without a count, only the provider can tell.
         if counted is not None and counted > limit:
             advice = COMPACT_MORE if self.compact else GIVE_COMPACT
-            text = TOO_LONG.format(tokens=counted, model=self.name, limit=limit, advice=advice)
+            text = f"The conversation takes {counted} tokens and {self.name} accepts {limit}. {advice}"
             raise ProviderError(text, disposition="fail", type="context_window_exceeded")
         return body
 

@@ -56,11 +56,8 @@ class ScriptedModel:
         """Build the reply of turn `request.step`, counted from 0; raises ProviderError after the last."""
         number = request.step
         if number >= len(self.turns):
-            raise ProviderError(
-                f"The script has {len(self.turns)} turns and was asked for number {number + 1}.",
-                disposition="fail",
-                type="script_exhausted",
-            )
+            text = f"The script has {len(self.turns)} turns and was asked for number {number + 1}."
+            raise ProviderError(text, type="script_exhausted")
         turn: Any = self.turns[number]
         if callable(turn):
             turn = turn(request)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentruns.management.base import CUSTOMER, RUN_OR_CUSTOMER, AgentRunsCommand, argument, flag, usage
+from agentruns.management.base import RUN_OR_CUSTOMER, AgentRunsCommand, argument, flag, usage
 from agentruns.services.transfer import export_run
 
 
@@ -18,8 +18,7 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        RUN_OR_CUSTOMER,
-        *CUSTOMER,
+        *RUN_OR_CUSTOMER,
         argument("--folder", "Write each session of a customer into this folder.", metavar="DIR"),
         flag("--true-values", "Print every row as it is stored, with its secrets."),
     )

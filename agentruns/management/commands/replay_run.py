@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from agentruns.management.base import CUSTOMER, RUN_OR_CUSTOMER, WRONG, AgentRunsCommand, argument
+from agentruns.management.base import RUN_OR_CUSTOMER, WRONG, AgentRunsCommand, argument
 from agentruns.services.history import replay_run
 from agentruns.utils.redaction import redacted
 
@@ -19,8 +19,7 @@ class Command(AgentRunsCommand):
     )
 
     arguments = (
-        RUN_OR_CUSTOMER,
-        *CUSTOMER,
+        *RUN_OR_CUSTOMER,
         argument("--model", "Ask this model; 'own' is the agent's current one.", metavar="M"),
     )
 
