@@ -64,8 +64,7 @@ def cost_of(usage: Mapping[str, Any], *models: str) -> Decimal | None:
 
 def added(total: str, cost: str) -> str:
     """Add two journaled amounts; return the sum as it is journaled."""
-    with localcontext(Context(prec=100)):
-        return amount(Decimal(total) + Decimal(cost))
+    return amount(Context(prec=100).add(Decimal(total), Decimal(cost)))
 
 
 def amount(value: Decimal) -> str:

@@ -49,11 +49,9 @@ class MailNotifier:
         users, readers = get_user_model(), list[str]()
         visible: Callable[[Any], QuerySet[Any]] = visible_approvals if notice.approval_id else visible_runs
         about = notice.approval_id or notice.run_id
+        email = getattr(users, "get_email_field_name", str)()  # "" if users have none
         for address in people:  # that no user has, or whose user may see the approval or run
-            owners: list[Any] = []
-            if hasattr(users, "get_email_field_name"):
-                names = {f"{users.get_email_field_name()}__iexact": address}
-                owners = list(users._default_manager.filter(**names))
+            owners = [*users._default_manager.filter(**{f"{email}__iexact": address})] if email else []
             if not owners or any(visible(owner).filter(pk=about).exists() for owner in owners):
                 readers.append(address)
         if readers:

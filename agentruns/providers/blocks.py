@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 from agentruns.providers.attachments import limits_of
@@ -96,21 +97,19 @@ def for_claude(messages: Messages, thinking: Any = None) -> tuple[Messages, Any]
                 for b in kept
             ]
         converted += [{**message, "content": content}] if content else []
-    start = open_turn(converted)
-    roles = ["user", *(message["role"] for message in converted[start:])]
+    turn = converted[(start := open_turn(converted)) :]
     firsts = {
         blocks_of(message)[0]["type"]
-        for before, message in zip(roles, converted[start:], strict=False)
-        if message["role"] == "assistant" and before == "user"
+        for before, message in pairwise([{"role": "user"}, *turn])
+        if message["role"] == "assistant" and before["role"] == "user"
     }
     kind = thinking.get("type") if isinstance(thinking, dict) else None
     # Thinking is refused in a turn that has lost some of it. A reply that was left out begins with GONE; a
     # user who types that text loses nothing.
-    replies = (blocks_of(message) for message in converted[start:] if message["role"] == "assistant")
-    has_lost = any(blocks[0].get("text") == GONE for blocks in replies)
+    has_lost = any(blocks_of(each)[0].get("text") == GONE for each in turn if each["role"] == "assistant")
     if kind == "disabled" or (kind and has_lost) or (kind == "enabled" and not firsts <= {*THINKING}):
         thinking = {"type": "disabled"}
-        for place, message in enumerate(converted[start:], start):
+        for place, message in enumerate(turn, start):
             kept = [block for block in blocks_of(message) if block["type"] not in THINKING]
             converted[place] = {**message, "content": kept}
         converted = [message for message in converted if message["content"]]

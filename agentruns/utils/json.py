@@ -154,8 +154,7 @@ def select(value: Any, paths: Iterable[str]) -> Any:
 
 def _legal_text(text: str) -> str:
     # Most texts are plain, and the search takes many times longer.
-    plain = "\x00" not in text and (text.isascii() or is_utf8(text))
-    return text if plain else _ILLEGAL.sub("\ufffd", text)
+    return text if "\x00" not in text and is_utf8(text) else _ILLEGAL.sub("\ufffd", text)
 
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
