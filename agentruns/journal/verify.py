@@ -418,8 +418,8 @@ class History:
             if due is None and has is not None and has[1] == DEFERRED:  # told, and settled next
                 continue
             if has is None or due is None or due != tuple(has):
-                what = f"the event of call {call_id} is not the one that the journal waits for."
-                yield Problem(self.session.key, f"run {run_id}: {what}", run=run_id)
+                what = f"run {run_id}: the event of call {call_id} is not the one that the journal waits for."
+                yield Problem(self.session.key, what, kind=events.EVENT_AWAITED, run=run_id)
 
 
 # Kinds of rows that are about a call which a reply asked for

@@ -439,7 +439,9 @@ def _store(alias: str, export: _Export, runs: list[Run], tried: list[datetime]) 
         batch_size=CHUNK,
     )
     for wrong in check(session.pk, alias, files=False):
-        if wrong.column not in ("scope", "owner_id"):  # these may differ from the journal's
+        is_wait = wrong.kind == events.EVENT_AWAITED and wrong.seq is None  # nothing waits in a record
+        # Scope and owner may differ from the journal's.
+        if not (is_wait or wrong.column in ("scope", "owner_id")):
             raise RunStateError(f"{wrong} Nothing was imported.")
     for run in Run.objects.using(alias).unfinished().filter(session_id=session.pk):
         write(run.pk, _close, takes_lease=True)

@@ -813,6 +813,7 @@ OF_FAMILIES = [
 ]  # fmt: skip
 
 DEFERRED, DOUBTS, OUTCOMES = "db/test_deferred.py::test_", "journal/doubts.py", "services/runs/deferred.py"
+MORE = "db/test_deferred_more.py::test_"
 OF_DEFERRED = [
     mutant("messages: one whose run another sender has just begun is not sent again",
         Edit(SENDING, "        if begun is not None:", "        if False:"),
@@ -862,6 +863,9 @@ OF_DEFERRED = [
         Edit(CONTROL, 'if (parent := batch.state.run.parent).get("deferred"):',
              "if (parent := batch.state.run.parent) and False:"),
         f"{DEFERRED}a_verdict_on_the_deferred_call_ends_the_doubt_of_the_session[True]"),
+    mutant("imports: nothing waits in a record",
+        Edit("services/transfer.py", "if not (is_wait or ", "if not ("),
+        f"{MORE}a_session_whose_runs_wait_is_imported[event]"),
     mutant("deferred: a denial is remembered",
         Edit("journal/fold.py", '(about := payload.get("about")) and about["outcome"]',
              '(about := payload.get("about")) and not about["outcome"]'),

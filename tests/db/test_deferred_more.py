@@ -1,0 +1,146 @@
+"""Deferred calls and child runs at their edges: erased, forked, exported or gone before somebody hears."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from agentruns import (
+    Pending,
+    ToolContext,
+    approve,
+    export_run,
+    fork_run,
+    tool,
+)
+from agentruns.exceptions import RunStateError
+from agentruns.journal.batch import load
+from agentruns.models import Approval, Event, Message, Run
+from agentruns.services.data.erasure import erase_payload
+from agentruns.services.runs import deferred
+from agentruns.services.sweep import sweep
+from agentruns.services.transfer import import_run
+from agentruns.tools import Tool, mcp as declared
+from agentruns.tools.mcp import client
+from tests.db.deferrals import HEARD, SAID, ask, desk, told
+from tests.db.exports import forget_everything
+from tests.db.families import begin, work as finish
+from tests.db.test_deferred import due_now, sound
+from tests.effects import Effects
+from tests.mcp.servers import TASKED, lock
+from tests.shop.agents import act, call, shop_agent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BURN = {"tools": [call("burn")]}
+LONG = "begin " + "x" * 10_000 + " middle " + "y" * 90_000
+LONG_AGO = "2020-01-01T00:00:00Z"
+
+
+@tool(requires_approval=True, deferred=True)
+def burn(ctx: ToolContext) -> str:
+    """Burn."""
+    act("burn", ctx)
+    raise ValueError("the printer is on fire")
+
+
+def looks(result: Any, **options: Any) -> tuple[Run, Run]:
+    """Ask an agent whose deferred call has this result, and approve the call."""
+
+    @tool(requires_approval=True, deferred=True, **options)
+    def look(ctx: ToolContext) -> Any:
+        """Look."""
+        return result
+
+    run, child = ask(desk({"tools": [call("look")]}, SAID, HEARD, tools=[look]))
+    approve(Approval.objects.get().pk, None)
+    return run, child
+
+
+def burnt(*turns: Any) -> tuple[Run, Run, str]:
+    """Let a deferred call raise and the session hear that; return both runs and the call."""
+    run, child = ask(desk(BURN, SAID, *turns, tools=[burn]))
+    approve(Approval.objects.get().pk, None)
+    finish()
+    (call_id,) = load("default", run.session_id, run.pk).in_doubt.open
+    return run, child, call_id
+
+
+def untold(child: Run) -> None:
+    """Let a deferred call end, and its outcome wait to be told."""
+    with patch.object(deferred, "send", side_effect=RunStateError("not now")):
+        sweep(run_id=child.pk)
+    assert not told()
+    due_now()
+
+
+def two_untold() -> list[Run]:
+    """Let the outcomes of a call of "s1" and of one of "s2" wait to be told."""
+    children = [ask(desk(), session=key)[1] for key in ("s1", "s2")]
+    for card in Approval.objects.all():
+        approve(card.pk, None)
+    for child in children:
+        untold(child)
+    return children
+
+
+def only(run: Run, kind: str) -> Message:
+    return Message.objects.get(run=run, kind=kind)
+
+
+def erase(run: Run, kind: str) -> None:
+    erase_payload(run.pk, only(run, kind).seq, None, "asked for")
+
+
+@tool(awaits="paid")
+def invoice(number: str) -> Any:
+    """Send an invoice."""
+    return Pending(key=number)
+
+
+@pytest.mark.parametrize("waits", ["event", "child", "deferred"])
+def test_a_session_whose_runs_wait_is_imported(waits: str) -> None:
+    scout = shop_agent("scout", {"tools": [call("refund", cents=5000)]})
+    turn = {"tools": [call("scout", task="look") if waits == "child" else call("invoice", number="7")]}
+    boss = shop_agent("boss", turn, tools=[scout.as_tool(), invoice])
+    run = ask(desk())[0] if waits == "deferred" else begin(boss)
+    assert run.status == ("completed" if waits == "deferred" else "waiting")
+    lines = list(export_run(run.pk, true_values=True))
+    forget_everything()
+    Event.objects.all().delete()
+    imported = import_run(lines)
+    finish()
+    assert imported.status == ("completed" if waits == "deferred" else "cancelled")
+    assert Run.objects.count() == 1
+    sound()
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_the_session_of_a_deferred_call_is_imported(is_told: bool, effects: Effects) -> None:
+    _run, child = ask(desk())
+    if is_told:
+        approve(Approval.objects.get().pk, None)
+        finish()
+    lines = list(export_run(child.pk, true_values=True))
+    forget_everything()
+    Event.objects.all().delete()
+    imported = import_run(lines)
+    finish()
+    assert imported.status == ("completed" if is_told else "cancelled")
+    with pytest.raises(RunStateError, match="Write to the conversation: session 's1'"):
+        fork_run(imported.pk, 2, text="go on")
+    sound()
+
+
+@pytest.fixture
+def tasked(tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tool]]:
+    """The deferred tool of a server that answers with a task."""
+    monkeypatch.setattr(declared, "_servers", {})
+    env = {"LEDGER": str(effects.path), "TASKS": str(tmp_path)}
+    yield lock([sys.executable, TASKED], name="h", file=tmp_path / "h.json", env=env, deferred=True)
+    client.close()
