@@ -111,9 +111,13 @@ def _derived(driver: Driver, call: Call) -> tuple[UUID, UUID, str]:
 
 def _plan_deferred(driver: Driver, call: Call) -> Plan | str:
     """Plan the child run that makes a deferred call, with its request for approval; calls users' code."""
-    tool, run = driver.agent.tools[call.tool], driver.run
+    tool, run, rows = driver.agent.tools[call.tool], driver.run, driver.state.conversation.rows
+    replies = (row.payload for row in rows if row.kind == events.ASSISTANT)
+    asked_before = {one["id"]: one["arguments"] for reply in replies for one in reply["calls"]}
     for waiting, result in driver.state.deferred.items():
-        if (result.tool_name, result.payload["deferred"]["digest"]) == (call.tool, call.digest):
+        # Not by the digest that was stored: an erasure in the session replaces the key of its digests.
+        earlier = gate.call_digest(driver.state.secret, result.tool_name, asked_before[result.call_id])
+        if earlier == gate.call_digest(driver.state.secret, call.tool, call.arguments):
             return SAME.format(run=waiting)
     run_id, session_id, secret = _derived(driver, call)
     own = replace(call, digest=gate.call_digest(secret, call.tool, call.arguments))

@@ -16,20 +16,23 @@ from agentruns import (
     approve,
     export_run,
     fork_run,
+    start_run,
     tool,
 )
 from agentruns.exceptions import RunStateError
 from agentruns.journal.batch import load
 from agentruns.models import Approval, Event, Message, Run
 from agentruns.services.data.erasure import erase_payload
-from agentruns.services.runs import deferred
+from agentruns.services.events import settle_due
+from agentruns.services.runs import deferred, family
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import import_run
 from agentruns.tools import Tool, mcp as declared
 from agentruns.tools.mcp import client
-from tests.db.deferrals import HEARD, SAID, ask, desk, told
+from tests.db.deferrals import HEARD, REFUND, SAID, ask, desk, told
 from tests.db.exports import forget_everything
 from tests.db.families import begin, work as finish
+from tests.db.helpers import everywhere, outcomes
 from tests.db.test_deferred import due_now, sound
 from tests.effects import Effects
 from tests.mcp.servers import TASKED, lock
@@ -95,6 +98,69 @@ def only(run: Run, kind: str) -> Message:
 
 def erase(run: Run, kind: str) -> None:
     erase_payload(run.pk, only(run, kind).seq, None, "asked for")
+
+
+def test_what_is_erased_before_it_is_told_is_not_sent() -> None:
+    _run, child = looks("Ada is ill")
+    untold(child)
+    erase(child, "tool_result")
+    finish()
+    assert len(told()) == 1
+    assert "Ada" not in everywhere()
+    sound()
+
+
+@pytest.mark.parametrize("what", ["result", "task"])
+def test_what_is_erased_while_it_is_told_is_not_sent_and_the_outcome_is_told_once(what: str) -> None:
+    run, child = looks("Ada is ill")
+    untold(child)
+    send, event = deferred.send, Event.objects.unsettled().get()
+
+    def send_late(*args: Any, **options: Any) -> Any:
+        if not Message.objects.filter(kind="payload_erased").exists():
+            erase(child, "tool_result") if what == "result" else erase(run, "user")
+            deferred.tell(event)  # by another process
+        return send(*args, **options)
+
+    with patch.object(deferred, "send", side_effect=send_late):
+        settle_due()
+    due_now()
+    finish()
+    assert len(told()) == 1
+    assert ("Ada" in everywhere()) == (what == "task")
+    assert not Event.objects.unsettled().exists()
+    sound()
+
+
+def test_an_output_that_is_erased_while_the_parent_gets_it_is_not_written_again() -> None:
+    scout = shop_agent("scout", {"text": "Ada is ill"})
+    run = begin(shop_agent("boss", {"tools": [call("scout", task="look")]}, tools=[scout.as_tool()]))
+    child = Run.objects.get(parent=run)
+    with patch.object(family, "_settle"):
+        sweep(run_id=child.pk)
+    write = family.write
+
+    def write_late(*args: Any, **options: Any) -> Any:
+        if not Message.objects.filter(kind="payload_erased").exists():
+            erase(child, "assistant")
+        return write(*args, **options)
+
+    due_now()
+    with patch.object(family, "write", side_effect=write_late):
+        finish()
+    run.refresh_from_db()
+    assert run.status == "completed"
+    assert "Ada" not in everywhere()
+    sound()
+
+
+def test_the_same_call_is_refused_after_an_erasure_as_well() -> None:
+    run, _child = ask(desk(REFUND, SAID, REFUND))
+    erase(run, "user")
+    later = start_run("desk", "again", "s1")
+    sweep(run_id=later.pk)
+    assert (outcomes(later), Approval.objects.count()) == (["error"], 1)
+    sound()
 
 
 @tool(awaits="paid")

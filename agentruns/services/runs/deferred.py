@@ -12,7 +12,7 @@ from agentruns.journal import events, payloads
 from agentruns.journal.batch import load
 from agentruns.journal.masking import mask_of
 from agentruns.journal.read import read_rows
-from agentruns.models import Event, Message, Run
+from agentruns.models import Event, Message, Run, Session
 from agentruns.models.parts import keyed
 from agentruns.models.statuses import Outcome
 from agentruns.services.runs.messages import send
@@ -56,8 +56,10 @@ def tell(event: Event) -> None:
             text, about = outcome_of(child, waits.payload["deferred"]["digest"])
             # A key that nobody can guess, and so nobody else can use before.
             key, owner = keyed(session.secret, f"outcome of {child.pk}"), Owner.of_row(session)
+            # An erasure replaces the secret, and with it the key: what is gone must not be sent, nor twice.
+            same = Session.objects.using(alias).filter(pk=session.pk, secret=session.secret).exists
             reached("before_settled")
-            send(session, text, agent=None, actor=None, owner=owner, key=key, about=about)
+            send(session, text, agent=None, actor=None, owner=owner, key=key, about=about, is_current=same)
             reached("after_settled")
     except (DatabaseError, InterfaceError):
         raise

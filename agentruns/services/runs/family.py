@@ -19,7 +19,7 @@ from agentruns.journal import events
 from agentruns.journal.batch import Batch, load
 from agentruns.journal.fold import RunState
 from agentruns.journal.payloads import Offload, may_be_large
-from agentruns.models import Event, Message, Run
+from agentruns.models import Event, Message, Run, Session
 from agentruns.models.event import CHILD, DEFERRED
 from agentruns.models.statuses import RunStatus
 from agentruns.services.runs import deferred
@@ -177,10 +177,12 @@ def _settle(event: Event, parent: Run, child: Run) -> None:
     offload = Offload(f"{parent.session_id}/{event.call_id}-child")
     if may_be_large(text):
         offload({"content": text})  # before the transaction
+    # An erasure, which locks both sessions, replaces the secret: what is gone must not be written again.
+    same = Session.objects.using(alias).filter(pk=child.session_id, secret=child.session.secret)
 
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(event.call_id)
-        if run.is_ended or call is None or not call.is_pending:
+        if run.is_ended or call is None or not call.is_pending or not same.exists():
             return
         used = {name: state.run.used(name) for name in ("token_budget", "cost_budget")}
         spent = {name: prices.amount(each) for name, each in used.items() if each}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -77,10 +78,12 @@ def send(
     key: str | None = None,
     refusal: str = "",
     about: events.About | None = None,
+    is_current: Callable[[], bool] = lambda: True,
 ) -> tuple[Run, bool]:
     """Send a message; return the run that reads it, and whether this call sent it. Raises as `send_message`.
 
     `refusal` is the reason why no new run may start, or "". The caller has checked the session's `owner`.
+    Raises SessionBusyError unless `is_current`, which is called under the session's lock.
     """
     last = last_run(session, key, actor)
     if agent is None and last is None:
@@ -96,7 +99,7 @@ def send(
         open_runs = visible_runs(actor).filter(session_id=session.pk, status__in=UNFINISHED)
         seen = {*open_runs.values_list("pk", flat=True)}
     permissions.require_somebody(actor)
-    sending = _Sending(refusal, start_limit(actor, agent), seen)
+    sending = _Sending(refusal, start_limit(actor, agent), seen, is_current)
     request = request_for(agent, content, session, actor=actor, context=context, idempotency_key=key)
     priority = last.priority if last else None
     request = replace(request, owner=owner, priority=priority, join=sending.join, about=about)
@@ -121,6 +124,7 @@ class _Sending:
     refusal: str
     limit: int | None
     seen: set[UUID] | None  # open runs that the sender may see (None: all), found before the transaction
+    is_current: Callable[[], bool]
     tried: list[str] = field(default_factory=list)  # hashes of the rows that may hold the message
     is_new: bool = False
 
@@ -161,6 +165,8 @@ class _Sending:
                     raise RunStateError(text % {"key": request.key, "run": row.run_id}, str(row.run_id))
                 self.is_new = False
                 return find_run(row.run_id)
+        if not self.is_current():
+            raise SessionBusyError(_("What the message tells was changed just now; try again."))
         run = runs.unfinished().first()
         if run is None:
             if session.next_seq == 1:
