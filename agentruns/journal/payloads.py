@@ -207,16 +207,22 @@ def content_of(stored: Stored) -> Any:
 
 def said_in(run_id: UUID, seq: int, payload: Any) -> str:
     """Read the full text of a `user` row, with a description of each attached file; raises PayloadError."""
+    content = whole(run_id, seq, payload)
+    return blocks.described(content) if isinstance(content, list) else str(content)
+
+
+def whole(run_id: UUID, seq: int, payload: Any) -> Any:
+    """Read the content of a row with its texts from their files; raises PayloadError."""
     if (stored := of(run_id, seq, payload)) is not None:
-        return str(content_of(stored))
-    return blocks.described(
-        [
-            {**block, "text": content_of(file_of(run_id, seq, payload, block["sha256"]))}
-            if block.get("type") == "text" and "sha256" in block
-            else block
-            for block in payload["content"]
-        ]
-    )
+        return content_of(stored)
+    if not has_blocks(payload):
+        return payload["content"]
+    return [
+        {**block, "text": content_of(file_of(run_id, seq, payload, block["sha256"]))}
+        if block.get("type") == "text" and "sha256" in block
+        else block
+        for block in payload["content"]
+    ]
 
 
 def instructions_of(run: RunState) -> str:
