@@ -13,7 +13,7 @@ from agentruns.engine.leases import why_off
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
-from agentruns.models import Message
+from agentruns.models import Message, Run
 from agentruns.models.parts import keyed
 from agentruns.models.statuses import GateVerdict, Outcome
 from agentruns.providers.base import ModelReply
@@ -32,6 +32,7 @@ DENIED = (
 NOBODY = "Not executed: this call needs a person's approval, and nobody can be asked in a stateless run."
 CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
 RUN_SINCE = "{tool} was left out when this run was forked, and its origin has executed it since: {calls}."
+GONE = " (or may have: that run is gone)"
 TOO_MANY = (
     "Not executed: the reply has {count} calls, and at most {most} are taken from one. Neither this call nor "
     "those after it, which are left out here, were executed. Make what is still needed in later replies."
@@ -273,12 +274,14 @@ def is_off(driver: Driver, tool: str) -> bool:
 def run_since(driver: Driver, tool: Tool) -> str:
     """Describe the calls of a tool that a fork left out and that its origin has started since.
 
-    Returns "" if there are none, or if the tool is safe to retry.
+    Includes calls whose run is gone. Returns "" if there are none, or if the tool is safe to retry.
     """
     left_out = driver.state.open_elsewhere.get(tool.name)
     if not left_out or tool.recovery == "safe_to_retry":
         return ""
     rows = Message.objects.using(driver.alias).filter(run_id__in={*left_out.values()}, call_id__in=left_out)
     started = {*rows.filter(kind=events.TOOL_STARTED).values_list("call_id", flat=True)}
-    calls = ", ".join(f"call {call_id} of run {left_out[call_id]}" for call_id in sorted(started))
-    return RUN_SINCE.format(tool=tool.name, calls=calls) if calls else ""
+    here = {*Run.objects.using(driver.alias).filter(pk__in=left_out.values()).values_list("pk", flat=True)}
+    gone = {one: GONE for one, run_id in left_out.items() if run_id not in here}
+    calls = [f"call {one} of run {left_out[one]}{gone.get(one, '')}" for one in sorted({*started, *gone})]
+    return RUN_SINCE.format(tool=tool.name, calls=", ".join(calls)) if calls else ""

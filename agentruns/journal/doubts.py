@@ -27,10 +27,11 @@ class Doubts:
             self.open[row.call_id] = row
         elif (said := events.USER.of(row)) and (about := said.get("about")) and about.get("in_doubt"):
             if about["call"] not in self._cleared:
-                # As if the result of the deferred call stood in this journal.
+                # As if the result of the deferred call stood in this journal; in a fork it is a copy.
                 facts = {"in_doubt": about.get("raised", False), "content": about.get("detail", "")}
-                run_id, tool = UUID(about["run"]), about["tool"]
-                its = row._replace(run_id=run_id, call_id=about["call"], tool_name=tool, payload=facts)
+                run_id = row.run_id if events.COPIED in said else UUID(about["run"])
+                its = row._replace(run_id=run_id, call_id=about["call"], payload=facts)
+                its = its._replace(tool_name=about["tool"])
                 self.open[its.call_id] = its
         elif (decision := events.APPROVAL_DECIDED.of(row)) and "settles" in decision:
             named = [call for call in decision["settles"] if call in self.open]
@@ -38,7 +39,8 @@ class Doubts:
         elif row.kind == events.APPROVAL_VOIDED:
             self.open |= self._settled.pop(row.call_id, {})
         elif (judged := events.ORPHAN_RESOLVED.of(row)) and judged["verdict"] in events.CLEARING:
-            self.open.pop(row.call_id, None)
+            for doubts in (self.open, *self._settled.values()):
+                doubts.pop(row.call_id, None)
             self._cleared.add(row.call_id)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from django.contrib.auth.models import User
 
 from agentruns import (
     Image,
@@ -25,16 +26,17 @@ from agentruns.exceptions import RunStateError
 from agentruns.journal.batch import load
 from agentruns.models import Approval, Event, Message, Run
 from agentruns.services.data.erasure import erase_payload
+from agentruns.services.data.retention import prune_ended
 from agentruns.services.events import settle_due
-from agentruns.services.runs import deferred, family
+from agentruns.services.runs import control, deferred, family
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import import_run
 from agentruns.tools import Tool, mcp as declared
 from agentruns.tools.mcp import client
-from tests.db.deferrals import HEARD, REFUND, SAID, ask, desk, text_of, told
+from tests.db.deferrals import HEARD, REFUND, SAID, SMALL, ask, desk, text_of, told
 from tests.db.exports import forget_everything
 from tests.db.families import begin, work as finish
-from tests.db.helpers import everywhere, outcomes
+from tests.db.helpers import everywhere, names, outcomes, user
 from tests.db.test_deferred import due_now, sound
 from tests.effects import Effects
 from tests.mcp.servers import TASKED, lock
@@ -166,6 +168,33 @@ def test_the_same_call_is_refused_after_an_erasure_as_well() -> None:
     sound()
 
 
+def test_a_fork_has_a_doubt_of_its_own(effects: Effects) -> None:
+    run, child, call_id = burnt()
+    last = Message.objects.filter(session=run.session).latest("seq")
+    fork = fork_run(last.run_id, last.seq, text="go on", session="f")
+    control.resolve_orphan(child.pk, call_id, "not_occurred", None)
+    assert not load("default", run.session_id, run.pk).in_doubt.open
+    assert load("default", fork.session_id, fork.pk).doubts == {"burn": {call_id: fork.pk}}
+    control.resolve_orphan(fork.pk, call_id, "not_occurred", None)
+    assert not load("default", fork.session_id, fork.pk).in_doubt.open
+    sound()
+
+
+def test_a_verdict_ends_a_doubt_for_good_though_the_approval_that_settled_it_is_voided(
+    effects: Effects,
+) -> None:
+    run, child, call_id = burnt(BURN)
+    bob = user("bob", "decide_approval")
+    approve(Approval.objects.pending().get().pk, bob)
+    control.resolve_orphan(child.pk, call_id, "not_occurred", None)
+    User.objects.filter(pk=bob.pk).update(is_active=False)
+    finish()
+    assert Message.objects.filter(kind="approval_voided").exists()
+    assert not load("default", run.session_id, run.pk).in_doubt.open
+    assert names(effects) == ["burn"]
+    sound()
+
+
 def test_long_arguments_are_cut_and_sensitive_ones_masked_wherever_they_stand() -> None:
     @tool(requires_approval=True, deferred=True, sensitive=["iban"])
     def pay(ctx: ToolContext, iban: str, note: str = "") -> str:
@@ -240,6 +269,27 @@ def test_the_session_of_a_deferred_call_is_imported(is_told: bool, effects: Effe
     assert imported.status == ("completed" if is_told else "cancelled")
     with pytest.raises(RunStateError, match="Write to the conversation: session 's1'"):
         fork_run(imported.pk, 2, text="go on")
+    sound()
+
+
+@pytest.mark.parametrize("why", ["pruned", "elsewhere"])
+def test_a_fork_asks_a_person_if_the_run_of_the_call_is_gone(why: str, effects: Effects) -> None:
+    run, child = ask(desk(REFUND, SAID, HEARD))
+    approve(Approval.objects.get().pk, None)
+    finish()
+    at, agent = only(run, "tool_result").seq, desk(SAID, SMALL, version="2")
+    if why == "elsewhere":
+        lines = list(export_run(run.pk, true_values=True))
+        forget_everything()
+        run = import_run(lines)
+    fork = fork_run(run.pk, at, text="go on", agent=agent, session="f")
+    if why == "pruned":
+        Run.objects.exclude(pk=fork.pk).update(updated_at=LONG_AGO)
+        assert prune_ended(5).sessions == 2
+    finish()
+    card = Approval.objects.get(run=fork)
+    assert f"run {child.pk} (or may have: that run is gone)" in card.why
+    assert names(effects) == ["give_back"]
     sound()
 
 
