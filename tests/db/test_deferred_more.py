@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from agentruns import (
     Text,
     ToolContext,
     approve,
+    cancel_run,
     export_run,
     fork_run,
     start_run,
@@ -24,22 +26,24 @@ from agentruns import (
 )
 from agentruns.exceptions import RunStateError
 from agentruns.journal.batch import load
-from agentruns.models import Approval, Event, Message, Run
-from agentruns.services.data.erasure import erase_payload
+from agentruns.models import Approval, Event, Message, Run, Session
+from agentruns.services.data.erasure import erase_payload, erase_whole_session
 from agentruns.services.data.retention import prune_ended
 from agentruns.services.events import settle_due
 from agentruns.services.runs import control, deferred, family
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import import_run
+from agentruns.testing import run_until_blocked
 from agentruns.tools import Tool, mcp as declared
 from agentruns.tools.mcp import client
 from tests.db.deferrals import HEARD, REFUND, SAID, SMALL, ask, desk, text_of, told
 from tests.db.exports import forget_everything
 from tests.db.families import begin, work as finish
 from tests.db.helpers import everywhere, names, outcomes, user
+from tests.db.racing import at_once
 from tests.db.test_deferred import due_now, sound
 from tests.effects import Effects
-from tests.mcp.servers import TASKED, lock
+from tests.mcp.servers import SLOW, TASKED, done, lock
 from tests.pictures import PNG
 from tests.shop.agents import act, call, shop_agent
 
@@ -159,6 +163,49 @@ def test_an_output_that_is_erased_while_the_parent_gets_it_is_not_written_again(
     sound()
 
 
+def test_a_session_that_goes_while_it_is_told_holds_up_no_other() -> None:
+    two_untold()
+    send = deferred.send
+
+    def send_late(session: Session, *args: Any, **options: Any) -> Any:
+        if session.key == "s1":
+            erase_whole_session("s1")
+        return send(session, *args, **options)
+
+    with patch.object(deferred, "send", side_effect=send_late):
+        settle_due()
+    due_now()
+    finish()
+    assert not Session.objects.filter(key="s1").exists()
+    assert len(told("s2")) == 1
+    assert not Event.objects.unsettled().exists()
+    sound()
+
+
+def test_a_broken_outcome_holds_up_no_other() -> None:
+    child, _second = two_untold()
+    find = deferred.find_run
+
+    def find_not(run_id: Any) -> Run:
+        if str(run_id) == str(child.pk):
+            raise RuntimeError("broken")
+        return find(run_id)
+
+    with patch.object(deferred, "find_run", side_effect=find_not):
+        settle_due()
+    assert (len(told("s1")), len(told("s2"))) == (0, 1)
+    settle_due()
+    assert len(told("s1")) == 1
+
+
+@pytest.mark.parametrize("odd", ["a\x00b", "\ud800", "⟦", "x" * 70_000])
+def test_an_odd_result_is_told(odd: str) -> None:
+    looks(odd)
+    finish()
+    assert len(told()) == 1
+    sound()
+
+
 def test_the_same_call_is_refused_after_an_erasure_as_well() -> None:
     run, _child = ask(desk(REFUND, SAID, REFUND))
     erase(run, "user")
@@ -192,6 +239,31 @@ def test_a_verdict_ends_a_doubt_for_good_though_the_approval_that_settled_it_is_
     assert Message.objects.filter(kind="approval_voided").exists()
     assert not load("default", run.session_id, run.pk).in_doubt.open
     assert names(effects) == ["burn"]
+    sound()
+
+
+def test_a_verdict_and_an_erasure_that_lock_the_sessions_in_another_order_both_go_through(
+    effects: Effects,
+) -> None:
+    run, child, call_id = burnt()
+    write = control.write
+
+    def write_slowly(run_id: Any, *args: Any, **options: Any) -> Any:
+        if run_id == run.pk:  # the session of the child is locked
+            time.sleep(0.6)
+        return write(run_id, *args, **options)
+
+    def erase_meanwhile() -> None:
+        time.sleep(0.2)
+        erase(child, "tool_result")
+
+    with patch.object(control, "write", side_effect=write_slowly):
+        _, error = at_once(
+            lambda: control.resolve_orphan(child.pk, call_id, "not_occurred", None), erase_meanwhile
+        )
+    assert error is None
+    assert not load("default", run.session_id, run.pk).in_doubt.open
+    assert Message.objects.filter(kind="payload_erased", run=child).exists()
     sound()
 
 
@@ -293,6 +365,25 @@ def test_a_fork_asks_a_person_if_the_run_of_the_call_is_gone(why: str, effects: 
     sound()
 
 
+def test_the_limits_of_runs_stop_no_deferred_call(effects: Effects) -> None:
+    _run, child = ask(desk(max_steps=2, token_budget=100_000))
+    child.refresh_from_db()
+    approve(Approval.objects.get().pk, None)
+    finish()
+    child.refresh_from_db()
+    assert (child.status, names(effects), len(told())) == ("completed", ["give_back"], 1)
+
+
+def test_an_outcome_is_told_after_its_run_was_cancelled(effects: Effects) -> None:
+    run, child = ask(desk(REFUND, {"tools": [call("refund", cents=5000)]}))
+    approve(Approval.objects.get(run=child).pk, None)
+    untold(child)
+    cancel_run(run.pk)
+    finish()
+    assert (names(effects), len(told())) == (["give_back"], 1)
+    sound()
+
+
 @pytest.fixture
 def tasked(tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tool]]:
     """The deferred tool of a server that answers with a task."""
@@ -300,3 +391,15 @@ def tasked(tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch) ->
     env = {"LEDGER": str(effects.path), "TASKS": str(tmp_path)}
     yield lock([sys.executable, TASKED], name="h", file=tmp_path / "h.json", env=env, deferred=True)
     client.close()
+
+
+def test_a_tool_of_a_server_is_deferred_and_its_task_polled(tasked: list[Tool], effects: Effects) -> None:
+    work = call("h__work", created=SLOW, polls=[done("it is done")])
+    run, child = ask(desk({"tools": [work]}, SAID, HEARD, tools=tasked))
+    assert (run.status, child.status, effects.lines()) == ("completed", "awaiting-approval", [])
+    approve(Approval.objects.get().pk, None)
+    run_until_blocked(fast_forward=True)
+    (message,) = told()
+    assert "it is done" in text_of(message)
+    assert [line.get("tool") for line in effects.lines()].count("work") == 1
+    sound()
