@@ -35,8 +35,6 @@ WAIT = 2.0  # seconds that a run waits for the requests of other runs
 OF_A_RUN = ("max_steps", "token_budget", "cost_budget", "deadline")
 UNITS = {"max_steps": " replies", "token_budget": " tokens", "deadline": " s"}
 DONE = "So far: replies {steps}, tokens {tokens}, cost {cost}, calls that may have had an effect {calls}."
-
-
 NO_POLICY = "policy: AGENTRUNS_POLICY failed in budget(); the log says how."
 NO_PRICE = "no_price: AGENTRUNS_PRICES has no price for {model}, so the policy's budget cannot be kept."
 RESERVED = "requests at work may use up the {name}'s budget of today."
@@ -127,9 +125,7 @@ def prepared(driver: Driver, request: ModelRequest, model: Model | str) -> Model
         return request
     own = reply_limit(model, request.params)
     fitting = _lowered(driver, request, model, own)
-    if fitting is None or not _reserve(driver, fitting, model, own):
-        return None
-    return fitting
+    return fitting if fitting is not None and _reserve(driver, fitting, model, own) else None
 
 
 def _lowered(
@@ -157,8 +153,7 @@ def _lowered(
         rest = Decimal(limits["cost_budget"]) - run.used("cost_budget") - read
         left["cost_budget"] = int(rest * prices.MILLION / price["output"])
     name = min(left, key=left.__getitem__, default="")
-    thinking = request.params.get("thinking")
-    floor = min(FLOOR, own or FLOOR) + token_count(thinking, "budget_tokens")
+    floor = min(FLOOR, own or FLOOR) + token_count(request.params.get("thinking"), "budget_tokens")
     if name and left[name] < floor:
         (budget,) = (each for each in budgets_of(definition, run, driver.now) if each.name == name)
         stop(driver, name, f"{budget} What the next request sends, and a reply of {floor} tokens, need more.")

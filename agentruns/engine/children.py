@@ -154,8 +154,7 @@ def family(alias: str, run_id: UUID) -> set[UUID]:
     """Find the ids of a run and of all runs below it."""
     found, last = {run_id}, {run_id}
     while last:
-        children = Run.objects.using(alias).filter(parent__in=last).values_list("pk", flat=True)
-        last = {*children} - found
+        last = {*Run.objects.using(alias).filter(parent__in=last).values_list("pk", flat=True)} - found
         found |= last
     return found
 
@@ -196,7 +195,6 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
         _add_call(first, plan.own, plan.asked)
     state, title = first.state, title_of(text)
     given = state.run.given()
-    whose = {name: given[name] for name in ("owner_id", "owner_name", "scope")}
     session = Session(
         id=plan.session_id,
         key=begun["session"],
@@ -205,10 +203,9 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
         next_seq=state.next_seq,
         head=state.head,
         created_at=first.at,
-        **whose,
+        **{name: given[name] for name in ("owner_id", "owner_name", "scope")},
     )
-    times = {"created_at": first.at, "updated_at": first.at}
-    columns = {**state.run.columns(), **given, **times}
+    columns = {**state.run.columns(), **given, "created_at": first.at, "updated_at": first.at}
     if state.run.status == RunStatus.ACTIVE:
         columns["status"] = Run.Status.QUEUED.value
     child = Run(id=plan.run_id, session=session, input=text, title=title, **columns)

@@ -168,9 +168,8 @@ def _look(alias: str, replies: dict[UUID, Reply]) -> None:
     """Update `is_watched` of each reply; stop replies whose run has a new request to pause or to cancel."""
     watched = ExpressionWrapper(Q(draft__watched_until__gt=Now()), output_field=BooleanField())
     runs = Run.objects.using(alias).filter(pk__in=replies).annotate(watched=watched)
-    for run_id, epoch, seq, is_watched in runs.values_list(
-        "pk", "lease_epoch", "session__next_seq", "watched"
-    ):
+    columns = ("pk", "lease_epoch", "session__next_seq", "watched")
+    for run_id, epoch, seq, is_watched in runs.values_list(*columns):
         reply = replies[run_id]
         reply.is_watched = bool(is_watched) and epoch == reply.epoch
         if seq > reply.seq:

@@ -217,7 +217,6 @@ class Driver:
                 raise LeaseLostError(f"Run {self.run.run_id} went on without epoch {self.lease.epoch}.")
             epoch, owner = (self.lease.epoch, self.lease.owner) if self.lease else (0, "")
             batch = Batch(self.state, epoch, owner=owner, local=self.lease is None)
-            seq = batch.first_seq
             try:
                 build(batch)  # which may ask the database for the time
                 if not batch.rows:
@@ -230,15 +229,14 @@ class Driver:
                 self.store.append(batch, durable=not joined)
                 break
             except (JournalConflictError, DatabaseError, InterfaceError) as error:
-                conflict = isinstance(error, JournalConflictError)
-                if joined and not conflict:
+                if joined and not isinstance(error, JournalConflictError):
                     raise
                 logger.info("Append refused run=%s: %s", self.run.run_id, error)
                 stored = self.reread(tried, patient=batch.progressed, give_up=give_up)
                 if stored is not None:
                     batch = stored
                     break
-                tries = tries + 1 if self.state.next_seq == seq else 0
+                tries = tries + 1 if self.state.next_seq == batch.first_seq else 0
                 passing = isinstance(error, PASSING) and (batch.progressed or uptime() < give_up)
                 if cannot_pass(error) or (tries > SAME_STATE_RETRIES and not passing):
                     raise

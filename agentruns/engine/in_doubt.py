@@ -35,9 +35,8 @@ def decided(batch: Batch, call: Call) -> None:
     if approval is None or not call.is_open:
         return
     denied = DENIED.format(reason=approval.reason)
-    texts: dict[str, str] = {Outcome.DENIED: denied, Outcome.ANSWERED: approval.text}
-    texts[Outcome.EXPIRED] = EXPIRED
-    batch.result(call, texts[call.decision], call.decision, actor=approval.actor)
+    said: dict[str, str] = {Outcome.DENIED: denied, Outcome.ANSWERED: approval.text, Outcome.EXPIRED: EXPIRED}
+    batch.result(call, said[call.decision], call.decision, actor=approval.actor)
 
 
 def unknown(batch: Batch, call: Call, actor: Any, why: str = "") -> None:
@@ -151,11 +150,8 @@ def orphan(
     """
     if call.declares == "transactional" and not recovery_failed:
         return  # no result was committed, so nothing happened: it simply runs again
-    action = {"safe_to_retry": Orphan.RETRY, "reconcile": Orphan.RECONCILE}.get(
-        call.declares or declared, Orphan.HELD
-    )
-    if recovery_failed:
-        action = Orphan.HELD
+    recovers = {"safe_to_retry": Orphan.RETRY, "reconcile": Orphan.RECONCILE}
+    action = Orphan.HELD if recovery_failed else recovers.get(call.declares or declared, Orphan.HELD)
     is_told = action == Orphan.HELD and tell_model
     evidence = evidence or f"Attempt {call.attempt} started and left no result."
     _found(batch, call, Orphan.SURFACED if is_told else action, evidence)

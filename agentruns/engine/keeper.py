@@ -89,9 +89,8 @@ class Keeper:
                     self._wake.clear()
                     continue  # other leases may have come, and some may have gone
                 for place in {(lease.alias, state) for lease, state in leases}:
-                    self._extend(
-                        *place, [lease for lease, state in leases if (lease.alias, state) == place], own
-                    )
+                    mine = [lease for lease, state in leases if (lease.alias, state) == place]
+                    self._extend(*place, mine, own)
 
     def _extend(self, alias: str, state: State, leases: list[Lease], own: ExitStack) -> None:
         """Extend the leases of one database and `state`, such as a tenant; mark lost and cancelled ones."""
@@ -114,10 +113,9 @@ class Keeper:
                     own.enter_context(own_connection(alias, pooled=False))
                 keep(connections[own_alias(alias)], state)
                 extended, lost = extend_all(own_alias(alias), moving)
-                requests = (
-                    Message.objects.using(own_alias(alias)).own().filter(kind=events.RUN_CANCEL_REQUESTED)
-                )
-                requests = requests.filter(run_id__in=[lease.run_id for lease in extended])
+                rows = Message.objects.using(own_alias(alias)).own()
+                ids = [lease.run_id for lease in extended]
+                requests = rows.filter(kind=events.RUN_CANCEL_REQUESTED, run_id__in=ids)
                 cancelled = set(requests.values_list("run_id", flat=True))
         except Exception as error:  # busy or unreachable is not lost
             is_known = isinstance(error, DatabaseError | InterfaceError | JournalLockedError)

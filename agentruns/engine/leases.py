@@ -138,8 +138,7 @@ def claim(alias: str, run_id: UUID, agent: str = "") -> Lease | None:
     if taken is None:
         return None
     session_id, epoch, attempts, took_over = taken
-    deadline = before + seconds
-    return Lease(alias, run_id, session_id, epoch, attempts, took_over, deadline, owner=owner)
+    return Lease(alias, run_id, session_id, epoch, attempts, took_over, before + seconds, owner=owner)
 
 
 def claimable(alias: str) -> RunQuerySet:

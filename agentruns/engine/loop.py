@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 from django.db.models import F
@@ -93,11 +93,9 @@ def drive_run(
             if state is None:
                 state = reading(own_alias(lease.alias), lambda: store.load(lease.session_id, lease.run_id))
         except BaseException as error:
-            is_last = (
-                isinstance(error, JournalUnreadableError) and lease.attempts + 1 >= settings.MAX_ATTEMPTS
-            )
+            is_damaged = isinstance(error, JournalUnreadableError)
             with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
-                if is_last:
+                if is_damaged and lease.attempts + 1 >= settings.MAX_ATTEMPTS:
                     lease.release(failed=True, why=f"{EXHAUSTED}: {error}", pauses=True)
                 else:
                     _back_off(lease, lease.attempts, error)
@@ -110,8 +108,7 @@ def drive_run(
             lease.release()
             return None
         stops = DrainCheck(lease.alias, should_stop, agent.name)
-        key = run.session.key
-        driver = Driver(agent, store, state, lease=lease, session_key=key, should_stop=stops)
+        driver = Driver(agent, store, state, lease=lease, session_key=run.session.key, should_stop=stops)
         if run.blocked_reason.startswith(FAILED_DRIVE):
             driver.last_error = run.blocked_reason.removeprefix(FAILED_DRIVE)
         try:
@@ -391,14 +388,7 @@ def _require_wanted(driver: Driver, draft: Reply | None) -> None:
         )
 
 
-class Used(TypedDict):
-    """The members of a row that tell what a request used."""
-
-    usage: dict[str, Any]  # tokens by kind
-    cost: NotRequired[str]
-
-
-def used(usage: dict[str, Any], *models: str) -> Used:
+def used(usage: dict[str, Any], *models: str) -> dict[str, Any]:
     """Build the members `usage` and, if the model has a price, `cost`, because later prices may differ."""
     if not settings.PRICES:
         return {"usage": usage}
@@ -422,15 +412,6 @@ def _facts(driver: Driver, model: Model | str) -> dict[str, Any]:
     }
 
 
-def _last_text(batch: Batch) -> str:
-    """Find the last text that the model wrote since the user last spoke; "" if it wrote none."""
-    messages = batch.state.conversation.settled_messages()
-    for message in reversed(messages[open_turn(messages) :]):
-        if message["role"] == "assistant" and (text := text_of(message["content"]).strip()):
-            return text
-    return ""
-
-
 def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
     """Complete or fail a run after a reply that leaves no call to run, unless the model must reply again."""
     stop = reply.stop_reason
@@ -441,8 +422,11 @@ def _finish(driver: Driver, batch: Batch, reply: ModelReply) -> None:
         return
     elif stop in FINAL:
         payload: events.RunCompleted = {"output": text_of(reply.content)}
-        if not payload["output"].strip() and (said := _last_text(batch)):
-            payload = {"output": said, "earlier": True}
+        if not payload["output"].strip():  # then what the model wrote last since the user last spoke
+            messages = batch.state.conversation.settled_messages()
+            turn = (each for each in messages[open_turn(messages) :] if each["role"] == "assistant")
+            if said := [text for each in turn if (text := text_of(each["content"]).strip())]:
+                payload = {"output": said[-1], "earlier": True}
         output_type = driver.agent.output_type
         problem = output.problem_with(output_type, payload["output"]) if output_type else ""
         if problem and batch.state.run.corrections:

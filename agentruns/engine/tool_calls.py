@@ -453,8 +453,7 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
                     continue
                 tool = driver.agent.tools[call.tool]
                 driver.allow(tool)
-                context = driver.context(call.id, call.tool, call)
-                enter = partial(handler.enter, tool, context, call.arguments)
+                enter = partial(handler.enter, tool, driver.context(call.id, call.tool, call), call.arguments)
                 future = handler.in_thread(driver.alias, tool.name, enter)
                 running[future] = (call, uptime() + tool.timeout if tool.timeout else None)
             ends = [end for _, end in running.values() if end is not None]
@@ -482,12 +481,10 @@ def _run_parallel(driver: Driver, group: list[Call]) -> None:
         raise
 
 
-def _doubt(
-    driver: Driver, call: Call, evidence: str, *, recovery_failed: bool = False, declared: str = ""
-) -> None:
+def _doubt(driver: Driver, call: Call, evidence: str, **more: Any) -> None:
     """Journal during a drive that a call is in doubt, as `_recover` does after a crash.
 
-    `declared` is the present declaration of the call's tool, for a call whose start is not in the journal.
+    `more` are further options of `in_doubt.orphan`.
     """
     asked = (call.id, call.attempt) in driver.asked_about
     tell_model = asked or driver.agent.on_orphan == "surface" or not driver.store.durable
@@ -498,15 +495,7 @@ def _doubt(
         again = batch.state.run.calls[call.id]
         if not again.is_open:  # its event was delivered meanwhile
             return
-        in_doubt.orphan(
-            batch,
-            again,
-            tell_model=tell_model,
-            actor=actor,
-            evidence=evidence,
-            recovery_failed=recovery_failed,
-            declared=declared,
-        )
+        in_doubt.orphan(batch, again, tell_model=tell_model, actor=actor, evidence=evidence, **more)
         batch.failed_drive = again.orphan in (Orphan.RETRY, Orphan.RECONCILE)
 
     driver.commit(build)

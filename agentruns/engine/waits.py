@@ -62,8 +62,7 @@ def deliver(batch: Batch, event: Event, payload: Any, actor: Actor | None) -> No
     about: Any = {"call_id": result.call_id, "tool_name": result.tool_name, "attempt": result.attempt}
     facts["late"] = True
     batch.add(events.EVENT_DELIVERED, facts, **about)
-    late = events.LateResult(worker_epoch=0, content=payload, is_error=False)
-    batch.add(events.LATE_RESULT, late, **about)
+    batch.add(events.LATE_RESULT, events.LateResult(worker_epoch=0, content=payload, is_error=False), **about)
 
 
 def end(batch: Batch, call: Call, actor: Any) -> None:
@@ -71,8 +70,7 @@ def end(batch: Batch, call: Call, actor: Any) -> None:
     if call.event is None or not call.event.get("harmless"):
         in_doubt.surface(batch, call, actor)
         return
-    is_timer = call.event["name"] == TIMER
-    content = {"now": events.timestamp(batch.at)} if is_timer else {"timed_out": True}
+    content = {"now": events.timestamp(batch.at)} if call.event["name"] == TIMER else {"timed_out": True}
     who = events.actor_ref(actor)
     facts = events.ResultFacts() if who is None else events.ResultFacts(actor=who)
     batch.result(call, content, Outcome.OK, **facts)

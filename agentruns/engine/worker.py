@@ -40,8 +40,7 @@ def agent_for(run: Run, alias: str) -> Agent:
         raise DurableConfigMismatchError(f"Run {run.pk} cannot go on here: {error}", ("agent",)) from error
     if agent.definition_hash == run.definition_id:
         return agent
-    stored = definition_body(alias, run.definition_id)
-    parts = tuple(definition_difference(stored, agent.definition()))
+    parts = tuple(definition_difference(definition_body(alias, run.definition_id), agent.definition()))
     raise DurableConfigMismatchError(
         f"Run {run.pk} was started with another definition of agent {run.agent!r} version {run.version}: "
         f"{', '.join(parts)} differ. Serve the old definition beside the new one under its own version.",

@@ -104,9 +104,8 @@ def altered(alias: str, copies: list[Copy]) -> Iterator[tuple[Copy, str]]:
     if not copies:
         return
     sessions = Run.objects.using(alias).filter(pk__in={copy.source for copy in copies})
-    rows = Message.objects.using(alias).filter(
-        session_id__in=sessions.values("session_id"), seq__lte=max(copy.source_seq for copy in copies)
-    )
+    last = max(copy.source_seq for copy in copies)
+    rows = Message.objects.using(alias).filter(session_id__in=sessions.values("session_id"), seq__lte=last)
     theirs: dict[tuple[UUID, int], tuple[str, Row | None]] = {}
     for row, parts in stored_rows(rows):
         theirs[row.run_id, row.seq] = row.hash, None
@@ -132,9 +131,8 @@ def kin(alias: str, session_ids: Collection[UUID]) -> set[UUID]:
     same = firsts.filter(content_hash__in=[shared for shared, _ in mine])
     origin = Run.objects.using(alias).filter(pk=OuterRef("origin_id"))
     forks = Run.objects.using(alias).filter(~Exists(origin), origin__isnull=False, origin_seq__isnull=False)
-    named = Session.objects.using(alias).filter(
-        key__in={facts.get("session", "") for _, facts in mine if events.COPIED in facts}
-    )
+    keys = {facts.get("session", "") for _, facts in mine if events.COPIED in facts}
+    named = Session.objects.using(alias).filter(key__in=keys)
     forked = same.filter(session_id__in=forks.values("session_id")).values_list("session_id", flat=True)
     return {*forked, *same.filter(session_id__in=named.values("pk")).values_list("session_id", flat=True)}
 

@@ -113,9 +113,8 @@ class Mask:
         if not self:
             return row
         self.learn(row)
-        return row._replace(
-            payload={name: self._member(row, name, each) for name, each in row.payload.items()}
-        )
+        masked = {name: self._member(row, name, each) for name, each in row.payload.items()}
+        return row._replace(payload=masked)
 
     def run(self, run: Run) -> Run:
         """Mask a run's texts in a copy that must never be saved; return the run if nothing is sensitive."""
@@ -136,9 +135,8 @@ class Mask:
 
     def arguments(self, tool: str, arguments: Any) -> Any:
         """Mask a tool's sensitive arguments, and sensitive values that its other arguments repeat."""
-        names = self.names(tool)
         if not isinstance(arguments, dict):
-            return MASK if names and arguments is not None else self.json(arguments)
+            return MASK if self.names(tool) and arguments is not None else self.json(arguments)
         return {
             self.json(name): MASK if self.hides(tool, name) else self.json(each)
             for name, each in arguments.items()

@@ -204,13 +204,9 @@ def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> 
 def _deliver(alias: str, notification: Notification) -> bool | None:
     """Try once to deliver a notification; return True, False after an error, None if it was not due."""
     unsent = Notification.objects.using(alias).filter(pk=notification.pk, sent_at=None)
-    claimed = in_transaction(
-        alias,
-        lambda: unsent.filter(DUE, attempts=notification.attempts).update(
-            attempts=F("attempts") + 1, not_before=Now() + timedelta(seconds=CLAIM_SECONDS)
-        ),
-    )
-    if claimed != 1:
+    due = unsent.filter(DUE, attempts=notification.attempts)
+    until = Now() + timedelta(seconds=CLAIM_SECONDS)
+    if in_transaction(alias, lambda: due.update(attempts=F("attempts") + 1, not_before=until)) != 1:
         return None
     try:
         load_notifier(notification.notifier)(notice_of(alias, notification))

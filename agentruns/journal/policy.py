@@ -288,8 +288,7 @@ def limits_of(user: Any, agent: Agent | None) -> Quota:
     """Find the quota of a user, or of a session's visitors; return a quota of zero if the policy fails."""
     nothing = Quota(runs=0, streams=0)
     if isinstance(user, SessionBearer):
-        session = Session.objects.using(settings.DATABASE).get(pk=user.session_id)
-        return ask("visitor_quota", nothing, session)
+        return ask("visitor_quota", nothing, Session.objects.using(settings.DATABASE).get(pk=user.session_id))
     return ask("quota", nothing, user, agent)
 
 
@@ -299,11 +298,9 @@ def costs_of_day(run: Run) -> dict[str, Decimal] | None:
     if not isinstance(given, dict) or not {*given} <= {"session", "user", "scope"}:
         return None
     limits = {name: value for name, value in given.items() if value is not None}
-    return (
-        {n: Decimal(str(each)) for n, each in limits.items()}
-        if all(map(is_amount, limits.values()))
-        else None
-    )
+    if not all(map(is_amount, limits.values())):
+        return None
+    return {name: Decimal(str(each)) for name, each in limits.items()}
 
 
 def is_somebody(user: Any) -> bool:

@@ -164,8 +164,7 @@ def project(alias: str, batch: Batch) -> None:
             rows = rows.filter(batch.guard)
         if approval.status == ApprovalStatus.CONSUMED != before and withdrawn(alias, approval):
             raise JournalConflictError(f"A token that gave approval {approval.id} was revoked.")
-        columns = card_columns(call, approval)
-        if rows.update(**columns, same_call=same_call(call.tool, call.arguments)) != 1:
+        if rows.update(**card_columns(call, approval), same_call=same_call(call.tool, call.arguments)) != 1:
             raise JournalConflictError(f"Approval {approval.id} is not {before} any more.")
     # Not save(), whose signals would let receivers of the project work inside this transaction.
     Approval.objects.using(alias).bulk_create(new)

@@ -336,11 +336,9 @@ class History:
         return "" if waits else f"lets call {call.id} wait, which is not at work."
 
     def check_event_delivered(self, row: Row, call: Call, payload: events.EventDelivered) -> str:
-        if call.is_open is payload.get("late", False) or not call.attempt:
-            return (
-                f"delivers an event to call {call.id}, which {'waits' if call.is_open else 'does not wait'}."
-            )
-        return ""
+        if call.is_open is not payload.get("late", False) and call.attempt:
+            return ""
+        return f"delivers an event to call {call.id}, which {'waits' if call.is_open else 'does not wait'}."
 
     def check_tool_result(self, row: Row, call: Call, payload: events.ToolResult) -> str:
         if not call.is_open:

@@ -95,9 +95,8 @@ def project(alias: str, batch: Batch) -> None:
             is_late, is_stored = delivery.get("late", False), "at" in delivery
             rows = its_events.named(scope, delivery["name"], delivery["key"])
             rows = rows.filter(settled_at__isnull=not is_late, delivered_at__isnull=not is_stored)
-            require(
-                rows, "undelivered", delivered_at=Coalesce(F("delivered_at"), Now()), actor=delivery["actor"]
-            )
+            came_at = Coalesce(F("delivered_at"), Now())
+            require(rows, "undelivered", delivered_at=came_at, actor=delivery["actor"])
         elif _settles(batch, row):
             if batch.needs_due_event:
                 require(its_events.due().filter(delivered_at=None), "due", settled_at=Now())

@@ -197,8 +197,7 @@ def session_token(
             why = _("Session %(session)r belongs to a user. To let a visitor in, pass the Session itself.")
             raise exceptions.SessionAccessDeniedError(why % {"session": session.key})
     if not events.is_program(actor) and (session.owner_id is None or session.owner_id != actor.pk):
-        owned = session.owner_id is not None
-        owner = permissions.active_user(session.owner_id) if owned else AnonymousUser()
+        owner = AnonymousUser() if session.owner_id is None else permissions.active_user(session.owner_id)
         _require_act_for(actor, owner, session.scope)
     require_no_record(session)
     of_session = ApiToken.objects.using(settings.DATABASE).filter(session_id=session.pk)

@@ -193,8 +193,7 @@ def settle_due() -> int:
             settled.discard(pk)
             if isinstance(error, JournalLockedError):
                 locked.add(run_id)
-    has_tasks = any(name == TASK for _pk, _run, name in due)
-    return len(settled) + (poll_tasks() if has_tasks else 0)
+    return len(settled) + (poll_tasks() if any(name == TASK for _pk, _run, name in due) else 0)
 
 
 def poll_tasks() -> int:

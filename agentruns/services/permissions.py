@@ -97,8 +97,7 @@ def discreet(actor: Any) -> Iterator[None]:
     except (RunStateError, SessionBusyError) as error:
         if error.run_id is None or is_program(actor) or visible_runs(actor).filter(pk=error.run_id).exists():
             raise
-        busy = isinstance(error, SessionBusyError)
-        raise type(error)(str(BUSY_UNSEEN if busy else KEY_UNSEEN)) from None
+        raise type(error)(str(BUSY_UNSEEN if isinstance(error, SessionBusyError) else KEY_UNSEEN)) from None
 
 
 def require_whole(actor: Any, run: Run, until: int | None = None) -> None:
@@ -225,8 +224,7 @@ def open_to(user: Any, pending: QuerySet[Any]) -> QuerySet[Any]:
     allowed = ~Q(approvers=REQUESTER)
     if not getattr(user, "is_superuser", False):
         held: set[str] = getattr(user, "get_all_permissions", set)()
-        names = {"", *held, *(name.rpartition(".")[2] for name in held)}
-        allowed &= Q(approvers__in=names | groups_of(user))
+        allowed &= Q(approvers__in={"", *held, *(name.rpartition(".")[2] for name in held)} | groups_of(user))
     if not settings.REQUESTER_MAY_APPROVE:
         for person in events.people(events.actor_ref(user)):
             allowed &= ~Q(run__requesters__contains=f" {quote(person)} ")

@@ -142,9 +142,8 @@ def sweep(
     alias, until = settings.DATABASE, time.monotonic() + seconds
     require_no_transaction(alias)
     swept, seen, claims = Swept(), set[UUID](), not drives or not leases.is_draining(alias)
-    stamps = Control.objects.using(alias).filter(name=name, seen_at__gte=later(-STAMPED))
     # Each stamp is a commit, which wakes workers; a sweep that drives nothing must not look like a worker.
-    if claims and not stamps.exists():
+    if claims and not Control.objects.using(alias).filter(name=name, seen_at__gte=later(-STAMPED)).exists():
         with _put_off("The stamp of this sweep"):
             in_transaction(alias, lambda: Control.objects.using(alias).stamp(name))
     _compare_server(alias)

@@ -137,8 +137,7 @@ def download_export(request: HttpRequest, run: Run) -> StreamingHttpResponse:
     permissions.require_whole(request.user, run)
     name = f'attachment; filename="run-{run.pk}.jsonl"'
     headers = {"Content-Type": "application/jsonl", "Content-Disposition": name, **INERT}
-    lines = (f"{json.dumps(line)}\n".encode() for line in export_run(run.pk))
-    return download(request, lines, headers)
+    return download(request, (f"{json.dumps(line)}\n".encode() for line in export_run(run.pk)), headers)
 
 
 def download(request: HttpRequest, chunks: Iterator[bytes], headers: dict[str, str]) -> StreamingHttpResponse:
@@ -424,13 +423,11 @@ def _store(alias: str, export: _Export, runs: list[Run], tried: list[datetime]) 
     tried.append(session.created_at)
     if not Session.objects.using(alias).filter(pk=session.pk, created_at=session.created_at).exists():
         raise RunStateError(_THERE % (session.pk, session.key))
-    Definition.objects.using(alias).bulk_create(
-        [Definition(hash=key, body=body) for key, body in export.definitions.items()], ignore_conflicts=True
-    )
+    definitions = [Definition(hash=key, body=body) for key, body in export.definitions.items()]
+    Definition.objects.using(alias).bulk_create(definitions, ignore_conflicts=True)
     Run.objects.using(alias).bulk_create(runs)
-    ContextValue.objects.using(alias).bulk_create(
-        value for run in runs for value in ContextValue.of(run, export.definitions[run.definition_id])
-    )
+    values = (value for run in runs for value in ContextValue.of(run, export.definitions[run.definition_id]))
+    ContextValue.objects.using(alias).bulk_create(values)
     rows = (_message(session.pk, *pair) for pair in zip(export.rows, export.parts, strict=True))
     Message.objects.using(alias).bulk_create(rows, batch_size=CHUNK)
     calls = [(run_id, call) for run_id, its in export.history.calls.items() for call in its.values()]

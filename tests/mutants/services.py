@@ -431,8 +431,8 @@ SHOWN = [
         Edit(POLICIES, "Quota(runs=0, streams=0)", "Quota()"),
         "api/test_stream.py::test_a_quota_that_raises_lets_nobody_through"),
     mutant("quotas: no rule about users is asked about a visitor",
-        Edit(POLICIES, 'return ask("visitor_quota", nothing, session)',
-             'return ask("quota", nothing, user, agent)'),
+        Edit(POLICIES, 'ask("visitor_quota", nothing, Session.',
+             'ask("quota", nothing, user, agent) or (Session.'),
         VISITED),
     mutant("reveals: no rule about users is asked about a visitor",
         Edit(PERMISSIONS, "if not is_somebody(user):", "if not user.is_active:"),
@@ -521,7 +521,7 @@ SENT = [
         Edit(SENDING, "        if runs.filter(pk=request.run_id).exists():", "        if False:"),
         f"{MESSAGES}a_lost_acknowledgement_sends_no_message_twice"),
     mutant("messages: a pruned session takes none",
-        Edit(SENDING, "    if pruned.exists():", "    if False:"),
+        Edit(SENDING, ".filter(scope=session.scope, key__in=keys).exists():", ".none():"),
         f"{MESSAGES}what_refuses_a_message"),
     mutant("messages: who asks for the session's next run may act for its owner",
         Edit(SENDING, "        if self.refusal:", "        if False:"),
@@ -716,7 +716,7 @@ BEGUN = [
         Edit(SUBMIT, "if owner and locks and (leases.is_draining(alias) or", "if owner and locks and ("),
         "db/test_draining.py::test_a_process_claims_nothing_after_the_stamp_and_its_successor_does"),
     mutant("submit: a session that another took meanwhile is not said to be begun",
-        Edit(SUBMIT, "    if not stored:", "    if False:"),
+        Edit(SUBMIT, "    if not begin(connection, run, ", "    if () == begin(connection, run, "),
         "db/test_races.py::test_of_many_at_once_one_wins"),
 ]  # fmt: skip
 

@@ -279,9 +279,8 @@ def _erase(
 
     def action() -> Erased:
         held: set[UUID] = set()
-        while (
-            missing := _family(alias, session_id) - held
-        ):  # a fork may have come while a lock was waited for
+        # A fork may have come while a lock was waited for.
+        while missing := _family(alias, session_id) - held:
             for pk in sorted(missing):
                 lock_session(alias, pk)
             held |= missing
@@ -409,8 +408,7 @@ class _Erasure:
         # A note may repeat the erased text.
         Review.objects.using(self.alias).filter(run__in=runs).exclude(note="").update(note=ERASED)
         sessions.update(secret=secret())  # with the old key, erased arguments could be guessed from digests
-        first = next((row.run_id for row in started if events.COPIED not in row.payload), None)
-        if first in tasks:
+        if next((row.run_id for row in started if events.COPIED not in row.payload), None) in tasks:
             sessions.exclude(title="").update(title=ERASED)
         requests = {row.call_id for row in left if row.kind == events.APPROVAL_REQUESTED and row.is_erased}
         approvals: set[UUID] = set()
@@ -446,8 +444,7 @@ def _family(alias: str, session_id: UUID) -> set[UUID]:
         children = runs.filter(parent__session_id__in=new)
         parents = runs.filter(pk__in=runs.filter(session_id__in=new).values("parent_id"))
         mine = runs.filter(origin_seq__isnull=False, session_id__in=new)
-        origins = runs.filter(pk__in=mine.values("origin_id"))
-        near = (forks, origins, children, parents)
+        near = (forks, runs.filter(pk__in=mine.values("origin_id")), children, parents)
         there = {pk for some in near for pk in some.values_list("session_id", flat=True)}
         new = (there | kin(alias, new)) - family
     return family

@@ -138,9 +138,8 @@ def raise_budget(
     run = permissions.require(actor, "raise_budget", find_run(run_id))
     given: dict[str, Any] = {"max_steps": max_steps, "token_budget": token_budget}
     given |= {"cost_budget": cost_budget, "deadline": deadline}
-    limits = checked_limits(
-        "raise_budget", **{name: each for name, each in given.items() if each is not None}
-    )
+    given = {name: each for name, each in given.items() if each is not None}
+    limits = checked_limits("raise_budget", **given)
 
     def change(run: Run, batch: Batch) -> None:
         require_unfinished(run, _("given a higher budget"))
@@ -254,8 +253,7 @@ def adopt_all(runs: RunQuerySet, actor: Any = None, *, reason: str = "") -> Iter
             return run_id, str(error)
         return run_id, ""
 
-    lost = runs.filter(lacking()).order_by("created_at")
-    return map(adopted, list(lost.values_list("pk", flat=True)))
+    return map(adopted, list(runs.filter(lacking()).order_by("created_at").values_list("pk", flat=True)))
 
 
 def resolve_orphan(

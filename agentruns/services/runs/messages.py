@@ -104,8 +104,7 @@ def send(
     priority = last.priority if last else None
     request = replace(request, owner=owner, priority=priority, join=sending.join, about=about)
     submission = submit(request)
-    is_new = submission.is_new or sending.is_new or submission.run.pk == request.run_id
-    return submission.run, is_new
+    return submission.run, submission.is_new or sending.is_new or submission.run.pk == request.run_id
 
 
 def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run | None:
@@ -211,7 +210,6 @@ class _Sending:
 def _refuse_pruned(session: Session) -> None:
     """Raise RunStateError if a session with this key and scope was pruned."""
     keys = [session.key, forgotten(session.key)]
-    pruned = Tombstone.objects.using(settings.DATABASE).filter(scope=session.scope, key__in=keys)
-    if pruned.exists():
+    if Tombstone.objects.using(settings.DATABASE).filter(scope=session.scope, key__in=keys).exists():
         text = _("Session %(session)r was pruned. Start a run in it to begin a new conversation.")
         raise RunStateError(text % {"session": session.key})

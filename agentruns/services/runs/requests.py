@@ -199,8 +199,7 @@ def user_row(request: RunRequest) -> events.User:
     """Build the payload of the request's `user` row."""
     stored = request.stored or {}
     given = stored.get("content", request.text)
-    blocks = given if payloads.has_blocks(stored) else [{"type": "text", "text": given}]
-    row = events.User(content=blocks)
+    row = events.User(content=given if payloads.has_blocks(stored) else [{"type": "text", "text": given}])
     if "stored" in stored:
         row["stored"] = stored["stored"]
     if request.join is not None:  # a message, also if the run begins with it

@@ -106,8 +106,7 @@ def require_one_scope(key: str, scopes: list[str]) -> None:
 
 def require_known_scope(key: str, scope: str) -> None:
     """Raise AmbiguousSessionError if only other scopes than `scope`, which no caller named, have the key."""
-    sessions = Session.objects.using(settings.DATABASE).filter(key=key)
-    scopes = sorted(sessions.values_list("scope", flat=True))
+    scopes = sorted(Session.objects.using(settings.DATABASE).filter(key=key).values_list("scope", flat=True))
     if scopes and scope not in scopes:
         text = _("Session %(session)r exists in scope %(scopes)s, not in %(scope)r: name it with scope=.")
         facts = {"session": key, "scopes": ", ".join(map(repr, scopes)), "scope": scope}

@@ -255,8 +255,7 @@ def begin_run(
         reached("before_start_commit")
     seconds = settings.LEASE_SECONDS if owner else 0
     doorbell = CHANNEL if is_one and not owner else ""
-    stored = begin(connection, run, definition, batch, unless=unless, lease=seconds, doorbell=doorbell)
-    if not stored:
+    if not begin(connection, run, definition, batch, unless=unless, lease=seconds, doorbell=doorbell):
         raise JournalConflictError(f"Session {session.key!r} was taken by another run.")
     for row in (session, run):
         row._state.adding, row._state.db = False, alias
