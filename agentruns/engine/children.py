@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
 from agentruns.agents.agent import Agent, get_agent
 from agentruns.engine import gate
-from agentruns.engine.driver import Driver, user_of
+from agentruns.engine.driver import Driver
 from agentruns.engine.rendering import render, renders
 from agentruns.engine.wakeup import CHANNEL
 from agentruns.exceptions import RenderingError, UnknownAgentError
@@ -23,7 +21,6 @@ from agentruns.models import Definition, Run, Session
 from agentruns.models.event import CHILD, DEFERRED
 from agentruns.models.parts import keyed
 from agentruns.models.statuses import GateVerdict, Outcome, Priority, RunStatus
-from agentruns.tools import RunContext
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import json as canonical
 
@@ -78,19 +75,10 @@ def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
     run_id, session_id, secret = _derived(driver, call)
     text, made = call.arguments["task"], dict[str, Any]()
     if renders(agent):
-        about = RunContext(
-            agent=agent.name,
-            version=agent.version,
-            run_id=str(run_id),
-            session_key=str(session_id),
-            scope=run.scope,
-            context=deepcopy(run.context),
-            actor=run.actor,
-            text=text,
-            _user=cache(partial(user_of, run.owner)),
-        )
+        about = {"run_id": str(run_id), "session_key": str(session_id), "text": text}
+        about |= {"scope": run.scope, "context": run.context, "actor": run.actor}
         try:
-            made = render(agent, about, origin=Run.objects.using(alias).get(pk=run.run_id))
+            made = render(agent, about, run.owner, origin=Run.objects.using(alias).get(pk=run.run_id))
         except RenderingError as error:
             return str(error).rstrip(".")
         kept = payloads.put(f"{session_id}/instructions", made.get("instructions", ""))
@@ -224,19 +212,16 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
 
 def _add_call(first: Batch, call: Call, asked: events.ApprovalRequested | None) -> None:
     """Add a deferred call to the first rows of its run, as a reply that no model wrote."""
-    record: events.AskedCall = {
-        "id": call.id, "provider_id": call.provider_id, "tool": call.tool, "arguments": call.arguments,
-        "digest": call.digest, "parallel": False,
-        "verdict": GateVerdict.RUN if asked is None else GateVerdict.ASK,
-    }  # fmt: skip
+    intent = gate.Intent(call.id, call.provider_id, call.tool, call.arguments, call.digest, approval=asked)
+    intent.verdict = GateVerdict.RUN if asked is None else GateVerdict.ASK
     used = {"type": "tool_use", "id": call.provider_id, "name": call.tool, "input": call.arguments}
     reply: events.Assistant = {
-        "content": [used], "calls": [record], "read": first.state.next_seq - 1, "stop_reason": "tool_use",
-        "sent": first.state.conversation.fingerprint(), "model": "", "request_id": "", "usage": {},
+        "content": [used], "calls": [intent.record()], "read": first.state.next_seq - 1,
+        "sent": first.state.conversation.fingerprint(), "stop_reason": "tool_use",
+        "model": "", "request_id": "", "usage": {},
     }  # fmt: skip
     first.add(events.ASSISTANT, reply)
-    if asked is not None:
-        first.add(events.APPROVAL_REQUESTED, asked, call=first.state.run.calls[call.id])
+    gate.write(first, [intent])
 
 
 def finish(batch: Batch) -> None:

@@ -179,9 +179,7 @@ class Driver:
 
     def offload(self, call: Call) -> Offload | None:
         """Build the Offload for a large result of the call's attempt; None for a stateless run."""
-        if self.lease is None:
-            return None
-        return Offload(f"{self.lease.session_id}/{call.id}-{call.attempt}")
+        return None if self.lease is None else Offload(f"{self.lease.session_id}/{call.id}-{call.attempt}")
 
     def mend(self) -> None:
         """Roll back a transaction left open by user code, because its locks could block the journal."""

@@ -84,11 +84,9 @@ def stop(batch: Batch, calls: list[Call]) -> None:
     happened stays open.
     """
     for call in calls:
-        if not call.is_open:
-            continue
-        if call.decision:
+        if call.is_open and call.decision:
             decided(batch, call)
-        elif not call.may_have_happened:
+        elif call.is_open and not call.may_have_happened:
             cancel(batch, call)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from copy import deepcopy
+from functools import cache, partial
 from typing import Any
 
 from django.db import DatabaseError, connections
 
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
+from agentruns.engine.driver import user_of
 from agentruns.exceptions import RenderingError
 from agentruns.journal.connection import mend_connection
+from agentruns.journal.events import Actor
 from agentruns.journal.masking import veiling
 from agentruns.models import Run
 from agentruns.tools import RunContext
@@ -27,14 +31,21 @@ def renders(agent: Agent) -> bool:
 
 
 def render(
-    agent: Agent, about: RunContext, *, has: Collection[str] = (), origin: Run | None = None
+    agent: Agent,
+    given: dict[str, Any],
+    owner: Actor | None,
+    *,
+    has: Collection[str] = (),
+    origin: Run | None = None,
 ) -> dict[str, Any]:
     """Call the agent's functions for a run's instructions and tools, except for members in `has`.
 
-    `origin` is the run of a fork, or the parent of a child run. Raises RenderingError if a function raises or
-    returns something unusable.
+    `given` are the members of their RunContext that the agent and the run's `owner` do not tell. `origin` is
+    the run of a fork, or the parent of a child run. Raises RenderingError if a function raises or returns
+    something unusable.
     """
-    made: dict[str, Any] = {}
+    given, user = {**given, "context": deepcopy(given["context"])}, cache(partial(user_of, owner))
+    about, made = RunContext(agent=agent.name, version=agent.version, _user=user, **given), dict[str, Any]()
     if not isinstance(agent.instructions, str) and "instructions" not in has:
         made["instructions"] = _call("instructions", about, agent, origin)
     if agent.tools_for is not None and "tools" not in has:

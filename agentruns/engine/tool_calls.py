@@ -240,13 +240,11 @@ def start_next(driver: Driver, batch: Batch) -> None:
         return
     if any(call.is_started for call in run.open_calls()):
         return  # the rest of a parallel group still runs, and much may happen before it ends
-    ready = run.next_calls()
-    if not ready or ready[0].parallel or ready[0].verdict != GateVerdict.RUN or ready[0].attempt:
+    call = next(iter(run.next_calls()), None)
+    if call is None or call.parallel or call.child or call.verdict != GateVerdict.RUN or call.attempt:
         return
-    if ready[0].child:
-        return
-    if _may_run(driver, ready[0]) and driver.agent.tools[ready[0].tool].ready in {None, *driver.ready}:
-        _write_start(driver, batch, ready[0])
+    if _may_run(driver, call) and driver.agent.tools[call.tool].ready in {None, *driver.ready}:
+        _write_start(driver, batch, call)
 
 
 def _may_run(driver: Driver, call: Call) -> bool:

@@ -299,9 +299,7 @@ class RunState:
     @property
     def cost(self) -> Decimal | None:
         """The cost of all replies, rounded and limited to fit its column; None if no reply had a price."""
-        if "cost" not in self.usage:
-            return None
-        return prices.stored(Decimal(self.usage["cost"]))
+        return prices.stored(Decimal(self.usage["cost"])) if "cost" in self.usage else None
 
     def columns(self) -> dict[str, Any]:
         """Build the folded columns of Run; `status` is "active" for both queued and running."""

@@ -150,8 +150,8 @@ def sweep(
     for run in unserved(run_id):
         with _put_off(f"The reason why run {run.pk} waits"):
             swept.blocked += block(run, alias)
-    held = Run.objects.using(alias).filter(status=Run.Status.ORPHANED)
-    held = held if run_id is None else held.filter(pk=run_id)
+    only = {} if run_id is None else {"pk": run_id}
+    held = Run.objects.using(alias).filter(status=Run.Status.ORPHANED, **only)
     for held_id in list(held.values_list("pk", flat=True)[:BATCH]) if tell_model else ():
         try:
             surface_orphans(held_id, Program(name))

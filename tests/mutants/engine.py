@@ -84,7 +84,7 @@ EXECUTOR = [
         Edit(CALLS, "        if not joined:  # a start", "        if True:  # a start"),
         "db/test_transactional.py::test_the_start_of_the_next_call_is_in_no_handlers_transaction"),
     mutant("executor: a gated call starts in a commit of its own",
-        Edit(CALLS, ' or ready[0].verdict != GateVerdict.RUN or ready[0].attempt', " or ready[0].attempt"),
+        Edit(CALLS, ' or call.verdict != GateVerdict.RUN or call.attempt', " or call.attempt"),
         "db/test_gate.py::test_a_start_that_is_refused_takes_no_result_with_it"),
     mutant("executor: nothing starts once a cancel or a pause is requested",
         Edit(CALLS, "if run.cancel_requested or run.pause_requested or driver.should_stop():", "if False:"),

@@ -86,10 +86,8 @@ def approve(
         if edit is None and pending.editor in gone:  # the actor saw no word of it on the card
             text = _("%(why)s The arguments are that person's edit: edit them yourself, or deny the call.")
             raise ApprovalStateError(text % {"why": gone[pending.editor]})
-        by, who = events.actor_ref(actor), events.actor_ref(actor) or events.PROGRAM
-        payload = events.ApprovalDecided(
-            verb=Verb.APPROVE, digest=pending.digest, actor=by, reason=reason, channel=channel
-        )
+        who = events.actor_ref(actor) or events.PROGRAM
+        payload = _decided(Verb.APPROVE, pending, actor, channel, reason=reason)
         if edit is not None:
             shown = mask_of(run).arguments(call.tool, call.arguments)
             for name, value in edit["arguments"].items():  # the mask of a value is not the value
@@ -136,10 +134,7 @@ def deny(
     approval = permissions.require_decide(actor, find_approval(approval_id), verb=Verb.DENY)
 
     def payload_of(run: Run, batch: Batch, call: Call, pending: CallApproval) -> events.ApprovalDecided:
-        who = events.actor_ref(actor)
-        return events.ApprovalDecided(
-            verb=Verb.DENY, digest=pending.digest, actor=who, reason=reason, channel=channel
-        )
+        return _decided(Verb.DENY, pending, actor, channel, reason=reason)
 
     return _decide(events.APPROVAL_DECIDED, actor, approval, digest, payload_of)
 
@@ -165,10 +160,7 @@ def answer(
         if pending.only_answers and not takes_text(call.arguments) and text not in choices:
             named = one_line(", ".join(map(repr, choices)))
             raise ApprovalStateError(_("The question takes only one of its choices: %s.") % named)
-        who = events.actor_ref(actor)
-        return events.ApprovalDecided(
-            verb=Verb.ANSWER, digest=pending.digest, text=text, actor=who, reason="", channel=channel
-        )
+        return _decided(Verb.ANSWER, pending, actor, channel, text=text, reason="")
 
     return _decide(events.APPROVAL_DECIDED, actor, approval, digest, payload_of)
 
@@ -231,9 +223,7 @@ def expire_due() -> int:
                 return
             if run.is_ended or batch.state.run.cancel_requested:
                 return
-            payload = events.ApprovalDecided(
-                verb=Verb.EXPIRE, digest=call.approval.digest, actor=None, channel="expiry"
-            )
+            payload = _decided(Verb.EXPIRE, call.approval, None, "expiry")
             batch.add(events.APPROVAL_DECIDED, payload, call=call)
             ended.add(approval.pk)
 
@@ -291,6 +281,14 @@ def find_approval(approval_id: UUID | str, among: QuerySet[Approval] | None = No
         return among.select_related("run__session").get(pk=UUID(str(approval_id)))
     except (Approval.DoesNotExist, ValueError):
         raise NotFoundError(_("There is no approval %(id)s.") % {"id": str(approval_id)[:SHOWN]}) from None
+
+
+def _decided(
+    verb: Verb, pending: CallApproval, actor: Any, channel: str, **texts: str
+) -> events.ApprovalDecided:
+    who = events.actor_ref(actor)
+    about = {"verb": verb, "digest": pending.digest, "actor": who, "channel": channel}
+    return {**about, **texts}  # type: ignore[typeddict-item]
 
 
 def _decide(

@@ -159,10 +159,8 @@ def erase_customer(
     given = {"owner_id": Owner.of(whose.get("owner")).id, "scope": whose.get("scope")}
     sessions = Session.objects.using(settings.DATABASE).only("pk", "key", "scope")
     sessions = sessions.filter(**{name: value for name, value in given.items() if value is not None})
-    if whose.get("context"):
-        found = sessions.in_bulk(list({run.session_id for run in runs_of_customer(**whose)}))
-    else:
-        found = sessions.in_bulk()
+    ids = [*{run.session_id for run in runs_of_customer(**whose)}] if whose.get("context") else None
+    found = sessions.in_bulk(ids)  # None: all of them
     deleted: set[str] = set()
     below = Run.objects.using(settings.DATABASE).filter(parent__isnull=False, session_id__in=found)
     of_children = {*below.values_list("session_id", flat=True)}

@@ -218,33 +218,31 @@ def _prune(
     family = family_of(alias, session_id)
     for pk in family:  # locks all of them before the first is deleted
         Session.objects.using(alias).filter(pk=pk).update(next_seq=F("next_seq"))
-    lasting = Q(status__in=UNFINISHED) | (Q() if cutoff is None else Q(updated_at__gte=cutoff))
-    if cutoff is not None and runs.filter(lasting, session_id__in=family).exists():
-        return pruned
-    for pk in family:
-        mine = _prune_one(alias, pk, cutoff, files, definitions)
-        for name in COUNTS:
-            setattr(pruned, name, getattr(pruned, name) + getattr(mine, name))
-        pruned.copies += mine.copies
+    lasting = Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)
+    if cutoff is None or not runs.filter(lasting, session_id__in=family).exists():
+        for pk in family:
+            _prune_one(alias, pk, cutoff, files, definitions, pruned)
     return pruned
 
 
 def _prune_one(
-    alias: str, session_id: UUID, cutoff: datetime | None, files: set[str], definitions: set[str]
-) -> Pruned:
-    """Delete a session in the open transaction and leave a tombstone; return the counts.
+    alias: str,
+    session_id: UUID,
+    cutoff: datetime | None,
+    files: set[str],
+    definitions: set[str],
+    pruned: Pruned,
+) -> None:
+    """Delete a session in the open transaction and leave a tombstone; add to the counts of `pruned`.
 
-    Deletes nothing if the session is gone, or if a run is unfinished or has changed since `cutoff`. Without a
-    `cutoff`, raises RunStateError for an unfinished run, deletes idempotency records and lists `copies`.
-    Raises RunStateError if rows of the project refer to the session. Adds the files and definitions that the
-    session's rows name to `files` and `definitions`.
+    Deletes nothing if the session is gone. Without a `cutoff`, raises RunStateError for an unfinished run,
+    deletes idempotency records and lists `copies`. Raises RunStateError if rows of the project refer to the
+    session. Adds the files and definitions that the session's rows name to `files` and `definitions`.
     """
     sessions = Session.objects.using(alias).filter(pk=session_id)
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
-        return Pruned()
+        return
     session, runs = sessions.get(), Run.objects.using(alias).filter(session_id=session_id)
-    if cutoff is not None and runs.filter(Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)).exists():
-        return Pruned()
     run = runs.unfinished().first() if cutoff is None else None
     if run is not None:
         which = f"{run.pk} ({run.status}). Cancel it first; nothing was deleted."
@@ -264,22 +262,22 @@ def _prune_one(
     )
     files.update(_named_in(Message.objects.using(alias).filter(session_id=session.pk)))
     definitions |= definitions_of(alias, session.pk)
-    pruned = Pruned(sessions=1)
+    pruned.sessions += 1
     try:
         if cutoff is None:
             # Forks of these runs, and of pruned forks, begin with the same rows.
             forks = Run.objects.using(alias).filter(origin_id__in=runs.values("pk"), origin_seq__isnull=False)
             sharing = {*forks.values_list("session_id", flat=True), *kin(alias, [session.pk])} - {session.pk}
             copies = Session.objects.using(alias).filter(pk__in=sharing)
-            pruned.copies = sorted(copies.values_list("key", flat=True))
-            pruned.answers = delete_answers_of(alias, session, runs)
+            pruned.copies += sorted(copies.values_list("key", flat=True))
+            pruned.answers += delete_answers_of(alias, session, runs)
         approvals = Approval.objects.using(alias).filter(run__in=runs).values_list("pk", flat=True)
         clear_admin_log(alias, [*runs.values_list("pk", flat=True)], [*approvals])
-        pruned.rows = delete_rows(Message.objects.using(alias).filter(session_id=session.pk))
-        pruned.approvals = delete_rows(Approval.objects.using(alias).filter(run__session_id=session.pk))
+        pruned.rows += delete_rows(Message.objects.using(alias).filter(session_id=session.pk))
+        pruned.approvals += delete_rows(Approval.objects.using(alias).filter(run__session_id=session.pk))
         notifications = Notification.objects.using(alias).filter(run__session_id=session.pk)
-        pruned.notifications = delete_rows(notifications)
-        pruned.runs = delete_rows(runs)
+        pruned.notifications += delete_rows(notifications)
+        pruned.runs += delete_rows(runs)
         delete_rows(sessions)
     except (ProtectedError, RestrictedError) as error:
         rows = error.protected_objects if isinstance(error, ProtectedError) else error.restricted_objects
@@ -287,7 +285,6 @@ def _prune_one(
         raise RunStateError(
             f"Session {session.key!r} is kept by rows of {', '.join(kept_by)}; delete these first."
         ) from error
-    return pruned
 
 
 def clear_admin_log(alias: str, runs: Collection[UUID], approvals: Collection[UUID]) -> None:

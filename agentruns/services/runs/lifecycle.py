@@ -133,8 +133,7 @@ def run_agent(
     alias = settings.DATABASE
     require_no_transaction(alias)
     given |= {"idempotency_key": idempotency_key, "priority": priority}
-    request = request_for(agent, text, session, **given)
-    submission = submit(request, leased=True)
+    submission = submit(request_for(agent, text, session, **given), leased=True)
     run, lease = submission.run, submission.lease
     if lease is not None:
         state = drive_run(run, agent, lease, store=store, state=submission.state)

@@ -89,12 +89,11 @@ def send(
     if agent is None and last is None:
         _refuse_pruned(session)
         raise no_session(session.key, begins=True)
-    agent = agent or (last.agent if last else "")
     if last is not None and not isinstance(actor, SessionBearer):
         permissions.require(actor, "message", last)
     if context is None and last is not None:
         context = last.context
-    agent, seen = get_agent(agent), None
+    agent, seen = get_agent(agent or (last.agent if last else "")), None
     if permissions.hides(actor):
         open_runs = visible_runs(actor).filter(session_id=session.pk, status__in=UNFINISHED)
         seen = {*open_runs.values_list("pk", flat=True)}

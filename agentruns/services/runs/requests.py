@@ -6,10 +6,8 @@ Functions of an agent may make a run's instructions and choice of tools (`render
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache, partial
 from itertools import chain
 from typing import Any, Unpack
 from uuid import UUID
@@ -22,7 +20,6 @@ from django.utils.translation import gettext as _
 from agentruns import content
 from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
-from agentruns.engine.driver import user_of
 from agentruns.engine.rendering import render
 from agentruns.exceptions import SessionAccessDeniedError, SessionBusyError
 from agentruns.journal import events, payloads
@@ -34,7 +31,6 @@ from agentruns.models.statuses import Priority
 from agentruns.models.tombstone import keyed
 from agentruns.providers import attachments
 from agentruns.services.runs.sessions import NOBODY, Owner, checked_context, place
-from agentruns.tools import RunContext
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 
@@ -224,7 +220,8 @@ def derived(request: RunRequest, what: str) -> str:
 
 def new_session(request: RunRequest) -> Session:
     """Build the session of a request, unsaved."""
-    columns = {"scope": request.scope, "key": request.session, **request.owner.columns()}
+    columns = {"scope": request.scope, "key": request.session}
+    columns |= {"owner_id": request.owner.id, "owner_name": request.owner.name}
     # If a restore loses the task and the caller repeats it, its calls have the same digests and keys.
     columns |= {"secret": derived(request, "secret")} if request.key else {}
     return Session(id=request.session_id or uuid7(), title=title_of(request.text), **columns)
@@ -236,19 +233,11 @@ def rendered(request: RunRequest, *, has: Collection[str] = (), origin: Run | No
     Keeps members that the request or `has` has already. `origin` is the run of a fork. Raises RenderingError
     as `render`. Stores nothing, and rolls back open transactions.
     """
-    agent = request.agent
-    about = RunContext(
-        agent=agent.name,
-        version=agent.version,
-        run_id=str(request.run_id),
-        session_key=request.session or None,
-        scope=request.scope,
-        context=deepcopy(request.context),
-        actor=events.actor_ref(request.actor),
-        text=request.text,
-        _user=cache(partial(user_of, request.owner.ref())),
-    )
-    made = render(agent, about, has={*has, *request.rendered}, origin=origin)
+    about: dict[str, Any] = {"run_id": str(request.run_id), "session_key": request.session or None}
+    about |= {"scope": request.scope, "context": request.context, "text": request.text}
+    about["actor"] = events.actor_ref(request.actor)
+    has = {*has, *request.rendered}
+    made = render(request.agent, about, request.owner.ref(), has=has, origin=origin)
     return replace(request, rendered={**request.rendered, **made})
 
 

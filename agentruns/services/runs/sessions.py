@@ -49,10 +49,6 @@ class Owner(NamedTuple):
         """Build the owner of a session or run. Build an owner without an id if `row` is a session key."""
         return cls() if isinstance(row, str) else cls(row.owner_id, row.owner_name)
 
-    def columns(self) -> dict[str, Any]:
-        """Build the owner columns of a session or run."""
-        return {"owner_id": self.id, "owner_name": self.name}
-
     def ref(self) -> events.Actor | None:
         """Build the journal's record of the owner; None for the program."""
         return None if self.id is None else {"id": str(self.id), "name": self.name}

@@ -302,9 +302,7 @@ def standing(alias: str, run_id: UUID | str | None = None) -> dict[str, Any]:
 
     Also finds when the first lease ends.
     """
-    runs = Run.objects.using(alias)
-    if run_id is not None:
-        runs = runs.filter(pk=run_id)
+    runs = Run.objects.using(alias).filter(**({} if run_id is None else {"pk": run_id}))
     leased = runs.filter(Q(status__in=ACTIVE), lease_expires_at__gte=Now())
     return {
         **leased.aggregate(leased=Count("pk"), leased_until=Min("lease_expires_at")),
