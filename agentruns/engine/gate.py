@@ -68,18 +68,13 @@ class Intent:
 
     def record(self) -> events.AskedCall:
         """Build the form in which the `assistant` row stores the call."""
-        kept: events.AskedCall = {
-            "id": self.id,
-            "provider_id": self.provider_id,
-            "tool": self.tool,
-            "arguments": self.arguments,
-            "digest": self.digest,
-            "parallel": self.parallel,
-            "verdict": self.verdict,
-        }
+        names = ("id", "provider_id", "tool", "arguments", "digest", "parallel", "verdict")
+        kept: Any = {name: getattr(self, name) for name in names}
         kept |= {"child": True} if self.child else {}
         kept |= {} if self.deferred is None else {"deferred": self.deferred}
-        return {**kept, "original": self.original} if self.original else kept
+        kept |= {"original": self.original} if self.original else {}
+        record: events.AskedCall = kept
+        return record
 
     def refuse(self, content: str, outcome: str, *, is_error: bool) -> None:
         """Set the verdict `refuse`, with the result that the model gets instead."""

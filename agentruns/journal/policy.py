@@ -245,9 +245,7 @@ class Policy:
 
 def is_among(user: Any, named: str, groups: Collection[str] | None = None) -> bool:
     """Check if a user is a superuser, has the permission `named` (app optional), or is in a group `named`."""
-    if getattr(user, "is_superuser", False):
-        return True
-    if "." in named and user.has_perm(named):
+    if getattr(user, "is_superuser", False) or ("." in named and user.has_perm(named)):
         return True
     held: set[str] = getattr(user, "get_all_permissions", set)()
     if any(permission.endswith(f".{named}") for permission in held):

@@ -6,6 +6,7 @@ the verification, which have methods by kind, and the pages that show rows treat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Annotated, Any, Generic, NotRequired, Self, TypedDict, TypeVar
@@ -55,6 +56,11 @@ class Payload(TypedDict):
 
     v: NotRequired[Fact[int]]  # version of the form; `Batch.add` writes it
     copied: NotRequired[Fact[Copied]]
+
+
+class _Asked(Payload):
+    actor: Fact[Actor | None]
+    reason: str
 
 
 PUBLIC = ("v", "copied")
@@ -240,12 +246,10 @@ class ApprovalDecided(Payload):
 _Extended = TypedDict("_Extended", {"from": Fact[str]})
 
 
-class ApprovalExtended(Payload, _Extended):
+class ApprovalExtended(_Asked, _Extended):
     """A later expiry of an approval."""
 
     expires_at: Fact[str]
-    actor: Fact[Actor | None]
-    reason: str
     channel: Fact[str]
 
 
@@ -358,18 +362,11 @@ class OrphanResolved(Payload):
     result: NotRequired[Any]  # of a call whose result for the model was "unknown" already
 
 
-class RunResumed(Payload):
+class RunResumed(_Asked):
     """A worker's take-over of a run, or a person's order to continue it."""
 
-    reason: str
-    actor: Fact[Actor | None]
     epoch: Fact[int]
     unpause: NotRequired[Fact[bool]]
-
-
-class _Asked(Payload):
-    actor: Fact[Actor | None]
-    reason: str
 
 
 class RunPauseRequested(_Asked):
@@ -419,12 +416,10 @@ class RunCancelled(_Asked):
     """The end of a run that was cancelled."""
 
 
-class PayloadErased(Payload):
+class PayloadErased(_Asked):
     """The erasure of another row's content; that row's facts and its place in the chain stay."""
 
     seq: Fact[int]  # of that row
-    actor: Fact[Actor | None]
-    reason: str
     file: NotRequired[Fact[str]]  # that held the content, or several, separated by spaces
 
 
@@ -459,7 +454,6 @@ KINDS: dict[str, Kind[Any]] = {}  # by name
 class Kind(str, Generic[P]):
     """A kind of row: the name that the journal stores, the payload, and how the program treats such a row."""
 
-    name: InitVar[str]
     payload: type[P]
     _: KW_ONLY
     is_progress: bool = False  # earlier crashes no longer count against the run
@@ -471,15 +465,18 @@ class Kind(str, Generic[P]):
     telemetry: tuple[str, ...] = ()  # the event for telemetry, with the members that it reports
     reads: InitVar[str] = ""  # the members that visitors and customers read; all others are hidden
 
-    def __new__(cls, name: str, *_payload: Any, **_traits: Any) -> Self:
-        """Make the kind a str, because rows, queries, hashes and JSON hold its name."""
-        return super().__new__(cls, name)
+    def __new__(cls, payload: type[P], **_traits: Any) -> Self:
+        """Make the kind a str, because rows, queries, hashes and JSON hold its name: that of its payload."""
+        return super().__new__(cls, re.sub(r"\B([A-Z])", r"_\1", payload.__name__).lower())
 
-    def __post_init__(self, name: str, reads: str) -> None:
+    def __getnewargs__(self) -> tuple[type[P]]:  # type: ignore[override]
+        return (self.payload,)  # for a copy
+
+    def __post_init__(self, reads: str) -> None:
         self.form, self.public = Form(self.payload), (*PUBLIC, *reads.split())
         if self.ends:
             self.announced, self.telemetry = (f"run.{self.ends}", signals.run_ended), ("ended",)
-        KINDS[name] = self
+        KINDS[str(self)] = self
 
     def of(self, row: Any) -> P | None:
         """Read the payload of a row of this kind; None for a row of another kind."""
@@ -492,55 +489,43 @@ _REPLY = "content.type content.text content.id content.name content.input calls.
 _RESULT = f"content is_error outcome deferred.run {_FILE}"
 _ASKED = ("approval.requested", signals.approval_requested)  # also where an approval is voided
 
-RUN_STARTED = Kind(
-    "run_started", RunStarted, names_definitions=True, reads="agent version session not_before"
-)
-USER = Kind(
-    "user", User, has_blocks=True, moves_doubts=True, reads=f"content reason about.run about.outcome {_FILE}"
-)
-ASSISTANT = Kind("assistant", Assistant, is_progress=True, reads=f"{_REPLY} stop_reason")  # no thinking
-MODEL_FAILED = Kind("model_failed", ModelFailed)
-APPROVAL_REQUESTED = Kind(
-    "approval_requested", ApprovalRequested, announced=_ASKED, reads="approval expires_at"
-)
+RUN_STARTED = Kind(RunStarted, names_definitions=True, reads="agent version session not_before")
+USER = Kind(User, has_blocks=True, moves_doubts=True, reads=f"content reason about.run about.outcome {_FILE}")
+ASSISTANT = Kind(Assistant, is_progress=True, reads=f"{_REPLY} stop_reason")  # no thinking
+MODEL_FAILED = Kind(ModelFailed)
+APPROVAL_REQUESTED = Kind(ApprovalRequested, announced=_ASKED, reads="approval expires_at")
 APPROVAL_DECIDED = Kind(
-    "approval_decided",
     ApprovalDecided,
     moves_doubts=True,
     announced=("approval.decided", signals.approval_decided),
     telemetry=("decision", "verb"),
     reads="verb",
 )
-APPROVAL_EXTENDED = Kind("approval_extended", ApprovalExtended, reads="expires_at")
-APPROVAL_VOIDED = Kind(
-    "approval_voided", ApprovalVoided, moves_doubts=True, announced=_ASKED, reads="approval"
-)
-TOOL_STARTED = Kind("tool_started", ToolStarted)
-EVENT_AWAITED = Kind("event_awaited", EventAwaited, is_progress=True, reads="name until")
-EVENT_DELIVERED = Kind("event_delivered", EventDelivered, reads="name")
-TOOL_RESULT = Kind(
-    "tool_result", ToolResult, is_progress=True, moves_doubts=True, has_blocks=True, reads=_RESULT
-)
-LATE_RESULT = Kind("late_result", LateResult, has_blocks=True, telemetry=("late_result",))
+APPROVAL_EXTENDED = Kind(ApprovalExtended, reads="expires_at")
+APPROVAL_VOIDED = Kind(ApprovalVoided, moves_doubts=True, announced=_ASKED, reads="approval")
+TOOL_STARTED = Kind(ToolStarted)
+EVENT_AWAITED = Kind(EventAwaited, is_progress=True, reads="name until")
+EVENT_DELIVERED = Kind(EventDelivered, reads="name")
+TOOL_RESULT = Kind(ToolResult, is_progress=True, moves_doubts=True, has_blocks=True, reads=_RESULT)
+LATE_RESULT = Kind(LateResult, has_blocks=True, telemetry=("late_result",))
 ORPHAN_FOUND = Kind(
-    "orphan_found",
     OrphanFound,
     announced=("run.orphaned", signals.run_orphaned),
     telemetry=("orphan", "action", "declares"),
 )
-ORPHAN_RESOLVED = Kind("orphan_resolved", OrphanResolved, moves_doubts=True, telemetry=("verdict", "verdict"))
-RUN_RESUMED = Kind("run_resumed", RunResumed)
-RUN_PAUSE_REQUESTED = Kind("run_pause_requested", RunPauseRequested)
-RUN_PAUSED = Kind("run_paused", RunPaused, announced=("run.paused", signals.run_paused))
-RUN_CANCEL_REQUESTED = Kind("run_cancel_requested", RunCancelRequested)
-RUN_ADOPTED = Kind("run_adopted", RunAdopted, names_definitions=True)
-RUN_COMPLETED = Kind("run_completed", RunCompleted, ends=RunStatus.COMPLETED, reads="output truncated")
-RUN_FAILED = Kind("run_failed", RunFailed, ends=RunStatus.FAILED)
-RUN_CANCELLED = Kind("run_cancelled", RunCancelled, ends=RunStatus.CANCELLED)
-PAYLOAD_ERASED = Kind("payload_erased", PayloadErased, reads="seq")
-LEFT_OUT = Kind("left_out", LeftOut)
-BUDGET_LOW = Kind("budget_low", BudgetLow, announced=("budget.low", signals.budget_low))
-BUDGET_RAISED = Kind("budget_raised", BudgetRaised)
+ORPHAN_RESOLVED = Kind(OrphanResolved, moves_doubts=True, telemetry=("verdict", "verdict"))
+RUN_RESUMED = Kind(RunResumed)
+RUN_PAUSE_REQUESTED = Kind(RunPauseRequested)
+RUN_PAUSED = Kind(RunPaused, announced=("run.paused", signals.run_paused))
+RUN_CANCEL_REQUESTED = Kind(RunCancelRequested)
+RUN_ADOPTED = Kind(RunAdopted, names_definitions=True)
+RUN_COMPLETED = Kind(RunCompleted, ends=RunStatus.COMPLETED, reads="output truncated")
+RUN_FAILED = Kind(RunFailed, ends=RunStatus.FAILED)
+RUN_CANCELLED = Kind(RunCancelled, ends=RunStatus.CANCELLED)
+PAYLOAD_ERASED = Kind(PayloadErased, reads="seq")
+LEFT_OUT = Kind(LeftOut)
+BUDGET_LOW = Kind(BudgetLow, announced=("budget.low", signals.budget_low))
+BUDGET_RAISED = Kind(BudgetRaised)
 
 CLOSING: dict[str, str] = {kind: kind.ends for kind in KINDS.values() if kind.ends}
 _UNKNOWN = Form(Payload)

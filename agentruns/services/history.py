@@ -216,7 +216,7 @@ def replay_run(
         reply = None if model is None else _ask(one, model, run, agent)
         both = (each for each in (one.reply, reply) if each is not None)
         texts = ({"text": text_of(each.content), **_decision(each)} for each in both)
-        report.steps.append(ReplayStep(one.row.seq, one.step, *texts))
+        report.steps.append(ReplayStep(one.seq, one.step, *texts))
         for seq, difference in _differences(one, agent, reply):
             if difference is not None:
                 report.seq, report.difference = seq, difference
@@ -228,7 +228,8 @@ def replay_run(
 class _Recorded:
     """A recorded reply, its request, and the definition of its agent at that time."""
 
-    row: Row
+    seq: int
+    payload: events.Assistant
     step: int
     body: dict[str, Any]
     messages: list[dict[str, Any]]
@@ -236,11 +237,6 @@ class _Recorded:
     altered_at: int | None
     is_as_sent: bool
     made: RunState  # has the version, and the instructions and tools that were made for the run
-
-    @property
-    def payload(self) -> events.Assistant:
-        payload: events.Assistant = self.row.payload
-        return payload
 
     @property
     def reply(self) -> ModelReply:
@@ -272,7 +268,8 @@ def _recorded(
             limits = limits_of(body["model"], body.get("fallback") or body["model"])
             messages = then.conversation.messages(read, limits)
             yield _Recorded(
-                row,
+                row.seq,
+                row.payload,
                 step=state.inherited + state.step,
                 body=body,
                 messages=messages,
@@ -300,7 +297,7 @@ def _differences(
 
     Yields (seq, difference) for each comparison; the difference is None if the compared values are equal.
     """
-    seq = one.row.seq
+    seq = one.seq
     if reply is not None:
         yield seq, first_difference(_decision(one.given), _plain(_decision(reply)))
         return

@@ -106,9 +106,9 @@ def get_or_fork(
         session_id=uuid7(),
         run_id=new_id,
     )
-    for what in ("session", "scope"):
-        check_name(what, getattr(request, what))
-    check_name("idempotency key", request.key)
+    names = {"session": request.session, "scope": request.scope, "idempotency key": request.key}
+    for what, name in names.items():
+        check_name(what, name)
     with permissions.discreet(actor):
         if renders(request.agent) and made_before(alias, request, origin, at) is None:
             # Instructions and tools that the same function of the agent made are reused, unless erased.
