@@ -10,7 +10,7 @@ from uuid import UUID
 from agentruns.agents.agent import Agent, get_agent
 from agentruns.engine import gate
 from agentruns.engine.driver import Driver
-from agentruns.engine.rendering import render, renders
+from agentruns.engine.rendering import begun, render, renders
 from agentruns.engine.wakeup import CHANNEL
 from agentruns.exceptions import RenderingError, UnknownAgentError
 from agentruns.journal import events, payloads
@@ -20,7 +20,7 @@ from agentruns.journal.fold import Call, RunState
 from agentruns.models import Definition, Run, Session
 from agentruns.models.event import CHILD, DEFERRED
 from agentruns.models.parts import keyed
-from agentruns.models.statuses import GateVerdict, Outcome, Priority, RunStatus
+from agentruns.models.statuses import GateVerdict, Outcome, RunStatus
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import json as canonical
 
@@ -155,29 +155,17 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
     run, agent = batch.state.run, plan.agent
     text = plan.call.arguments["task"] if plan.own is None else plan.task["content"][0]["text"]
     root, depth = run.parent.get("root", str(run.run_id)), run.parent.get("depth", 0) + 1
-    begun: events.RunStarted = {
-        "agent": agent.name,
-        "version": agent.version,
-        "definition": agent.definition_hash,
-        "actor": run.actor,
-        "session": str(plan.session_id),
-        "scope": run.scope,
-        "owner": run.owner,
-        "requesters": run.requesters,
-        "parent": {"run": str(run.run_id), "call": plan.call.id, "root": root, "depth": depth},
-        **plan.made,  # type: ignore[typeddict-item]
-    }
-    if run.context:
-        begun["context"] = run.context
+    parent = {"run": str(run.run_id), "call": plan.call.id, "root": root, "depth": depth}
+    facts: dict[str, Any] = {"actor": run.actor, "owner": run.owner, "requesters": run.requesters}
+    facts |= {"session": str(plan.session_id), "scope": run.scope, "parent": parent}
+    first_row = begun(agent, plan.made, run.context, run.priority, facts)
     limits = share(run, parents, agent.definition()) if plan.own is None else {}
     if limits:
-        begun["limits"] = limits
-    if run.priority:
-        begun["priority"] = Priority.of(run.priority).value
+        first_row["limits"] = limits
     first = Batch(SessionState(plan.session_id, plan.run_id, plan.secret))
     if plan.own is not None:
-        begun["parent"]["deferred"] = run.session
-    first.add(events.RUN_STARTED, begun)
+        first_row["parent"]["deferred"] = run.session
+    first.add(events.RUN_STARTED, first_row)
     first.add(events.USER, plan.task)
     if plan.own is not None:
         _add_call(first, plan.own, plan.asked)
@@ -185,7 +173,7 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
     given = state.run.given()
     session = Session(
         id=plan.session_id,
-        key=begun["session"],
+        key=first_row["session"],
         title=title,
         secret=plan.secret,
         next_seq=state.next_seq,

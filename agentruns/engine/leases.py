@@ -135,10 +135,7 @@ def claim(alias: str, run_id: UUID, agent: str = "") -> Lease | None:
     except RACES:
         close_stale(own)
         taken = in_transaction(own, again)
-    if taken is None:
-        return None
-    session_id, epoch, attempts, took_over = taken
-    return Lease(alias, run_id, session_id, epoch, attempts, took_over, before + seconds, owner=owner)
+    return None if taken is None else Lease(alias, run_id, *taken, before + seconds, owner=owner)
 
 
 def claimable(alias: str) -> RunQuerySet:

@@ -14,9 +14,10 @@ from agentruns.conf import settings
 from agentruns.engine.driver import user_of
 from agentruns.exceptions import RenderingError
 from agentruns.journal.connection import mend_connection
-from agentruns.journal.events import Actor
+from agentruns.journal.events import Actor, RunStarted
 from agentruns.journal.masking import veiling
 from agentruns.models import Run
+from agentruns.models.statuses import Priority
 from agentruns.tools import RunContext
 from agentruns.utils.redaction import get_logger
 
@@ -51,6 +52,16 @@ def render(
     if agent.tools_for is not None and "tools" not in has:
         made["tools"] = _call("tools_for", about, agent, origin)
     return made
+
+
+def begun(
+    agent: Agent, made: dict[str, Any], context: dict[str, Any], rank: int, facts: dict[str, Any]
+) -> RunStarted:
+    """Build a run's first payload from `facts`, what `render` made, its context and its priority's rank."""
+    named = {"agent": agent.name, "version": agent.version, "definition": agent.definition_hash}
+    payload: Any = {**named, **facts, **made, **({"context": context} if context else {})}
+    started: RunStarted = payload | ({"priority": Priority.of(rank).value} if rank else {})
+    return started
 
 
 class _UnusableError(Exception):

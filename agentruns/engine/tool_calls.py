@@ -384,19 +384,17 @@ def _record(
             if observation.pending is None:
                 late: events.LateResult = {**observation.facts(), "worker_epoch": batch.epoch}  # type: ignore
                 batch.add(events.LATE_RESULT, late, call=again, attempt=call.attempt, offload=offload)
-            start_next(driver, batch)
-            return
-        if observation.pending is not None:
+        elif observation.pending is not None:
             waits.begin(driver, batch, again, observation.pending)
-            start_next(driver, batch)
+        elif asks:
+            in_doubt.raised(batch, again, str(observation.content))
             return
-        if asks:
-            in_doubt.raised(batch, batch.state.run.calls[call.id], str(observation.content))
-            return
-        duration = round(observation.seconds * 1000, 3)
-        add_result(batch, again, observation, duration_ms=duration, offload=offload)
-        if not joined:  # a start must be committed where no handler can take it back
-            start_next(driver, batch)
+        else:
+            duration = round(observation.seconds * 1000, 3)
+            add_result(batch, again, observation, duration_ms=duration, offload=offload)
+            if joined:  # a start must be committed where no handler can take it back
+                return
+        start_next(driver, batch)
 
     if joined:  # the caller's transaction has the effect too: a lost lease rolls both back
         driver.commit(build, joined=True)

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from tempfile import TemporaryFile
 from typing import Any, Literal, NamedTuple
@@ -339,10 +340,8 @@ def _read(stored: Stored) -> Iterator[bytes]:
 
 def _encoded(content: Any) -> tuple[Literal["text", "json"], bytes]:
     if isinstance(content, str):
-        try:
+        with suppress(UnicodeEncodeError):  # a lone surrogate: no file can hold it as it is
             return "text", content.encode()
-        except UnicodeEncodeError:  # a lone surrogate: no file can hold it as it is
-            pass
     return "json", canonical.dumps(content).encode()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -97,13 +98,11 @@ def deliver_event(
 
     for _attempt in range(TRIES):
         event = its_row.first()
-        try:
+        with suppress(DurableRunNotFoundError):  # pruned just now, and its events with it
             if event is not None and event.run_id is not None:
                 return _deliver(event, event.run_id, content, who)
             if (delivery := in_transaction(alias, store)) is not None:
                 return delivery
-        except DurableRunNotFoundError:  # pruned just now, and its events with it
-            continue
     raise JournalLockedError(f"Event {name}: too many others changed it. Nothing was stored; try again.")
 
 

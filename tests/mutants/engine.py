@@ -81,7 +81,7 @@ EXECUTOR = [
         Edit(CALLS, "driver.commit(start)", "driver.started |= {(call.id, call.attempt) for call in group}"),
         "crash/test_sigkill.py::test_an_approved_call_that_dies_is_not_approved_twice"),
     mutant("executor: the start of the next call is not in the transaction of a handler",
-        Edit(CALLS, "        if not joined:  # a start", "        if True:  # a start"),
+        Edit(CALLS, "            if joined:  # a start", "            if False:  # a start"),
         "db/test_transactional.py::test_the_start_of_the_next_call_is_in_no_handlers_transaction"),
     mutant("executor: a gated call starts in a commit of its own",
         Edit(CALLS, ' or call.verdict != GateVerdict.RUN or call.attempt', " or call.attempt"),

@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from agentruns import content
 from agentruns.agents.agent import Agent, CommonOptions, get_agent
 from agentruns.conf import settings
-from agentruns.engine.rendering import render
+from agentruns.engine.rendering import begun, render
 from agentruns.exceptions import SessionAccessDeniedError, SessionBusyError
 from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch, SessionState
@@ -154,12 +154,12 @@ def write_start(batch: Batch, request: RunRequest) -> None:
     """Add the first two rows of a run, its start and its task; raises as `require_home`."""
     request.require_home(batch.state)
     unread = chain.from_iterable(batch.state.asking.values())  # the run answers these as well
-    begun = first_row(request, request.again, filter(None, unread))
+    row = first_row(request, request.again, filter(None, unread))
     if request.not_before:
-        begun["not_before"] = events.timestamp(request.not_before)
+        row["not_before"] = events.timestamp(request.not_before)
     if request.again:
-        begun["origin"] = {"run": str(request.again.pk)}
-    batch.add(events.RUN_STARTED, begun)
+        row["origin"] = {"run": str(request.again.pk)}
+    batch.add(events.RUN_STARTED, row)
     batch.add(events.USER, user_row(request))
 
 
@@ -169,26 +169,14 @@ def first_row(request: RunRequest, origin: Run | None, asked: Iterable[str] = ()
     The requesters are the owner and the actor of the request, the people in `asked`, and those of `origin`.
     """
     mine = request.owner.id, getattr(request.actor, "pk", None), events.person_id(request.actor)
-    begun: events.RunStarted = {
-        "agent": request.agent.name,
-        "version": request.agent.version,
-        "definition": request.agent.definition_hash,
-        "actor": events.actor_ref(request.actor),
-        "session": request.session,
-        "scope": request.scope,
-        "owner": request.owner.ref(),
-        "requesters": requester_ids(*mine, *asked, origin=origin),
-        **request.rendered,  # type: ignore[typeddict-item]
-    }
-    if request.context:
-        begun["context"] = request.context
-    if request.rank:
-        begun["priority"] = Priority.of(request.rank).value
+    facts: dict[str, Any] = {"actor": events.actor_ref(request.actor), "owner": request.owner.ref()}
+    facts |= {"session": request.session, "scope": request.scope}
+    facts["requesters"] = requester_ids(*mine, *asked, origin=origin)
     if request.key:  # equal if a restore loses the run and its task comes again; differs between databases
         place = [Control.objects.using(settings.DATABASE).identity(), request.scope, str(request.owner.id)]
-        begun["task"] = canonical.digest([*place, request.session, request.key])
-        begun["idempotency_key"], begun["key_hash"] = request.key, keyed(request.key)
-    return begun
+        facts["task"] = canonical.digest([*place, request.session, request.key])
+        facts["idempotency_key"], facts["key_hash"] = request.key, keyed(request.key)
+    return begun(request.agent, request.rendered, request.context, request.rank, facts)
 
 
 def user_row(request: RunRequest) -> events.User:
