@@ -77,10 +77,9 @@ def exceeded(definition: dict[str, Any], run: RunState, now: Callable[[], dateti
 
 def is_used_up(driver: Driver) -> bool:
     """Pause the run if a budget is used up, or fail it; return whether a budget is used up."""
-    if (over := exceeded(driver.agent.definition(), driver.run, driver.now)) is None:
-        return False
-    stop(driver, over.name, str(over))
-    return True
+    if (over := exceeded(driver.agent.definition(), driver.run, driver.now)) is not None:
+        stop(driver, over.name, str(over))
+    return over is not None
 
 
 def stop(driver: Driver, name: str, text: str) -> None:

@@ -129,9 +129,8 @@ def share(run: RunState, definition: dict[str, Any], own: dict[str, Any]) -> dic
             continue
         given = [call.event.get("limits", {}) for call in run.open_children() if call.event]
         taken = sum(Decimal(each.get(name, 0)) for each in given)
-        waiting = sum(
-            call.child and call.deferred is None and not call.is_pending for call in run.open_calls()
-        )
+        children = [call for call in run.open_calls() if call.child and call.deferred is None]
+        waiting = sum(not call.is_pending for call in children)
         most = (Decimal(limit) - run.used(name) - taken) / waiting
         most = most if own.get(name) is None else min(most, Decimal(own[name]))
         limits[name] = max(int(most), 1) if name == "token_budget" else f"{max(most, MILLIONTH):.6f}"

@@ -219,7 +219,8 @@ def watch(run_ids: Iterable[UUID]) -> None:
     found = [Draft(run_id=run_id, watched_until=later(WATCHED)) for run_id in run_ids]
     try:
         with transaction.atomic(using=alias), short_lock_waits(alias):
-            Draft.objects.using(alias).bulk_create(
+            rows = Draft.objects.using(alias)
+            rows.bulk_create(
                 found, update_conflicts=True, unique_fields=["run"], update_fields=["watched_until"]
             )
     except (DatabaseError, InterfaceError) as error:

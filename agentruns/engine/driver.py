@@ -44,7 +44,6 @@ from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.driver")
 
-Build = Callable[[Batch], None]
 # Errors of the database's circumstances, which may pass: unreachable, locked, read-only, out of space.
 PASSING = (OperationalError, InterfaceError, InternalError)
 SAME_STATE_RETRIES = 10
@@ -198,7 +197,7 @@ class Driver:
             # A transaction that outlives its lease is rolled back, so taking the run over would gain nothing.
             self.lease.allow(math.inf if tool.transactional else tool.timeout or settings.TOOL_TIMEOUT)
 
-    def commit(self, build: Build, *, joined: bool = False) -> Batch:
+    def commit(self, build: Callable[[Batch], None], *, joined: bool = False) -> Batch:
         """Fill a batch with `build` and store it; repeat until it is stored or the lease is lost.
 
         `build` may run several times, each time on the newest state, and must only add rows. If it adds none,

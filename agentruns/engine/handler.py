@@ -69,7 +69,6 @@ _ENDS_TRANSACTION = re.compile(
 )
 
 T = TypeVar("T")
-Record = Callable[["Observation"], None]
 
 
 class Interrupted(Exception):
@@ -215,7 +214,7 @@ class _RollBack(Exception):
 
 
 def run_transactional(
-    driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Record
+    driver: Driver, tool: Tool, context: ToolContext, call: Call, record: Callable[[Observation], None]
 ) -> Observation | None:
     """Run a handler and `record` its result in one transaction; return None if this is committed.
 

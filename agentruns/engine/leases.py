@@ -12,7 +12,6 @@ from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError
 from django.db.models import Exists, F, Q, QuerySet
-from django.db.models.functions import Now
 
 from agentruns.conf import settings
 from agentruns.engine import turns
@@ -21,7 +20,7 @@ from agentruns.journal import events, timeline
 from agentruns.journal.connection import OWN, own_alias
 from agentruns.journal.store import Claimed, claim_one, extend_many
 from agentruns.models import Control, Message, Run
-from agentruns.models.run import RunQuerySet
+from agentruns.models.run import FREE, RunQuerySet
 from agentruns.utils import clock
 from agentruns.utils.carry import schema_of
 from agentruns.utils.db import RACES, close_stale, database_now, in_transaction, later, uptime
@@ -31,8 +30,12 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.leases")
 
 SERVICE = "service"  # owner of a lease that is taken and given back in one transaction
+DRAIN_CHECK_SECONDS = 5.0  # seconds between two queries while a run is driven
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
-FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
+_at_start: dict[tuple[str, str], datetime] = {}  # by alias and schema
+# (alias, schema) -> time of the query, its result
+_switches: dict[tuple[str, str], tuple[float, dict[str, Control]]] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -174,12 +177,6 @@ def extend_all(alias: str, leases: Collection[Lease]) -> tuple[set[Lease], set[L
     return {keys[key] for key in extended}, {keys[key] for key in {*keys} - held}
 
 
-DRAIN_CHECK_SECONDS = 5.0  # seconds between two queries while a run is driven
-NEVER = datetime(1970, 1, 1, tzinfo=UTC)
-
-_at_start: dict[tuple[str, str], datetime] = {}  # by alias and schema
-
-
 def last_request(alias: str) -> datetime:
     """Read the time of the last request to drain; NEVER if there is none."""
     stamps = Control.objects.using(alias).filter(name=Control.DRAINING).values_list("seen_at", flat=True)
@@ -225,10 +222,6 @@ def is_draining(alias: str) -> bool:
         # Later: NEVER makes this process obey the request even after such a loss.
         _at_start[alias.removesuffix(OWN), schema_of(alias)] = last if last < known else NEVER
     return last > known
-
-
-# (alias, schema) -> time of the query, its result
-_switches: dict[tuple[str, str], tuple[float, dict[str, Control]]] = {}
 
 
 def why_off(alias: str, kind: str, name: str, schema: str | None = None) -> str:

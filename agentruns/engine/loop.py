@@ -390,8 +390,6 @@ def _require_wanted(driver: Driver, draft: Reply | None) -> None:
 
 def used(usage: dict[str, Any], *models: str) -> dict[str, Any]:
     """Build the members `usage` and, if the model has a price, `cost`, because later prices may differ."""
-    if not settings.PRICES:
-        return {"usage": usage}
     cost = prices.cost_of(usage, *models)
     return {"usage": usage} if cost is None else {"usage": usage, "cost": prices.amount(cost)}
 

@@ -42,7 +42,6 @@ TIMED_OUT = "The handler did not return within {seconds} s."
 ANNOUNCED = {*outbox.EVENTS, *telemetry.EVENT_ATTRIBUTES}
 CONFLICTS = 5  # times that a transactional call enters again after a conflict with another transaction
 PARALLEL = 8  # threads for the parallel calls of one reply; further calls wait for their turn
-Running = dict[Future[Observation], tuple[Call, float | None]]  # with the time at which it is too late
 
 
 def execute(driver: Driver, ready: list[Call]) -> None:
@@ -437,7 +436,8 @@ def _abandon(driver: Driver, call: Call, future: Future[Observation]) -> None:
 
 def _run_parallel(driver: Driver, group: list[Call]) -> None:
     """Run parallel calls in threads, and store each result from this thread as it arrives."""
-    queue, running = deque(group), Running()
+    queue = deque(group)
+    running: dict[Future[Observation], tuple[Call, float | None]] = {}  # with the time when it is too late
     try:
         while queue or running:
             while queue and len(running) < PARALLEL:

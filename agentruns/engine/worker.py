@@ -17,7 +17,6 @@ from agentruns.exceptions import DurableConfigMismatchError, SwitchedOffError, U
 from agentruns.journal.connection import own_connection, require_no_transaction
 from agentruns.journal.outbox import announce_blocked
 from agentruns.journal.read import definition_body
-from agentruns.journal.store import Store
 from agentruns.models import Run
 from agentruns.models.run import FAILED_DRIVE, TURN
 from agentruns.utils.db import close_stale, database_now, in_transaction, readable
@@ -48,27 +47,18 @@ def agent_for(run: Run, alias: str) -> Agent:
     )
 
 
-def advance(
-    run: Run,
-    alias: str,
-    *,
-    store: Store | None = None,
-    caller: Any = None,
-    asked: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> bool:
+def advance(run: Run, alias: str, **options: Any) -> bool:
     """Claim a run and drive it until it ends, waits or is stopped; return whether the claim succeeded.
 
-    Raises NotDurableError inside a transaction, and the errors of `agent_for` and `drive_run`.
+    `options` are those of `drive_run`. Raises NotDurableError inside a transaction, and the errors of
+    `agent_for` and `drive_run`.
     """
     require_no_transaction(alias)
     agent = agent_for(run, alias)
     with own_connection(alias):
-        lease = claim(alias, run.pk, run.agent)
-        if lease is None:
-            return False
-        drive_run(run, agent, lease, store=store, caller=caller, asked=asked, should_stop=should_stop)
-    return True
+        if (lease := claim(alias, run.pk, run.agent)) is not None:
+            drive_run(run, agent, lease, **options)
+    return lease is not None
 
 
 def answer(run_id: str, should_stop: Callable[[], bool] = lambda: False) -> None:

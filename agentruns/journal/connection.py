@@ -256,9 +256,8 @@ def require_no_transaction(alias: str) -> None:
             "or call agent.run() outside the transaction (see ATOMIC_REQUESTS, non_atomic_requests)."
         )
     # Without opening a connection: a thread that drives a run may need no other than the journal's.
-    commits = (
-        connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit
-    )
+    is_open, begins = connection.connection is not None, connection.settings_dict["AUTOCOMMIT"]
+    commits = connection.autocommit if is_open else begins
     if not connection.in_atomic_block and not commits:
         raise NotDurableError(
             f"Database {alias!r} has autocommit off, so nothing the journal writes is kept until somebody "

@@ -268,8 +268,6 @@ _APPLY: dict[str, Callable[[Conversation, Row, Any], None]] = {
     events.ASSISTANT: Conversation._assistant,
     events.TOOL_RESULT: Conversation._tool_result,
 }
-
-
 KINDS = frozenset(_APPLY)  # kinds of the rows that the model sees
 
 

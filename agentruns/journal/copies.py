@@ -20,6 +20,7 @@ from agentruns.models.kinds import split
 from agentruns.utils import json as canonical
 
 TITLE_LENGTH = 200
+SAID = (events.USER, events.ASSISTANT, events.RUN_FAILED, events.RUN_CANCELLED)
 
 
 class Copy(NamedTuple):
@@ -72,9 +73,6 @@ def tasks_of(rows: Iterable[Row]) -> dict[UUID, Row]:
 def is_task(row: Row) -> bool:
     """Check whether a row is a task: neither a later message nor a request to correct an answer."""
     return row.kind == events.USER and "reason" not in row.payload
-
-
-SAID = (events.USER, events.ASSISTANT, events.RUN_FAILED, events.RUN_CANCELLED)
 
 
 def said_in(row: Row) -> str:

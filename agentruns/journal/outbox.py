@@ -251,8 +251,7 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         url = ""
     runs = Run.objects.using(alias).select_related("session")
     run = runs.defer("input", "output", "error").get(pk=notification.run_id)
-    status = run.status
-    title, tool, risk, expires_at = "", "", "", None
+    status, title, tool, risk, expires_at = run.status, "", "", "", None
     if notification.approval_id:
         approvals = Approval.objects.using(alias).filter(pk=notification.approval_id)
         columns = approvals.values_list("status", "title", "tool_name", "risk", "expires_at")

@@ -248,9 +248,8 @@ def is_among(user: Any, named: str, groups: Collection[str] | None = None) -> bo
     if getattr(user, "is_superuser", False) or ("." in named and user.has_perm(named)):
         return True
     held: set[str] = getattr(user, "get_all_permissions", set)()
-    if any(permission.endswith(f".{named}") for permission in held):
-        return True
-    return named in (groups_of(user) if groups is None else groups)
+    is_held = any(permission.endswith(f".{named}") for permission in held)
+    return is_held or named in (groups_of(user) if groups is None else groups)
 
 
 def groups_of(user: Any) -> set[str]:

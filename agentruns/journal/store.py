@@ -72,6 +72,8 @@ SESSION = Session._meta.db_table
 RUN = Run._meta.db_table
 INTO = f'INSERT INTO "{Message._meta.db_table}" ({", ".join((*SHARED, *COLUMNS))})'
 SQL = tuple[str, list[Any]]
+Claimed = tuple[UUID, int, int, bool]  # session, epoch, attempts, whether an expired lease was taken over
+Key = tuple[UUID, int, str]  # of a lease: run, epoch, owner
 # Written into the SQL, because psycopg prepares no statement of over fifty parameters.
 LITERALS = {None: "NULL", "": "''", 0: "0", "{}": "'{}'", "[]": "'[]'"}
 UNLESS_THERE = " ON CONFLICT DO NOTHING"
@@ -324,10 +326,6 @@ def _run_columns(
     elif batch.progressed or batch.unpaused:
         sets.append("attempts = 0")
     return ", ".join(sets), values, dated
-
-
-Claimed = tuple[UUID, int, int, bool]  # session, epoch, attempts, whether an expired lease was taken over
-Key = tuple[UUID, int, str]  # of a lease: run, epoch, owner
 
 
 def claim_one(runs: QuerySet[Run], owner: str, seconds: float) -> Claimed | None:

@@ -56,9 +56,8 @@ def server(alias: str) -> Server | None:
         with always_rollback(), connections[alias].cursor() as cursor:
             # The flushed part of the log survives a crash of the server, the inserted part may not.
             position = "(pg_current_wal_flush_lsn() - '0/0')::bigint"
-            cursor.execute(
-                f"SELECT {CURRENT}, {WAITS}, {position}, (SELECT reason {noted}), (SELECT actor {noted})"
-            )
+            columns = f"{CURRENT}, {WAITS}, {position}, (SELECT reason {noted}), (SELECT actor {noted})"
+            cursor.execute(f"SELECT {columns}")
             return Server(*cursor.fetchone())
     except ProgrammingError:  # no right to call these functions: without the note, no claim calls them
         delete_rows(Control.objects.using(alias).filter(name=Control.SERVER))

@@ -212,11 +212,6 @@ class History:
         self.seq, self.head = row.seq, row.hash
         return None
 
-    @property
-    def first(self) -> RunState:
-        """The state of the session's first run, which names the session's owner; empty without a run."""
-        return next((state for state in self.states.values() if state.started_at), RunState(self.session.pk))
-
     def problem(self, seq: int, kind: str, what: str, file: str = "") -> Problem:
         """Build the problem of a row; `kind` is "" for a missing row."""
         name = f"seq {seq} ({kind})" if kind else f"seq {seq}"
@@ -354,7 +349,9 @@ class History:
         return "" if started else f"doubts call {call.id}, which has a result or never started."
 
     def _runs(self, alias: str) -> Iterator[Problem]:
-        session, unseen, first = self.session, dict(self.states), self.first
+        session, unseen = self.session, dict(self.states)
+        # The state of the session's first run, which names the session's owner; empty without a run
+        first = next((state for state in unseen.values() if state.started_at), RunState(session.pk))
         key, imported_into = session.key, session.scope if session.imported_at else None
         runs = Run.objects.using(alias).filter(session_id=self.session.pk).order_by("created_at", "pk")
         for pk, stored in _stored(runs):

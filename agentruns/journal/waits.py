@@ -116,4 +116,4 @@ def project(alias: str, batch: Batch) -> None:
 
         transaction.on_commit(tell, using=alias, robust=True)
     if _moves_children(batch):
-        events_of.of_children().unsettled().filter(run_id=run_id, delivered_at=None).update(due_at=batch.at)
+        events_of.unsettled().filter(name=CHILD, run_id=run_id, delivered_at=None).update(due_at=batch.at)

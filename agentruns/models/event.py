@@ -28,10 +28,6 @@ class EventQuerySet(models.QuerySet["Event"]):
         """Select the events with this name that were delivered, and that no call waits for."""
         return self.filter(scope=scope, name=name, run=None, delivered_at__isnull=False)
 
-    def of_children(self) -> Self:
-        """Select the events that are the ends of child runs."""
-        return self.filter(name=CHILD)
-
     def unsettled(self) -> Self:
         """Select the events whose outcome the journal does not have yet."""
         return self.filter(settled_at__isnull=True)

@@ -461,7 +461,7 @@ class Kind(str, Generic[P]):
     names_definitions: bool = False
     has_blocks: bool = False  # the content may be blocks, with their files
     moves_doubts: bool = False  # it begins a doubt, settles it, brings it back or clears it
-    announced: tuple[str, Signal] | None = None  # the event for notifiers, with its signal
+    event: InitVar[str] = ""  # for notifiers, with its signal (`announced`)
     telemetry: tuple[str, ...] = ()  # the event for telemetry, with the members that it reports
     reads: InitVar[str] = ""  # the members that visitors and customers read; all others are hidden
 
@@ -472,8 +472,10 @@ class Kind(str, Generic[P]):
     def __getnewargs__(self) -> tuple[type[P]]:  # type: ignore[override]
         return (self.payload,)  # for a copy
 
-    def __post_init__(self, reads: str) -> None:
+    def __post_init__(self, event: str, reads: str) -> None:
         self.form, self.public = Form(self.payload), (*PUBLIC, *reads.split())
+        signal = vars(signals)[event.replace(".", "_")] if event else None
+        self.announced: tuple[str, Signal] | None = (event, signal) if signal else None
         if self.ends:
             self.announced, self.telemetry = (f"run.{self.ends}", signals.run_ended), ("ended",)
         KINDS[str(self)] = self
@@ -487,36 +489,27 @@ class Kind(str, Generic[P]):
 _FILE = "stored.sha256 stored.size stored.form"
 _REPLY = "content.type content.text content.id content.name content.input calls.id calls.tool calls.arguments"
 _RESULT = f"content is_error outcome deferred.run {_FILE}"
-_ASKED = ("approval.requested", signals.approval_requested)  # also where an approval is voided
 
 RUN_STARTED = Kind(RunStarted, names_definitions=True, reads="agent version session not_before")
 USER = Kind(User, has_blocks=True, moves_doubts=True, reads=f"content reason about.run about.outcome {_FILE}")
 ASSISTANT = Kind(Assistant, is_progress=True, reads=f"{_REPLY} stop_reason")  # no thinking
 MODEL_FAILED = Kind(ModelFailed)
-APPROVAL_REQUESTED = Kind(ApprovalRequested, announced=_ASKED, reads="approval expires_at")
+APPROVAL_REQUESTED = Kind(ApprovalRequested, event="approval.requested", reads="approval expires_at")
 APPROVAL_DECIDED = Kind(
-    ApprovalDecided,
-    moves_doubts=True,
-    announced=("approval.decided", signals.approval_decided),
-    telemetry=("decision", "verb"),
-    reads="verb",
+    ApprovalDecided, moves_doubts=True, event="approval.decided", telemetry=("decision", "verb"), reads="verb"
 )
 APPROVAL_EXTENDED = Kind(ApprovalExtended, reads="expires_at")
-APPROVAL_VOIDED = Kind(ApprovalVoided, moves_doubts=True, announced=_ASKED, reads="approval")
+APPROVAL_VOIDED = Kind(ApprovalVoided, moves_doubts=True, event="approval.requested", reads="approval")
 TOOL_STARTED = Kind(ToolStarted)
 EVENT_AWAITED = Kind(EventAwaited, is_progress=True, reads="name until")
 EVENT_DELIVERED = Kind(EventDelivered, reads="name")
 TOOL_RESULT = Kind(ToolResult, is_progress=True, moves_doubts=True, has_blocks=True, reads=_RESULT)
 LATE_RESULT = Kind(LateResult, has_blocks=True, telemetry=("late_result",))
-ORPHAN_FOUND = Kind(
-    OrphanFound,
-    announced=("run.orphaned", signals.run_orphaned),
-    telemetry=("orphan", "action", "declares"),
-)
+ORPHAN_FOUND = Kind(OrphanFound, event="run.orphaned", telemetry=("orphan", "action", "declares"))
 ORPHAN_RESOLVED = Kind(OrphanResolved, moves_doubts=True, telemetry=("verdict", "verdict"))
 RUN_RESUMED = Kind(RunResumed)
 RUN_PAUSE_REQUESTED = Kind(RunPauseRequested)
-RUN_PAUSED = Kind(RunPaused, announced=("run.paused", signals.run_paused))
+RUN_PAUSED = Kind(RunPaused, event="run.paused")
 RUN_CANCEL_REQUESTED = Kind(RunCancelRequested)
 RUN_ADOPTED = Kind(RunAdopted, names_definitions=True)
 RUN_COMPLETED = Kind(RunCompleted, ends=RunStatus.COMPLETED, reads="output truncated")
@@ -524,7 +517,7 @@ RUN_FAILED = Kind(RunFailed, ends=RunStatus.FAILED)
 RUN_CANCELLED = Kind(RunCancelled, ends=RunStatus.CANCELLED)
 PAYLOAD_ERASED = Kind(PayloadErased, reads="seq")
 LEFT_OUT = Kind(LeftOut)
-BUDGET_LOW = Kind(BudgetLow, announced=("budget.low", signals.budget_low))
+BUDGET_LOW = Kind(BudgetLow, event="budget.low")
 BUDGET_RAISED = Kind(BudgetRaised)
 
 CLOSING: dict[str, str] = {kind: kind.ends for kind in KINDS.values() if kind.ends}

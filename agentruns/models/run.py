@@ -21,6 +21,7 @@ MOST_VALUES = 16  # of one run's context
 SENSITIVE = ("sensitive", "sensitive_results")  # of a tool in a definition
 FAILED_DRIVE = "The last drive failed: "  # beginning of `blocked_reason` while a run waits to be tried again
 TURN = "Waits for its turn: "  # beginning of `blocked_reason` while a limit or a rate holds a run back
+FREE = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
 # No worker has recorded that it cannot drive the run.
 SERVED = Q(blocked_reason="")
 SERVED |= Q(blocked_reason__startswith=FAILED_DRIVE) | Q(blocked_reason__startswith=TURN)
@@ -49,11 +50,7 @@ class RunQuerySet(models.QuerySet["Run"]):
 
     def runnable(self) -> Self:
         """Select the runs that a worker may claim now, by the database's clock: due, without a live lease."""
-        return self.filter(
-            Q(status__in=ACTIVE),
-            Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now()),
-            Q(not_before__isnull=True) | Q(not_before__lte=Now()),
-        )
+        return self.filter(Q(status__in=ACTIVE), FREE, Q(not_before__isnull=True) | Q(not_before__lte=Now()))
 
     def live(self) -> Self:
         """Select the runs that are being driven now: whose lease is live by the database's clock."""

@@ -37,7 +37,6 @@ from agentruns.utils.redaction import get_logger
 
 logger = get_logger("agentruns.tokens")
 
-PERMISSION = "agentruns.revoke_api_token"
 USED_EVERY = 60  # seconds between two notes that a token is in use
 
 _PREFIX, _SECRET, _CHECKSUM = 12, 43, 6  # characters; 43 of 62 are 256 bits
@@ -228,7 +227,11 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
             "%(name)s may not revoke token %(token)s: it is somebody else's, and permission "
             "%(permission)s is missing."
         )
-        facts = {"name": actor.get_username(), "token": token.prefix, "permission": PERMISSION}
+        facts = {
+            "name": actor.get_username(),
+            "token": token.prefix,
+            "permission": policy.ACTIONS["revoke"][0],
+        }
         raise PermissionDeniedError(text % facts)
     revoked = tokens.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now())
     if revoked:

@@ -58,6 +58,7 @@ _TIMES = ("not_before", "expires_at", "from", "started_at")  # facts of rows
 # The columns that a line has in the row's own form.
 PLAIN = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "content_hash", "prev_hash", "hash")
 ACTOR = events.Program("import_run")
+_THERE = "There is a session %s or %r already; nothing was imported."
 SERVED = {**{kind: kind for kind in (*IMAGES, PDF)}, "text/plain": "text/plain; charset=utf-8"}
 # No browser may open what a model or a tool wrote.
 INERT = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
@@ -272,9 +273,6 @@ def import_run(lines: Iterable[dict[str, Any]], *, scope: str | None = None) -> 
             raise
 
 
-_THERE = "There is a session %s or %r already; nothing was imported."
-
-
 @contextmanager
 def _refusing(text: str) -> Iterator[None]:
     """Turn an error that a malformed export causes, here or in the database, into a RunStateError."""
@@ -431,10 +429,8 @@ def _store(alias: str, export: _Export, runs: list[Run], tried: list[datetime]) 
     rows = (_message(session.pk, *pair) for pair in zip(export.rows, export.parts, strict=True))
     Message.objects.using(alias).bulk_create(rows, batch_size=CHUNK)
     calls = [(run_id, call) for run_id, its in export.history.calls.items() for call in its.values()]
-    Approval.objects.using(alias).bulk_create(
-        [new_approval(call, call.approval, run_id) for run_id, call in calls if call.approval is not None],
-        batch_size=CHUNK,
-    )
+    cards = [new_approval(call, call.approval, run_id) for run_id, call in calls if call.approval is not None]
+    Approval.objects.using(alias).bulk_create(cards, batch_size=CHUNK)
     for wrong in check(session.pk, alias, files=False):
         is_wait = wrong.kind == events.EVENT_AWAITED and wrong.seq is None  # nothing waits in a record
         # Scope and owner may differ from the journal's.
@@ -443,10 +439,9 @@ def _store(alias: str, export: _Export, runs: list[Run], tried: list[datetime]) 
     for run in Run.objects.using(alias).unfinished().filter(session_id=session.pk):
         write(run.pk, _close, takes_lease=True)
     # This database has other users. Done after the closing, which writes decisions of its own.
-    Approval.objects.using(alias).filter(run__session_id=session.pk, decided_at__isnull=False).update(
-        decided_by=None,
-        decided_by_name=Trim(Concat(Left("decided_by_name", NAME_LENGTH - len(MARK)), Value(MARK))),
-    )
+    name = Trim(Concat(Left("decided_by_name", NAME_LENGTH - len(MARK)), Value(MARK)))
+    decided = Approval.objects.using(alias).filter(run__session_id=session.pk, decided_at__isnull=False)
+    decided.update(decided_by=None, decided_by_name=name)
     Session.objects.using(alias).filter(pk=session.pk).update(imported_at=Now())
     return Run.objects.using(alias).get(pk=export.run_id)
 

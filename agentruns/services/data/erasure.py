@@ -521,15 +521,13 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                     held.add(("denied", *digests.get(call, (call,))))
             case events.LATE_RESULT | events.ORPHAN_FOUND | events.ORPHAN_RESOLVED:
                 held |= {("returned", call), ("returned", read.get(call) or call)}
-            case events.MODEL_FAILED:
-                held.add(("failed", row.run_id))
             case events.RUN_FAILED if payload["error"]["type"] != "OutputInvalidError":
                 held.add(("failed", row.run_id))
             case events.RUN_COMPLETED | events.RUN_FAILED:
                 held.add(("reply", row.run_id, replies.get(row.run_id)))
             case events.LEFT_OUT if payload["actor"] is None:
                 held.add(("failed", row.run_id))
-            case events.RUN_PAUSED | events.RUN_PAUSE_REQUESTED:
+            case events.RUN_PAUSED | events.RUN_PAUSE_REQUESTED | events.MODEL_FAILED:
                 held.add(("paused" if "actor" in payload else "failed", row.run_id))
             case events.RUN_CANCEL_REQUESTED | events.RUN_CANCELLED:
                 held.add(("cancelled", row.run_id))

@@ -44,6 +44,7 @@ POINTS = '"stored":'  # in the text of a row that names a file
 COUNTS = ("sessions", "runs", "rows", "approvals", "notifications", "answers")
 
 Stop = Callable[[], bool]
+Named = tuple[set[str], set[str]]  # files and definitions, to be deleted unless another session needs them
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
             if enough():
                 break
             try:
-                mine = _committed(alias, partial(_prune, alias, session_id, cutoff, files, definitions))
+                mine = _committed(alias, partial(_prune, alias, session_id, cutoff, (files, definitions)))
             except RunStateError as error:
                 pruned.refused.append(str(error))
                 continue
@@ -143,7 +144,7 @@ def erase_session(key: str, *, scope: str | None = None, forget_key: bool = Fals
     def action() -> Pruned:
         sessions = Session.objects.using(alias).filter(scope=scope, key=key)
         session_id = sessions.values_list("pk", flat=True).first()
-        pruned = Pruned() if session_id is None else _prune(alias, session_id, None, files, definitions)
+        pruned = Pruned() if session_id is None else _prune(alias, session_id, None, (files, definitions))
         for pk, was in list(tombstones.values_list("pk", "key")) if forget_key else ():
             Tombstone.objects.using(alias).filter(pk=pk).update(key=forgotten(was))
         return pruned
@@ -202,9 +203,7 @@ def family_of(alias: str, session_id: UUID) -> list[UUID]:
     return found
 
 
-def _prune(
-    alias: str, session_id: UUID, cutoff: datetime | None, files: set[str], definitions: set[str]
-) -> Pruned:
+def _prune(alias: str, session_id: UUID, cutoff: datetime | None, named: Named) -> Pruned:
     """Delete a session and the sessions of its child runs; see `_prune_one`.
 
     Deletes nothing if the session has a child run itself: that goes with the session of its parent.
@@ -221,24 +220,18 @@ def _prune(
     lasting = Q(status__in=UNFINISHED) | Q(updated_at__gte=cutoff)
     if cutoff is None or not runs.filter(lasting, session_id__in=family).exists():
         for pk in family:
-            _prune_one(alias, pk, cutoff, files, definitions, pruned)
+            _prune_one(alias, pk, cutoff, named, pruned)
     return pruned
 
 
-def _prune_one(
-    alias: str,
-    session_id: UUID,
-    cutoff: datetime | None,
-    files: set[str],
-    definitions: set[str],
-    pruned: Pruned,
-) -> None:
+def _prune_one(alias: str, session_id: UUID, cutoff: datetime | None, named: Named, pruned: Pruned) -> None:
     """Delete a session in the open transaction and leave a tombstone; add to the counts of `pruned`.
 
     Deletes nothing if the session is gone. Without a `cutoff`, raises RunStateError for an unfinished run,
     deletes idempotency records and lists `copies`. Raises RunStateError if rows of the project refer to the
-    session. Adds the files and definitions that the session's rows name to `files` and `definitions`.
+    session. Adds the files and definitions that the session's rows name to `named`.
     """
+    files, definitions = named
     sessions = Session.objects.using(alias).filter(pk=session_id)
     if sessions.update(next_seq=F("next_seq")) != 1:  # locks it
         return

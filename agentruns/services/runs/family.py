@@ -113,7 +113,7 @@ def follow(run_id: UUID) -> None:
 
     If this process dies first, the next sweep does it.
     """
-    waiting = Event.objects.using(settings.DATABASE).of_children().unsettled()
+    waiting = Event.objects.using(settings.DATABASE).unsettled().filter(name=CHILD)
 
     def attend_all() -> None:
         for event in waiting.filter(run_id=run_id):

@@ -30,7 +30,7 @@ from agentruns.models import Control, Run, Session, SessionBearer
 from agentruns.models.statuses import Priority
 from agentruns.models.tombstone import keyed
 from agentruns.providers import attachments
-from agentruns.services.runs.sessions import NOBODY, Owner, checked_context, place
+from agentruns.services.runs.sessions import Owner, checked_context, place
 from agentruns.utils import json as canonical
 from agentruns.utils.ids import uuid7
 
@@ -45,7 +45,7 @@ class RunRequest:
     scope: str = ""
     names_session: bool = True  # else the session's name was generated, and the run may be in another session
     actor: Any = None
-    owner: Owner = NOBODY
+    owner: Owner = field(default_factory=Owner)
     context: dict[str, Any] = field(default_factory=dict)
     key: str = ""
     not_before: datetime | None = None  # no part of the task, and neither is the priority

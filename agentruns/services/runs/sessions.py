@@ -54,9 +54,6 @@ class Owner(NamedTuple):
         return None if self.id is None else {"id": str(self.id), "name": self.name}
 
 
-NOBODY = Owner()
-
-
 def place(session: Session | str, scope: str | None, user: Any) -> tuple[str, str]:
     """Find the key and the scope of a session; a session with this key need not exist.
 
