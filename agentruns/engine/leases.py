@@ -72,8 +72,7 @@ class Lease:
         """Extend the lease to LEASE_SECONDS from now; raises LeaseLostError if another process took it."""
         before, alias = uptime(), own_alias(self.alias)
         rows = self.held(alias)
-        extended = in_transaction(alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS)))
-        if extended != 1:
+        if in_transaction(alias, lambda: rows.update(lease_expires_at=later(settings.LEASE_SECONDS))) != 1:
             self.lost.set()
             raise LeaseLostError(f"Run {self.run_id}: another process took over from epoch {self.epoch}.")
         self.deadline = before + settings.LEASE_SECONDS

@@ -113,8 +113,7 @@ def _deliver(event: Event, run_id: UUID, content: Any, who: events.Actor | None)
     def change(run: Run, batch: Batch) -> None:
         nonlocal status
         its_events = Event.objects.using(settings.DATABASE).filter(run_id=run.pk, call_id=event.call_id)
-        again = its_events.filter(pk=event.pk).first()
-        if again is None:
+        if (again := its_events.filter(pk=event.pk).first()) is None:
             raise DurableRunNotFoundError(f"The wait of run {run.pk} is gone.")
         if its_events.exclude(delivered_at=None).exists():
             status = DeliveryStatus.DUPLICATE
@@ -164,8 +163,7 @@ def settle_due() -> int:
 
         def change(run: Run, batch: Batch, pk: UUID = pk) -> None:
             settled.discard(pk)  # if the previous try was rolled back
-            event = Event.objects.using(alias).due().filter(pk=pk).first()
-            if event is None:
+            if (event := Event.objects.using(alias).due().filter(pk=pk).first()) is None:
                 return
             call = batch.state.run.calls.get(event.call_id)
             batch.closed = call is None or not call.is_open
