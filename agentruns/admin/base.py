@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property, partial, wraps
@@ -44,11 +45,6 @@ from agentruns.utils import clock
 
 if TYPE_CHECKING:
     from agentruns.journal.masking import Mask
-
-    AnyAdmin = admin.ModelAdmin[Any]
-    AnyPaginator = Paginator[Any]
-else:
-    AnyAdmin, AnyPaginator = admin.ModelAdmin, Paginator
 
 STYLES: dict[str, Sequence[str]] = {"all": ["agentruns/admin.css"]}
 SCRIPTS = ["agentruns/console.js"]
@@ -98,7 +94,7 @@ class CountOf(Subquery):
         super().__init__(rows.order_by().values("pk")[: most + 1], output_field=IntegerField())
 
 
-class BoundedPaginator(AnyPaginator):
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     """A paginator that counts at most MOST rows. Later rows are on no page; use a filter or a search."""
 
     @cached_property
@@ -326,7 +322,7 @@ class UnframedPage(TemplateResponse):
         return super().items()
 
 
-class ReadOnlyAdmin(AnyAdmin):
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """An admin that shows rows and lets services act; it adds, saves and deletes no rows."""
 
     actions: Sequence[Any] | None = None
@@ -484,12 +480,10 @@ class ReadOnlyAdmin(AnyAdmin):
 
     def other_page(self, request: HttpRequest, model: type[Model], key: object) -> str:
         """Build the URL of another model's page; "" if there is no such page or the user may not view it."""
-        if not may_view(self.admin_site, request, model):
-            return ""
-        try:
-            return page_url(self.admin_site, model, "change", key)
-        except NoReverseMatch:
-            return ""
+        with suppress(NoReverseMatch):
+            if may_view(self.admin_site, request, model):
+                return page_url(self.admin_site, model, "change", key)
+        return ""
 
 
 def news_view(model_admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:

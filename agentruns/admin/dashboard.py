@@ -36,7 +36,6 @@ from agentruns.admin.runs.actions import is_silent
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
 from agentruns.journal import masking, outbox, policy
-from agentruns.journal.masking import masks_of
 from agentruns.models import Approval, Control, Notification, Run
 from agentruns.models.querysets import PENDING
 from agentruns.services import permissions, switches
@@ -120,7 +119,7 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
         page["figures"].append((count, _("waiting for you"), "waits", page_url(site, Approval, mine="yes")))
     if waiting.more or waiting != count:
         page["figures"].append((waiting, _("waiting for a decision"), "waits", page_url(site, Approval)))
-    masks = masks_of((approval.run for approval in oldest), masking.MOST_ROWS, masking.MOST_READ)
+    masks = masking.masks_of((approval.run for approval in oldest), masking.MOST_ROWS, masking.MOST_READ)
     page["waiting"] = [
         {
             "title": visible(masks[approval.run.session_id].approval(approval).title),

@@ -192,6 +192,7 @@ class KnownValues(admin.SimpleListFilter):
     """A filter that selects nothing for a value that is not among its choices: URLs may hold anything."""
 
     offered: Sequence[tuple[str, Any]] = ()
+    lookup = ""  # of the chosen value, unless a subclass has a `chosen` of its own
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
         return self.offered
@@ -205,8 +206,8 @@ class KnownValues(admin.SimpleListFilter):
         return self.chosen(queryset, value) if known else queryset.none()
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Select the rows for `value`, one of the filter's choices; each subclass implements this method."""
-        raise NotImplementedError
+        """Select the rows for `value`, one of the filter's choices."""
+        return queryset.filter(**{self.lookup: value})
 
 
 def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
@@ -406,7 +407,6 @@ class NameFilter(KnownValues):
 
     model: type[Model] = Run
     field = ""
-    lookup = ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """List the names in the rows that the user may see.
@@ -423,14 +423,10 @@ class NameFilter(KnownValues):
             values = names(visible.db, self.model, self.field)
         return [(name, plain(name)) for name in values]
 
-    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        return queryset.filter(**{self.lookup: value})
-
 
 class LinkFilter(KnownValues):
     """A filter that is offered only after a user follows a link, such as the link to a session's runs."""
 
-    lookup = ""
     shown = ""  # the run's attribute that names the value for people
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -448,7 +444,7 @@ class LinkFilter(KnownValues):
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the runs with the value; none if the user may see no such run."""
-        return queryset.filter(**{self.lookup: value}) if self.run else queryset.none()
+        return super().chosen(queryset, value) if self.run else queryset.none()
 
 
 class SameCallFilter(KnownValues):
@@ -456,14 +452,12 @@ class SameCallFilter(KnownValues):
 
     title = _("equal calls")
     parameter_name = "same"
+    lookup = "same_call"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         """Offer the digest in the URL as the only choice; offer nothing if the URL holds no digest."""
         value = self.value() or ""
         return [(value, _("those of one card"))] if re.fullmatch("[0-9a-f]{64}", value) else []
-
-    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        return queryset.filter(same_call=value)
 
 
 def filter_of(kind: type[KnownValues], title: Any, name: str, **attributes: Any) -> type[KnownValues]:

@@ -252,9 +252,8 @@ class EditForm(DecideForm):
     @property
     def arguments(self) -> dict[str, Any]:
         """Collect the arguments as sent; an argument that was not sent keeps its original value."""
-        sent = {name for name in self.original if PREFIX + name in self.data}
         return {
-            name: self.cleaned_data.get(PREFIX + name, value) if name in sent else value
+            name: self.cleaned_data.get(PREFIX + name, value) if PREFIX + name in self.data else value
             for name, value in self.original.items()
         }
 

@@ -40,11 +40,6 @@ VISITORS = {
     "send_message", "list_conversation", "list_approvals", "get_approval", "approve", "deny", "answer",
 }  # fmt: skip
 
-NOT_LET_IN = (
-    "The admin site does not let this session in; it may ask for a second factor. Sign in there first, or "
-    "send a token."
-)
-
 logger = get_logger("agentruns.api.auth")
 
 
@@ -124,7 +119,11 @@ class SessionAuth(security.SessionAuth):
         if user is not None and check_csrf(request):
             raise Problem.named("csrf", "Send the CSRF cookie's value in the X-CSRFToken header.")
         if user is not None and not is_let_in(request):
-            raise Problem.named("permission-denied", NOT_LET_IN)
+            raise Problem.named(
+                "permission-denied",
+                "The admin site does not let this session in; it may ask for a second factor. Sign in there "
+                "first, or send a token.",
+            )
         return user
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Any | None:
@@ -381,9 +380,6 @@ def find_approval(user: Any, approval_id: str) -> Approval:
 
 def find_session(user: Any, key: str, scope: str | None = None) -> Session:
     """Find a session that the user may see; raises SessionAccessDeniedError or AmbiguousSessionError."""
-    among = Session.objects.using(settings.DATABASE)
-    if isinstance(user, SessionBearer):
-        among = among.filter(pk=user.session_id)
-    else:
-        among = among.filter(pk__in=visible_runs(user).filter(session__key=key).values("session_id"))
-    return sessions.find_session(key, scope, among)
+    its: Any = [user.session_id] if isinstance(user, SessionBearer) else None
+    its = its or visible_runs(user).filter(session__key=key).values("session_id")
+    return sessions.find_session(key, scope, Session.objects.using(settings.DATABASE).filter(pk__in=its))

@@ -51,26 +51,17 @@ def deliver_event(
         actor, place = events.Program(f"the sender of {signer.name}"), signer.scope
     else:
         actor = user = auth.user_of(request)
-        place = scope_of(request, user, scope)
+        home = policy.ask("scope", None, user)
+        if home is None:
+            raise PermissionDeniedError(str(permissions.FAILED))
+        if scope not in (None, home):
+            auth.require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
+            if not permissions.may(user, "act_for", (None, scope)):
+                raise PermissionDeniedError(permissions.why_not(user, "act_for"))
+        place = str(home if scope is None else scope)
     try:
         done = services.deliver_event(name, key, payload, actor=actor, scope=place)
     except ValueError as error:  # of a name that only the package delivers, or of a long payload
         raise Problem.named("validation", str(error), errors=[]) from error
     is_seen = done.run_id and user and auth.visible_runs(user).filter(pk=done.run_id).exists()
     return Delivery(status=done.status, run=str(done.run_id) if is_seen else None)
-
-
-def scope_of(request: HttpRequest, user: Any, scope: str | None) -> str:
-    """Choose the scope of a user's event: the user's own, or `scope` if the user may act there.
-
-    Raises PermissionDeniedError, and Problem (403) for a token without that right.
-    """
-    home = policy.ask("scope", None, user)
-    if home is None:
-        raise PermissionDeniedError(str(permissions.FAILED))
-    if scope in (None, home):
-        return str(home)
-    auth.require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
-    if not permissions.may(user, "act_for", (None, scope)):
-        raise PermissionDeniedError(permissions.why_not(user, "act_for"))
-    return str(scope)

@@ -281,10 +281,8 @@ class Out(BaseModel):
 
     def limited(self, names: Collection[str]) -> Self:
         """Copy the answer with "", {} or None in place of the members that are not in `names`."""
-        hidden = {name: type(value) for name, value in self if name not in names}
-        empty: dict[str, Any] = {
-            name: kind() if kind in (str, dict) else None for name, kind in hidden.items()
-        }
+        hidden: dict[str, Any] = {name: type(value) for name, value in self if name not in names}
+        empty = {name: kind() if kind in (str, dict) else None for name, kind in hidden.items()}
         return self.model_copy(update=empty)
 
 
@@ -352,27 +350,26 @@ class RunOut(Out):
 
     @classmethod
     def _masked(cls, runs: list[Run], masks: Mapping[UUID, masking.Mask]) -> list[RunOut]:
-        waits = waiting.events_of(settings.DATABASE, runs, masks)
-        return [cls._of(masks[run.session_id].run(run), waits[run.pk]) for run in runs]
-
-    @classmethod
-    def _of(cls, run: Run, waits: list[waiting.Wait]) -> RunOut:
-        key: dict[str, Any] = {} if run.shows_all else {"key": ""}
-        answer = cls.made(
-            run,
-            session=run.session.key,
-            owner=run.owner_id,
-            definition=run.definition_id,
-            idempotency_key=parts.ERASED if run.idempotency_key.startswith(KEYED) else run.idempotency_key,
-            origin=run.origin_id,
-            parent=run.parent_id,
-            usage=canonical.legal(run.usage),
-            cost=None if run.cost is None else amount(run.cost),
-            imported_at=run.session.imported_at,
-            priority=Priority.of(run.priority).value,
-            waits_for=[EventWait(**{**wait.record(), **key}) for wait in waits],
-        )
-        return answer if run.shows_all else answer.limited(cls.PUBLIC)
+        waits, answers = waiting.events_of(settings.DATABASE, runs, masks), []
+        for run in (masks[run.session_id].run(run) for run in runs):
+            key: dict[str, Any] = {} if run.shows_all else {"key": ""}
+            is_erased = run.idempotency_key.startswith(KEYED)
+            answer = cls.made(
+                run,
+                session=run.session.key,
+                owner=run.owner_id,
+                definition=run.definition_id,
+                idempotency_key=parts.ERASED if is_erased else run.idempotency_key,
+                origin=run.origin_id,
+                parent=run.parent_id,
+                usage=canonical.legal(run.usage),
+                cost=None if run.cost is None else amount(run.cost),
+                imported_at=run.session.imported_at,
+                priority=Priority.of(run.priority).value,
+                waits_for=[EventWait(**{**wait.record(), **key}) for wait in waits[run.pk]],
+            )
+            answers.append(answer if run.shows_all else answer.limited(cls.PUBLIC))
+        return answers
 
 
 class RunPage(BaseModel):

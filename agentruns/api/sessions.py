@@ -10,17 +10,7 @@ from django.http import HttpRequest
 from agentruns.api import auth, routing, schemas
 from agentruns.api.routing import UPLOAD, GivenKey, blocks_of, key_of, page, router
 from agentruns.api.runs import Started, started
-from agentruns.api.schemas import (
-    AFTER,
-    Cursor,
-    OfScope,
-    RunOut,
-    RunPage,
-    Seq,
-    SessionKey,
-    SessionOut,
-    SessionPage,
-)
+from agentruns.api.schemas import AFTER, Cursor, OfScope, RunOut, RunPage, Seq, SessionKey, SessionOut
 from agentruns.conf import settings
 from agentruns.journal import copies, masking, read
 from agentruns.models import ApiToken, Message
@@ -28,8 +18,8 @@ from agentruns.services import permissions
 from agentruns.services.runs import starting
 
 
-@router.get("/sessions", response=SessionPage)
-def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = None) -> SessionPage:
+@router.get("/sessions", response=schemas.SessionPage)
+def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = None) -> schemas.SessionPage:
     """List the sessions with a run that you may see, in the order of the last change of their last run.
 
     Leaves out the sessions of child runs.
@@ -43,7 +33,7 @@ def list_sessions(request: HttpRequest, scope: OfScope = None, cursor: Cursor = 
     last_runs, following = page(runs.filter(~Exists(later.order_by()), parent=None), "updated_at", cursor)
     titled = permissions.titled(user, {run.session_id for run in last_runs})
     auth.hide_owners(user, (run.session for run in last_runs))
-    return SessionPage(items=schemas.ListedSession.all(last_runs, titled), next=following)
+    return schemas.SessionPage(items=schemas.ListedSession.all(last_runs, titled), next=following)
 
 
 @router.get("/sessions/{path:key}/messages", response=schemas.Conversation)

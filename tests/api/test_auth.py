@@ -28,7 +28,7 @@ from agentruns.agents.agent import Agent
 from agentruns.api import auth
 from agentruns.api.auth import channel_of, require_token_scope, token_of
 from agentruns.api.errors import Problem
-from agentruns.api.poller import Poller
+from agentruns.api.stream import Poller
 from agentruns.checks.settings import check_values
 from agentruns.exceptions import NotFoundError, PermissionDeniedError
 from agentruns.models import ApiToken, Approval, Run

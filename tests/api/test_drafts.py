@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 
 from agentruns import Agent, ModelReply, ModelRequest, cancel_run, deny, pause_run, run_agent, start_run
 from agentruns.api import stream
-from agentruns.api.poller import Poller
+from agentruns.api.stream import Poller
 from agentruns.engine import drafts
 from agentruns.models import Draft, Run
 from agentruns.services.sweep import sweep

@@ -33,8 +33,7 @@ from agentruns import ModelReply, cancel_run, deny, run_agent, start_run
 from agentruns.agents.agent import Agent
 from agentruns.api import router
 from agentruns.api.errors import Problem
-from agentruns.api.poller import Poller
-from agentruns.api.stream import Places, _place, places
+from agentruns.api.stream import Places, Poller, _place, places
 from agentruns.models import ApiToken, Message, Run, SessionBearer
 from agentruns.services import api_tokens
 from agentruns.services.sweep import sweep
@@ -220,7 +219,7 @@ def test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_pin
     lost: str, pending: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AGENTRUNS_API_PING_SECONDS = 600
-    monkeypatch.setattr("agentruns.api.poller.LISTENERS_EVERY", 0)
+    monkeypatch.setattr("agentruns.api.stream.LISTENERS_EVERY", 0)
     watcher, run = make_user("watcher", "view_run"), pending().run
     group = None
     if lost in OF_GROUPS:
@@ -264,7 +263,7 @@ def test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_pin
 
 
 def test_a_stream_under_asgi_ends_likewise(pending: Any, owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentruns.api.poller.LISTENERS_EVERY", 0)
+    monkeypatch.setattr("agentruns.api.stream.LISTENERS_EVERY", 0)
     run, cookie = pending().run, cookies(owner)
     known, accounts = len(journal(run)), type(owner).objects.filter(pk=owner.pk)
 

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from agentruns import Agent, ModelReply, ModelRequest, start_run
 from agentruns.api import stream
-from agentruns.api.poller import Poller
+from agentruns.api.stream import Poller
 from agentruns.engine import drafts
 from agentruns.journal.verify import problems
 from agentruns.models import Draft, Message, Run

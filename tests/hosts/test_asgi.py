@@ -14,7 +14,7 @@ from django.db import connections
 
 from agentruns import deny
 from agentruns.api import stream
-from agentruns.api.poller import Poller
+from agentruns.api.stream import Poller
 from agentruns.models import Approval, Run
 from agentruns.services.sweep import sweep
 from tests.api.streaming import Guest, connected, cookies, in_a_thread, journal, rows

@@ -461,21 +461,21 @@ SHOWN = [
 ]  # fmt: skip
 
 ENDED = "api/test_stream.py::test_one_look_for_all_ends_the_stream_of_who_lost_access_before_the_next_ping"
-POLLER, DRAFTS = "api/poller.py", "engine/drafts.py"
+DRAFTS = "engine/drafts.py"
 DRAFTED = [
     mutant("listeners: none whose token or session ended",
-        Edit(POLLER, "if {bearer.token, bearer.session} <= lasting else GONE", "if True else GONE"),
+        Edit(STREAM, "if {bearer.token, bearer.session} <= lasting else GONE", "if True else GONE"),
         *(f"{ENDED}[{end}]" for end in ("revoked", "the session"))),
     mutant("listeners: none whose user is not active",
-        Edit(POLLER, "if user.is_active else GONE", "if True else GONE"), f"{ENDED}[the account]"),
+        Edit(STREAM, "if user.is_active else GONE", "if True else GONE"), f"{ENDED}[the account]"),
     mutant("listeners: what a user may do is looked at, too",
         Edit(STREAM, "return state != self._known or", "return state == GONE or"),
         f"{ENDED}[the permission]"),
     mutant("listeners: a permission exchanged for another is noticed",
-        Edit(POLLER, "Sum(each.name, distinct=True)", "Count(each.name, distinct=True)"),
+        Edit(STREAM, "Sum(each.name, distinct=True)", "Count(each.name, distinct=True)"),
         f"{ENDED}[another permission]"),
     mutant("listeners: a group that loses a permission is noticed",
-        Edit(POLLER, "str([*facts, rights])", "str(facts)"), f"{ENDED}[the group's permission]"),
+        Edit(STREAM, "str([*facts, rights])", "str(facts)"), f"{ENDED}[the group's permission]"),
     mutant("listeners: a process has so many streams",
         Edit(STREAM, ">= cap", ">= 10_000"),
         "api/test_stream.py::test_a_process_has_so_many_streams_at_once"),
@@ -483,10 +483,10 @@ DRAFTED = [
         Edit(STREAM, "cap // 5 if visits", "0 if visits"),
         "api/test_stream.py::test_visitors_leave_streams_to_users"),
     mutant("streams: a newcomer takes no row from the others",
-        Edit(POLLER, "since <= after and last <= until", "since <= after"),
+        Edit(STREAM, "since <= after and last <= until", "since <= after"),
         "api/test_drafts.py::test_who_comes_between_two_looks_takes_no_row_from_the_others"),
     mutant("drafts: shown only of the run's epoch and next step",
-        Edit(POLLER, "drafted[:2] == [epoch, step]", "bool(drafted[2])"),
+        Edit(STREAM, "drafted[:2] == [epoch, step]", "bool(drafted[2])"),
         "api/test_drafts.py::test_a_draft_is_shown_only_for_the_runs_epoch_and_next_step"),
     mutant("drafts: a zombie writes over nobody's",
         Edit(DRAFTS, "epoch__lte=reply.epoch, ", ""),

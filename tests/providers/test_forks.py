@@ -89,7 +89,7 @@ import os, sys, threading
 import django
 django.setup()
 from agentruns.agents import agent
-from agentruns.api import poller
+from agentruns.api import stream as poller
 from agentruns.journal import anchor, payloads, telemetry
 from agentruns.tools import card, mcp
 from agentruns.tools.mcp import client

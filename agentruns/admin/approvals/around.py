@@ -18,9 +18,7 @@ from agentruns.admin.html import ago, plain, plain_line
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
-from agentruns.journal import copies, events, policy, read
-from agentruns.journal.events import Row
-from agentruns.journal.masking import Mask, masks_of
+from agentruns.journal import copies, events, masking, policy, read
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions
 from agentruns.services.runs import waiting
@@ -84,14 +82,14 @@ class Surroundings:
         self.alike = cache(lambda: alike(self.approvals, self.cards))
 
     @cached_property
-    def masks(self) -> Mapping[UUID, Mask]:
+    def masks(self) -> Mapping[UUID, masking.Mask]:
         """Load the masks of the cards' runs, by session."""
-        return masks_of(self.runs.values())
+        return masking.masks_of(self.runs.values())
 
     @cached_property
-    def rows(self) -> Mapping[tuple[UUID, str], list[Row]]:
+    def rows(self) -> Mapping[tuple[UUID, str], list[events.Row]]:
         """Read the rows about each card's call, by (run id, call id)."""
-        by_call: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
+        by_call: dict[tuple[UUID, str], list[events.Row]] = defaultdict(list)
         calls = {card.call_id for card in self.cards}
         about = Message.objects.using(settings.DATABASE).filter(run_id__in=self.runs, call_id__in=calls)
         for row in read.read_rows(about.order_by("seq")):
@@ -105,11 +103,9 @@ class Surroundings:
         A preview that takes too long is missing; a preview that fails is None.
         """
         previews: dict[UUID, Any] = {}
-        asking: list[tuple[Approval, Tool]] = []
-        for card in self.cards:
-            tool = tools_of(card.run).get(card.tool_name) if card.status == Approval.Status.PENDING else None
-            if tool is not None and tool.preview is not None:
-                asking.append((card, tool))
+        pending = [card for card in self.cards if card.status == Approval.Status.PENDING]
+        called = [(card, tools_of(card.run).get(card.tool_name)) for card in pending]
+        asking = [(card, tool) for card, tool in called if tool is not None and tool.preview is not None]
 
         def ask() -> None:
             for card, tool in asking:

@@ -24,10 +24,7 @@ from agentruns.admin.forms import EditForm
 from agentruns.admin.runs.steps import OF_A_CALL, actor_name, outcome_words, returned, row_card
 from agentruns.conf import settings
 from agentruns.engine import gate, in_doubt
-from agentruns.journal import conversation, deciders, events, fold, read
-from agentruns.journal.events import Row
-from agentruns.journal.masking import Mask, mask_of, masked_approvals, masked_runs
-from agentruns.journal.policy import visible_runs
+from agentruns.journal import conversation, deciders, events, fold, masking, policy, read
 from agentruns.models import Approval, Message, Run
 from agentruns.models.statuses import Outcome, Verb
 from agentruns.services import permissions
@@ -106,12 +103,12 @@ class ApprovalCard:
     revealed: bool = False
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[events.Row]:
         """Find the journal rows about the call."""
         return self.around.rows[self.approval.run_id, self.approval.call_id]
 
     @cached_property
-    def requested(self) -> Row | None:
+    def requested(self) -> events.Row | None:
         """Find the journal row that requests the approval; None without such a row."""
         return next((row for row in self.rows if row.kind == events.APPROVAL_REQUESTED), None)
 
@@ -126,7 +123,7 @@ class ApprovalCard:
         return run, self.requested.seq if self.requested else 0
 
     @cached_property
-    def before(self) -> list[Row]:
+    def before(self) -> list[events.Row]:
         """Read the latest messages, replies and results before the request; the newest first.
 
         Reads BEFORE rows. If they have no task or message of a person, reads the latest SHOWN starts and
@@ -143,10 +140,10 @@ class ApprovalCard:
         return before
 
     @cached_property
-    def mask_before(self) -> Mask:
+    def mask_before(self) -> masking.Mask:
         """Choose the mask of the rows in `before`."""
         run = self.asked_in[0]
-        return self.mask if run.pk == self.approval.run_id else mask_of(run)
+        return self.mask if run.pk == self.approval.run_id else masking.mask_of(run)
 
     @property
     def reply(self) -> dict[str, Any]:
@@ -159,7 +156,7 @@ class ApprovalCard:
         row = next(filter(_is_request, self.before), None)
         return None if row is None else self.words_of(row)
 
-    def words_of(self, row: Row) -> Quote:
+    def words_of(self, row: events.Row) -> Quote:
         """Quote the task or message in a row; the label names the person who gave it to the agent."""
         start = next((row for row in self.before if row.kind == events.RUN_STARTED), None)
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
@@ -226,9 +223,9 @@ class ApprovalCard:
         return tools_of(self.approval.run).get(self.approval.tool_name)
 
     @cached_property
-    def mask(self) -> Mask:
+    def mask(self) -> masking.Mask:
         """Choose the mask of the session, or one that masks nothing if the card is revealed."""
-        return Mask() if self.revealed else self.around.masks[self.approval.run.session_id]
+        return masking.Mask() if self.revealed else self.around.masks[self.approval.run.session_id]
 
     @cached_property
     def face(self) -> Approval:
@@ -381,8 +378,9 @@ def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False
 
 def parent_of(user: Any, run: Run) -> Run | None:
     """Find the run whose call started `run`, masked; None if no call did, or the user may not see it."""
-    runs = visible_runs(user).select_related("session").filter(pk=run.parent_id) if run.parent_id else []
-    return next(iter(masked_runs(runs)), None)
+    seen = policy.visible_runs(user).select_related("session")
+    runs = masking.masked_runs(seen.filter(pk=run.parent_id) if run.parent_id else [])
+    return next(iter(runs), None)
 
 
 def asked(card: ApprovalCard) -> dict[str, Any]:
@@ -476,11 +474,11 @@ def buttons(card: ApprovalCard) -> dict[str, Any]:
     return forms
 
 
-def _is_request(row: Row) -> bool:
+def _is_request(row: events.Row) -> bool:
     return row.kind == events.USER and row.payload.get("reason") != events.OUTPUT_INVALID
 
 
-def _state(row: Row) -> str:
+def _state(row: events.Row) -> str:
     """Name the state of a call after this row; "" if the row changes no state."""
     if row.kind == events.TOOL_RESULT:
         return outcome_words(row.payload.get("outcome"), in_doubt=row.payload.get("in_doubt", False))[0]
@@ -501,7 +499,7 @@ def precedents(approvals: Any, approval: Approval) -> tuple[str, list[Approval]]
         summary = _("of the last %(count)d: %(summary)s") % {"count": LATEST, "summary": summary}
     denied = [key for key, status in rows if status == STATUSES.DENIED][:SHOWN]
     denials = latest.filter(pk__in=denied).select_related("run") if denied else ()
-    return summary, masked_approvals(denials)
+    return summary, masking.masked_approvals(denials)
 
 
 def quote(label: str, text: object, limit: int = QUOTED) -> Quote:

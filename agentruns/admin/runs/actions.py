@@ -29,9 +29,7 @@ from agentruns.journal import policy, read, verify
 from agentruns.models import Approval, Message, Run
 from agentruns.models.event import CHILD
 from agentruns.services import permissions
-from agentruns.services.runs import control, waiting, write
-from agentruns.services.runs.lifecycle import resume_run
-from agentruns.services.runs.waiting import Wait, is_live, waits_for_time
+from agentruns.services.runs import control, lifecycle, waiting, write
 from agentruns.utils import clock, db
 from agentruns.utils.redaction import get_logger
 
@@ -61,7 +59,7 @@ class Situation:
     """A run's present state, and the buttons for which the user has the permission."""
 
     run: Run
-    waits: list[Wait]
+    waits: list[waiting.Wait]
     cancel_requested: tuple[str, datetime] | None = None
     sweeper_seen: datetime | None = None
     uncleared: int = 0
@@ -80,7 +78,7 @@ class Situation:
     @property
     def is_live(self) -> bool:
         """Check whether a worker is working on the run."""
-        return is_live(self.run)
+        return waiting.is_live(self.run)
 
     @property
     def lacks_worker(self) -> bool:
@@ -90,7 +88,7 @@ class Situation:
     @property
     def waits_for_time(self) -> bool:
         """Check whether the run waits for its start time, or for the end of a back-off."""
-        return waits_for_time(self.run)
+        return waiting.waits_for_time(self.run)
 
     @property
     def is_ignored(self) -> bool:
@@ -99,7 +97,7 @@ class Situation:
         return self.is_live and asked is not None and clock.now(settings.DATABASE) - asked[1] >= patience
 
     @property
-    def orphans(self) -> list[Wait]:
+    def orphans(self) -> list[waiting.Wait]:
         """List the calls in doubt that wait for a person."""
         return [wait for wait in self.waits if wait.kind == waiting.ORPHAN]
 
@@ -160,16 +158,16 @@ def headline(situation: Situation) -> str:
         if is_exhausted(run):
             return _("It is paused: a budget is used up. It goes on when somebody raises it.")
         return _("It is paused, and goes on when somebody resumes it.")
-    if situation.pause_requested is not None and is_live(run):
+    if situation.pause_requested is not None and situation.is_live:
         text = _("%(name)s asked %(when)s to pause it. It pauses before its next tool starts.")
         return text % request_of(situation.pause_requested)
     if run.status == Run.Status.RUNNING:
-        return _("A worker is working on it.") if is_live(run) else _("Its worker has fallen silent.")
+        return _("A worker is working on it.") if situation.is_live else _("Its worker has fallen silent.")
     if situation.is_scheduled:
         return _("It starts at %(time)s.") % {"time": exact(run.not_before)}
     if turn := next((wait.text for wait in situation.waits if wait.kind == waiting.IN_TURN), ""):
         return plain(turn)
-    if waits_for_time(run):
+    if situation.waits_for_time:
         return _("It waits a while, because its model failed.")
     is_other = situation.drift is not None and situation.drift.is_other
     if is_other or any(wait.kind == waiting.BLOCKED for wait in situation.waits):
@@ -271,10 +269,10 @@ def press_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, verb: str) 
 def act(verb: str, run: Run, user: Any, reason: str) -> str:
     """Resume, pause or cancel a run, request this from its worker, or adopt; describe the effect."""
     if verb == "resume":
-        resume_run(run.pk, user, drive=False)
+        lifecycle.resume_run(run.pk, user, drive=False)
         return _("Resumed. A worker picks it up.")
     if verb == "pause":
-        if is_live(control.pause_run(run.pk, user, reason=reason)):
+        if waiting.is_live(control.pause_run(run.pk, user, reason=reason)):
             return _("Pause requested. The worker pauses it before its next tool starts.")
         return _("Paused. It goes on when somebody resumes it.")
     if verb == "adopt":
@@ -337,7 +335,7 @@ def act_on_selected(
     else:
         for run in runs:
             now = verb.look(request, run)
-            seen = LIVE if verb.stops and is_live(run) else f"{run.session.next_seq - 1}{verb.mark(run)}"
+            seen = LIVE if verb.stops and now.is_live else f"{run.session.next_seq - 1}{verb.mark(run)}"
             why_not = verb.advice(now).why_not
             lines.append({"run": run, "situation": now, "why_not": why_not, "seen": seen})
     count = sum(not line.get("why_not") for line in lines)

@@ -45,11 +45,10 @@ class RunList(base.LeanChangeList):
         super().get_results(request)
         masking, listing = journal.masking, cast("RunAdmin", self.model_admin)
         masks = masking.masks_of(self.result_list, size=masking.MOST_READ)
-        for run in self.result_list:
-            run.mask = masks[run.session_id]
-        self.result_list = [run.mask.run(run) for run in self.result_list]
+        self.result_list = [masks[run.session_id].run(run) for run in self.result_list]
         waits = services.runs.waiting.waits(settings.DATABASE, self.result_list, masks)
         for run in self.result_list:
+            run.mask = masks[run.session_id]
             run.reviewed = runs.list.reviewed(getattr(run, "review", None))
             run.waits, run.came = waits.get(run.pk, []), runs.list.came(run, run.mask)
             run.links = listing.links(request, run)

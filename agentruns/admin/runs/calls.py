@@ -24,7 +24,6 @@ from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
 from agentruns.journal import copies, events, masking, policy, read
-from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, fold
 from agentruns.journal.masking import MOST_READ
 from agentruns.models import Approval, Message, Run
@@ -49,10 +48,10 @@ class CallHistory:
 
     run: Run
     call: Call
-    rows: list[Row]
+    rows: list[events.Row]
     later: list[str]
     described: str = ""  # by its tool
-    settled: Row | None = None  # the approval of another call that settled the doubt about this one
+    settled: events.Row | None = None  # the approval of another call that settled the doubt about this one
 
     @property
     def seq(self) -> int:
@@ -81,16 +80,16 @@ class CallHistory:
         """Check whether a verdict can be given: the run waits for one, or the result leaves a doubt."""
         return self.waits or self.is_uncleared
 
-    def all(self, kind: str) -> list[Row]:
+    def all(self, kind: str) -> list[events.Row]:
         """List the rows of a kind, in order."""
         return [row for row in self.rows if row.kind == kind]
 
-    def last(self, kind: str) -> Row | None:
+    def last(self, kind: str) -> events.Row | None:
         """Find the last row of a kind; None if there is none."""
         return next(iter(self.all(kind)[::-1]), None)
 
     @property
-    def returned(self) -> Row | None:
+    def returned(self) -> events.Row | None:
         """Find the last result without an error that the tool returned late, so that it happened, or None."""
         bad, reports = ("never_entered", "is_error"), reversed(self.all(events.LATE_RESULT))
         # An event has epoch 0. It may say the opposite, such as that the payment failed: a person reads it.
@@ -222,7 +221,7 @@ def story(past: CallHistory) -> list[str]:
     return lines
 
 
-def verdict_text(row: Row) -> str:
+def verdict_text(row: events.Row) -> str:
     """Describe a verdict: who gave it, when, and on which evidence."""
     words, known = steps.verdict_words(row.payload["verdict"]), row.payload.get("evidence")
     facts = {"name": steps.actor(row), "verdict": words, "when": _moment(row)}
@@ -356,7 +355,7 @@ def kind_of(value: Any) -> str:
     return str(_KINDS.get(type(value), _("JSON")))
 
 
-def late_report(past: CallHistory, row: Row) -> tuple[bool, html.Body | None]:
+def late_report(past: CallHistory, row: events.Row) -> tuple[bool, html.Body | None]:
     """Check whether a late result is of the drive that found the doubt, and format the returned content.
 
     The content is None if the tool was never started.
@@ -381,7 +380,7 @@ def sentence(tool: str, given: dict[str, Any]) -> str:
     return html.cut(": ".join(filter(None, (name, ", ".join(map(html.plain, beside))))))
 
 
-def _moment(row: Row) -> str:
+def _moment(row: events.Row) -> str:
     return f"{html.exact(row.created_at)} ({html.ago(row.created_at)})"
 
 
@@ -491,7 +490,7 @@ def entered(past: CallHistory, text: str) -> Any:
     return value if is_number or isinstance(value, dict | list) else text
 
 
-def is_same(past: CallHistory, row: Row, user: Any, given: dict[str, Any]) -> bool:
+def is_same(past: CallHistory, row: events.Row, user: Any, given: dict[str, Any]) -> bool:
     """Check whether `user` sends again the verdict that is recorded in `row`."""
     payload = row.payload
     mine = str((payload.get("actor") or {}).get("id")) == str(user.pk)

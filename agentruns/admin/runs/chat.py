@@ -25,10 +25,8 @@ from agentruns.admin.runs import steps
 from agentruns.admin.runs.steps import ODD, TAKEN_OVER, Timing, verdict_words
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
-from agentruns.journal import doubts, events, fold, verify
-from agentruns.journal.events import Row
+from agentruns.journal import doubts, events, fold, policy, verify
 from agentruns.journal.masking import Mask
-from agentruns.journal.policy import is_narrowed, visible_approvals, visible_runs
 from agentruns.models import Approval, Message, Run
 from agentruns.models.event import CHILD
 from agentruns.models.statuses import GateVerdict, Outcome
@@ -136,14 +134,14 @@ class Talk:
         self.starter = ""  # name of the user who gave the next task
         self.not_run = _("not run") if run.is_ended else _("not run yet")
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[events.Row]) -> None:
         """Add rows; skip rows that cannot be read, such as rows of newer code. The list of steps has them."""
         self.described = described(self.run, rows)
         for row in rows:
             with suppress(*ODD):
                 self.add_row(self.mask.row(row))
 
-    def note(self, row: Row) -> str:
+    def note(self, row: events.Row) -> str:
         """Say what a row of the kinds in NOTES is about, and why."""
         error, why = row.payload.get("error") or {}, row.payload.get("reason") or ""
         if row.kind == events.LEFT_OUT and "seq" in row.payload:
@@ -154,7 +152,7 @@ class Talk:
         why = error.get("text") or why
         return f"{NOTES[row.kind]}: {plain_line(why)}" if why else str(NOTES[row.kind])
 
-    def add_row(self, row: Row) -> None:
+    def add_row(self, row: events.Row) -> None:
         """Add a turn, or update the line of the call that a row is about; raises the errors in ODD."""
         payload, line = row.payload, self.lines.get(row.call_id)
         limit = None if row.seq == self.whole else LONGEST
@@ -235,14 +233,14 @@ class Talk:
             line.seq, line.file, line.files = row.seq, steps.file_of(payload), steps.attachments(payload)
             line.is_effect = line.is_effect and not doubts.did_nothing(payload) and not is_deferred
 
-    def decision(self, row: Row, what: str, why: Any = "") -> str:
+    def decision(self, row: events.Row, what: str, why: Any = "") -> str:
         """Format a decision or verdict, such as "maria: it happened. Why"."""
         text = f"{steps.actor(row)}{verify.MARK if self.run.session.imported_at else ''}: {what}"
         why = why or row.payload.get("reason") or ""
         return f"{text}. {plain_line(why)}" if why else text
 
 
-def described(run: Run, rows: Sequence[Row]) -> dict[str, str]:
+def described(run: Run, rows: Sequence[events.Row]) -> dict[str, str]:
     """Collect the tools' sentences, if made in time, about calls that run without approval, by call id."""
     tools = {name: tool for name, tool in tools_of(run).items() if tool.describe is not None}
     sentences: dict[str, str] = {}
@@ -264,8 +262,8 @@ def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | N
 
     `keys` are ids of approvals; approvals that the user may not see are left out. Lists at most WARNINGS.
     """
-    done = visible_approvals(user).filter(pk__in=keys, status=Approval.Status.CONSUMED).exclude(same_call="")
-    cards = list(done.select_related("run").order_by("pk")) if keys else []
+    done = policy.visible_approvals(user).filter(pk__in=keys, status=Approval.Status.CONSUMED)
+    cards = list(done.exclude(same_call="").select_related("run").order_by("pk")) if keys else []
     flags_of = Surroundings(user, cards).elsewhere if cards else {}
     flags = [(card, flag) for card in cards for flag in flags_of[card.same_call]][:WARNINGS]
     return [(f"{plain(mask.approval(card).title)}: {flag.text}", flag.run_id) for card, flag in flags]
@@ -289,8 +287,8 @@ def repeated(user: Any, run: Run) -> Starts:
     """
     rows = Message.objects.using(settings.DATABASE).own()
     rows = rows.filter(session_id=run.session_id, kind=events.TOOL_STARTED)
-    seen = visible_runs(user)
-    if is_narrowed(seen):
+    seen = policy.visible_runs(user)
+    if policy.is_narrowed(seen):
         rows = rows.filter(run__in=seen)
     starts_of: dict[tuple[str, str], dict[str, tuple[int, UUID]]] = defaultdict(dict)
     columns = ("tool_name", "call_id", "seq", "run_id", "facts")
@@ -316,7 +314,7 @@ def repeated(user: Any, run: Run) -> Starts:
     if not is_all:
         times = Counter(rows.filter(run_id=run.pk).values_list("call_id", flat=True))
     more = sum(count > 1 for count in times.values())
-    none_twice = is_all and not twice and not is_narrowed(seen)
+    none_twice = is_all and not twice and not policy.is_narrowed(seen)
     return Starts(twice, none_twice, times.total(), more, {key for _call, key in own if key})
 
 

@@ -22,10 +22,8 @@ from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.conf import settings
 from agentruns.engine.children import MAX_FAMILY
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
-from agentruns.journal import batch, deciders, events, fold
+from agentruns.journal import batch, deciders, events, fold, masking
 from agentruns.journal.conversation import KINDS
-from agentruns.journal.events import Row
-from agentruns.journal.masking import Mask
 from agentruns.journal.omissions import has_block
 from agentruns.journal.read import definition_bodies, rows_until
 from agentruns.models import Message, Run
@@ -90,14 +88,14 @@ class ReplayForm(forms.Form):
 class Moment:
     """A row, the state before and after it, and the conversation that the model had or would get."""
 
-    row: Row
+    row: events.Row
     before: fold.RunState
     state: batch.SessionState
     masked: batch.SessionState  # the same with sensitive arguments masked
     sent: str  # whether the conversation is what was sent: "as sent", "other", "unknown"; "" if none was
 
     @classmethod
-    def at(cls, run: Run, seq: int, mask: Mask) -> Moment:
+    def at(cls, run: Run, seq: int, mask: masking.Mask) -> Moment:
         """Fold a run's session up to the row `seq`. Raises RunStateError if there is no such row."""
         rows = rows_until(settings.DATABASE, run, seq)
         state, masked = (batch.SessionState(run.session_id, run.pk) for _number in range(2))
@@ -285,7 +283,7 @@ def leave_out_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: in
     return admin.done(request, run, _("Left out row %(seq)s.") % {"seq": seq}, done, after)
 
 
-def leave_form(row: Row, data: Any) -> LeaveOutForm:
+def leave_form(row: events.Row, data: Any) -> LeaveOutForm:
     """Build the form to leave out a masked row, with a choice for each block that a user or a tool gave."""
     form, content = LeaveOutForm(data, auto_id="leave_%s"), row.payload.get("content")
     names = [("", _("all of it"))]
@@ -340,10 +338,9 @@ def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
             steps.append((step, texts))
         context |= {"record": record, "steps": steps}
         if (difference := record["difference"]) is not None:
-            values = {side: difference[side] for side in sides}
             context["sides"] = [
-                body(sides[side], _("nothing") if value is None else as_text(value), LONGEST)
-                for side, value in values.items()
+                body(label, _("nothing") if difference[side] is None else as_text(difference[side]), LONGEST)
+                for side, label in sides.items()
             ]
     title, page = _("Replay of %(task)s") % {"task": task_title(run)}, {"refusal": refusal, "form": form}
     return admin.render(request, run, title=title, status=status, template="replay", **page, **context)

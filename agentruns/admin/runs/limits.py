@@ -19,7 +19,6 @@ from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.forms import AdoptForm, RaiseForm
 from agentruns.admin.html import as_text, duration
 from agentruns.admin.runs import actions
-from agentruns.admin.runs.actions import Action, Situation, Verb
 from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError, UnknownAgentError
@@ -63,14 +62,14 @@ class Drift:
         return self.agent is not None and not self.is_served
 
 
-def situation(request: HttpRequest, run: Run) -> Situation:
+def situation(request: HttpRequest, run: Run) -> actions.Situation:
     """Find a run's state and definition; if the run goes on, compare the definition with today's agent."""
     definition = read.definition_body(settings.DATABASE, run.definition_id)
     now = None if run.is_ended else drift(run, definition)
     return replace(actions.situation(request, run), definition=definition, drift=now)
 
 
-def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situation) -> dict[str, Any]:
     """Build the context of a run's budgets; if the run goes on, also of Raise and Adopt."""
     run, definition, now = situation.run, situation.definition, situation.drift
     elapsed, (own, spent) = None, waiting.own_limits(settings.DATABASE, run)
@@ -123,7 +122,7 @@ def raise_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
     return actions.press(admin, request, run, do, str(_("Budget raised from the console.")))
 
 
-def raising(situation: Situation) -> Action:
+def raising(situation: actions.Situation) -> actions.Action:
     """Find the reason why no budget of the run can be raised."""
     return actions.action(situation, "raise_budget", actions.over(situation))
 
@@ -148,7 +147,7 @@ def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
     return actions.press(admin, request, run, do, str(LOGGED))
 
 
-def adopt(situation: Situation) -> Action:
+def adopt(situation: actions.Situation) -> actions.Action:
     """Find the reason why Adopt is not possible.
 
     Adopt lets the run use the definition that is registered now, instead of its own.
@@ -168,7 +167,7 @@ def adopt(situation: Situation) -> Action:
 
 def adopt_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: list[Run]) -> HttpResponse:
     """Let several runs adopt after a page that asks for confirmation; refuse what was registered since."""
-    verb = Verb(
+    verb = actions.Verb(
         AdoptForm,
         adopt,
         LOGGED,

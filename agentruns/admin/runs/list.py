@@ -11,20 +11,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, ngettext
 
+from agentruns.admin import html
 from agentruns.admin.base import ReadOnlyAdmin, mask_for
-from agentruns.admin.html import (
-    ago,
-    bare,
-    cut,
-    exact,
-    plain,
-    plain_line,
-    reason,
-    short_id,
-    status_badge,
-    visible,
-    words as time_words,
-)
 from agentruns.admin.markdown import unmarked
 from agentruns.conf import settings
 from agentruns.journal.fold import TOKENS
@@ -32,7 +20,6 @@ from agentruns.journal.masking import Mask
 from agentruns.models import Approval, Review, Run
 from agentruns.models.event import CHILD
 from agentruns.services.runs import waiting
-from agentruns.services.runs.waiting import Wait
 from agentruns.tools.waiting import TASK, TIMER
 
 LINE = 110  # characters of a second line
@@ -48,13 +35,13 @@ def task_title(run: Run) -> str:
 
     A list should set `run.mask` first: otherwise each run's mask takes queries of its own.
     """
-    names = {"agent": plain(run.agent), "session": plain(run.session.key)}
-    return plain_line(mask_for(run).run(run).title, TITLE) or _("%(agent)s in %(session)s") % names
+    names = {"agent": html.plain(run.agent), "session": html.plain(run.session.key)}
+    return html.plain_line(mask_for(run).run(run).title, TITLE) or _("%(agent)s in %(session)s") % names
 
 
 def second(run: Any) -> str:
     """Describe on one line why a run waits, how many steps it has made, or its outcome."""
-    waits: list[Wait] = run.waits
+    waits: list[waiting.Wait] = run.waits
     if waits:
         others = [wait for wait in waits if wait.kind != waiting.PAUSED] or waits
         text = words(others[0])
@@ -63,25 +50,25 @@ def second(run: Any) -> str:
         if len(others) < len(waits):
             text = _("Paused. %(text)s") % {"text": text}
         if waits[0].kind == waiting.SILENT and run.lease_expires_at:
-            silent = time_words(run.lease_expires_at)
+            silent = html.words(run.lease_expires_at)
             text = _("Silent for %(time)s. %(text)s") % {"time": silent, "text": text}
-        return cut(text, LINE)
+        return html.cut(text, LINE)
     if run.status == Run.Status.RUNNING:
         text = ngettext("At work, %(count)d step so far", "At work, %(count)d steps so far", run.step)
         return text % {"count": run.step}
-    return plain_line(run.came, LINE)
+    return html.plain_line(run.came, LINE)
 
 
 def came(run: Any, mask: Mask) -> str:
     """Format the error of a failed run, or else the answer, masked; "" for a text too long for a list."""
     if run.status == Run.Status.FAILED:
-        return reason(mask.json(run.error_text) or "")
-    return unmarked(bare(mask.json(run.answer) or "")[:READ], hide=mask.json)
+        return html.reason(mask.json(run.error_text) or "")
+    return unmarked(html.bare(mask.json(run.answer) or "")[:READ], hide=mask.json)
 
 
-def words(wait: Wait) -> str:
+def words(wait: waiting.Wait) -> str:
     """Describe one reason for a wait in a sentence, fit for a page."""
-    tool, text = plain(wait.tool), plain(wait.text)
+    tool, text = html.plain(wait.tool), html.plain(wait.text)
     if wait.kind == waiting.ORPHAN:
         return _("A call of %(tool)s is in doubt") % {"tool": tool}
     if wait.kind == waiting.UNCLEARED:
@@ -96,10 +83,10 @@ def words(wait: Wait) -> str:
     if wait.kind == waiting.EVENT:
         if wait.event == CHILD:
             sentence = _("Waits for run %(run)s, which a call of %(tool)s started")
-            return sentence % {"run": short_id(text), "tool": tool}
-        key = plain_line(wait.text, KEY)
-        event = _("a task of the MCP server") if wait.event == TASK else plain(wait.event)
-        facts = {"event": event, "key": key, "until": exact(wait.until)}
+            return sentence % {"run": html.short_id(text), "tool": tool}
+        key = html.plain_line(wait.text, KEY)
+        event = _("a task of the MCP server") if wait.event == TASK else html.plain(wait.event)
+        facts = {"event": event, "key": key, "until": html.exact(wait.until)}
         if wait.event == TIMER and wait.until is not None:
             return _("Waits until %(until)s") % facts
         sentence = _("Waits for %(event)s %(key)s, until %(until)s")
@@ -109,13 +96,13 @@ def words(wait: Wait) -> str:
     if wait.kind == waiting.SILENT:
         return _("Its worker is silent; another one takes the run over")
     if wait.kind == waiting.SCHEDULED and wait.until is not None:
-        return _("Starts at %(time)s") % {"time": exact(wait.until)}
+        return _("Starts at %(time)s") % {"time": html.exact(wait.until)}
     if wait.until is not None:
-        return _("The model failed; next attempt %(when)s") % {"when": ago(wait.until)}
+        return _("The model failed; next attempt %(when)s") % {"when": html.ago(wait.until)}
     return text.replace(f"Run {wait.run_id} ", "It ", 1)  # the page or line is about this run anyway
 
 
-def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: Wait) -> str:
+def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: waiting.Wait) -> str:
     """Build the URL where a person has to end a wait; "" if the wait is for no person."""
     if wait.approval_id is not None:
         return admin.other_page(request, Approval, wait.approval_id)
@@ -125,7 +112,7 @@ def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: Wait) -> str:
 
 def status(run: Run) -> SafeString:
     """Build the badge of a run's status, with another one if the run is stalled."""
-    badge = status_badge(run)
+    badge = html.status_badge(run)
     if not waiting.is_stalled(run):
         return badge
     return format_html('{} <span class="ar-badge ar-tone--bad">{}</span>', badge, _("stalled"))
@@ -136,7 +123,7 @@ def reviewed(review: Review | None) -> str:
     if review is None:
         return ""
     rating = _("rated %(rating)s") % {"rating": review.get_rating_display()} if review.rating else ""
-    whose = _("for %(name)s") % {"name": plain(review.assignee_name)} if review.assignee_name else ""
+    whose = _("for %(name)s") % {"name": html.plain(review.assignee_name)} if review.assignee_name else ""
     return ", ".join(part for part in (rating, whose) if part)
 
 
@@ -150,7 +137,7 @@ def tokens(usage: dict[str, Any]) -> SafeString | str:
 
 def counts(usage: dict[str, Any]) -> str:
     """Format the number of tokens of each kind."""
-    return ", ".join(f"{plain(name)} {amount}" for name, amount in usage.items() if name != "cost")
+    return ", ".join(f"{html.plain(name)} {amount}" for name, amount in usage.items() if name != "cost")
 
 
 def short(number: int) -> str:
@@ -167,10 +154,10 @@ def cost(usage: dict[str, Any]) -> SafeString | str:
     try:
         exactly = Decimal(str(given))
     except InvalidOperation:
-        return visible(given or "")
+        return html.visible(given or "")
     if not exactly.is_finite() or exactly.adjusted() > 15:
-        return visible(given)
-    return format_html('<span title="{}">{}</span>', visible(given), amount(exactly))
+        return html.visible(given)
+    return format_html('<span title="{}">{}</span>', html.visible(given), amount(exactly))
 
 
 def amount(cost: Decimal | None) -> str:
@@ -179,4 +166,4 @@ def amount(cost: Decimal | None) -> str:
         return ""
     text = number_format(cost.quantize(CENT if cost >= 1 else LEAST))
     text = text if cost >= LEAST or not cost else f"< {LEAST}"
-    return f"{text}\xa0{plain(settings.CURRENCY)}" if settings.CURRENCY else text
+    return f"{text}\xa0{html.plain(settings.CURRENCY)}" if settings.CURRENCY else text

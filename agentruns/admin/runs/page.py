@@ -19,7 +19,6 @@ from agentruns.admin.base import READING, ReadOnlyAdmin, mask_for, page_url, sta
 from agentruns.admin.forms import MomentField, reason_field
 from agentruns.admin.html import bare, body, duration, exact, plain
 from agentruns.admin.runs import actions, chat, events, steps
-from agentruns.admin.runs.actions import Situation
 from agentruns.admin.runs.list import cost, counts, task_title, wait_url, words
 from agentruns.conf import settings
 from agentruns.engine import drafts
@@ -68,7 +67,7 @@ class ReviewForm(forms.Form):
     note = reason_field(gettext_lazy("Note, for colleagues; the agent never reads it"), required=False)
 
 
-def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situation) -> dict[str, Any]:
     """Build the context of the run's state, its buttons, its conversation and its steps."""
     run, mask, alias = situation.run, mask_for(situation.run), settings.DATABASE
     uncleared = waiting.uncleared(alias, run, mask, policy.visible_runs(request.user))
@@ -242,7 +241,7 @@ def _timings(run: Run, rows: Rows) -> dict[int, steps.Timing]:
     return steps.timings([*earlier, *rows.rows])
 
 
-def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+def review(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situation) -> dict[str, Any]:
     """Build the context of a run's review, with the form if the user may change it."""
     run = situation.run
     review: Any = getattr(run, "review", None)

@@ -16,7 +16,6 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from agentruns.admin import html
 from agentruns.content import IMAGES, PLAIN, described
 from agentruns.journal import events, fold
-from agentruns.journal.events import Row
 from agentruns.journal.payloads import has_blocks, names_in
 from agentruns.models.statuses import Outcome
 
@@ -122,7 +121,7 @@ class Form(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
-def row_card(row: Row, *, whole: bool = False) -> RowCard:
+def row_card(row: events.Row, *, whole: bool = False) -> RowCard:
     """Build the card of a row; a row of newer code shows at least its payload.
 
     Cut long texts unless `whole`; the page must then offer the whole row elsewhere.
@@ -191,7 +190,7 @@ def content_of(payload: Payload) -> Any:
     return described([block for block in content if block.get("type") == "text" or "sha256" not in block])
 
 
-def returned(row: Row) -> str:
+def returned(row: events.Row) -> str:
     """Format the result of a call as text; "-" if it is empty."""
     content = row.payload.get("content")
     if has_blocks(row.payload) and isinstance(content, list):
@@ -205,12 +204,12 @@ def actor_name(payload: Payload) -> str:
     return str(given.get("name") or "") if isinstance(given, dict) else ""
 
 
-def actor(row: Row) -> str:
+def actor(row: events.Row) -> str:
     """Name the actor of a row for a page; "the program" if the row has no actor."""
     return html.plain(actor_name(row.payload) or _("the program"))
 
 
-def describe(card: RowCard, row: Row) -> None:
+def describe(card: RowCard, row: events.Row) -> None:
     """Describe a row on its card by its kind. Raises the errors in ODD for a payload of newer code."""
     payload, form = row.payload, _DESCRIBE[row.kind]
     if form.title:
@@ -290,11 +289,11 @@ def describe(card: RowCard, row: Row) -> None:
         card.add_text(str(_LABELS[name]), payload.get(name))
 
 
-def timings(rows: Iterable[Row]) -> dict[int, Timing]:
+def timings(rows: Iterable[events.Row]) -> dict[int, Timing]:
     """Compute the timing of each row that a run wrote itself, by seq. The first such row has none."""
     by_seq: dict[int, Timing] = {}
     begun: dict[tuple[str, str], datetime] = {}
-    before: Row | None = None
+    before: events.Row | None = None
     for row in rows:
         if events.COPIED in row.payload:  # the history of another run
             continue
