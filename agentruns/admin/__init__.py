@@ -12,8 +12,6 @@ from agentruns.models import ApiToken, Approval, Run
 
 __all__ = ["ApprovalAdmin", "RunAdmin", "TokenAdmin", "register"]
 
-INDEX = "agentruns/admin/index.html"
-
 
 def register(site: admin.AdminSite) -> None:
     """Register the console on an admin site; show its figures on the index unless the site has a template."""
@@ -21,7 +19,7 @@ def register(site: admin.AdminSite) -> None:
     site.register(Approval, ApprovalAdmin)
     site.register(ApiToken, TokenAdmin)
     if site.index_template is None:
-        site.index_template = INDEX
+        site.index_template = "agentruns/admin/index.html"
 
 
 if settings.ADMIN:

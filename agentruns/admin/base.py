@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import urlencode
 from uuid import UUID
 from zoneinfo import ZoneInfo, available_timezones
@@ -43,9 +43,6 @@ from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError
 from agentruns.utils import clock
 
-if TYPE_CHECKING:
-    from agentruns.journal.masking import Mask
-
 STYLES: dict[str, Sequence[str]] = {"all": ["agentruns/admin.css"]}
 SCRIPTS = ["agentruns/console.js"]
 # Views that act require POST, because Django requires no CSRF token with OPTIONS and TRACE either.
@@ -56,6 +53,7 @@ SINCE = "since"
 MOST_NEWS = 100
 TICKED = 100  # rows that one page can show and one person can check
 MOST = 10_000  # rows that a list counts at most
+_zones = cache(available_timezones)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +128,10 @@ def following(keys: Sequence[Any], key: Any) -> list[Any]:
 
 def is_uuid(text: str) -> bool:
     """Check whether a text can be parsed as a UUID, which all ids are."""
-    try:
+    with suppress(ValueError):
         UUID(text)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def ticked(request: HttpRequest, rows: QuerySet[Any]) -> list[Any]:
@@ -176,9 +173,8 @@ class LeanChangeList(ChangeList):
 
     def news_url(self) -> str:
         """Build the URL, with the list's filters, that an open list polls for the number of newer rows."""
-        since = {SINCE: str(first_id(clock.now(settings.DATABASE)))}
         url = page_url(self.model_admin.admin_site, self.model, "news")
-        return url + self.get_query_string(since, [PAGE_VAR])
+        return url + self.get_query_string({SINCE: str(first_id(clock.now(settings.DATABASE)))}, [PAGE_VAR])
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +249,6 @@ def zone_of(request: HttpRequest) -> ZoneInfo | None:
     return ZoneInfo(name) if name in _zones() else None
 
 
-_zones = cache(available_timezones)
-
-
 def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
     """Wrap a view so that its response, even one rendered later, shows times in the user's time zone.
 
@@ -302,11 +295,11 @@ def page_url(
     return f"{url}?{urlencode(query)}" if query else url
 
 
-def mask_for(run: Any) -> Mask:
+def mask_for(run: Any) -> journal.masking.Mask:
     """Load the run's mask once and keep it on the run object, which lives for one request."""
     if not hasattr(run, "mask"):
         run.mask = journal.masking.mask_of(run)
-    mask: Mask = run.mask
+    mask: journal.masking.Mask = run.mask
     return mask
 
 

@@ -36,15 +36,12 @@ from agentruns.admin.runs.actions import is_silent
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
 from agentruns.journal import masking, outbox, policy
-from agentruns.models import Approval, Control, Notification, Run
-from agentruns.models.querysets import PENDING
+from agentruns.models import Approval, Control, Notification, Run, querysets
 from agentruns.services import permissions, switches
-from agentruns.services.runs import starting
-from agentruns.services.runs.waiting import STALLED, blocked, ended_in_doubt
-from agentruns.utils import clock
-from agentruns.utils.redaction import get_logger
+from agentruns.services.runs import starting, waiting
+from agentruns.utils import clock, redaction
 
-logger = get_logger("agentruns.admin.dashboard")
+logger = redaction.get_logger("agentruns.admin.dashboard")
 
 MOST = 1000  # rows that each figure reads at most
 PERIOD = timedelta(days=30)
@@ -85,9 +82,8 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
     alias = settings.DATABASE
     # In the caller's transaction a failed query fails all later queries, unless a savepoint undoes it.
     # Outside a transaction none is begun, because on SQLite it would wait for a writer.
-    inside = connections[alias].in_atomic_block
     try:
-        with transaction.atomic(using=alias) if inside else nullcontext():
+        with transaction.atomic(using=alias) if connections[alias].in_atomic_block else nullcontext():
             if sees_approvals:
                 _approvals(site, request, page)
             if sees_runs:
@@ -101,14 +97,14 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
 def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
     """Add to the page the approvals that wait, the oldest of them, and recent decisions by tool."""
     visible_to_user = policy.visible_approvals(request.user)
-    pending = visible_to_user.filter(status=PENDING).order_by("requested_at", "id")
+    pending = visible_to_user.filter(status=querysets.PENDING).order_by("requested_at", "id")
     open_to = permissions.open_to(request.user, pending)
     figures = {"waiting": CountOf(pending, MOST), "open": CountOf(open_to, MOST)}
     rows = pending.annotate(**figures, partly=Exists(open_to.filter(PARTLY))).select_related("run")
     columns = ("title", "tool_name", "requested_at", "run__session", "run__definition")
     oldest: list[Any] = list(rows.only(*columns)[:OLDEST])
     row = oldest[0] if oldest else None
-    waiting, count = bounded(row.waiting if row else 0, MOST), None
+    asked, count = bounded(row.waiting if row else 0, MOST), None
     if permissions.may(request.user, "decide"):
         given: set[Any] = set()
         if row and row.partly:
@@ -117,8 +113,8 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
         count = bounded(row.open if row else 0, MOST)
         count = replace(count, number=count.number - len(given))
         page["figures"].append((count, _("waiting for you"), "waits", page_url(site, Approval, mine="yes")))
-    if waiting.more or waiting != count:
-        page["figures"].append((waiting, _("waiting for a decision"), "waits", page_url(site, Approval)))
+    if asked.more or asked != count:
+        page["figures"].append((asked, _("waiting for a decision"), "waits", page_url(site, Approval)))
     masks = masking.masks_of((approval.run for approval in oldest), masking.MOST_ROWS, masking.MOST_READ)
     page["waiting"] = [
         {
@@ -130,8 +126,8 @@ def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> N
     ]
     # The decisions of the last 30 days by tool, of the newest MOST approvals of the last 60 days.
     since = clock.now(settings.DATABASE) - PERIOD
-    asked = visible_to_user.filter(pk__gte=first_id(since - PERIOD))
-    decided = asked.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")
+    newest = visible_to_user.filter(pk__gte=first_id(since - PERIOD))
+    decided = newest.filter(status__in=DECIDED, decided_at__gte=since).order_by("-pk")
     fields: Any = decided.values_list("tool_name", "status", F("decided_at") - F("requested_at"))
     by_tool: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for tool, status, time in fields[:MOST]:
@@ -155,11 +151,10 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
     for label, which, status in (
         (_("in doubt"), Q(status=Run.Status.ORPHANED), "orphaned"),
         (_("failed in the last 24 hours"), failed_lately(), "failed-lately"),
-        (_("stalled"), STALLED, "stalled"),
-        (_("blocked by a deploy"), blocked(), "blocked"),
+        (_("stalled"), waiting.STALLED, "stalled"),
+        (_("blocked by a deploy"), waiting.blocked(), "blocked"),
     ):
-        url = page_url(site, Run, status=status)
-        figures.append((counted(runs.filter(which), MOST), label, "bad", url))
+        figures.append((counted(runs.filter(which), MOST), label, "bad", page_url(site, Run, status=status)))
     # By one query: the paused runs, and among them the runs held for lost rows.
     paused = runs.filter(status=Run.Status.PAUSED).annotate(is_lost=Q(blocked_reason__startswith=Run.REWOUND))
     held = list(paused.values_list("is_lost", flat=True)[: MOST + 1])
@@ -169,7 +164,7 @@ def _runs(alias: str, site: AdminSite, request: HttpRequest, page: dict[str, Any
         figures.append((machines, _("waiting for an event"), "none", page_url(site, Run, status="waiting")))
     if lost := bounded(sum(map(bool, held)), MOST):
         figures.append((lost, _("held: the database lost rows that were committed"), "bad", url))
-    if left := {wait.run_id for wait in ended_in_doubt(alias, runs)}:
+    if left := {wait.run_id for wait in waiting.ended_in_doubt(alias, runs)}:
         url = page_url(site, Run, status="ended-in-doubt")
         figures.append((bounded(len(left), MOST), _("ended in doubt in the last 7 days"), "bad", url))
     # By one query: how many agents and tools are off, and when a worker's sweep was last seen. The few
@@ -357,8 +352,7 @@ def grouped(runs: QuerySet[Run], columns: list[str]) -> Any:
     """Sum runs, tokens and cost by `columns`, with the newest day first if there are days, then by cost."""
     order: list[Any] = ["-day"] if "day" in columns else []
     order += [F("spent").desc(nulls_last=True), "-used", *columns]
-    groups = runs.annotate(day=TruncDate("created_at")).values(*columns)
-    return groups.annotate(**SUMS).order_by(*order)
+    return runs.annotate(day=TruncDate("created_at")).values(*columns).annotate(**SUMS).order_by(*order)
 
 
 def costs_line(row: dict[str, Any], listed: str = "", **query: Any) -> dict[str, Any]:

@@ -27,16 +27,13 @@ from agentruns import journal, services
 from agentruns.admin.base import MOST, Bounded, first_id
 from agentruns.admin.html import ONE_LINE, bare, plain, pretty, reason
 from agentruns.conf import settings
-from agentruns.models import Approval, Message, Review, Run, Session
-from agentruns.models.fields import EscapedTextField
-from agentruns.models.querysets import PENDING, RISK_RANK
-from agentruns.utils import clock
-from agentruns.utils.bounds import said
+from agentruns.models import Approval, Message, Review, Run, Session, fields, querysets
+from agentruns.utils import bounds, clock
 from agentruns.utils.redaction import is_on, redact, redacted
 
 APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # people see no difference
 # The riskier first, then those that expire sooner, then those that wait longer.
-URGENT_FIRST = (RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
+URGENT_FIRST = (querysets.RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
 QUEUED = 200  # cards of the queue that are searched for the next one
 LATELY = timedelta(hours=24)
@@ -123,7 +120,7 @@ def run_texts(user: Any, runs: Collection[Any]) -> Iterator[tuple[UUID, list[str
 
 
 def _texts_of(run: Run) -> Iterator[str]:
-    values = (said(each) for each in redacted(run.context).values())  # with their names: _in_context
+    values = (bounds.said(each) for each in redacted(run.context).values())  # with their names: _in_context
     yield from (redact(run.title), redact(run.session.key), redact(run.owner_name), *values)
 
 
@@ -162,7 +159,7 @@ def _in_context(term: str, runs: QuerySet[Any]) -> list[UUID]:
     rows = list(some.select_related(None).only("session_id", "definition_id", "context"))
     masks = journal.masking.masks_of(rows, size=journal.masking.MOST_READ) if rows else {}
     contexts = {run.pk: redacted(masks[run.session_id].run(run).context) for run in rows}
-    found = ((pk, key, said(each)) for pk, context in contexts.items() for key, each in context.items())
+    found = ((pk, key, bounds.said(each)) for pk, its in contexts.items() for key, each in its.items())
     return [pk for pk, key, text in found if term in (text, f"{key}:{text}")]
 
 
@@ -182,9 +179,8 @@ def names(alias: str, model: type[Model], column: str) -> list[str]:
     """List the distinct values of a text column, sorted. Fast only if an index begins with the column."""
     connection = connections[alias]
     quote = connection.ops.quote_name
-    sql = _NAMES.format(table=quote(model._meta.db_table), column=quote(column))
     with connection.cursor() as cursor:
-        cursor.execute(sql)
+        cursor.execute(_NAMES.format(table=quote(model._meta.db_table), column=quote(column)))
         return [name for (name,) in cursor.fetchall()]
 
 
@@ -220,7 +216,7 @@ def with_texts(runs: QuerySet[Any], **more: str) -> QuerySet[Any]:
     return annotated
 
 
-def if_short(column: str, kind: type[Field[Any, Any]] = EscapedTextField, otherwise: Any = "") -> Case:
+def if_short(column: str, kind: type[Field[Any, Any]] = fields.EscapedTextField, otherwise: Any = "") -> Case:
     """Build the expression for a column's value, or for `otherwise` if it has more than SHORT characters."""
     is_short = LessThanOrEqual(Length(column), SHORT)
     return Case(When(is_short, then=column), default=Value(otherwise, kind()), output_field=kind())
@@ -382,7 +378,7 @@ class ApprovalStatusFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the approvals of the chosen status. "approved" includes approvals whose call has started."""
         done = {Approval.Status.APPROVED.value: Q(status__in=APPROVED), "all": Q()}
-        which = {self.default: Q(status=PENDING), **done}
+        which = {self.default: Q(status=querysets.PENDING), **done}
         return queryset.filter(which.get(value, Q(status=value)))
 
 
@@ -398,7 +394,7 @@ class MineFilter(KnownValues):
 
         The result may include approvals that the policy's `can_decide` refuses.
         """
-        pending = queryset.filter(status=PENDING).order_by(*URGENT_FIRST)
+        pending = queryset.filter(status=querysets.PENDING).order_by(*URGENT_FIRST)
         return services.permissions.decidable_by(self.user, pending)
 
 

@@ -14,9 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from agentruns.admin.html import bare, plain
 from agentruns.models.statuses import Verb, Verdict
-from agentruns.utils import json as canonical
+from agentruns.utils import ids, json as canonical
 from agentruns.utils.bounds import REASON_LENGTH, TEXT_LENGTH
-from agentruns.utils.ids import uuid7
 
 PREFIX = "argument-"  # of the fields of an edit
 SHORT = 60  # characters of a text that fits on one line
@@ -77,7 +76,7 @@ class LeaveOutForm(forms.Form):
 class KeyForm(forms.Form):
     """A form that starts or sends something new. Its `key` keeps a double click from doing this twice."""
 
-    key = forms.CharField(max_length=64, widget=forms.HiddenInput, initial=uuid7)
+    key = forms.CharField(max_length=64, widget=forms.HiddenInput, initial=ids.uuid7)
 
 
 class ShownForm(forms.Form):
@@ -238,11 +237,10 @@ class EditForm(DecideForm):
     ) -> None:
         super().__init__(*args, verbs=(Verb.APPROVE,), **kwargs)
         self.original, self.fits = original, fits
-        reason = self.fields.pop("reason")
         for name, value in original.items():
             if name not in hidden:
                 self.fields[PREFIX + name] = _field(name, schema, value)
-        self.fields["reason"] = reason
+        self.fields["reason"] = self.fields.pop("reason")  # the last one
 
     @property
     def rows(self) -> list[forms.BoundField]:

@@ -79,13 +79,9 @@ class TokenAdmin(ReadOnlyAdmin):
 
     # Who sees which
 
-    def sees_all(self, request: HttpRequest) -> bool:
-        """Check whether the user has the permission to revoke or to view the tokens of all users."""
-        return services.permissions.may(request.user, "revoke") or super().has_view_permission(request)
-
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Check whether the user may see any token, because `sees_all` is true or the user owns a token."""
-        if self.sees_all(request):
+        """Check whether the user may revoke or view the tokens of all users, or owns a token."""
+        if services.permissions.may(request.user, "revoke") or super().has_view_permission(request):
             return True
         if not hasattr(request, MINE):  # the admin asks several times on each page
             setattr(request, MINE, self.get_queryset(request).exists())

@@ -13,8 +13,8 @@ from agentruns.api.errors import Problem, approval_facts
 from agentruns.api.routing import GivenKey, once, page, router
 from agentruns.api.schemas import Answer, ApprovalId, ApprovalOut, ApprovalPage, Approve, Cursor, Deny, Reveal
 from agentruns.exceptions import ApprovalStateError
+from agentruns.journal import policy
 from agentruns.journal.deciders import is_requester, restore
-from agentruns.journal.policy import visible_approvals
 from agentruns.models import ApiToken, Approval, SessionBearer
 from agentruns.models.querysets import PENDING
 from agentruns.services import permissions
@@ -28,7 +28,7 @@ def list_approvals(
 ) -> ApprovalPage:
     """List the approvals that you may see or decide, the latest request first."""
     user = auth.user_of(request)
-    approvals = visible_approvals(user).select_related("run")
+    approvals = policy.visible_approvals(user).select_related("run")
     if status is not None:
         approvals = approvals.filter(status=PENDING if status == PENDING.value else status)
     page_rows, following = page(approvals, "requested_at", cursor)

@@ -28,8 +28,8 @@ from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
 from agentruns.services import api_tokens, permissions
 from agentruns.services.approvals import decisions
 from agentruns.services.runs import sessions
+from agentruns.utils import redaction
 from agentruns.utils.carry import schema_of
-from agentruns.utils.redaction import get_logger
 
 HEADER = "Authorization"
 SHOWN = 50  # characters of a malformed id
@@ -40,7 +40,7 @@ VISITORS = {
     "send_message", "list_conversation", "list_approvals", "get_approval", "approve", "deny", "answer",
 }  # fmt: skip
 
-logger = get_logger("agentruns.api.auth")
+logger = redaction.get_logger("agentruns.api.auth")
 
 
 @dataclass(slots=True)
@@ -274,8 +274,7 @@ def entry_for(operation: Operation) -> Entry:
         scopes = [scope.RUNS_READ, scope.APPROVALS_DECIDE] if reads else deciding
     elif operation.path.startswith("/events"):
         scopes = [scope.EVENTS_WRITE]
-    is_for_visitors = operation.operation_id in VISITORS
-    return Entry([each.value for each in scopes], is_for_visitors, operation=operation)
+    return Entry([each.value for each in scopes], operation.operation_id in VISITORS, operation=operation)
 
 
 def entry_of(request: HttpRequest) -> Entry:
@@ -321,8 +320,7 @@ def _throttle(request: HttpRequest, user: Any = None) -> None:
     seconds = math.ceil(throttle.wait() or throttle.duration or 1)
     entry.headers[429] = {"Retry-After": str(seconds)}
     limit = f"At most {throttle.num_requests} requests in {throttle.duration} s."
-    detail = f"{limit} Send the next one in {seconds} s."
-    raise Problem.named("throttled", detail, retry_after=seconds)
+    raise Problem.named("throttled", f"{limit} Send the next one in {seconds} s.", retry_after=seconds)
 
 
 # Visibility: the answer is the same for an object that the user may not see and for a missing object.

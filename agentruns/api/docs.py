@@ -20,6 +20,21 @@ from ninja.openapi.schema import OpenAPISchema
 from agentruns.api.errors import CONTENT_TYPE, TITLES, URN
 from agentruns.api.schemas import Problem
 
+JSON = "application/json"
+# The objects, requests and problems of the examples, and the facts of each operation that ninja lacks.
+EXAMPLES: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
+PROBLEM = Problem.model_json_schema()
+USUAL = {
+    401: ["not-authenticated"],
+    404: ["not-found"],
+    413: ["too-large"],
+    422: ["validation"],
+    429: ["throttled"],
+    500: ["payload"],
+    503: ["unavailable"],
+}
+READS = {400: ["bad-cursor"], 403: ["scope"]}
+WRITES = {400: ["malformed"], 403: ["scope", "csrf", "permission-denied"]}
 GUIDE = (Path(__file__).parent / "guide.md").read_text("utf-8")
 _root: ContextVar[str] = ContextVar("agentruns_api_root", default="")
 
@@ -84,23 +99,6 @@ def at_its_address(view: Callable[..., Any]) -> Callable[..., Any]:
     return located
 
 
-JSON = "application/json"
-# The objects, requests and problems of the examples, and the facts of each operation that ninja lacks.
-EXAMPLES: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
-PROBLEM = Problem.model_json_schema()
-USUAL = {
-    401: ["not-authenticated"],
-    404: ["not-found"],
-    413: ["too-large"],
-    422: ["validation"],
-    429: ["throttled"],
-    500: ["payload"],
-    503: ["unavailable"],
-}
-READS = {400: ["bad-cursor"], 403: ["scope"]}
-WRITES = {400: ["malformed"], 403: ["scope", "csrf", "permission-denied"]}
-
-
 def _made(recipe: Any) -> dict[str, Any]:
     """Build an example answer from a recipe: merge the parts of a list in order.
 
@@ -120,13 +118,12 @@ def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
 
     An operation that `is_open` gets only the problems in its own entry of EXAMPLES.
     """
-    known = EXAMPLES
-    answers = {int(status): answer for status, answer in known["responses"].get(name, {}).items()}
-    for status, recipe in known["answers"].get(name, {}).items():
+    answers = {int(status): answer for status, answer in EXAMPLES["responses"].get(name, {}).items()}
+    for status, recipe in EXAMPLES["answers"].get(name, {}).items():
         answers[int(status)] = {"content": {JSON: {"example": _made(recipe)}}}
     if name == "get_session":
-        answers[200]["content"][JSON]["example"]["runs"] = _made(known["answers"]["list_runs"]["200"])
-    errors = {int(status): types for status, types in known["errors"].get(name, {}).items()}
+        answers[200]["content"][JSON]["example"]["runs"] = _made(EXAMPLES["answers"]["list_runs"]["200"])
+    errors = {int(status): types for status, types in EXAMPLES["errors"].get(name, {}).items()}
     usual = {**USUAL, **(READS if method == "GET" else WRITES)}
     always = () if is_open else (401, 403, 429, *((400, 404, 409, 413, 422) if method == "POST" else ()))
     for status in {*always, *errors}:  # ninja itself supports one media type only
@@ -134,7 +131,7 @@ def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
         examples = {}
         for each in types:
             about = {"type": URN + each, "title": TITLES[each][1], "status": status}
-            detail, members = known["sayings"][each], known["members"].get(each, {})
+            detail, members = EXAMPLES["sayings"][each], EXAMPLES["members"].get(each, {})
             examples[each] = {"value": {**about, "detail": detail, **members}}
         answers[status] = {
             "description": f"{HTTPStatus(status).phrase}: {', '.join(f'`{URN}{each}`' for each in types)}",
@@ -146,11 +143,11 @@ def illustrated(name: str, method: str, *, is_open: bool) -> dict[str, Any]:
     if "idempotency-key" in errors.get(409, ()):
         headers[200] = "Idempotency-Replayed"
     for status in headers.keys() & answers.keys():
-        answers[status] |= {"headers": {headers[status]: known["headers"][headers[status]]}}
-    extra = {"responses": answers, "parameters": known["parameters"].get(name, [])}
-    if request := known["requests"].get(name):
+        answers[status] |= {"headers": {headers[status]: EXAMPLES["headers"][headers[status]]}}
+    extra = {"responses": answers, "parameters": EXAMPLES["parameters"].get(name, [])}
+    if request := EXAMPLES["requests"].get(name):
         content = {JSON: {"example": request}}
-        if upload := known["uploads"].get(name):
-            content["multipart/form-data"] = {"schema": known["upload"], "example": {"body": upload}}
+        if upload := EXAMPLES["uploads"].get(name):
+            content["multipart/form-data"] = {"schema": EXAMPLES["upload"], "example": {"body": upload}}
         extra["requestBody"] = {"content": content}
     return extra

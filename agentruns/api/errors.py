@@ -20,9 +20,8 @@ from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
 from agentruns.services.permissions import reads_all
 from agentruns.tools import InvalidArguments
-from agentruns.utils import json as canonical
+from agentruns.utils import json as canonical, redaction
 from agentruns.utils.clock import utc
-from agentruns.utils.redaction import redact, redacted
 
 CONTENT_TYPE = "application/problem+json"
 URN = "urn:agentruns:"
@@ -90,7 +89,7 @@ class Problem(HttpError):
     """An error with a status and a stable type; `extras` become members of the body, `detail` is redacted."""
 
     def __init__(self, status: int, type: str, title: str, detail: str, **extras: Any) -> None:
-        super().__init__(status, redact(detail))
+        super().__init__(status, redaction.redact(detail))
         self.type = type
         self.title = title
         self.extras = extras
@@ -118,9 +117,7 @@ class Problem(HttpError):
     def response(self) -> HttpResponse:
         """Build the response; an extra `retry_after` also becomes the header Retry-After."""
         body = {"type": self.type, "title": self.title, "status": self.status_code, "detail": self.message}
-        extras = {
-            name: utc(value) if isinstance(value, datetime) else value for name, value in self.extras.items()
-        }
+        extras = {key: utc(each) if isinstance(each, datetime) else each for key, each in self.extras.items()}
         seconds = self.extras.get("retry_after")
         return JsonResponse(
             canonical.legal({**extras, **body}),
@@ -179,7 +176,7 @@ def problem_of(error: Exception) -> Problem:
         loc = [part[:LONGEST_NAME] if isinstance(part, str) else part for part in parts]
         errors.append({"loc": loc, "msg": each["msg"], "type": each["type"]})
     detail = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in errors[:3])
-    return Problem.named("validation", detail, errors=redacted(errors))
+    return Problem.named("validation", detail, errors=redaction.redacted(errors))
 
 
 def run_facts(user: Any, run: Run, call_id: str = "") -> dict[str, Any]:
@@ -225,6 +222,6 @@ def _who_and_when(user: Any, about: Run | Approval, done: str, row: Message | No
         actor = {}
     return {
         f"{done}_by": actor.get("id") or None,
-        f"{done}_by_name": redact(actor.get("name", "")),
+        f"{done}_by_name": redaction.redact(actor.get("name", "")),
         f"{done}_at": row.created_at,
     }

@@ -14,8 +14,7 @@ from agentruns.api.routing import router
 from agentruns.api.schemas import Id, Key, Plain, Scope
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import events, policy
-from agentruns.models import ApiToken
-from agentruns.models.statuses import DeliveryStatus
+from agentruns.models import ApiToken, statuses
 from agentruns.services import events as services, permissions
 
 NOTHING: Any = Body(None)  # type: ignore[type-arg]
@@ -27,7 +26,7 @@ EventScope = Annotated[
 
 
 class Delivery(BaseModel):
-    status: DeliveryStatus
+    status: statuses.DeliveryStatus
     run: Id | None = Field(description="run that waits or waited for the event, if you may see the run")
 
 

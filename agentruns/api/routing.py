@@ -39,6 +39,10 @@ KEY_HEADER = "Idempotency-Key"
 PART = "body"  # the part of an upload with the JSON
 UPLOADING = {"start_run", "send_message"}  # operations that accept uploads
 MOST = DEFAULT.request  # bytes of a request with files
+GivenKey = Annotated[
+    Key | None,
+    Header(alias=KEY_HEADER, description="as the member `idempotency_key`; give one, or both alike"),
+]
 
 M = TypeVar("M", bound=Model)
 
@@ -166,15 +170,8 @@ def blocks_of(request: HttpRequest, given: Any) -> content.Input:
             data = base64.b64decode(block.data, validate=True)
         except (binascii.Error, ValueError):
             raise ContentError(f"The data of block {number} is no base64.") from None
-        kind = content.FILES[block.type]
-        blocks.append(kind(data=data, media_type=block.media_type, name=block.name))
+        blocks.append(content.FILES[block.type](data=data, media_type=block.media_type, name=block.name))
     return [*blocks, *map(content.of_upload, files)]
-
-
-GivenKey = Annotated[
-    Key | None,
-    Header(alias=KEY_HEADER, description="as the member `idempotency_key`; give one, or both alike"),
-]
 
 
 def key_of(header: str | None, body: Keyed | None) -> str | None:

@@ -116,10 +116,8 @@ def list_runs(
     """List the runs that you may see, the last changed first. A page may be short or empty."""
     wanted: dict[str, Any] = {"status": status, "agent": agent, "session__key": session, "scope": scope}
     wanted["parent_id"] = parent
-    user = auth.user_of(request)
-    runs = auth.visible_runs(user).filter(
-        **{name: value for name, value in wanted.items() if value is not None}
-    )
+    user, given = auth.user_of(request), {name: each for name, each in wanted.items() if each is not None}
+    runs = auth.visible_runs(user).filter(**given)
     name, _, value = (context or "").partition(":")
     if context is not None:
         runs = runs.filter(pk__in=Run.objects.with_context({name: value}))
@@ -139,8 +137,21 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
     """Get one run. With its `ETag` as `If-None-Match`, the answer is 304 while nothing has changed."""
     run = auth.find_run(auth.user_of(request), run_id)
     run.blocked_reason = turns.reasons(settings.DATABASE, [run]).get(run.pk, run.blocked_reason)
-    headers = {"ETag": tag_of(run), "Cache-Control": REVALIDATED}
-    known = {tag.removeprefix("W/") for tag in parse_etags(request.headers.get("If-None-Match", ""))}
+    # `seq` is not enough, because lease, back-off and `blocked_reason` change without a row of the journal.
+    about = [
+        agentruns.__version__,
+        str(run.pk),
+        run.session.next_seq - 1,
+        run.status,
+        run.lease_epoch,
+        run.attempts,
+        run.blocked_reason,
+        run.shows_all,
+        *(moment and clock.utc(moment) for moment in (run.lease_expires_at, run.not_before, run.updated_at)),
+    ]
+    tag = salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256").hexdigest()[:32]
+    headers = {"ETag": f'W/"{tag}"', "Cache-Control": REVALIDATED}
+    known = {each.removeprefix("W/") for each in parse_etags(request.headers.get("If-None-Match", ""))}
     if {"*", headers["ETag"].removeprefix("W/")} & known:
         return HttpResponseNotModified(headers=headers)
     for name, value in headers.items():
@@ -204,8 +215,7 @@ def get_state(request: HttpRequest, run_id: RunId, at: schemas.At = None) -> dic
 @router.post("/runs/{run_id}/resume", response=RunOut)
 def resume_run(request: HttpRequest, run_id: RunId, body: ResumeRun = ABSENT, key: GivenKey = None) -> Any:
     """Resume a run: end its pause, and tell the model that calls in doubt are unknown. A worker drives it."""
-    act = partial(services.resume_run, drive=False)
-    return _change(request, run_id, "resume", act, key, body)
+    return _change(request, run_id, "resume", partial(services.resume_run, drive=False), key, body)
 
 
 @router.post("/runs/{run_id}/cancel", response=RunOut)
@@ -282,8 +292,7 @@ def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, 
     The row stays with its facts, such as who acted and when. 409 if there is no such row, or if a run that
     reads the row has not ended. Backups, exports and texts sent earlier are not changed.
     """
-    act = partial(erase_payload, seq=seq, reason=body.reason)
-    return _change(request, run_id, "erase", act, key, body)
+    return _change(request, run_id, "erase", partial(erase_payload, seq=seq, reason=body.reason), key, body)
 
 
 @router.post("/runs/{run_id}/rows/{seq}/leave-out", response=RunOut)
@@ -325,22 +334,3 @@ def _change(
         return RunOut.of(run)
 
     return once(request, key, body, change, again)
-
-
-def tag_of(run: Run) -> str:
-    """Compute the weak ETag of a run's answer, from the columns whose change changes the answer."""
-    # `seq` is not enough, because lease, back-off and `blocked_reason` change without a row of the journal.
-    moments = (run.lease_expires_at, run.not_before, run.updated_at)
-    about = [
-        agentruns.__version__,
-        str(run.pk),
-        run.session.next_seq - 1,
-        run.status,
-        run.lease_epoch,
-        run.attempts,
-        run.blocked_reason,
-        run.shows_all,
-        *(moment and clock.utc(moment) for moment in moments),
-    ]
-    tag = salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256")
-    return f'W/"{tag.hexdigest()[:32]}"'

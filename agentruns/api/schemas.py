@@ -22,17 +22,13 @@ from agentruns.agents.prices import amount
 from agentruns.conf import settings
 from agentruns.content import AS_BLOCKS, AS_TEXT
 from agentruns.journal import copies, events, masking
-from agentruns.models import Approval, Run, Session, kinds, parts
-from agentruns.models.statuses import Priority
-from agentruns.models.tombstone import KEYED
+from agentruns.models import Approval, Run, Session, kinds, parts, statuses, tombstone
 from agentruns.services.runs import requests, sessions, waiting
-from agentruns.tools import Tool
-from agentruns.tools.options import REQUESTER
-from agentruns.utils import json as canonical
+from agentruns.tools import Tool, options
+from agentruns.utils import json as canonical, redaction
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, REASON_LENGTH, TEXT_LENGTH, is_deeper
 from agentruns.utils.characters import escaped
 from agentruns.utils.clock import utc
-from agentruns.utils.redaction import redacted
 
 
 def _dated(text: Any) -> Any:
@@ -73,7 +69,7 @@ def _plain(value: Any) -> Any:
 
 def legal(value: Any) -> Any:
     """Redact a value, and replace the parts of it that JSON or UTF-8 cannot represent."""
-    return canonical.legal(redacted(value))
+    return canonical.legal(redaction.redacted(value))
 
 
 # The services require this too, because databases disagree about NUL and lone surrogates.
@@ -104,6 +100,8 @@ ApprovalStatus = Annotated[Approval.Status, _string(enum=Approval.Status.values)
 # For answers, which may hold a status of newer code that shares the database during a deploy.
 ShownRunStatus = Annotated[str, _string(enum=Run.Status.values)]
 ShownApprovalStatus = Annotated[str, _string(enum=Approval.Status.values)]
+# An enum with one member, because client generators would take a const for the type of the whole union.
+ByArguments = Annotated[Literal["predicate"], _string(enum=["predicate"])]
 
 # Any text is accepted, so that a malformed id is a 404, like an unknown id.
 _Id = Annotated[str, _string(format="uuid")]
@@ -276,8 +274,7 @@ class Out(BaseModel):
     @classmethod
     def made(cls, source: Any, /, **given: Any) -> Self:
         """Build the answer from the attributes of `source`; `given` replaces some of the members."""
-        names = cls.model_fields.keys() - given.keys()
-        return cls(**{name: getattr(source, name) for name in names}, **given)
+        return cls(**{key: getattr(source, key) for key in cls.model_fields.keys() - given.keys()}, **given)
 
     def limited(self, names: Collection[str]) -> Self:
         """Copy the answer with "", {} or None in place of the members that are not in `names`."""
@@ -338,22 +335,19 @@ class RunOut(Out):
     updated_at: Moment = Field(description="exact only to the minute while a worker drives the run")
 
     @classmethod
-    def all(cls, runs: Iterable[Run]) -> list[RunOut]:
-        """Build the answers for several runs that were read with their sessions."""
-        runs = list(runs)
-        return cls._masked(runs, masking.masks_of(runs, size=masking.MOST_READ))
-
-    @classmethod
     def of(cls, run: Run) -> RunOut:
         """Build the answer for a run that was read with its session."""
-        return cls._masked([run], {run.session_id: masking.mask_of(run)})[0]
+        return cls.all([run], {run.session_id: masking.mask_of(run)})[0]
 
     @classmethod
-    def _masked(cls, runs: list[Run], masks: Mapping[UUID, masking.Mask]) -> list[RunOut]:
+    def all(cls, runs: Iterable[Run], masks: Mapping[UUID, masking.Mask] | None = None) -> list[RunOut]:
+        """Build the answers for several runs that were read with their sessions, masked by their `masks`."""
+        runs = list(runs)
+        masks = masks or masking.masks_of(runs, size=masking.MOST_READ)
         waits, answers = waiting.events_of(settings.DATABASE, runs, masks), []
         for run in (masks[run.session_id].run(run) for run in runs):
             key: dict[str, Any] = {} if run.shows_all else {"key": ""}
-            is_erased = run.idempotency_key.startswith(KEYED)
+            is_erased = run.idempotency_key.startswith(tombstone.KEYED)
             answer = cls.made(
                 run,
                 session=run.session.key,
@@ -365,7 +359,7 @@ class RunOut(Out):
                 usage=canonical.legal(run.usage),
                 cost=None if run.cost is None else amount(run.cost),
                 imported_at=run.session.imported_at,
-                priority=Priority.of(run.priority).value,
+                priority=statuses.Priority.of(run.priority).value,
                 waits_for=[EventWait(**{**wait.record(), **key}) for wait in waits[run.pk]],
             )
             answers.append(answer if run.shows_all else answer.limited(cls.PUBLIC))
@@ -545,7 +539,7 @@ class ApprovalOut(Out):
         unread = waiting.unread(settings.DATABASE, {*pending.values()})
         answers = []
         for approval in approvals:
-            is_theirs = approval.shows_all or approval.approvers == REQUESTER
+            is_theirs = approval.shows_all or approval.approvers == options.REQUESTER
             approval.why = approval.why if is_theirs else ""
             answer = cls.made(
                 approval, run=approval.run_id, shown=Shown.of(approval), decided_by=approval.decided_by_id,
@@ -559,10 +553,6 @@ class ApprovalOut(Out):
 class ApprovalPage(BaseModel):
     items: list[ApprovalOut]
     next: str | None = Field(description="`cursor` of the next page")
-
-
-# An enum with one member, because client generators would take a const for the type of the whole union.
-ByArguments = Annotated[Literal["predicate"], _string(enum=["predicate"])]
 
 
 class ToolOut(Out):

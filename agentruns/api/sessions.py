@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from agentruns.api import auth, routing, schemas
 from agentruns.api.routing import UPLOAD, GivenKey, blocks_of, key_of, page, router
 from agentruns.api.runs import Started, started
-from agentruns.api.schemas import AFTER, Cursor, OfScope, RunOut, RunPage, Seq, SessionKey, SessionOut
+from agentruns.api.schemas import AFTER, Cursor, OfScope, RunOut, SendMessage, Seq, SessionKey, SessionOut
 from agentruns.conf import settings
 from agentruns.journal import copies, masking, read
 from agentruns.models import ApiToken, Message
@@ -50,14 +50,12 @@ def list_conversation(
     user = auth.user_of(request)
     runs = auth.visible_runs(user).filter(session=auth.find_session(user, key, scope))
     rows = Message.objects.using(settings.DATABASE).filter(run__in=runs.order_by(), kind__in=copies.SAID)
-    page_rows = read.read_rows(rows.filter(seq__gt=after).order_by("seq")[: routing.PAGE + 1])
-    of_rows = {run.pk: run for run in runs.filter(pk__in={row.run_id for row in page_rows})}
+    found = read.read_rows(rows.filter(seq__gt=after).order_by("seq")[: routing.PAGE + 1])
+    of_rows = {run.pk: run for run in runs.filter(pk__in={row.run_id for row in found})}
     mask = masking.mask_of(next(iter(of_rows.values()))) if of_rows else masking.Mask()
     shows_all = {pk: permissions.reads_all(user, run) for pk, run in of_rows.items()}
-    said = (
-        schemas.SaidOut.of(row, mask, shows_all.get(row.run_id, False)) for row in page_rows[: routing.PAGE]
-    )
-    following = str(page_rows[routing.PAGE - 1].seq) if len(page_rows) > routing.PAGE else None
+    said = (schemas.SaidOut.of(row, mask, shows_all.get(row.run_id, False)) for row in found[: routing.PAGE])
+    following = str(found[routing.PAGE - 1].seq) if len(found) > routing.PAGE else None
     return schemas.Conversation(items=[each for each in said if each is not None], next=following)
 
 
@@ -73,7 +71,7 @@ def get_session(
     user = auth.user_of(request)
     session = auth.find_session(user, key, scope)
     page_runs, following = page(auth.visible_runs(user).filter(session=session), "updated_at", cursor)
-    runs = RunPage(items=RunOut.all(auth.readable(user, run) for run in page_runs), next=following)
+    runs = schemas.RunPage(items=RunOut.all(auth.readable(user, run) for run in page_runs), next=following)
     first = auth.visible_runs(user).filter(session=session).first()
     auth.hide_owners(user, [session])
     if not permissions.titled(user, {session.pk}):
@@ -83,10 +81,7 @@ def get_session(
 
 @router.post("/sessions/{path:key}/messages", response={201: RunOut, 200: RunOut})
 def send_message(
-    request: HttpRequest,
-    key: SessionKey,
-    body: schemas.SendMessage = UPLOAD,
-    idempotency_key: GivenKey = None,
+    request: HttpRequest, key: SessionKey, body: SendMessage = UPLOAD, idempotency_key: GivenKey = None
 ) -> Started:
     """Send a message to a session (201); the same `idempotency_key` is the same message (200).
 

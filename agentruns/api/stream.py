@@ -45,9 +45,7 @@ from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
 from agentruns.journal import events, masking, policy, read
 from agentruns.models import ApiToken, Message, Run, SessionBearer, querysets
 from agentruns.services import api_tokens
-from agentruns.utils import carry, redaction
-from agentruns.utils.forks import in_child
-from agentruns.utils.json import legal
+from agentruns.utils import carry, forks, json as canonical, redaction
 
 AGAIN = 5  # seconds until a client with too many streams may try again
 RETRY = 2_000  # milliseconds until a disconnected client connects again
@@ -91,9 +89,6 @@ class Bearer(NamedTuple):
     token: UUID | None
     user: Any
     session: str | None
-
-
-NOBODY = Bearer(None, None, None)
 
 
 class Poller:
@@ -194,7 +189,8 @@ class Poller:
     def _see_listeners(self, now: float) -> None:
         """Read the state of all bearers: one query each for tokens, users, groups' permissions, sessions."""
         self._heard = {bearer: at for bearer, at in [*self._heard.items()] if at > now - FORGOTTEN}
-        tokens, users, keys = ({*each} - {None} for each in zip(*self._heard or [NOBODY], strict=True))
+        heard = self._heard or [Bearer(None, None, None)]
+        tokens, users, keys = ({*each} - {None} for each in zip(*heard, strict=True))
         valid = ApiToken.objects.using(settings.DATABASE).filter(api_tokens.VALID, pk__in=tokens)
         lasting = {None, *valid.values_list("pk", flat=True)} if tokens else {None}
         store = import_string(f"{django_settings.SESSION_ENGINE}.SessionStore")
@@ -243,8 +239,8 @@ class Poller:
 
 
 poller = Poller()
-in_child(poller.__init__)  # type: ignore[misc]
-in_child(partial(turns.__init__, CONNECTIONS))  # type: ignore[misc]
+forks.in_child(poller.__init__)  # type: ignore[misc]
+forks.in_child(partial(turns.__init__, CONNECTIONS))  # type: ignore[misc]
 
 
 class Entrance:
@@ -423,8 +419,7 @@ class Feed:
         """
         head = self._poller.head(self._run_id) if self._seen >= 0 else None
         self._claims = head is not None and self._poller.claim()
-        is_news = head is None or head.seq != self._seen
-        return self._claims or is_news or self._is_due()
+        return self._claims or head is None or head.seq != self._seen or self._is_due()
 
     def poll(self) -> str:
         """Poll the database, and format the new events as text, "" if there are none.
@@ -513,7 +508,7 @@ class Feed:
             text = _note("waits_for", run=str(self._run_id), status=head.status, waits_for=waits_for)
         if head.draft and head.draft != self._draft:
             self._draft = head.draft
-            text += _note("draft", run=str(self._run_id), step=head.step, text=legal(head.draft))
+            text += _note("draft", run=str(self._run_id), step=head.step, text=canonical.legal(head.draft))
         return text
 
 

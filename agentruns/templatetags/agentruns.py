@@ -5,7 +5,7 @@ The filters are for the console's own pages. Each calls the function of its name
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django import template
@@ -42,17 +42,13 @@ def console_url(context: Context, action: str, *args: Any, **query: Any) -> str:
     return url
 
 
-def of_the_console(name: str) -> Callable[[Any], Any]:
-    """Build the filter that formats a value by the function `name` of `agentruns.admin.html`."""
+def of_the_console(name: str, value: Any) -> Any:
+    """Format a value by the function `name` of `agentruns.admin.html`: the filter of that name."""
+    from agentruns.admin import html  # here for the same reason as above
 
-    def formatted(value: Any) -> Any:
-        from agentruns.admin import html  # here for the same reason as above
-
-        return getattr(html, name)(value)
-
-    return formatted
+    return getattr(html, name)(value)
 
 
 TEXTS = ("visible", "plain", "plain_line", "person", "short_id", "evidence", "status_badge", "risk_badge")
 for filter_name in (*TEXTS, "exact", "ago", "age", "stamp", "dated", "remaining"):
-    register.filter(filter_name, of_the_console(filter_name))
+    register.filter(filter_name, partial(of_the_console, filter_name))

@@ -32,7 +32,7 @@ DECISIONS = [
         Edit(CONTROL, "            return run_id, str(error)\n", "            raise\n"),
         "commands/test_check_runs.py::test_they_adopt_at_once_each_by_itself"),
     mutant("adopting for several: only the definition that the page has shown",
-        Edit("admin/runs/actions.py", 'f"{now.session.next_seq - 1}{verb.mark(now)}"',
+        Edit("admin/runs/actions.py", 'f"{now.session.next_seq - 1}{verb.mark(looked)}"',
              'f"{now.session.next_seq - 1}:" + seen.partition(":")[2]'),
         "admin/test_run_bulk.py::test_a_selection_adopts_each_by_itself_what_the_page_has_shown"),
     mutant("api: what the admin site asks of a session",

@@ -142,7 +142,7 @@ TABLES: dict[str, dict[str, str]] = {
             *(events.LATE_RESULT, events.EVENT_AWAITED, events.EVENT_DELIVERED),
         ),
     },
-    "agentruns.admin.runs.steps:_DESCRIBE": {},
+    "agentruns.admin.runs.steps:FORMS": {},
     "agentruns.admin.runs.calls:_FOLDED": {
         **ABOUT_THE_RUN,
         **because("says nothing about what became of the call", events.APPROVAL_EXTENDED),

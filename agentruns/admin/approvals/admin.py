@@ -16,15 +16,12 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns import journal, services
 from agentruns.admin import approvals as pages, base, filters, html
-from agentruns.models import Approval, Run
-from agentruns.models.fields import CanonicalField
-from agentruns.models.querysets import PENDING
+from agentruns.models import Approval, Run, fields, querysets
 
 DECIDE, TURN = "approvals.decide.decide_view", "approvals.decide.turn_view"
 SELECTED = "approvals.decide.decide_selected"
 ONLY = gettext_lazy("Only what was on the page is decided: %(count)d.")
 VERBS = ("approve", "edit", "answer", "deny", "extend")
-NEWEST_FIRST = ("-requested_at", "-id")
 HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # approved calls of such a run wait
 
 
@@ -92,7 +89,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
 
     def get_ordering(self, request: HttpRequest) -> Any:
         """Choose the order: pending approvals by urgency, any other list by the newest request."""
-        return filters.URGENT_FIRST if is_queue(request) else NEWEST_FIRST
+        return filters.URGENT_FIRST if is_queue(request) else ("-requested_at", "-id")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -100,7 +97,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
         """Find approvals by the texts of their cards and by their runs; no approval is found twice."""
         if search_term:
             # Only with arguments short enough for a list.
-            given = filters.if_short("arguments", CanonicalField, {})
+            given = filters.if_short("arguments", fields.CanonicalField, {})
             light = queryset.defer(*filters.HEAVY).annotate(given=given)
             texts = partial(filters.approval_texts, request.user)
             queryset = filters.searched(request, light, search_term, texts, "run__")
@@ -121,7 +118,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
                 url = base.page_url(self.admin_site, Run, "in_doubt")
             return {"runs": base.counted(orphaned), "url": url}
 
-        waiting = partial(base.counted, self.get_queryset(request).filter(status=PENDING))
+        waiting = partial(base.counted, self.get_queryset(request).filter(status=querysets.PENDING))
         context: dict[str, Any] = {"in_doubt": in_doubt, "waiting": waiting}
         if is_queue(request):
             context["title"] = _("Calls that wait for a decision")
@@ -160,8 +157,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("age, expires"), ordering="-requested_at")
     def age(self, approval: Approval) -> SafeString:
         """Show the time since the request, and for a pending approval the time left to decide."""
-        is_pending = approval.status == Approval.Status.PENDING
-        left = html.remaining(approval.expires_at) if is_pending else ""
+        left = html.remaining(approval.expires_at) if approval.status == Approval.Status.PENDING else ""
         return html.two_lines(html.age(approval.requested_at), left)
 
     # The card

@@ -181,8 +181,7 @@ class Surroundings:
         others = same.exclude(run__session_id__in=here).annotate(place=newest).filter(place__lte=SHOWN)
         fields = ("same_call", "run_id", "decided_at", "decided_by_name")
         for call, run_id, at, name in others.order_by("-decided_at").values_list(*fields):
-            names = {"ago": ago(at), "name": plain(name or _("the program"))}
-            flags[call].append(Flag(text % names, run_id))
+            flags[call].append(Flag(text % {"ago": ago(at), "name": plain(name or _("the program"))}, run_id))
         return flags
 
     @cached_property

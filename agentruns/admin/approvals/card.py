@@ -25,14 +25,12 @@ from agentruns.admin.runs.steps import OF_A_CALL, actor_name, outcome_words, ret
 from agentruns.conf import settings
 from agentruns.engine import gate, in_doubt
 from agentruns.journal import conversation, deciders, events, fold, masking, policy, read
-from agentruns.models import Approval, Message, Run
-from agentruns.models.statuses import Outcome, Verb
+from agentruns.models import Approval, Message, Run, statuses
 from agentruns.services import permissions
 from agentruns.services.approvals.decisions import unfit
-from agentruns.tools import InvalidArguments, Tool
+from agentruns.tools import InvalidArguments, Tool, questions
 from agentruns.tools.card import MASK, in_time
 from agentruns.tools.options import REQUESTER
-from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils import clock, json as canonical
 from agentruns.utils.redaction import redact, redacted
 
@@ -53,6 +51,17 @@ LATE_AND_OLD = gettext_lazy(
     "The preview cannot be refreshed, which took too long: it shows how things were when the agent asked."
 )
 GONE = gettext_lazy("The preview cannot be refreshed: it shows how things were when the agent asked.")
+_HELD = {
+    "paused": gettext_lazy("Its run is paused: what is approved runs only when somebody resumes it."),
+    "orphaned": gettext_lazy(
+        "A call of its run is in doubt: what is approved runs only when somebody says what became of it."
+    ),
+}
+_STATES: dict[str, Any] = {
+    events.TOOL_STARTED: gettext_lazy("is at work"),
+    events.ORPHAN_FOUND: gettext_lazy("is in doubt: it may have happened"),
+    events.APPROVAL_DECIDED: gettext_lazy("is decided, and has not run yet"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +173,8 @@ class ApprovalCard:
         who = actor_name(row.payload) or starter or self.approval.run.owner_name
         # Perhaps not the author
         name = html.plain(_("the program") if "about" in row.payload else who or _("the program"))
-        given = _("Given by %(name)s") % {"name": name}
         said = self.mask_before.row(row).payload.get("content") or []
-        return replace(quote("", fold.text_of(said)), label=given)
+        return replace(quote("", fold.text_of(said)), label=_("Given by %(name)s") % {"name": name})
 
     @property
     def evidence(self) -> list[Quote]:
@@ -174,7 +182,7 @@ class ApprovalCard:
         rows, quotes = [row for row in self.before if row.kind == events.TOOL_RESULT], []
         for row in map(self.mask_before.row, reversed(rows[:SHOWN])):
             label = html.named(row.tool_name, "")[0]
-            if row.payload.get("outcome") != Outcome.OK:
+            if row.payload.get("outcome") != statuses.Outcome.OK:
                 label = f"{label}: {_state(row)}"
             quotes.append(quote(label, returned(row), LINE))
         return quotes
@@ -259,8 +267,7 @@ class ApprovalCard:
         if self.only_answers:
             values = {name: value for name, value in values.items() if name == "question"}
         about = [html.plain(self.properties.get(name, {}).get("description", "")) for name in values]
-        bodies = html.arguments(self.mask.arguments(self.approval.tool_name, values))
-        pairs = zip(bodies, about, strict=False)
+        pairs = zip(html.arguments(self.mask.arguments(self.approval.tool_name, values)), about, strict=False)
         return [replace(each, kind=f"{each.kind}: {text}" if text else each.kind) for each, text in pairs]
 
     @cached_property
@@ -283,9 +290,9 @@ class ApprovalCard:
         """Explain why this user cannot approve or deny (`verb`) on a page for several; "" if they can."""
         if not self.pending:
             return outcome(self.approval)
-        if verb == Verb.APPROVE and self.only_answers:
+        if verb == statuses.Verb.APPROVE and self.only_answers:
             return _("A question is answered, not approved.")
-        return self.why_not or (self.why_not_approve if verb == Verb.APPROVE else "")
+        return self.why_not or (self.why_not_approve if verb == statuses.Verb.APPROVE else "")
 
     @property
     def why_not_approve(self) -> str:
@@ -305,8 +312,7 @@ class ApprovalCard:
             return _("This web server does not have this version of the tool, so it cannot check an edit.")
         if len(canonical.dumps(self.approval.arguments)) > EDITABLE:
             return _("The arguments are too long to edit here. Deny the call, or edit it over the API.")
-        takes_some = self.approval.arguments or unfit(self.approval)
-        return "" if takes_some else _("The call takes no arguments.")
+        return "" if self.approval.arguments or unfit(self.approval) else _("The call takes no arguments.")
 
     def edit_form(self, data: Any = None) -> EditForm | None:
         """Build the form of an edit; None if the arguments cannot be edited here.
@@ -379,8 +385,7 @@ def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False
 def parent_of(user: Any, run: Run) -> Run | None:
     """Find the run whose call started `run`, masked; None if no call did, or the user may not see it."""
     seen = policy.visible_runs(user).select_related("session")
-    runs = masking.masked_runs(seen.filter(pk=run.parent_id) if run.parent_id else [])
-    return next(iter(runs), None)
+    return next(iter(masking.masked_runs(seen.filter(pk=run.parent_id) if run.parent_id else [])), None)
 
 
 def asked(card: ApprovalCard) -> dict[str, Any]:
@@ -412,7 +417,6 @@ def context_of(card: ApprovalCard) -> dict[str, Any]:
     """Build the template context of a card, except its URLs and forms."""
     approval, question, expires = card.approval, card.only_answers, card.approval.expires_at
     time_to_decide = expires - approval.requested_at if expires else timedelta()
-    is_urgent = expires is not None and expires - clock.now(settings.DATABASE) < time_to_decide / 5
     summary, denials = precedents(card.around.approvals, approval)
     history = [row for row in card.rows if row.kind in HISTORY] if card.requested else []
     proposed = card.calls.get(approval.call_id, {}).get("arguments", {})
@@ -434,14 +438,14 @@ def context_of(card: ApprovalCard) -> dict[str, Any]:
         **context,
         "card": card,
         "approval": approval,
-        "urgent": is_urgent,
+        "urgent": expires is not None and expires - clock.now(settings.DATABASE) < time_to_decide / 5,
         "outcome": outcome(approval),
         "changed": card.bodies(edited),  # the arguments as the model proposed them
         "precedents": summary,
         "denials": denials,
         "quotes": list(filter(None, (card.request, card.agent_quote))),
-        "choices": list(map(html.plain, choices_of(card.face.arguments))) if question else [],
-        "takes_text": not question or takes_text(approval.arguments),
+        "choices": list(map(html.plain, questions.choices_of(card.face.arguments))) if question else [],
+        "takes_text": not question or questions.takes_text(approval.arguments),
         "missing": approval.required - approval.approved_count,
         "model_reads": {  # the texts that are known beforehand
             "edit": conversation.EDITED.format(arguments=_("(the arguments)")),
@@ -536,8 +540,7 @@ def preview(stored: Any) -> Preview | None:
         return None
     before, after = stored.get("before"), stored.get("after")
     if not isinstance(before, dict) or not isinstance(after, dict):
-        is_empty = before is None and after is None
-        before, after = ({}, {}) if is_empty else ({"": before}, {"": after})
+        before, after = ({}, {}) if before is None and after is None else ({"": before}, {"": after})
     changes, names = list[Change](), list({**before, **after})
     for name in names[:LINES]:
         sides, cells = (before.get(name), after.get(name)), []
@@ -577,16 +580,3 @@ def _link(link: Any) -> tuple[str, str] | None:
     if not text:
         text = _("Open %(site)s") % {"site": site} if site else _("Open the page about it")
     return html.plain(text), url
-
-
-_HELD = {
-    "paused": gettext_lazy("Its run is paused: what is approved runs only when somebody resumes it."),
-    "orphaned": gettext_lazy(
-        "A call of its run is in doubt: what is approved runs only when somebody says what became of it."
-    ),
-}
-_STATES: dict[str, Any] = {
-    events.TOOL_STARTED: gettext_lazy("is at work"),
-    events.ORPHAN_FOUND: gettext_lazy("is in doubt: it may have happened"),
-    events.APPROVAL_DECIDED: gettext_lazy("is decided, and has not run yet"),
-}

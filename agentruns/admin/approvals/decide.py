@@ -18,16 +18,14 @@ from django.utils.formats import get_format, number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
-from agentruns.admin import filters, forms
+from agentruns.admin import filters, forms, html
 from agentruns.admin.approvals import verbs
 from agentruns.admin.approvals.card import ApprovalCard, asked, cards_of, unit_in
 from agentruns.admin.approvals.verbs import EDIT, EXTEND
 from agentruns.admin.base import ReadOnlyAdmin, following, is_uuid, mask_for, status_of, ticked
-from agentruns.admin.html import named, plain, visible
 from agentruns.exceptions import AgentRunsError, ApprovalStateError, PermissionDeniedError
 from agentruns.journal.deciders import why_not_decide
-from agentruns.models import Approval, Run
-from agentruns.models.querysets import PENDING
+from agentruns.models import Approval, Run, querysets
 from agentruns.models.statuses import Verb
 from agentruns.services import permissions
 from agentruns.tools import to_jsonable
@@ -103,7 +101,7 @@ def _refused(
 ) -> HttpResponse:
     """Show the card as it is now, with the reason why nothing was recorded."""
     approval, status = admin.find(request, approval.pk), status_of(error)
-    why, pending = plain(error), approval.status == Approval.Status.PENDING
+    why, pending = html.plain(error), approval.status == Approval.Status.PENDING
     if status == 409 and not pending:
         why = verbs.outcome(approval)
     elif status == 409 and approval.digest != request.POST.get("digest"):
@@ -135,7 +133,7 @@ def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:
     if query:  # without filters the plain order suffices, which is cheaper
         with suppress(IncorrectLookupParameters):  # not from a list of ours
             listed = admin.listing(request, query).queryset
-    return list(listed.filter(status=PENDING).values_list("pk", flat=True)[: filters.QUEUED])
+    return list(listed.filter(status=querysets.PENDING).values_list("pk", flat=True)[: filters.QUEUED])
 
 
 def _go_on(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, queue: list[UUID]) -> HttpResponse:
@@ -154,7 +152,7 @@ def _show_outcome(
 ) -> None:
     """Show the outcome of an approval as a message, with a link to the approval's card."""
     url, title = admin.url(request, "change", approval.pk), mask_for(approval.run).approval(approval).title
-    admin.message_user(request, format_html('{} <a href="{}">{}</a>', text, url, visible(title)), level)
+    admin.message_user(request, format_html('{} <a href="{}">{}</a>', text, url, html.visible(title)), level)
 
 
 def decide_selected(
@@ -184,9 +182,9 @@ def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpRe
     Redirects to the list if none is pending. Raises Http404 for an id that is no UUID.
     """
     if not is_uuid(run_id):
-        raise Http404(_("There is no run %(id)s.") % {"id": plain(run_id)})
+        raise Http404(_("There is no run %(id)s.") % {"id": html.plain(run_id)})
     rows = admin.get_queryset(request).filter(run_id=run_id).order_by("requested_at", "id")
-    waiting, refused = list(rows.filter(status=PENDING)), dict[str, Any]()
+    waiting, refused = list(rows.filter(status=querysets.PENDING)), dict[str, Any]()
     verb, chosen = request.POST.get("verb", ""), ticked(request, rows)
     if request.method == "POST" and verb in VERBS and chosen:
         refused = _refusal(request, verb, chosen, VERBS)
@@ -198,7 +196,7 @@ def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpRe
                     text = _("Your decision was not recorded. %(why)s") % {"why": line["why_not"]}
                     level = messages.WARNING
                 _show_outcome(admin, request, line["card"].approval, text, level)
-            if admin.get_queryset(request).filter(run_id=run_id, status=PENDING).exists():
+            if admin.get_queryset(request).filter(run_id=run_id, status=querysets.PENDING).exists():
                 return HttpResponseRedirect(admin.url(request, "turn", run_id))
             return _go_on(admin, request, chosen[-1], others)
     elif request.method == "POST":
@@ -208,7 +206,7 @@ def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpRe
         return HttpResponseRedirect(admin.url(request, "changelist"))
     run = waiting[0].run
     title = ngettext("%(agent)s asks for a decision", "%(agent)s asks for %(count)d decisions", len(waiting))
-    title %= {"agent": plain(run.agent), "count": len(waiting)}
+    title %= {"agent": html.plain(run.agent), "count": len(waiting)}
     run_url = admin.other_page(request, Run, run.pk)
     return _ask(admin, request, waiting, VERBS, title=title, run_url=run_url, is_turn=True, **refused)
 
@@ -238,9 +236,9 @@ def _decide(admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: li
             given = {"digest": digest, "reason": reason.strip()}
             approval = verbs.decide(approval, request.user, verb, given)
         except AgentRunsError as error:
-            line["why_not"] = verbs.outcome(admin.find(request, approval.pk)) or plain(error)
+            line["why_not"] = verbs.outcome(admin.find(request, approval.pk)) or html.plain(error)
         else:
-            logged = _("Approved in bulk.") if verb == Verb.APPROVE else _("Denied: %s") % plain(reason)
+            logged = _("Approved in bulk.") if verb == Verb.APPROVE else _("Denied: %s") % html.plain(reason)
             admin.log_change(request, approval, logged)
             line["done"] = verbs.done(approval, verb)
     return [lines[approval.pk] for approval in approvals]
@@ -298,7 +296,7 @@ def total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
 
     def amount(value: Decimal) -> str:
         """Format a number as a card does."""
-        cents = named(name, int(value))[1] if is_cents else ""
+        cents = html.named(name, int(value))[1] if is_cents else ""
         return cents or number_format(value, force_grouping=True)
 
     units = {unit_in(card.face.title, amount(value)) for card, value in zip(cards, values, strict=True)}
@@ -306,12 +304,11 @@ def total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
         return {}
     unit = units.pop()
     plainly = [f"{value / 100:.2f}" if is_cents else f"{value:f}" for value in values]
-    comma = get_format("THOUSAND_SEPARATOR") if get_format("NUMBER_GROUPING") == 3 else ""
     return {
-        "name": plain(named(name, 0)[0] if is_cents else name),
+        "name": html.plain(html.named(name, 0)[0] if is_cents else name),
         "amount": f"{amount(sum(values, Decimal()))} {unit}".strip(),
         "sum": f"{{sum}} {unit}".strip(),
         "numbers": {card.approval.pk: number for card, number in zip(cards, plainly, strict=True)},
         "point": get_format("DECIMAL_SEPARATOR"),
-        "comma": comma,
+        "comma": get_format("THOUSAND_SEPARATOR") if get_format("NUMBER_GROUPING") == 3 else "",
     }

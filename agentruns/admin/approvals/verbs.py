@@ -16,14 +16,29 @@ from agentruns.journal import events
 from agentruns.models import Approval, Message
 from agentruns.models.statuses import Verb
 from agentruns.services.approvals.decisions import answer, approve, deny, extend
-from agentruns.tools import to_jsonable
-from agentruns.tools.questions import choices_of
+from agentruns.tools import questions, to_jsonable
 
 EDIT, EXTEND = "edit", "extend"  # the console's own verbs
 # The statuses of an approval after each verb, with those that follow automatically.
 DONE = Approval.Status
 APPROVED = (DONE.APPROVED, DONE.CONSUMED)
 STATUSES = {Verb.APPROVE: APPROVED, EDIT: APPROVED, Verb.ANSWER: (DONE.ANSWERED,), Verb.DENY: (DONE.DENIED,)}
+_WAITS: dict[str, Any] = {
+    "paused": gettext_lazy("Approved. The call runs when somebody resumes the run, which is paused."),
+    "orphaned": gettext_lazy("Approved. The call runs when somebody says what became of a call in doubt."),
+}
+_OUTCOMES: dict[str, Any] = {
+    "approved": gettext_lazy("Approved by %(name)s on %(when)s (%(ago)s). A worker runs the call."),
+    "consumed": gettext_lazy("Approved by %(name)s on %(when)s (%(ago)s). The call was started."),
+    "denied": gettext_lazy("Denied by %(name)s on %(when)s (%(ago)s). The call is not run."),
+    "answered": gettext_lazy("Answered by %(name)s on %(when)s (%(ago)s). The call is not run."),
+    "expired": gettext_lazy("Nobody answered in time; it expired on %(when)s. The call is not run."),
+    "cancelled": gettext_lazy("Cancelled: its run ended or went on without it. The call is not run."),
+}
+_NOT_ENOUGH = gettext_lazy("Not enough people approved in time; it expired on %(when)s. The call is not run.")
+_APPROVED_AND_WAITS = gettext_lazy(
+    "Approved by %(name)s on %(when)s (%(ago)s). The call runs when a person lets its run go on."
+)
 
 
 def form_of(verb: str, approval: Approval, data: Any = None) -> Form:
@@ -38,7 +53,7 @@ def form_options(verb: str, approval: Approval) -> dict[str, Any]:
     initial = {"digest": approval.digest, "seen": expires.isoformat() if expires else ""}
     options: dict[str, Any] = {"initial": initial, "auto_id": f"{verb}_%s"}
     if verb == Verb.ANSWER:
-        options["choices"] = choices_of(approval.arguments)
+        options["choices"] = questions.choices_of(approval.arguments)
     return {**options, "needs": True} if verb == Verb.DENY else options
 
 
@@ -114,21 +129,3 @@ def outcome(approval: Approval) -> str:
         sentence = _APPROVED_AND_WAITS
     name = plain(approval.decided_by_name or _("the program"))
     return str(sentence) % {"name": name, "when": exact(when), "ago": ago(when)}
-
-
-_WAITS: dict[str, Any] = {
-    "paused": gettext_lazy("Approved. The call runs when somebody resumes the run, which is paused."),
-    "orphaned": gettext_lazy("Approved. The call runs when somebody says what became of a call in doubt."),
-}
-_OUTCOMES: dict[str, Any] = {
-    "approved": gettext_lazy("Approved by %(name)s on %(when)s (%(ago)s). A worker runs the call."),
-    "consumed": gettext_lazy("Approved by %(name)s on %(when)s (%(ago)s). The call was started."),
-    "denied": gettext_lazy("Denied by %(name)s on %(when)s (%(ago)s). The call is not run."),
-    "answered": gettext_lazy("Answered by %(name)s on %(when)s (%(ago)s). The call is not run."),
-    "expired": gettext_lazy("Nobody answered in time; it expired on %(when)s. The call is not run."),
-    "cancelled": gettext_lazy("Cancelled: its run ended or went on without it. The call is not run."),
-}
-_NOT_ENOUGH = gettext_lazy("Not enough people approved in time; it expired on %(when)s. The call is not run.")
-_APPROVED_AND_WAITS = gettext_lazy(
-    "Approved by %(name)s on %(when)s (%(ago)s). The call runs when a person lets its run go on."
-)

@@ -22,23 +22,20 @@ from agentruns.admin.forms import CancelForm, PauseForm, ResumeForm
 from agentruns.admin.html import ago, bare, exact, plain, plain_line, reason
 from agentruns.admin.runs.list import status, task_title
 from agentruns.conf import settings
-from agentruns.engine.budgets import EXHAUSTED, OF_A_RUN
-from agentruns.engine.drafts import AT_WORK
+from agentruns.engine import budgets, drafts
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, SessionBusyError
 from agentruns.journal import policy, read, verify
-from agentruns.models import Approval, Message, Run
-from agentruns.models.event import CHILD
+from agentruns.models import Approval, Message, Run, event
 from agentruns.services import permissions
 from agentruns.services.runs import control, lifecycle, waiting, write
-from agentruns.utils import clock, db
-from agentruns.utils.redaction import get_logger
+from agentruns.utils import clock, db, redaction
 
 SILENT_AFTER = timedelta(minutes=5)
 LIVE = "live"  # several running runs are stopped however far they have come since the page was shown
 BUTTONS = ("resume", "pause", "cancel", "adopt", "raise_budget")
 Line = dict[str, Any]  # one of several runs, with its situation or its outcome
 
-logger = get_logger("agentruns.admin.runs.actions")
+logger = redaction.get_logger("agentruns.admin.runs.actions")
 
 
 def is_silent(seen: datetime | None) -> bool:
@@ -83,7 +80,7 @@ class Situation:
     @property
     def lacks_worker(self) -> bool:
         """Check whether the run needs a worker, and none was seen lately."""
-        return self.run.status in AT_WORK and not self.is_live and is_silent(self.sweeper_seen)
+        return self.run.status in drafts.AT_WORK and not self.is_live and is_silent(self.sweeper_seen)
 
     @property
     def waits_for_time(self) -> bool:
@@ -115,7 +112,7 @@ def situation(request: HttpRequest, run: Run) -> Situation:
         run=mask.run(run),
         waits=waiting.waits(alias, [run], {run.session_id: mask}).get(run.pk, []),
         cancel_requested=None if run.is_ended else waiting.cancel_requests(alias, [run]).get(run.pk),
-        sweeper_seen=waiting.sweeper_seen(alias) if run.status in AT_WORK else None,
+        sweeper_seen=waiting.sweeper_seen(alias) if run.status in drafts.AT_WORK else None,
         is_paused=paused,
         approved=approved,
         pause_requested=pause_requested,
@@ -125,8 +122,8 @@ def situation(request: HttpRequest, run: Run) -> Situation:
 
 def is_exhausted(run: Run) -> bool:
     """Check whether the run is paused because one of its own budgets is used up."""
-    begins, _, rest = run.blocked_reason.partition(": ")
-    return run.status == Run.Status.PAUSED and begins == EXHAUSTED and rest.startswith(OF_A_RUN)
+    kind, _, name = run.blocked_reason.partition(": ")
+    return run.status == Run.Status.PAUSED and kind == budgets.EXHAUSTED and name.startswith(budgets.OF_A_RUN)
 
 
 def headline(situation: Situation) -> str:
@@ -151,7 +148,7 @@ def headline(situation: Situation) -> str:
     if run.status == Run.Status.ORPHANED:
         return _("It waits for a person: nobody knows whether a call happened.")
     if run.status == Run.Status.WAITING:
-        if all(wait.event == CHILD for wait in situation.waits):
+        if all(wait.event == event.CHILD for wait in situation.waits):
             return _("It waits for another run, and goes on by itself when that run has ended:")
         return _("It waits for something outside, and goes on by itself when that happens:")
     if run.status == Run.Status.PAUSED:
@@ -335,9 +332,8 @@ def act_on_selected(
     else:
         for run in runs:
             now = verb.look(request, run)
-            seen = LIVE if verb.stops and now.is_live else f"{run.session.next_seq - 1}{verb.mark(run)}"
-            why_not = verb.advice(now).why_not
-            lines.append({"run": run, "situation": now, "why_not": why_not, "seen": seen})
+            seen = LIVE if verb.stops and now.is_live else f"{run.session.next_seq - 1}{verb.mark(now)}"
+            lines.append({"run": run, "situation": now, "why_not": verb.advice(now).why_not, "seen": seen})
     count = sum(not line.get("why_not") for line in lines)
     return admin.render(
         request,
@@ -365,10 +361,11 @@ def act_on(admin: ReadOnlyAdmin, request: HttpRequest, name: str, run: Run, reas
     def press_shown() -> str:
         write.lock_session(settings.DATABASE, run.session_id)
         now = rows.first() or run  # a run that is gone stays as it was, so that a service refuses it
+        looked = verb.look(request, now)
         # Only this unfinished run can add rows to its session.
-        if seen != f"{now.session.next_seq - 1}{verb.mark(now)}" and not (verb.stops and seen == LIVE):
+        if seen != f"{now.session.next_seq - 1}{verb.mark(looked)}" and not (verb.stops and seen == LIVE):
             raise RunStateError(_("It moved on since you looked. Look at it again."))
-        require(verb.advice(verb.look(request, now)))
+        require(verb.advice(looked))
         return act(name, now, request.user, reason)
 
     try:
@@ -394,7 +391,7 @@ class Verb:
     title: Any  # of the page for several
     stops: bool = False
     look: Callable[[HttpRequest, Run], Situation] = situation
-    mark: Callable[[Run], str] = lambda run: ""  # beside the last row: what else a person must have seen
+    mark: Callable[[Situation], str] = lambda now: ""  # what else than the last row a person must have seen
 
 
 VERBS = {

@@ -170,10 +170,9 @@ class RunAdmin(base.ReadOnlyAdmin):
         """Show the cost of all replies; "-" if it is unknown."""
         return runs.list.cost(run.usage) or html.EMPTY
 
-    def links(self, request: HttpRequest, run: Run) -> dict[str, SafeString]:
+    def links(self, request: HttpRequest, run: Any) -> dict[str, SafeString]:
         """Build the links in a row: to the next action, agent, session and requester."""
-        waits: list[Any] = run.waits  # type: ignore[attr-defined]
-        wait = next((wait for wait in waits if runs.list.wait_url(self, request, wait)), None)
+        wait = next((wait for wait in run.waits if runs.list.wait_url(self, request, wait)), None)
         verb, act = ("decide", _("Decide")) if wait and wait.approval_id else ("resolve", _("Give a verdict"))
         if wait and not services.permissions.may(request.user, verb):
             act = _("Look at it")

@@ -56,10 +56,9 @@ def row_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -> 
         parts = {f"{name}_text": Cast(name, TextField()) for name in ("facts", "content")}
         written = {"written": Cast("created_at", TextField()), **parts}
         values = rows.annotate(**written).values(*COLUMNS, *written)[0]
-        count = sum(len(values.pop(name) or "") for name in parts)
+        count = {"count": sum(len(values.pop(name) or "") for name in parts)}
         note = _("The content, %(count)d characters, cannot be read, so it is not shown.")
-        lines = [f"{name}: {value}" for name, value in values.items()]
-        text = "\n".join([*lines, "", note % {"count": count}])
+        text = "\n".join([*(f"{name}: {value}" for name, value in values.items()), "", note % count])
     # No browser takes it for anything else.
     headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"}
     return HttpResponse(bare(text), content_type="text/plain; charset=utf-8", headers=headers)
@@ -123,10 +122,9 @@ def erase_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, seq: int) -
     except AgentRunsError as error:
         status, refusal = status_of(error), plain(error)
     if confirmed and not refusal:
-        logged = _("Erased row %(seq)s.") % {"seq": seq}
         done = _("Erased. Rows: %(rows)d, approvals: %(approvals)d, files: %(files)d.")
         counts = {"rows": len(erased.rows), "approvals": erased.approvals, "files": erased.files}
-        return admin.done(request, run, logged, done % counts)
+        return admin.done(request, run, _("Erased row %(seq)s.") % {"seq": seq}, done % counts)
     return admin.render(
         request,
         run,

@@ -23,23 +23,34 @@ from agentruns.admin.runs.list import task_title
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError
-from agentruns.journal import copies, events, masking, policy, read
-from agentruns.journal.fold import Call, fold
+from agentruns.journal import copies, events, fold, masking, policy, read
 from agentruns.journal.masking import MOST_READ
 from agentruns.models import Approval, Message, Run
 from agentruns.models.statuses import Orphan, Outcome, Verdict
 from agentruns.services import permissions
 from agentruns.services.runs import control, waiting, write
 from agentruns.tools.card import MASK
-from agentruns.utils import clock, db
-from agentruns.utils.bounds import TEXT_LENGTH
-from agentruns.utils.redaction import redact
+from agentruns.utils import bounds, clock, db, redaction
 
 CALL_LENGTH = 36
 EARLIER = 5  # latest results of the tool, of which one is shown as an example
 SHORT = 60  # characters of an argument in a title
 MOVED_ON = gettext_lazy("The call moved on since you looked. This is how it is now.")
 LOOKED_AT = 200  # runs with a call in doubt that are searched for the next one
+# Rows that are folded; other rows, such as extensions, are skipped.
+_FOLDED = (events.APPROVAL_REQUESTED, *steps.OF_A_CALL)
+_OPEN = {
+    "not_occurred": gettext_lazy("A worker runs it again, with the same key."),
+    "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),
+    "reconcile": gettext_lazy("A worker asks the outside system what became of it."),
+}
+_KINDS = {
+    str: gettext_lazy("text"),
+    dict: gettext_lazy("a JSON object"),
+    list: gettext_lazy("a JSON array"),
+    int: gettext_lazy("a number"),
+    float: gettext_lazy("a number"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,7 @@ class CallHistory:
     """A call, the rows about it, and sentences about the reply's later calls, which wait for its result."""
 
     run: Run
-    call: Call
+    call: fold.Call
     rows: list[events.Row]
     later: list[str]
     described: str = ""  # by its tool
@@ -239,7 +250,7 @@ def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
     for raw in read.read_rows(replies):
         reply = mask.row(raw)
         its = [copies.original(reply), *(copies.original(row) for row in rows if row.kind in _FOLDED)]
-        if (call := fold(run.pk, its).calls.get(call_id)) is not None:
+        if (call := fold.fold(run.pk, its).calls.get(call_id)) is not None:
             # The reply's later calls, which will not run if the model is told that this call is unknown.
             still_open = set(run.pending_calls)
             later = [
@@ -257,8 +268,7 @@ def history(run: Run, call_id: str, *, revealed: bool = False) -> CallHistory:
                     seq__gt=failed.seq,
                 )
                 approvals = map(mask.row, read.read_rows(decided.order_by("seq")))
-                settling = (row for row in approvals if call_id in row.payload.get("settles", ()))
-                settled = next(settling, None)
+                settled = next((row for row in approvals if call_id in row.payload.get("settles", ())), None)
             title = mask.tool_text(call.tool, chat.described(run, [raw]).get(call_id, ""))
             return CallHistory(run, call, rows, later, title, settled)
     raise Http404(_("Run %(run)s has no call %(call)s.") % {"run": run.pk, "call": html.plain(call_id)})
@@ -347,7 +357,7 @@ def prefilled(past: CallHistory) -> str:
     if (late := past.returned) is None:
         return ""
     text = html.bare(html.as_text(late.payload.get("content"))).strip()
-    return text if len(text) <= TEXT_LENGTH else ""
+    return text if len(text) <= bounds.TEXT_LENGTH else ""
 
 
 def kind_of(value: Any) -> str:
@@ -374,7 +384,7 @@ def late_report(past: CallHistory, row: events.Row) -> tuple[bool, html.Body | N
 
 def sentence(tool: str, given: dict[str, Any]) -> str:
     """Describe a call by its tool and its short arguments that are not masked."""
-    texts = [redact(html.named(name, value)[1]) for name, value in given.items() if value != MASK]
+    texts = [redaction.redact(html.named(name, value)[1]) for name, value in given.items() if value != MASK]
     beside = [text for text in texts if len(text) <= SHORT and "\n" not in text]
     name = html.plain(html.named(tool, "")[0])
     return html.cut(": ".join(filter(None, (name, ", ".join(map(html.plain, beside))))))
@@ -410,8 +420,7 @@ def resolve_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
         return _refused(admin, request, past, given, RunStateError(str(MOVED_ON)))
     if not form.is_valid():
         for name in list(form.errors)[:1]:  # to the field that is to be corrected
-            if name in form.fields:
-                form.fields[name].widget.attrs["autofocus"] = True
+            form.fields[name].widget.attrs["autofocus"] = True
         text = _("Nothing was decided. Correct the form below.")
         return call_page(admin, request, past, form, status=400, refusal=text)
     waiting_calls = queue(request, ended=True)  # before it is decided: afterwards it has no place in it
@@ -512,19 +521,3 @@ def done(past: CallHistory, run: Run, verdict: str, result: Any) -> str:
     if verdict == Verdict.OCCURRED:
         text = _("%(said)s The result is stored as %(kind)s.") % {"said": text, "kind": kind_of(result)}
     return f"{text} " + _("A worker picks up the run.") if run.status == Run.Status.QUEUED else text
-
-
-# Rows that are folded; other rows, such as extensions, are skipped.
-_FOLDED = (events.APPROVAL_REQUESTED, *steps.OF_A_CALL)
-_OPEN = {
-    "not_occurred": gettext_lazy("A worker runs it again, with the same key."),
-    "retry": gettext_lazy("A worker repeats it: its tool says that is safe."),
-    "reconcile": gettext_lazy("A worker asks the outside system what became of it."),
-}
-_KINDS = {
-    str: gettext_lazy("text"),
-    dict: gettext_lazy("a JSON object"),
-    list: gettext_lazy("a JSON array"),
-    int: gettext_lazy("a number"),
-    float: gettext_lazy("a number"),
-}

@@ -25,11 +25,9 @@ from agentruns.admin.runs import steps
 from agentruns.admin.runs.steps import ODD, TAKEN_OVER, Timing, verdict_words
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
-from agentruns.journal import doubts, events, fold, policy, verify
-from agentruns.journal.masking import Mask
-from agentruns.models import Approval, Message, Run
+from agentruns.journal import doubts, events, fold, masking, policy, verify
+from agentruns.models import Approval, Message, Run, statuses
 from agentruns.models.event import CHILD
-from agentruns.models.statuses import GateVerdict, Outcome
 from agentruns.services import permissions
 from agentruns.services.runs import starting, waiting
 from agentruns.tools.card import in_time
@@ -41,16 +39,10 @@ SHORT = 60  # characters of an argument that stands beside others on a line
 LATEST = 2_000  # starts of a session that are compared
 WARNINGS = 10  # about calls in other sessions
 SAFE = "safe_to_retry"
-NOTES: dict[str, Any] = {
-    events.RUN_PAUSED: gettext_lazy("Paused"),
-    events.RUN_RESUMED: gettext_lazy("Resumed"),
-    events.RUN_CANCELLED: gettext_lazy("Cancelled"),
-    events.RUN_ADOPTED: gettext_lazy("Another definition adopted"),
-    events.LEFT_OUT: gettext_lazy("Left out of later requests"),
-    events.BUDGET_RAISED: gettext_lazy("Budget raised"),
-    events.MODEL_FAILED: gettext_lazy("The model failed"),
-    events.RUN_FAILED: gettext_lazy("Failed"),
-}
+_NOTED: list[str] = [events.RUN_PAUSED, events.RUN_RESUMED, events.RUN_CANCELLED, events.RUN_FAILED]
+_NOTED += [events.RUN_ADOPTED, events.LEFT_OUT, events.BUDGET_RAISED]
+NOTES: dict[str, Any] = {kind: steps.FORMS[kind].title for kind in _NOTED}
+NOTES[events.MODEL_FAILED] = gettext_lazy("The model failed")
 
 
 @dataclass
@@ -85,8 +77,7 @@ class Line:
     def beside(self) -> dict[str, str]:
         """Choose the arguments that fit beside the title; {} if they are too long or the title names them."""
         short = {key: text for key, text in self.texts.items() if len(text) <= SHORT and "\n" not in text}
-        fits = len(", ".join(short.values())) <= 2 * SHORT
-        return short if fits and not self.is_named else {}
+        return short if len(", ".join(short.values())) <= 2 * SHORT and not self.is_named else {}
 
     @property
     def short(self) -> SafeString:
@@ -124,7 +115,7 @@ class Talk:
     """The turns of the conversation, built from rows; later rows about a call update its line."""
 
     def __init__(
-        self, run: Run, mask: Mask, times: dict[int, Timing], *, whole: int | None, is_plain: bool
+        self, run: Run, mask: masking.Mask, times: dict[int, Timing], *, whole: int | None, is_plain: bool
     ) -> None:
         self.run, self.mask, self.times = run, mask, times
         self.whole, self.is_plain = whole, is_plain
@@ -223,7 +214,7 @@ class Talk:
             outcome, in_doubt = payload.get("outcome"), payload.get("in_doubt", False)
             words, line.tone = steps.outcome_words(outcome, in_doubt=in_doubt, is_started=bool(row.attempt))
             is_deferred = "deferred" in payload
-            line.state = _("deferred") if is_deferred else ("" if outcome == Outcome.OK else words)
+            line.state = _("deferred") if is_deferred else ("" if outcome == statuses.Outcome.OK else words)
             if payload.get("reconciled"):
                 line.says.append(_("The outside system says so, asked by the call's key."))
             timing = self.times.get(row.seq)
@@ -249,7 +240,7 @@ def described(run: Run, rows: Sequence[events.Row]) -> dict[str, str]:
         for row in rows:
             with suppress(*ODD):
                 for call in row.payload["calls"] if row.kind == events.ASSISTANT else ():
-                    if call["verdict"] == GateVerdict.RUN and call["tool"] in tools:
+                    if call["verdict"] == statuses.GateVerdict.RUN and call["tool"] in tools:
                         sentences[call["id"]] = tools[call["tool"]].title(call["arguments"])
 
     if tools:
@@ -257,7 +248,7 @@ def described(run: Run, rows: Sequence[events.Row]) -> dict[str, str]:
     return {**sentences}
 
 
-def elsewhere(user: Any, keys: set[str], mask: Mask) -> list[tuple[str, UUID | None]]:
+def elsewhere(user: Any, keys: set[str], mask: masking.Mask) -> list[tuple[str, UUID | None]]:
     """List warnings about approved calls that also ran in other sessions, each with the other run's id.
 
     `keys` are ids of approvals; approvals that the user may not see are left out. Lists at most WARNINGS.

@@ -17,9 +17,8 @@ from agentruns.admin.runs.list import words
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
 from agentruns.journal.policy import Occurrence, visible_runs
-from agentruns.models import Event, Run
+from agentruns.models import Event, Run, statuses
 from agentruns.models.event import CHILD
-from agentruns.models.statuses import DeliveryStatus
 from agentruns.services import events, permissions
 from agentruns.services.runs import waiting
 from agentruns.services.runs.waiting import Wait
@@ -95,7 +94,7 @@ def deliver_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: 
             done = events.deliver_event(wait.event, wait.text, payload, actor=user, scope=run.scope)
         except ValueError as error:  # of an event of our own, or of a long payload
             raise RunStateError(str(error)) from error
-        if done.status != DeliveryStatus.DELIVERED:
+        if done.status != statuses.DeliveryStatus.DELIVERED:
             raise RunStateError(str(OVER))
         return _("Delivered. A worker goes on with the run.")
 
@@ -120,10 +119,9 @@ def _end_wait(
     """Find the wait of a call in the locked session, and call `end`, which asks for the permission."""
 
     def do(run: Run) -> str:
-        waits = waiting.events_of(settings.DATABASE, [run])[run.pk]
-        wait = next((wait for wait in waits if wait.call_id == call_id), None)
-        if wait is None:
-            raise RunStateError(str(OVER))
-        return end(wait)
+        for wait in waiting.events_of(settings.DATABASE, [run])[run.pk]:
+            if wait.call_id == call_id:
+                return end(wait)
+        raise RunStateError(str(OVER))
 
     return actions.press(admin, request, run, do, log)

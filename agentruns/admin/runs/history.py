@@ -14,26 +14,22 @@ from django.utils.translation import gettext as _, gettext_lazy
 from agentruns.admin.base import ReadOnlyAdmin, mask_for, status_of
 from agentruns.admin.forms import SHORT, KeyForm, LeaveOutForm, TypedField, area
 from agentruns.admin.html import EMPTY, Body, as_text, body, plain, pretty, short_id
-from agentruns.admin.runs import calls
-from agentruns.admin.runs.actions import Situation, missing
+from agentruns.admin.runs import actions, calls
 from agentruns.admin.runs.list import counts, task_title
 from agentruns.admin.runs.page import seq_of
 from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.conf import settings
 from agentruns.engine.children import MAX_FAMILY
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
-from agentruns.journal import batch, deciders, events, fold, masking
+from agentruns.journal import batch, deciders, events, fold, masking, read
 from agentruns.journal.conversation import KINDS
 from agentruns.journal.omissions import has_block
-from agentruns.journal.read import definition_bodies, rows_until
-from agentruns.models import Message, Run
-from agentruns.models.statuses import RunStatus
+from agentruns.models import Message, Run, statuses
 from agentruns.services import history, permissions
 from agentruns.services.runs import control, forks, starting, write
-from agentruns.utils.bounds import TEXT_LENGTH
-from agentruns.utils.redaction import get_logger
+from agentruns.utils import bounds, redaction
 
-logger = get_logger("agentruns.admin")
+logger = redaction.get_logger("agentruns.admin")
 
 LONGEST = 4_000  # characters of one block of the conversation
 MESSAGES = 200  # the newest ones
@@ -49,7 +45,7 @@ class ForkForm(KeyForm):
     text = TypedField(
         label=gettext_lazy("Next message to the agent (optional if something is left to do)"),
         required=False,
-        max_length=TEXT_LENGTH,
+        max_length=bounds.TEXT_LENGTH,
         widget=area(),
     )
     agent = forms.ChoiceField(label=gettext_lazy("Agent"), required=False)
@@ -97,7 +93,7 @@ class Moment:
     @classmethod
     def at(cls, run: Run, seq: int, mask: masking.Mask) -> Moment:
         """Fold a run's session up to the row `seq`. Raises RunStateError if there is no such row."""
-        rows = rows_until(settings.DATABASE, run, seq)
+        rows = read.rows_until(settings.DATABASE, run, seq)
         state, masked = (batch.SessionState(run.session_id, run.pk) for _number in range(2))
         for row in rows[:-1]:
             state.apply(row)
@@ -106,11 +102,10 @@ class Moment:
         if row.kind == events.ASSISTANT and row.run_id == run.pk:
             sent = {None: "unknown", True: "as sent", False: "other"}[state.was_sent_for(row)]
         before = replace(state.run, usage={**state.run.usage})  # folding goes on in place
-        moment = cls(row, before, state, masked, sent)
         state.apply(row)
         if not sent:
             masked.apply(mask.row(row))
-        return moment
+        return cls(row, before, state, masked, sent)
 
     def facts(self) -> list[tuple[str, Any, Any]]:
         """List the run's facts as (label, value before the row, value after the row).
@@ -118,7 +113,7 @@ class Moment:
         The value before is None if it is empty or equal to the value after.
         """
         before, after = self.before, self.state.run
-        labels: dict[str, Any] = {**dict(Run.Status.choices), RunStatus.ACTIVE: _("running")}
+        labels: dict[str, Any] = {**dict(Run.Status.choices), statuses.RunStatus.ACTIVE: _("running")}
         lines = [
             (_("Status"), labels[before.status], labels[after.status]),
             (_("Model replies"), before.step, after.step),
@@ -138,9 +133,8 @@ class Moment:
         The dict has the parts of the definition, and the newest MESSAGES messages.
         """
         state, masked = self.before if self.sent else self.state.run, self.masked
-        definition = definition_bodies(settings.DATABASE, [state.definition]).get(state.definition, {})
-        read = self.row.payload.get("read") if self.sent else None
-        messages = masked.conversation.settled_messages(read)
+        definition = read.definition_bodies(settings.DATABASE, [state.definition]).get(state.definition, {})
+        messages = masked.conversation.settled_messages(self.row.payload.get("read") if self.sent else None)
         instructions, tools = definition.get("instructions", ""), definition.get("tools", {})
         if not isinstance(instructions, str):
             instructions = masked.run.instructions or ""
@@ -172,14 +166,13 @@ class Moment:
         }
 
 
-def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) -> dict[str, Any]:
+def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situation) -> dict[str, Any]:
     """Build the context of a run's origin, parent, derived runs and children, and of running it again."""
     run, listed = situation.run, admin.get_queryset(request)
     derived = list(listed.filter(origin_id=run.pk).order_by("-id")[: DERIVED + 1])
-    children = list(listed.filter(parent_id=run.pk).order_by("created_at", "pk")[:MAX_FAMILY])
     why_not = version = ""
     if run.is_ended and not permissions.may(request.user, "fork", run):
-        why_not = missing("fork")
+        why_not = actions.missing("fork")
     elif run.is_ended and run.session.imported_at is not None:
         why_not = _("The run was imported: it is a record. Fork it to go on from it.")
     elif run.is_ended:
@@ -193,7 +186,7 @@ def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: Situation) ->
     return {
         "origin": listed.filter(pk=run.origin_id).first() if run.origin_id else None,
         "parent": listed.filter(pk=run.parent_id).first() if run.parent_id else None,
-        "children": children,
+        "children": list(listed.filter(parent_id=run.pk).order_by("created_at", "pk")[:MAX_FAMILY]),
         "is_deferred": write.asked_in(run.session) != "",
         "derived": derived[:DERIVED],
         "derived_more": len(derived) > DERIVED,
@@ -212,8 +205,8 @@ def again_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
         new = starting.run_again(request.user, run.pk, idempotency_key=key)
     except REFUSALS as error:
         return admin.refused(request, run, error)
-    logged = _("Ran again from the console: run %(run)s.") % {"run": new.pk}
     done = _("Started again as run %(run)s. A worker picks it up.") % {"run": short_id(new.pk)}
+    logged = _("Ran again from the console: run %(run)s.") % {"run": new.pk}
     return admin.done(request, run, logged, done, new)
 
 
@@ -305,7 +298,7 @@ def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
         model = {"code": None, history.OWN: history.OWN}.get(who, form.cleaned_data["model"])
         try:
             if model is not None and not permissions.may(request.user, "replay", deciders.restore(run)):
-                raise PermissionDeniedError(missing("replay"))
+                raise PermissionDeniedError(actions.missing("replay"))
             permissions.require_whole(request.user, run)
             report = history.replay_run(run.pk, model=model, limit=ASKED if model else None)
         except AgentRunsError as error:  # also what a provider says
@@ -324,7 +317,7 @@ def replay_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRes
     elif form.is_bound:
         status, refusal = 400, _("Correct the form below.")
     may = permissions.may(request.user, "replay", run)
-    context: dict[str, Any] = {"why_no_model": "" if may else missing("replay"), "report": report}
+    context: dict[str, Any] = {"why_no_model": "" if may else actions.missing("replay"), "report": report}
     if report is not None:
         record, sides, steps = report.record(), {"then": _("Then"), "now": _("Now")}, []
         for step in record["steps"]:
@@ -398,7 +391,7 @@ def at_view(
         "calls": call_lines,
         "sent": moment.sent,
         "request_body": moment.request(),
-        "why_no_fork": "" if may("fork", run) else missing("fork"),
+        "why_no_fork": "" if may("fork", run) else actions.missing("fork"),
         "leave_form": leave_form(mask.row(row), leave_data) if is_part and may("resume", run) else None,
         "leave_open": leave_data is not None or "leave" in request.GET,
         "may_erase": not row.is_erased and row.run_id == run.pk and may("erase", run),

@@ -22,12 +22,10 @@ from agentruns.admin.runs import actions
 from agentruns.agents.agent import Agent, definition_difference, get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError, UnknownAgentError
-from agentruns.journal import events, read
-from agentruns.journal.fold import TOKENS, fold
+from agentruns.journal import events, fold, read
 from agentruns.models import Run
 from agentruns.services.runs import control, waiting
-from agentruns.utils import clock
-from agentruns.utils.redaction import redact
+from agentruns.utils import clock, redaction
 
 FULL = 100  # percent
 CUT = 400  # characters of a part of a definition
@@ -78,15 +76,14 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situat
         rows = read.run_rows(settings.DATABASE, run.pk)
         closing = (row for row in rows if row.kind in events.CLOSING and events.COPIED not in row.payload)
         ends = [row.created_at for row in closing]
-        elapsed = fold(run.pk, rows).elapsed(ends[-1] if ends else clock.now(settings.DATABASE))
+        elapsed = fold.fold(run.pk, rows).elapsed(ends[-1] if ends else clock.now(settings.DATABASE))
     budgets = meters(definition, run.step, run.usage, elapsed, spent)
-    origins = (tool.get("origin") for tool in definition["tools"].values())
     others = {"token_budget": _("tokens"), "cost_budget": _("cost"), "deadline": _("time")}
     names = ", ".join(label for name, label in others.items() if not definition.get(name))
     context: dict[str, Any] = {
         "meters": budgets,
         "unlimited": _("No limit is set for: %(names)s.") % {"names": names} if names else "",
-        "origins": [*filter(None, origins)],
+        "origins": [*filter(None, (tool.get("origin") for tool in definition["tools"].values()))],
         "unjournaled": bool(definition.get("unjournaled_tools")),
         "judgement": judgement(budgets, ended=run.is_ended, error=run.error),
     }
@@ -94,10 +91,9 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situat
         text, minutes = _("%(label)s, new limit (now %(figures)s)"), _("%(label)s, new limit in minutes")
         facts = {each.name: {"label": each.label, "figures": each.figures} for each in budgets}
         labels = {name: (minutes if name == "deadline" else text) % each for name, each in facts.items()}
-        form = RaiseForm(labels=labels, auto_id="raise_%s")
         context |= {
             "raising": raising(situation),
-            "raise_form": form,
+            "raise_form": RaiseForm(labels=labels, auto_id="raise_%s"),
             "is_exhausted": actions.is_exhausted(run),
         }
     if now is not None:
@@ -173,15 +169,10 @@ def adopt_selected(admin: ReadOnlyAdmin, request: HttpRequest, name: str, runs: 
         LOGGED,
         _("Let these runs adopt the present definition?"),
         look=situation,
-        mark=lambda run: f":{getattr(today(run).agent, 'definition_hash', '')}",
+        mark=lambda now: f":{getattr(now.drift and now.drift.agent, 'definition_hash', '')}",
     )
     together = sorted(runs, key=lambda run: (run.agent, run.definition_id, run.status))
     return actions.act_on_selected(admin, request, name, together, verb)
-
-
-def today(run: Run) -> Drift:
-    """Compare a run's stored definition with the agent that Adopt would take in this process."""
-    return drift(run, read.definition_body(settings.DATABASE, run.definition_id))
 
 
 def meters(
@@ -203,7 +194,7 @@ def meters(
         percent = max(0, min(FULL, int(used * FULL // limit)))
         budgets.append(Meter(name, label, figures, percent, used >= limit))
 
-    tokens = sum(usage.get(kind, 0) for kind in TOKENS) + int(spent.get("token_budget", 0))
+    tokens = sum(usage.get(kind, 0) for kind in fold.TOKENS) + int(spent.get("token_budget", 0))
     cost = Decimal(usage.get("cost", "0")) + spent.get("cost_budget", 0)
     if limit := definition.get("max_steps"):
         add("max_steps", _("Model replies"), step, limit, count)
@@ -226,8 +217,7 @@ def judgement(budgets: list[Meter], *, ended: bool, error: str = "") -> str:
         stopped = [each.label for each in budgets if error.startswith(f"{_STOPPED}{each.name}:")]
         return _("It was stopped by this limit: %(label)s.") % {"label": stopped[0]} if stopped else ""
     if used_up := [each.label for each in budgets if each.is_used_up]:
-        text = _("Used up: %(label)s. No further request is made to the model.")
-        return text % {"label": used_up[0]}
+        return _("Used up: %(label)s. No further request is made to the model.") % {"label": used_up[0]}
     nearest = max(budgets, key=lambda each: each.percent, default=None)
     if nearest is None or nearest.percent == 0:
         return ""
@@ -259,7 +249,7 @@ def drift(run: Run, definition: dict[str, Any]) -> Drift:
                 tool, _dot, key = name.removeprefix("tools.").partition(" (")[0].partition(".")
                 value = body.get("tools", {}).get(tool)
                 value = value.get(key) if key and value is not None else value
-            texts.append(redact(_("not there") if value is None else as_text(value)))
+            texts.append(redaction.redact(_("not there") if value is None else as_text(value)))
         start, cells = 0, list[dict[str, str]]()
         if max(map(len, texts)) > CUT:  # begin shortly before the first difference
             pairs = enumerate(zip(*texts, strict=False))

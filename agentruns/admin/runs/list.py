@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -15,8 +16,7 @@ from agentruns.admin import html
 from agentruns.admin.base import ReadOnlyAdmin, mask_for
 from agentruns.admin.markdown import unmarked
 from agentruns.conf import settings
-from agentruns.journal.fold import TOKENS
-from agentruns.journal.masking import Mask
+from agentruns.journal import fold, masking
 from agentruns.models import Approval, Review, Run
 from agentruns.models.event import CHILD
 from agentruns.services.runs import waiting
@@ -59,7 +59,7 @@ def second(run: Any) -> str:
     return html.plain_line(run.came, LINE)
 
 
-def came(run: Any, mask: Mask) -> str:
+def came(run: Any, mask: masking.Mask) -> str:
     """Format the error of a failed run, or else the answer, masked; "" for a text too long for a list."""
     if run.status == Run.Status.FAILED:
         return html.reason(mask.json(run.error_text) or "")
@@ -84,9 +84,8 @@ def words(wait: waiting.Wait) -> str:
         if wait.event == CHILD:
             sentence = _("Waits for run %(run)s, which a call of %(tool)s started")
             return sentence % {"run": html.short_id(text), "tool": tool}
-        key = html.plain_line(wait.text, KEY)
         event = _("a task of the MCP server") if wait.event == TASK else html.plain(wait.event)
-        facts = {"event": event, "key": key, "until": html.exact(wait.until)}
+        facts = {"event": event, "key": html.plain_line(wait.text, KEY), "until": html.exact(wait.until)}
         if wait.event == TIMER and wait.until is not None:
             return _("Waits until %(until)s") % facts
         sentence = _("Waits for %(event)s %(key)s, until %(until)s")
@@ -113,9 +112,7 @@ def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: waiting.Wait) -> 
 def status(run: Run) -> SafeString:
     """Build the badge of a run's status, with another one if the run is stalled."""
     badge = html.status_badge(run)
-    if not waiting.is_stalled(run):
-        return badge
-    return format_html('{} <span class="ar-badge ar-tone--bad">{}</span>', badge, _("stalled"))
+    return format_html("{} {}", badge, html.badge("bad", _("stalled"))) if waiting.is_stalled(run) else badge
 
 
 def reviewed(review: Review | None) -> str:
@@ -129,7 +126,7 @@ def reviewed(review: Review | None) -> str:
 
 def tokens(usage: dict[str, Any]) -> SafeString | str:
     """Format the number of tokens that a budget counts, each kind in a tooltip; "" if none was used."""
-    if not (kinds := {kind: usage[kind] for kind in TOKENS if usage.get(kind)}):
+    if not (kinds := {kind: usage[kind] for kind in fold.TOKENS if usage.get(kind)}):
         return ""
     each = ", ".join(f"{kind} {amount}" for kind, amount in kinds.items())
     return format_html('<span title="{}">{}</span>', each, short(sum(kinds.values())))
@@ -151,13 +148,11 @@ def short(number: int) -> str:
 def cost(usage: dict[str, Any]) -> SafeString | str:
     """Format the cost of the replies, rounded, with the exact amount as a tooltip; "" if it is unknown."""
     given = usage.get("cost")
-    try:
+    with suppress(InvalidOperation):
         exactly = Decimal(str(given))
-    except InvalidOperation:
-        return html.visible(given or "")
-    if not exactly.is_finite() or exactly.adjusted() > 15:
-        return html.visible(given)
-    return format_html('<span title="{}">{}</span>', html.visible(given), amount(exactly))
+        if exactly.is_finite() and exactly.adjusted() <= 15:
+            return format_html('<span title="{}">{}</span>', html.visible(given), amount(exactly))
+    return html.visible(given or "")
 
 
 def amount(cost: Decimal | None) -> str:

@@ -29,8 +29,7 @@ from agentruns.models import Approval, Message, Review, Run
 from agentruns.services import permissions, reviews
 from agentruns.services.runs import starting, waiting
 from agentruns.services.runs.waiting import is_live
-from agentruns.utils import json as canonical
-from agentruns.utils.bounds import NAME_LENGTH
+from agentruns.utils import bounds, json as canonical
 
 PAGE = 100  # journal rows
 BEFORE = 20  # rows before a page that its first steps are timed from
@@ -61,7 +60,7 @@ class ReviewForm(forms.Form):
     assignee = forms.CharField(
         label=gettext_lazy("Assigned to (username)"),
         required=False,
-        max_length=NAME_LENGTH,
+        max_length=bounds.NAME_LENGTH,
         widget=forms.TextInput({"list": "ar-people", "autocomplete": "off"}),
     )
     note = reason_field(gettext_lazy("Note, for colleagues; the agent never reads it"), required=False)
@@ -99,7 +98,6 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situ
     is_refused = waiting.is_refused(alias, run)
     is_full = request.GET.get("rows") == "full"
     starts = chat.repeated(request.user, run)
-    elsewhere = chat.elsewhere(request.user, starts.approvals, mask)
     is_stopped = run.status in (Run.Status.FAILED, Run.Status.CANCELLED)
     return {
         **about(run),
@@ -108,7 +106,7 @@ def overview(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situ
         "took": duration(run.updated_at - run.created_at) if run.is_ended else "",
         "cost": cost(run.usage),
         "starts": starts,
-        "elsewhere": elsewhere,
+        "elsewhere": chat.elsewhere(request.user, starts.approvals, mask),
         "reasons": waits,
         "uncleared": doubts,
         "may_resolve": permissions.may(request.user, "resolve", run),
@@ -180,8 +178,7 @@ def live(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> dict[str, Any]
     draft, tag = drafts.draft_of(run), ""
     for part, length in (([str(run.pk), actions.last_seq(run), *state], STEADY), (draft, 6)):
         # Keyed, because the reason of a blocked run may hold values that are redacted.
-        mac = salted_hmac("agentruns.tag", canonical.dumps(part), algorithm="sha256")
-        tag += mac.hexdigest()[:length]
+        tag += salted_hmac("agentruns.tag", canonical.dumps(part), algorithm="sha256").hexdigest()[:length]
     return {
         "url": admin.url(request, "live", run.pk, **query_of(request, *KEPT).dict()),
         "watch": admin.url(request, "watch", run.pk),

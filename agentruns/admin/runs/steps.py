@@ -143,7 +143,7 @@ def row_card(row: events.Row, *, whole: bool = False) -> RowCard:
         person=html.visible(name),
         approval=row.payload.get("approval", "") if row.kind == events.APPROVAL_REQUESTED else "",
     )
-    if row.kind in _DESCRIBE:
+    if row.kind in FORMS:
         try:
             describe(result, row)
         except ODD:
@@ -211,7 +211,7 @@ def actor(row: events.Row) -> str:
 
 def describe(card: RowCard, row: events.Row) -> None:
     """Describe a row on its card by its kind. Raises the errors in ODD for a payload of newer code."""
-    payload, form = row.payload, _DESCRIBE[row.kind]
+    payload, form = row.payload, FORMS[row.kind]
     if form.title:
         card.title, card.tone = str(form.title), form.tone
     if row.kind == events.RUN_STARTED:
@@ -225,8 +225,7 @@ def describe(card: RowCard, row: events.Row) -> None:
         card.title, card.tone = _("Message") if is_message else _("Task given"), "said"
         card.who = html.visible(actor_name(payload) if is_message else "")
         label = _("Input, its beginning") if card.file else _("Input")
-        text = content_of(payload) if has_blocks(payload) else fold.text_of(payload["content"])
-        card.add_text(label, text)
+        card.add_text(label, content_of(payload) if has_blocks(payload) else fold.text_of(payload["content"]))
     elif row.kind == events.ASSISTANT:
         calls = payload["calls"]
         card.title, card.tone = _("Model replied"), "said"
@@ -442,7 +441,7 @@ _TOLD_BY_FACTS = (
     events.RUN_CANCEL_REQUESTED,
     events.RUN_CANCELLED,
 )
-_DESCRIBE = {
+FORMS = {
     events.RUN_STARTED: Form(
         gettext_lazy("Run started"), facts=("session", "idempotency_key", "tools"), texts=("instructions",)
     ),
