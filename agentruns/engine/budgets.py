@@ -62,12 +62,13 @@ def budgets_of(definition: dict[str, Any], run: RunState, now: Callable[[], date
     for name, limit in limits_of(definition, run).items():
         if limit is None:
             continue
-        used: Any = run.step
-        if name == "deadline":
-            used = run.elapsed(now()).total_seconds()
-        elif name != "max_steps":
+        if name == "max_steps":
+            used = Decimal(run.step)
+        elif name == "deadline":
+            used = Decimal(str(run.elapsed(now()).total_seconds()))
+        else:
             used = run.used(name)
-        yield Budget(name, Decimal(str(used)), Decimal(str(limit)))
+        yield Budget(name, used, Decimal(limit) if type(limit) is int else Decimal(str(limit)))
 
 
 def exceeded(definition: dict[str, Any], run: RunState, now: Callable[[], datetime]) -> Budget | None:

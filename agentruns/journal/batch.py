@@ -17,9 +17,8 @@ from django.db.models import Q
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
-from agentruns.journal import events, payloads
+from agentruns.journal import doubts, events, payloads
 from agentruns.journal.conversation import KINDS, Conversation, unread_after
-from agentruns.journal.doubts import Doubts, deferred_after
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
 from agentruns.journal.read import Parts, rows_with_secret
@@ -78,7 +77,7 @@ class SessionState:
         self.restored_at: datetime | None = None  # when a run of the session was last held for lost rows
         self.run = RunState(run_id)
         self.home: tuple[str, str, str | None] | None = None  # key, scope and owner, once a run has begun
-        self.in_doubt = Doubts()
+        self.in_doubt = doubts.Doubts()
         self.deferred: dict[str, Row] = {}  # run of a deferred call -> its result, until a message tells more
         # tool -> call that was left out of a fork -> the run that may execute it after all
         self.open_elsewhere: dict[str, dict[str, UUID]] = {}
@@ -99,19 +98,20 @@ class SessionState:
         self.has_erased = self.has_erased or (row.kind in KINDS and row.is_erased)
         if row.run_id == self.run.run_id:
             self.run.apply(row)
-        self.in_doubt.apply(row)
-        self.unread = unread_after(self.unread, row)
-        self.deferred = deferred_after(self.deferred, row)
+        if row.kind in doubts.KINDS:
+            self.in_doubt.apply(row)
+            self.deferred = doubts.deferred_after(self.deferred, row)
         if begun := events.RUN_STARTED.of(row):
             self._asked = begun.get("requesters", [])
             if self.home is None and events.COPIED not in begun:
                 owner = begun.get("owner")
                 self.home = begun["session"], begun["scope"], owner["id"] if owner else None
         elif said := events.USER.of(row):
+            self.unread = unread_after(self.unread, row)
             is_message = said.get("reason") == events.MESSAGE or "about" in said
             self.asking[row.seq] = events.askers(said) if is_message else self._asked
         elif reply := events.ASSISTANT.of(row):
-            read = reply.get("read", row.seq)
+            self.unread, read = unread_after(self.unread, row), reply.get("read", row.seq)
             self.asking = {seq: who for seq, who in self.asking.items() if seq > read}
         elif (late := events.LATE_RESULT.of(row)) and "stored" in late:
             self.returned_late[row.call_id, canonical.dumps(late["content"])] = late["stored"]
@@ -128,10 +128,10 @@ class SessionState:
     @property
     def doubts(self) -> dict[str, dict[str, UUID]]:
         """The calls in doubt by tool, each with its run."""
-        doubts: dict[str, dict[str, UUID]] = defaultdict(dict)
+        by_tool: dict[str, dict[str, UUID]] = defaultdict(dict)
         for call_id, result in self.in_doubt.open.items():
-            doubts[result.tool_name][call_id] = result.run_id
-        return doubts
+            by_tool[result.tool_name][call_id] = result.run_id
+        return by_tool
 
     @property
     def conversation(self) -> Conversation:
