@@ -117,6 +117,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     ),
     events.USER: lambda payload: (
         (f"{payload['reason']}: " if payload.get("reason") else "")
+        + (f"agent {payload['giver']} says: " if payload.get("giver") else "")
         + _size(payload)
         + described(payload["content"])
     ),
@@ -168,7 +169,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
 
 
 def run_record(run: Run, waits: Iterable[waiting.Wait] = ()) -> dict[str, Any]:
-    """Convert a run and its `waits` for events to a dict with redacted texts.
+    """Convert a run and those of its `waits` that are for events to a dict with redacted texts.
 
     `owner` is the user's name, or None.
     """
@@ -181,14 +182,20 @@ def run_record(run: Run, waits: Iterable[waiting.Wait] = ()) -> dict[str, Any]:
         "origin_seq": run.origin_seq,
         "imported_at": run.session.imported_at,
         "priority": Priority.of(run.priority).value,
-        "waits_for": [redacted(wait.record()) for wait in waits],
+        "parent": str(run.parent_id) if run.parent_id else None,
+        "waits_for": [redacted(wait.record()) for wait in waits if wait.kind == waiting.EVENT],
         **{name: getattr(run, name) for name in FIELDS},
         **{name: redacted(getattr(run, name)) for name in TEXTS},
     }
 
 
 def waits_for(wait: waiting.Wait) -> str:
-    """Say for which event or child run a call waits, since when and until when."""
+    """Say which verdict, decision, event or child run a call waits for; "" for other waits."""
+    if wait.kind in (waiting.ORPHAN, waiting.APPROVAL):
+        what = "a verdict" if wait.kind == waiting.ORPHAN else "a decision"
+        return f"Waits for {what} on {wait.tool}"
+    if wait.kind != waiting.EVENT:
+        return ""
     until = f"until {moment(wait.until)}" if wait.until else "without a time limit"
     what = f"{wait.event} {wait.text}"
     if wait.event == CHILD:

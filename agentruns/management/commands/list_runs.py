@@ -26,14 +26,14 @@ class Command(AgentRunsCommand):
         rows: list[tuple[object, ...]] = []
         while some := list(islice(runs, 200)):
             later, masks = turns.reasons(settings.DATABASE, some), masks_of(some, size=MOST_READ)
-            awaited = waiting.events_of(settings.DATABASE, some, masks)
+            awaited = waiting.waits(settings.DATABASE, some, masks)
             for run in (masks[run.session_id].run(run) for run in some):
                 run.blocked_reason = later.get(run.pk, run.blocked_reason)
                 waits = awaited.get(run.pk, [])
                 if self.json:
                     self.say_json(run_record(run, waits))
                     continue
-                why = "; ".join(filter(None, [run.blocked_reason, *map(waits_for, waits)]))
+                why = "; ".join(dict.fromkeys(filter(None, [run.blocked_reason, *map(waits_for, waits)])))
                 task, at = shortened(run.input, 50), moment(run.updated_at)
                 rows.append((run.pk, run.status, run.agent, run.session.key, at, task, shortened(why, 70)))
         none = "There are no such runs." if status or agent else "There are no runs yet."

@@ -1,4 +1,4 @@
-"""`manage.py resume_runs`: sweep once, or with --watch be a worker until a signal stops it."""
+"""`manage.py resume_runs`: sweep until no run can go on, or with --watch until a signal stops it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.engine import leases
+from agentruns.engine.children import MAX_DEPTH
 from agentruns.engine.wakeup import Listener
 from agentruns.journal.masking import masked_runs
 from agentruns.management import base, timeline
@@ -50,7 +51,7 @@ class Command(AgentRunsCommand):
             default=CONCURRENCY,
             metavar="N",
         ),
-        argument("--limit", "Drive at most N runs per sweep.", type=COUNT, metavar="N"),
+        argument("--limit", "Drive at most N runs; with --watch, per sweep.", type=COUNT, metavar="N"),
         argument("--run", "Only this run.", metavar="ID"),
         flag("--dry-run", "Only list the runs that can go on."),
         flag("--no-drive", "Notify a worker for each run instead of driving it here."),
@@ -106,9 +107,17 @@ class Command(AgentRunsCommand):
                             crew.join()
                 self.tell(None, "Stopped.")
                 return False
-            swept = sweep(**which, should_stop=stop)
+            swept = last = sweep(**which, should_stop=stop)
+            for _again in range(2 * MAX_DEPTH):  # down a family, and up again as its child runs end
+                left = options["limit"] and options["limit"] - swept.found
+                if not last.driven or last.errors or left == 0 or stop():
+                    break
+                last = sweep(**which | {"limit": left}, should_stop=stop)
+                swept.add(last)
         shows_rest = self.json or not any(swept.as_dict().values())
         stands = standing(settings.DATABASE, options["run"]) if shows_rest else {}
+        if swept.driven or self.json:
+            stands["ready"] = len(candidates(options["run"]))
         self._report(swept, stands, options["run"])
         return bool(swept.errors)
 
@@ -157,6 +166,8 @@ class Command(AgentRunsCommand):
         with suppress(DatabaseError, InterfaceError):  # a failed report must not end a worker
             lines += [*timeline.for_people(alias, swept.left)] if swept.left else []
             lines += [*timeline.unserved(alias, run_id)] if swept.blocked or stands.get("unserved") else []
+        if ready := stands.get("ready"):
+            lines.append(f"{'1 run' if ready == 1 else f'{ready} runs'} can go on now.")
         counts = ", ".join(f"{name} {count}" for name, count in swept.as_dict().items() if count)
         self.tell(None, counts or timeline.idle(stands), *lines)
 

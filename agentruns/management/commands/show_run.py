@@ -42,6 +42,7 @@ class Command(AgentRunsCommand):
             "agent": f"{run.agent} version {run.version}",
             "session": run.session.key,
             "owner": run.owner_name,
+            "parent": run.parent_id,
             "imported": imported and f"{moment(imported)} UTC: a record, decided in another database",
             "created": f"{moment(run.created_at)} UTC",
             "updated": f"{moment(run.updated_at)} UTC",
