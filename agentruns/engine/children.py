@@ -84,7 +84,8 @@ def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
         kept = payloads.put(f"{session_id}/instructions", made.get("instructions", ""))
         made |= {"instructions": kept["content"], "stored": kept["stored"]} if kept else {}
     kept = payloads.put(f"{session_id}/input", text)
-    task = events.User(content=[{"type": "text", "text": kept.get("content", text)}])
+    shown = kept.get("content", text)
+    task = events.User(content=[{"type": "text", "text": shown}], giver=driver.agent.name)
     task |= {"stored": kept["stored"]} if kept else {}
     return Plan(call, agent, run_id, session_id, secret, made, task)
 
@@ -113,7 +114,7 @@ def _plan_deferred(driver: Driver, call: Call) -> Plan | str:
     asked = gate.request(driver, tool, own, why) if why else None
     text = DEFERRED_TASK.format(run=run.run_id, title=tool.title(call.arguments))
     made = {} if run.tools is None else {"tools": run.tools}
-    task = events.User(content=[{"type": "text", "text": text}])
+    task = events.User(content=[{"type": "text", "text": text}], giver="")
     return Plan(call, driver.agent, run_id, session_id, secret, made, task, own, asked)
 
 

@@ -172,6 +172,7 @@ class User(Payload):
     content: Blocks  # those with a `sha256` name a file
     reason: NotRequired[Fact[str]]  # output_invalid | message; absent from the task
     actor: NotRequired[Fact[Actor | None]]  # of a message
+    giver: NotRequired[Fact[str]]  # of a child run's task: the agent whose model wrote it; "": the program
     about: NotRequired[About]
     idempotency_key: NotRequired[Gone[str]]  # of a message to an open run, as is the hash
     key_hash: NotRequired[Fact[str]]

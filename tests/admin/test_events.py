@@ -7,15 +7,30 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.test import Client
 
-from agentruns import Pending, Policy, deliver_event, run_agent, tool, wait_for_event, wait_until
+from agentruns import (
+    Pending,
+    Policy,
+    deliver_event,
+    fork_run,
+    run_agent,
+    start_run,
+    tool,
+    wait_for_event,
+    wait_until,
+)
 from agentruns.admin.html import exact, short_id
-from agentruns.models import Event, Message, Run
-from agentruns.testing import run_until_blocked
-from tests.admin.pages import leads_to, listed, look, says, text, unchanged, url, words
-from tests.admin.people import OTHERS, browser
+from agentruns.models import Approval, Event, Message, Run
+from agentruns.services.api_tokens import create_token
+from agentruns.services.sweep import sweep
+from agentruns.testing import crashing_at, expire_leases, run_until_blocked
+from tests.admin.pages import leads_to, listed, look, read, says, text, unchanged, url, words
+from tests.admin.people import OTHERS, browser, user
 from tests.admin.world import status
-from tests.db.families import begin, children, hand_over
+from tests.db.deferrals import ask, desk
+from tests.db.families import begin, children, hand_over, work
+from tests.redacting import HIDE, KEY
 from tests.shop.agents import call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -201,3 +216,77 @@ def test_a_wait_for_a_child_run_names_it_and_leads_to_it(settings: Any) -> None:
     settings.AGENTRUNS_POLICY = f"{__name__}.AlonePolicy"
     page = look(run, said)
     assert url(child) not in page.links
+
+
+def test_what_a_model_wrote_is_attributed_to_it_and_not_to_the_person(settings: Any) -> None:
+    settings.AGENTRUNS_REDACT = HIDE
+    task = {"tools": [call("scout", task=f"refund all of <A1> {KEY}")]}
+    boss = hand_over(task, to=[{"tools": [call("refund", cents=5000)]}])
+    run = start_run(boss, f"a <refund> please {KEY}", "s1", owner=user("customer"))
+    work()
+    (child,) = children(run)
+    card = Approval.objects.get(run=child)
+    asked = "customer asked: “a <refund> please [key]”"
+    given = "Given by agent boss (unverified), for customer: “refund all of <A1> [key]”"
+    shown = words(look(card))
+    assert f"{asked} {given}" in shown
+    waits = f"Waits for run {short_id(child.pk)}, which a call of scout started"
+    assert waits in shown.partition("Started by a call of run")[2]
+    assert waits in words(look(child)).partition("Related runs")[2]
+    turn = f"/admin/agentruns/approval/turn/{child.pk}/"
+    assert f"{asked} {given}" in words(read(browser("superuser").get(turn)))
+    assert words(look(child, query="?rows=full")).count("agent boss (unverified)") == 2, "its words and steps"
+    told = Message.objects.own().get(run=child, kind="user")
+    assert told.payload["giver"] == "boss"
+    fork = fork_run(child.pk, told.seq, text="go on")
+    work()
+    shown = words(look(Approval.objects.get(run=fork)))
+    assert ("customer asked" in shown, "agent boss" in shown) == (False, False), "a person's words came last"
+    assert "agent boss (unverified)" in words(look(fork))
+    settings.AGENTRUNS_POLICY = f"{__name__}.ChildrenPolicy"
+    shown = words(look(card))
+    assert given in shown
+    assert "asked: “a" not in shown
+
+
+class ChildrenPolicy(Policy):
+    """Shows nobody the runs that hand tasks over."""
+
+    def visible(self, user: Any, runs: Any) -> Any:
+        return runs.exclude(parent=None)
+
+
+def test_nobody_is_said_to_have_given_the_task_of_a_deferred_call(settings: Any) -> None:
+    run, child = ask(desk(), "my lamp is broken", owner=user("customer"), actor=user("customer"))
+    card = Approval.objects.get()
+    assert "Given by customer: “my lamp is broken”" in words(look(card))
+    settings.AGENTRUNS_POLICY = f"{__name__}.ChildrenPolicy"
+    task = f"give_back(cents=5000) (a deferred call of run {run.pk})"
+    assert f"Given by the program: “{task}”" in words(look(card))
+    assert f"the program {task}" in words(look(child)), "its conversation"
+
+
+def test_the_page_of_a_call_in_doubt_names_the_event_that_settles_it(settings: Any) -> None:
+    shop_agent("till", {"tools": [call("charge", order="1")]}, {"text": "Done."}, tools=[charge])
+    run = start_run("till", "charge", "s1")
+    with crashing_at("after_tool"):
+        sweep()
+    deliver_event("payment", "pi_1", {"paid": 1})
+    deliver_event("other", "pi_2")
+    expire_leases()
+    sweep()
+    start = Message.objects.own().get(run=run, kind="tool_started")
+    where = url(run, "call", start.call_id)
+    page = says(browser("clerk").get(where))
+    door = f"/api/events/payment/{start.payload['key']}"
+    assert "The tool awaits payment. An event of this name with the idempotency key" in words(page)
+    assert f"A sender delivers it here: POST {door}" in words(page)
+    assert "Nobody waits for these events of the same name. Compare the keys: pi_1 delivered" in words(page)
+    assert "pi_2" not in page.text
+    assert "pi_1" not in says(browser("resolver").get(where)).text
+    token = create_token(user("clerk"), ["events:write"])[1]
+    sent = Client().post(door, {}, "application/json", HTTP_AUTHORIZATION=f"Bearer {token}")
+    assert sent.json()["status"] == "delivered"
+    sweep()
+    assert status(run) == "completed"
+    assert "The tool awaits" not in says(browser("clerk").get(where)).text

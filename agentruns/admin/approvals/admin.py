@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns import journal, services
 from agentruns.admin import approvals as pages, base, filters, html
+from agentruns.admin.runs.list import note_waits
 from agentruns.models import Approval, Run, fields, querysets
 
 DECIDE, TURN = "approvals.decide.decide_view", "approvals.decide.turn_view"
@@ -180,7 +181,8 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
             "run_url": self.other_page(request, Run, obj.run_id),
             "wants_password": card.pending and services.permissions.needs_password(request, obj),
         }
-        if (parent := pages.card.parent_of(request.user, obj.run)) is not None:
+        if (parent := pages.around.seen_by(request.user, obj.run.parent_id)) is not None:
+            note_waits([parent])
             urls |= {"parent": parent, "parent_url": self.other_page(request, Run, parent.pk)}
         if revealed:
             services.permissions.reveal(request.user, obj, door=base.CHANNEL)

@@ -18,13 +18,14 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin import html
-from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings, tools_of
+from agentruns.admin.approvals.around import LATEST, SHOWN, Flag, Surroundings, seen_by, tools_of
 from agentruns.admin.approvals.verbs import form_of, form_options, outcome
 from agentruns.admin.forms import EditForm
-from agentruns.admin.runs.steps import OF_A_CALL, actor_name, outcome_words, returned, row_card
+from agentruns.admin.runs.steps import OF_A_CALL, actor_name, author, outcome_words, returned, row_card
 from agentruns.conf import settings
 from agentruns.engine import gate, in_doubt
-from agentruns.journal import conversation, deciders, events, fold, masking, policy, read
+from agentruns.journal import conversation, deciders, events, fold, masking, read
+from agentruns.journal.events import Row
 from agentruns.models import Approval, Message, Run, statuses
 from agentruns.services import permissions
 from agentruns.services.approvals.decisions import unfit
@@ -125,7 +126,7 @@ class ApprovalCard:
     def asked_in(self) -> tuple[Run, int]:
         """Find the run that asked for the call, and the row before which it did; a deferred call's parent."""
         run, call_id = self.approval.run, self.approval.call_id
-        if (parent := parent_of(self.around.user, run)) is not None:
+        if (parent := seen_by(self.around.user, run.parent_id)) is not None:
             rows = Message.objects.using(settings.DATABASE).filter(run_id=parent.pk, call_id=call_id)
             for start in rows.filter(kind=events.TOOL_STARTED):
                 return parent, start.seq
@@ -165,16 +166,31 @@ class ApprovalCard:
         row = next(filter(_is_request, self.before), None)
         return None if row is None else self.words_of(row)
 
-    def words_of(self, row: events.Row) -> Quote:
-        """Quote the task or message in a row; the label names the person who gave it to the agent."""
+    def words_of(self, row: Row) -> Quote:
+        """Quote the task or message in a row; the label names who gave it to the agent."""
         start = next((row for row in self.before if row.kind == events.RUN_STARTED), None)
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload
         starter = actor_name(start.payload) if start is not None and is_task else ""
-        who = actor_name(row.payload) or starter or self.approval.run.owner_name
-        # Perhaps not the author
-        name = html.plain(_("the program") if "about" in row.payload else who or _("the program"))
+        whose = starter or self.approval.run.owner_name  # perhaps not the author
+        name = html.plain(author(row.payload) or whose or _("the program"))
+        given = _("Given by %(name)s") % {"name": name}
+        if row.payload.get("giver") and whose:
+            given = _("%(given)s, for %(name)s") % {"given": given, "name": html.plain(whose)}
         said = self.mask_before.row(row).payload.get("content") or []
-        return replace(quote("", fold.text_of(said)), label=_("Given by %(name)s") % {"name": name})
+        return replace(quote("", fold.text_of(said)), label=given)
+
+    @property
+    def asked_first(self) -> Quote | None:
+        """Quote the first task of a family whose model wrote the request; None if the user may not see it."""
+        row = next(filter(_is_request, self.before), None)
+        if row is None or not row.payload.get("giver"):
+            return None
+        starts = Message.objects.using(settings.DATABASE).own()
+        start = starts.filter(run_id=row.run_id, kind=events.RUN_STARTED).get().payload
+        first = seen_by(self.around.user, start.get("parent", {}).get("root"))  # a fork has no parent
+        name = actor_name(start) or self.approval.run.owner_name or _("the program")
+        label = _("%(name)s asked") % {"name": html.plain(name)}
+        return None if first is None else quote(label, first.input)
 
     @property
     def evidence(self) -> list[Quote]:
@@ -382,12 +398,6 @@ def cards_of(user: Any, approvals: Iterable[Approval], *, revealed: bool = False
     return [ApprovalCard(approval, around, revealed) for approval in around.cards]
 
 
-def parent_of(user: Any, run: Run) -> Run | None:
-    """Find the run whose call started `run`, masked; None if no call did, or the user may not see it."""
-    seen = policy.visible_runs(user).select_related("session")
-    return next(iter(masking.masked_runs(seen.filter(pk=run.parent_id) if run.parent_id else [])), None)
-
-
 def asked(card: ApprovalCard) -> dict[str, Any]:
     """Build the template context of a card's call: arguments, preview and warnings."""
     approval, run, flags = card.approval, card.face.run, list[Flag]()
@@ -443,7 +453,7 @@ def context_of(card: ApprovalCard) -> dict[str, Any]:
         "changed": card.bodies(edited),  # the arguments as the model proposed them
         "precedents": summary,
         "denials": denials,
-        "quotes": list(filter(None, (card.request, card.agent_quote))),
+        "quotes": list(filter(None, (card.asked_first, card.request, card.agent_quote))),
         "choices": list(map(html.plain, questions.choices_of(card.face.arguments))) if question else [],
         "takes_text": not question or questions.takes_text(approval.arguments),
         "missing": approval.required - approval.approved_count,
@@ -524,14 +534,6 @@ def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
         if value == MASK or not is_named:
             quotes.append(quote(label, words, LINE))
     return quotes
-
-
-def unit_in(sentence: str, amount: str) -> str:
-    """Find the currency beside an amount in a sentence, such as "EUR" or "€"; "" without one."""
-    forms = "|".join({re.escape(amount), re.escape(amount.replace(",", ""))})
-    unit = r"([A-Z]{3}\b|[€$£¥])"
-    match = re.search(rf"(?<![\w.,])(?:{forms})\s?{unit}|{unit}\s?(?:{forms})(?![\w.,]*\d)", sentence)
-    return (match[1] or match[2]) if match else ""
 
 
 def preview(stored: Any) -> Preview | None:

@@ -154,8 +154,7 @@ class Talk:
             self.turns.append(Turn("", "note", row.seq, note=note))
         elif row.kind == events.USER:
             about, starter = payload.get("about"), "" if events.COPIED in payload else self.starter
-            starter = _("the program") if about else starter
-            who, self.starter = steps.actor_name(payload) or starter or self.run.owner_name, ""
+            who, self.starter = steps.author(payload) or starter or self.run.owner_name, ""
             said = fold.text_of(payload["content"]) + (f"\n{about['detail']}" if about else "")
             turn = Turn(person(who), "person", row.seq, body("", said, limit))
             turn.file, turn.files = steps.file_of(payload), steps.attachments(payload)

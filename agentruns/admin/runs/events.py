@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponse
+from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin.base import ReadOnlyAdmin, mask_for
@@ -16,6 +18,7 @@ from agentruns.admin.runs import actions
 from agentruns.admin.runs.list import words
 from agentruns.conf import settings
 from agentruns.exceptions import RunStateError
+from agentruns.journal.fold import Call
 from agentruns.journal.policy import Occurrence, visible_runs
 from agentruns.models import Event, Run, statuses
 from agentruns.models.event import CHILD
@@ -69,15 +72,30 @@ def awaited(request: HttpRequest, run: Run, sent: Mapping[str, DeliverForm] = {}
         line["child"] = children.get(wait.text)
         if not wait.is_own and permissions.may(user, "deliver", event):
             line["form"] = sent.get(wait.call_id) or DeliverForm(auto_id=f"{wait.call_id}_%s")
-            others = Event.objects.using(settings.DATABASE).unclaimed(run.scope, wait.event)
-            line["others"] = [
-                other
-                for other in others.order_by("-delivered_at")[:UNCLAIMED]
-                if permissions.may(user, "deliver", Occurrence(run.scope, other.name, other.key))
-            ]
+            line["others"] = unclaimed(user, run, wait.event)
         is_for_people = wait.event != CHILD  # who gives up a child run cancels it
         lines.append({**line, "may_stop": is_for_people and permissions.may(user, "resolve", run)})
     return {"awaited": lines}
+
+
+def unclaimed(user: Any, run: Run, name: str) -> list[Event]:
+    """List the newest events of a name that nobody waits for, and that this user may deliver to a run."""
+    others = Event.objects.using(settings.DATABASE).unclaimed(run.scope, name)
+    return [
+        other
+        for other in others.order_by("-delivered_at")[:UNCLAIMED]
+        if permissions.may(user, "deliver", Occurrence(run.scope, other.name, other.key))
+    ]
+
+
+def settling(user: Any, run: Run, call: Call) -> dict[str, Any]:
+    """Build the context of a call in doubt that an event under its idempotency key settles; {} of others."""
+    if not call.awaits or call.deferred is not None:
+        return {}
+    door = ""
+    with suppress(NoReverseMatch):  # the project does not serve the API at its own address
+        door = reverse("agentruns:deliver_event", kwargs={"name": call.awaits, "key": call.key})
+    return {"awaits": call.awaits, "door": door, "others": unclaimed(user, run, call.awaits)}
 
 
 def deliver_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run, call_id: str) -> HttpResponse:

@@ -15,7 +15,7 @@ from agentruns.admin.base import ReadOnlyAdmin, mask_for, status_of
 from agentruns.admin.forms import SHORT, KeyForm, LeaveOutForm, TypedField, area
 from agentruns.admin.html import EMPTY, Body, as_text, body, plain, pretty, short_id
 from agentruns.admin.runs import actions, calls
-from agentruns.admin.runs.list import counts, task_title
+from agentruns.admin.runs.list import counts, note_waits, task_title
 from agentruns.admin.runs.page import seq_of
 from agentruns.admin.runs.steps import outcome_words, row_card
 from agentruns.conf import settings
@@ -170,6 +170,9 @@ def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situa
     """Build the context of a run's origin, parent, derived runs and children, and of running it again."""
     run, listed = situation.run, admin.get_queryset(request)
     derived = list(listed.filter(origin_id=run.pk).order_by("-id")[: DERIVED + 1])
+    children = list(listed.filter(parent_id=run.pk).order_by("created_at", "pk")[:MAX_FAMILY])
+    parent = listed.filter(pk=run.parent_id).first() if run.parent_id else None
+    note_waits([*children, *([parent] if parent is not None else [])])
     why_not = version = ""
     if run.is_ended and not permissions.may(request.user, "fork", run):
         why_not = actions.missing("fork")
@@ -185,8 +188,8 @@ def lineage(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situa
             version = agent.version if agent.version != run.version else ""
     return {
         "origin": listed.filter(pk=run.origin_id).first() if run.origin_id else None,
-        "parent": listed.filter(pk=run.parent_id).first() if run.parent_id else None,
-        "children": list(listed.filter(parent_id=run.pk).order_by("created_at", "pk")[:MAX_FAMILY]),
+        "parent": parent,
+        "children": children,
         "is_deferred": write.asked_in(run.session) != "",
         "derived": derived[:DERIVED],
         "derived_more": len(derived) > DERIVED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -99,6 +100,13 @@ def words(wait: waiting.Wait) -> str:
     if wait.until is not None:
         return _("The model failed; next attempt %(when)s") % {"when": html.ago(wait.until)}
     return text.replace(f"Run {wait.run_id} ", "It ", 1)  # the page or line is about this run anyway
+
+
+def note_waits(runs: Iterable[Any]) -> None:
+    """Note as `waits_for` on each run for which child runs it waits, in words; one query."""
+    its = {run.pk: run for run in runs}
+    for run_id, waits in waiting.events_of(settings.DATABASE, its.values()).items():
+        its[run_id].waits_for = "; ".join(words(wait) for wait in waits if wait.event == CHILD)
 
 
 def wait_url(admin: ReadOnlyAdmin, request: HttpRequest, wait: waiting.Wait) -> str:

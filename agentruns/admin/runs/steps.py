@@ -204,6 +204,13 @@ def actor_name(payload: Payload) -> str:
     return str(given.get("name") or "") if isinstance(given, dict) else ""
 
 
+def author(payload: Payload) -> str:
+    """Name the author of a task or message; "" if its row names none."""
+    if giver := payload.get("giver"):
+        return _("agent %(name)s (unverified)") % {"name": giver}
+    return _("the program") if "about" in payload or giver is not None else actor_name(payload)
+
+
 def actor(row: events.Row) -> str:
     """Name the actor of a row for a page; "the program" if the row has no actor."""
     return html.plain(actor_name(row.payload) or _("the program"))
@@ -223,7 +230,7 @@ def describe(card: RowCard, row: events.Row) -> None:
     elif row.kind == events.USER:
         is_message = payload.get("reason") == events.MESSAGE
         card.title, card.tone = _("Message") if is_message else _("Task given"), "said"
-        card.who = html.visible(actor_name(payload) if is_message else "")
+        card.who = html.visible(author(payload) if is_message or "giver" in payload else "")
         label = _("Input, its beginning") if card.file else _("Input")
         card.add_text(label, content_of(payload) if has_blocks(payload) else fold.text_of(payload["content"]))
     elif row.kind == events.ASSISTANT:
