@@ -16,7 +16,7 @@ from django.utils.module_loading import autodiscover_modules
 from pydantic import BaseModel
 
 from agentruns.agents.output import schema_of
-from agentruns.agents.prices import amount, price_of
+from agentruns.agents.prices import amount, is_amount, price_of
 from agentruns.conf import settings
 from agentruns.content import Input
 from agentruns.exceptions import UnknownAgentError
@@ -99,7 +99,7 @@ class Agent:
         version: str = "1",
         max_steps: int = 50,
         token_budget: int | None = None,
-        cost_budget: Decimal | float | None = None,
+        cost_budget: Decimal | float | str | None = None,
         deadline: timedelta | None = None,
         on_orphan: Literal["hold", "surface"] = "hold",
         on_budget: Literal["pause", "fail"] = "pause",
@@ -380,11 +380,11 @@ def checked_limits(where: str, **limits: Any) -> dict[str, Any]:
                 raise TypeError(f"{where}: deadline must be a timedelta, not {value!r}.")
             checked[name] = value.total_seconds()
         elif name == "cost_budget":
-            if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-                raise TypeError(f"{where}: cost_budget must be a number, not {value!r}.")
-            if not (value := Decimal(str(value))).is_finite():
-                raise ValueError(f"{where}: cost_budget must be positive, not {value}.")
-            checked[name] = amount(value)
+            if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+                raise TypeError(f"{where}: cost_budget must be a number, or one as text, not {value!r}.")
+            if not is_amount(value):
+                raise ValueError(f"{where}: cost_budget must be a positive number, not {value!r}.")
+            checked[name] = amount(Decimal(str(value)))
         elif isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{where}: {name} must be a whole number, not {value!r}.")
         elif value < 1:

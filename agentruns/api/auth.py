@@ -153,8 +153,8 @@ class SignatureAuth(security.APIKeyHeader):
     def authenticate(self, request: HttpRequest, key: str | None) -> Signer | None:
         """Verify the signature of the whole body by a secret of the event; None without a signature.
 
-        Raises Problem: 401 for a signature that is wrong or older than five minutes, and if there is no
-        secret for the event's name and scope; 429 above the limit of requests.
+        Raises Problem: 401 for a signature that is wrong or of more than five minutes ago or ahead, and if
+        there is no secret for the event's name and scope; 429 above the limit of requests.
         """
         if key is None:
             return None
@@ -171,8 +171,8 @@ class SignatureAuth(security.APIKeyHeader):
         _throttle(request)
         raise Problem.named(
             "not-authenticated",
-            "The signature is not that of AGENTRUNS_EVENT_SECRETS for this event's name and scope, or "
-            "webhook-timestamp is more than five minutes old. Sign the body as it is sent.",
+            "The signature is not that of a secret for this event's name and scope, or webhook-timestamp is "
+            "more than five minutes old or ahead. Sign the body as it is sent.",
         )
 
 

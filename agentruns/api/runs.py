@@ -248,8 +248,7 @@ class RaiseBudget(schemas.Keyed):
     def limits(self) -> dict[str, Any]:
         """The limits that were sent, in the form of the service."""
         return {
-            **self.model_dump(include={"max_steps", "token_budget"}),
-            "cost_budget": self.cost_budget and Decimal(self.cost_budget),
+            **self.model_dump(include={"max_steps", "token_budget", "cost_budget"}),
             "deadline": self.deadline and timedelta(seconds=self.deadline),
         }
 

@@ -196,6 +196,9 @@ def test_a_budget_is_raised_on_the_page_of_the_run_that_it_pauses(world: World, 
         "a budget is used up. It goes on when somebody raises it.",
         "Model replies, new limit (now 1 of 1)",
     )
+    lacks = "It goes on when somebody raises it. You lack the permission agentruns.raise_budget."
+    assert lacks in words(look(run, role="operator"))
+    assert "You lack" not in shown.text
     assert {"max_steps", "deadline", "reason"} <= shown.forms[url(run, "raise")].keys()
     assert not {"token_budget", "cost_budget"} & shown.forms[url(run, "raise")].keys()
     assert "The run is paused again at once, unless its budget was raised." in shown.text

@@ -181,6 +181,8 @@ def test_another_signature_is_refused(
     told = [refused(sender.send(f"/events/{path}", PAID, **headers, **more), 401, "not-authenticated")
             for more in ({}, bearer)]  # fmt: skip
     assert told[0] == told[1]
+    assert "more than five minutes old or ahead" in told[0]["detail"]
+    assert "AGENTRUNS" not in str(told[0]), "the sender is nobody yet"
     assert not Event.objects.exists()
 
 

@@ -135,7 +135,7 @@ def test_a_run_that_is_paused_for_another_reason_stays_paused() -> None:
     assert raise_budget(run.pk, max_steps=9).status == "paused", "the cost is used up as well"
     resume_run(run.pk)  # which finds the other budget
     assert sound(run).blocked_reason.startswith("budget_exhausted: cost_budget: 0.03 of 0.025 used.")
-    assert raise_budget(run.pk, cost_budget=1).status == "queued"
+    assert raise_budget(run.pk, cost_budget="1").status == "queued"
     pause_run(run.pk, reason="lunch")
     assert raise_budget(run.pk, cost_budget=2).status == "paused"
     assert sweep().found == 0

@@ -90,8 +90,13 @@ WRONG: list[tuple[str, type[Exception], str, list[Any]]] = [
     ("max_steps", TypeError, "max_steps", ["5", True, None]),
     ("token_budget", ValueError, "token_budget", [0]),
     ("token_budget", TypeError, "token_budget", [1.5]),
-    ("cost_budget", ValueError, "cost_budget", [0, Decimal(-1), float("inf"), Decimal("sNaN")]),
-    ("cost_budget", TypeError, "cost_budget", ["5", True]),
+    (
+        "cost_budget",
+        ValueError,
+        "cost_budget",
+        [0, Decimal(-1), float("inf"), Decimal("sNaN"), "", "much", "-2"],
+    ),
+    ("cost_budget", TypeError, "cost_budget", [b"5", True]),
     ("output_type", TypeError, NO_MODEL, [dict, Answer(total=1)]),
     ("output_type", TypeError, NO_SCHEMA, [BaseModel, Unspeakable]),
     ("deadline", TypeError, "deadline", [60]),
@@ -185,7 +190,9 @@ def test_the_definition_covers_the_cost_budget_and_the_schema_of_the_output() ->
     thrifty, typed = make(cost_budget=0.5), make(output_type=Answer)
     assert thrifty.definition() == {**plain.definition(), "cost_budget": "0.5"}
     assert typed.definition() == {**plain.definition(), "output": Answer.model_json_schema()}
-    assert thrifty.definition_hash == make(cost_budget=Decimal("0.50")).definition_hash
+    assert {make(cost_budget=same).definition_hash for same in (0.5, Decimal("0.50"), "0.50")} == {
+        thrifty.definition_hash
+    }
     assert len({agent.definition_hash for agent in (plain, thrifty, typed, make(output_type=Other))}) == 4
     changed = make(cost_budget=1, output_type=Other).definition()
     assert definition_difference(typed.definition(), changed) == ["cost_budget", "output"]

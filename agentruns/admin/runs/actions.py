@@ -153,7 +153,8 @@ def headline(situation: Situation) -> str:
         return _("It waits for something outside, and goes on by itself when that happens:")
     if run.status == Run.Status.PAUSED:
         if is_exhausted(run):
-            return _("It is paused: a budget is used up. It goes on when somebody raises it.")
+            text = _("It is paused: a budget is used up. It goes on when somebody raises it.")
+            return text if "raise_budget" in situation.may else f"{text} {missing('raise_budget')}"
         return _("It is paused, and goes on when somebody resumes it.")
     if situation.pause_requested is not None and situation.is_live:
         text = _("%(name)s asked %(when)s to pause it. It pauses before its next tool starts.")

@@ -124,7 +124,7 @@ def raise_budget(
     *,
     max_steps: int | None = None,
     token_budget: int | None = None,
-    cost_budget: Decimal | float | None = None,
+    cost_budget: Decimal | float | str | None = None,
     deadline: timedelta | None = None,
     reason: str = "",
 ) -> Run:
