@@ -295,9 +295,8 @@ def costs_of_day(run: Run) -> dict[str, Decimal] | None:
     if not isinstance(given, dict) or not {*given} <= {"session", "user", "scope"}:
         return None
     limits = {name: value for name, value in given.items() if value is not None}
-    if not all(map(is_amount, limits.values())):
-        return None
-    return {name: Decimal(str(each)) for name, each in limits.items()}
+    is_right = all(map(is_amount, limits.values()))
+    return {name: Decimal(str(each)) for name, each in limits.items()} if is_right else None
 
 
 def is_somebody(user: Any) -> bool:

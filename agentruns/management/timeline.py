@@ -191,11 +191,9 @@ def run_record(run: Run, waits: Iterable[waiting.Wait] = ()) -> dict[str, Any]:
 
 def waits_for(wait: waiting.Wait) -> str:
     """Say which verdict, decision, event or child run a call waits for; "" for other waits."""
-    if wait.kind in (waiting.ORPHAN, waiting.APPROVAL):
-        what = "a verdict" if wait.kind == waiting.ORPHAN else "a decision"
-        return f"Waits for {what} on {wait.tool}"
     if wait.kind != waiting.EVENT:
-        return ""
+        what = {waiting.ORPHAN: "a verdict", waiting.APPROVAL: "a decision"}.get(wait.kind)
+        return f"Waits for {what} on {wait.tool}" if what else ""
     until = f"until {moment(wait.until)}" if wait.until else "without a time limit"
     what = f"{wait.event} {wait.text}"
     if wait.event == CHILD:

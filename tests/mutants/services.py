@@ -764,6 +764,23 @@ AWAITED = [
 
 FAMILY, CHILDREN, OF_CHILDREN = "services/runs/family.py", "engine/children.py", "db/test_children.py::test_"
 OF_FAMILIES = [
+    mutant("children: what a person asked is quoted to who may see that run",
+        Edit("admin/approvals/around.py", "policy.visible_runs(user).select_related(",
+             "Run.objects.using(settings.DATABASE).select_related("),
+        "admin/test_events.py::test_what_a_model_wrote_is_attributed_to_it_and_not_to_the_person"),
+    mutant("children: their tasks are nobody's words but the model's",
+        Edit("engine/children.py", ', giver=driver.agent.name)', ")"),
+        "admin/test_events.py::test_what_a_model_wrote_is_attributed_to_it_and_not_to_the_person"),
+    mutant("children: the task of a deferred call is the program's",
+        Edit("engine/children.py", ', giver="")', ")"),
+        "admin/test_events.py::test_nobody_is_said_to_have_given_the_task_of_a_deferred_call"),
+    mutant("children: a limited command drives no more runs when it sweeps again",
+        Edit("management/commands/resume_runs.py", " or left == 0", ""),
+        "commands/test_waits.py::test_one_call_of_the_command_goes_down_a_family_and_up_again"),
+    mutant("children: a page of a call in doubt names an event to who may deliver it",
+        Edit("admin/runs/events.py",
+             'if permissions.may(user, "deliver", Occurrence(run.scope, other.name, other.key))', "if True"),
+        "admin/test_events.py::test_the_page_of_a_call_in_doubt_names_the_event_that_settles_it"),
     mutant("children: no child run passes another call of the reply",
         Edit("journal/fold.py", "(has_child and not call.child)", "False"),
         f"{OF_CHILDREN}a_child_does_not_pass_another_call_of_the_reply"),

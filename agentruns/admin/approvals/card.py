@@ -161,10 +161,21 @@ class ApprovalCard:
         return next((row.payload for row in self.before if row.kind == events.ASSISTANT), {})
 
     @property
-    def request(self) -> Quote | None:
-        """Quote the last task or message of a person before the call; None without one."""
-        row = next(filter(_is_request, self.before), None)
-        return None if row is None else self.words_of(row)
+    def quotes(self) -> list[Quote]:
+        """Quote the last task or message before the call, and the model's text in the reply.
+
+        Before a task that a model wrote comes the first task of its family, if the user may see that run.
+        """
+        row, quotes = next(filter(_is_request, self.before), None), list[Quote]()
+        if row is not None and row.payload.get("giver"):
+            starts = Message.objects.using(settings.DATABASE).own().filter(run_id=row.run_id)
+            start = starts.get(kind=events.RUN_STARTED).payload
+            if first := seen_by(self.around.user, start.get("parent", {}).get("root")):
+                name = actor_name(start) or self.approval.run.owner_name or _("the program")
+                quotes.append(quote(_("%(name)s asked") % {"name": html.plain(name)}, first.input))
+        quotes += [] if row is None else [self.words_of(row)]
+        text = self.mask_before.json(fold.text_of(self.reply.get("content", [])))
+        return [*quotes, quote(_("Agent (unverified)"), text)] if text.strip() else quotes
 
     def words_of(self, row: Row) -> Quote:
         """Quote the task or message in a row; the label names who gave it to the agent."""
@@ -178,19 +189,6 @@ class ApprovalCard:
             given = _("%(given)s, for %(name)s") % {"given": given, "name": html.plain(whose)}
         said = self.mask_before.row(row).payload.get("content") or []
         return replace(quote("", fold.text_of(said)), label=given)
-
-    @property
-    def asked_first(self) -> Quote | None:
-        """Quote the first task of a family whose model wrote the request; None if the user may not see it."""
-        row = next(filter(_is_request, self.before), None)
-        if row is None or not row.payload.get("giver"):
-            return None
-        starts = Message.objects.using(settings.DATABASE).own()
-        start = starts.filter(run_id=row.run_id, kind=events.RUN_STARTED).get().payload
-        first = seen_by(self.around.user, start.get("parent", {}).get("root"))  # a fork has no parent
-        name = actor_name(start) or self.approval.run.owner_name or _("the program")
-        label = _("%(name)s asked") % {"name": html.plain(name)}
-        return None if first is None else quote(label, first.input)
 
     @property
     def evidence(self) -> list[Quote]:
@@ -207,12 +205,6 @@ class ApprovalCard:
     def calls(self) -> dict[str, dict[str, Any]]:
         """Collect all calls of the reply that requested this call, by id."""
         return {str(call.get("id")): call for call in self.reply.get("calls", [])}
-
-    @property
-    def agent_quote(self) -> Quote | None:
-        """Quote the model's text in the reply that requested the call; None without a text."""
-        text = self.mask_before.json(fold.text_of(self.reply.get("content", [])))
-        return quote(_("Agent (unverified)"), text) if text.strip() else None
 
     @cached_property
     def siblings(self) -> list[dict[str, Any]]:
@@ -453,7 +445,7 @@ def context_of(card: ApprovalCard) -> dict[str, Any]:
         "changed": card.bodies(edited),  # the arguments as the model proposed them
         "precedents": summary,
         "denials": denials,
-        "quotes": list(filter(None, (card.asked_first, card.request, card.agent_quote))),
+        "quotes": card.quotes,
         "choices": list(map(html.plain, questions.choices_of(card.face.arguments))) if question else [],
         "takes_text": not question or questions.takes_text(approval.arguments),
         "missing": approval.required - approval.approved_count,
@@ -534,6 +526,14 @@ def brief(sentence: str, given: dict[str, Any]) -> list[Quote]:
         if value == MASK or not is_named:
             quotes.append(quote(label, words, LINE))
     return quotes
+
+
+def unit_in(sentence: str, amount: str) -> str:
+    """Find the currency beside an amount in a sentence, such as "EUR" or "€"; "" without one."""
+    forms = "|".join({re.escape(amount), re.escape(amount.replace(",", ""))})
+    unit = r"([A-Z]{3}\b|[€$£¥])"
+    match = re.search(rf"(?<![\w.,])(?:{forms})\s?{unit}|{unit}\s?(?:{forms})(?![\w.,]*\d)", sentence)
+    return (match[1] or match[2]) if match else ""
 
 
 def preview(stored: Any) -> Preview | None:

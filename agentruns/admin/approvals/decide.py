@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -21,7 +20,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns.admin import filters, forms, html
 from agentruns.admin.approvals import verbs
-from agentruns.admin.approvals.card import ApprovalCard, asked, cards_of
+from agentruns.admin.approvals.card import ApprovalCard, asked, cards_of, unit_in
 from agentruns.admin.approvals.verbs import EDIT, EXTEND
 from agentruns.admin.base import ReadOnlyAdmin, following, is_uuid, mask_for, status_of, ticked
 from agentruns.exceptions import AgentRunsError, ApprovalStateError, PermissionDeniedError
@@ -273,7 +272,7 @@ def _ask(
         "total": sums,
         "lines": lines,
         "count": sum("why_not" not in line for line in lines),
-        "quotes": [cards[0].asked_first, cards[0].request, cards[0].agent_quote] if is_turn else [],
+        "quotes": cards[0].quotes if is_turn else [],
         "wants_password": Verb.APPROVE in choice and wants_password,
         "list_url": admin.url(request, "changelist") if is_turn else request.get_full_path(),
     }
@@ -313,11 +312,3 @@ def total(cards: Sequence[ApprovalCard]) -> dict[str, Any]:
         "point": get_format("DECIMAL_SEPARATOR"),
         "comma": get_format("THOUSAND_SEPARATOR") if get_format("NUMBER_GROUPING") == 3 else "",
     }
-
-
-def unit_in(sentence: str, amount: str) -> str:
-    """Find the currency beside an amount in a sentence, such as "EUR" or "€"; "" without one."""
-    forms = "|".join({re.escape(amount), re.escape(amount.replace(",", ""))})
-    unit = r"([A-Z]{3}\b|[€$£¥])"
-    match = re.search(rf"(?<![\w.,])(?:{forms})\s?{unit}|{unit}\s?(?:{forms})(?![\w.,]*\d)", sentence)
-    return (match[1] or match[2]) if match else ""

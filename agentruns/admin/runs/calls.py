@@ -287,7 +287,7 @@ def call_page(
         text = _("The run is %(status)s: other calls of the same reply are running. Look again in a while.")
         why_not = text % {"status": run.get_status_display()}
     waiting_calls = queue(request) if past.waits else []
-    context |= settling(request.user, run, call) if past.waits else {}
+    context |= settling(request.user, run, call) if past.waits and call.awaits else {}
     context |= ways(waiting_calls, (run.pk, call.id), LOOKED_AT, lambda key: admin.url(request, "call", *key))
     if past.in_doubt and not why_not:
         reads = [html.body(_("Told to the model, as an error"), in_doubt.UNKNOWN.format(tool=call.tool))]

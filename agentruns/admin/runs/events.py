@@ -89,9 +89,7 @@ def unclaimed(user: Any, run: Run, name: str) -> list[Event]:
 
 
 def settling(user: Any, run: Run, call: Call) -> dict[str, Any]:
-    """Build the context of a call in doubt that an event under its idempotency key settles; {} of others."""
-    if not call.awaits or call.deferred is not None:
-        return {}
+    """Build the context of a call in doubt that an event under its idempotency key settles."""
     door = ""
     with suppress(NoReverseMatch):  # the project does not serve the API at its own address
         door = reverse("agentruns:deliver_event", kwargs={"name": call.awaits, "key": call.key})

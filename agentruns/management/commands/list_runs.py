@@ -5,7 +5,6 @@ from typing import Any
 
 from agentruns import list_runs
 from agentruns.conf import settings
-from agentruns.engine import turns
 from agentruns.journal.masking import MOST_READ, masks_of
 from agentruns.management.base import AgentRunsCommand, argument, moment, shortened, table
 from agentruns.management.timeline import run_record, waits_for
@@ -25,11 +24,12 @@ class Command(AgentRunsCommand):
         runs = list_runs(status=status, agent=agent).select_related("session").iterator(chunk_size=200)
         rows: list[tuple[object, ...]] = []
         while some := list(islice(runs, 200)):
-            later, masks = turns.reasons(settings.DATABASE, some), masks_of(some, size=MOST_READ)
+            masks = masks_of(some, size=MOST_READ)
             awaited = waiting.waits(settings.DATABASE, some, masks)
             for run in (masks[run.session_id].run(run) for run in some):
-                run.blocked_reason = later.get(run.pk, run.blocked_reason)
                 waits = awaited.get(run.pk, [])
+                in_turn = (wait.text for wait in waits if wait.kind == waiting.IN_TURN)
+                run.blocked_reason = next(in_turn, run.blocked_reason)
                 if self.json:
                     self.say_json(run_record(run, waits))
                     continue

@@ -109,15 +109,14 @@ class Command(AgentRunsCommand):
                 return False
             swept = last = sweep(**which, should_stop=stop)
             for _again in range(2 * MAX_DEPTH):  # down a family, and up again as its child runs end
-                left = options["limit"] and options["limit"] - swept.found
+                left = options["limit"] and max(options["limit"] - swept.found, 0)
                 if not last.driven or last.errors or left == 0 or stop():
                     break
                 last = sweep(**which | {"limit": left}, should_stop=stop)
                 swept.add(last)
         shows_rest = self.json or not any(swept.as_dict().values())
         stands = standing(settings.DATABASE, options["run"]) if shows_rest else {}
-        if swept.driven or self.json:
-            stands["ready"] = len(candidates(options["run"]))
+        stands |= {"ready": len(candidates(options["run"]))} if swept.driven or self.json else {}
         self._report(swept, stands, options["run"])
         return bool(swept.errors)
 
