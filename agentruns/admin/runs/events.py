@@ -92,7 +92,7 @@ def settling(user: Any, run: Run, call: Call) -> dict[str, Any]:
     """Build the context of a call in doubt that an event under its idempotency key settles."""
     door = ""
     with suppress(NoReverseMatch):  # the project does not serve the API at its own address
-        door = reverse("agentruns:deliver_event", kwargs={"name": call.awaits, "key": call.key})
+        door = f"POST {reverse('agentruns:deliver_event', kwargs={'name': call.awaits, 'key': call.key})}"
     return {"awaits": call.awaits, "door": door, "others": unclaimed(user, run, call.awaits)}
 
 
