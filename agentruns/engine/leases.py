@@ -101,15 +101,11 @@ class Lease:
         alias = own_alias(self.alias)
         mine = self.held(alias)
         in_transaction(alias, lambda: mine.update(**columns))
-        if delay and self.is_cancel_requested():  # it came during our lease, so nobody has closed the run
+        rows = Message.objects.using(alias).own().filter(run_id=self.run_id)
+        if delay and rows.filter(kind=events.RUN_CANCEL_REQUESTED).exists():
             released = Run.objects.using(alias).filter(pk=self.run_id, lease_epoch=self.epoch + 1)
-            released = released.filter(status=Run.Status.QUEUED)
+            released = released.filter(status=Run.Status.QUEUED)  # a cancel during our lease closed no run
             in_transaction(alias, lambda: released.update(not_before=None))
-
-    def is_cancel_requested(self) -> bool:
-        """Check whether the journal has a request to cancel the run; rows that a fork copied do not count."""
-        rows = Message.objects.using(own_alias(self.alias))
-        return rows.own().filter(run_id=self.run_id, kind=events.RUN_CANCEL_REQUESTED).exists()
 
 
 def claim(alias: str, run_id: UUID, agent: str = "") -> Lease | None:

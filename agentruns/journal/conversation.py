@@ -326,11 +326,8 @@ def _loaded(row: Row, block: Block, attached: Blocks, limits: Limits) -> Block:
 def _whole_result(row: Row, provider_id: str, attached: Blocks, limits: Limits) -> Block:
     if payloads.has_blocks(row.payload):
         return result_block(provider_id, row.payload, lambda block: _loaded(row, block, attached, limits))
-    stored = payloads.of(row.run_id, row.seq, row.payload)
-    if stored is None:
-        raise AssertionError(f"Row {row.seq} of run {row.run_id} has no file.")
-    payload: events.ToolResult = {**row.payload, "content": payloads.content_of(stored)}  # type: ignore
-    return result_block(provider_id, payload)
+    content = payloads.whole(row.run_id, row.seq, row.payload)
+    return result_block(provider_id, row.payload | {"content": content})
 
 
 def result_block(

@@ -233,8 +233,7 @@ def instructions_of(run: RunState) -> str:
     if run.stored is None:
         return run.instructions
     seq, about = run.stored
-    stored = of(run.run_id, seq, {"stored": about})
-    return run.instructions if stored is None else str(content_of(stored))
+    return str(whole(run.run_id, seq, {"content": run.instructions, "stored": about}))
 
 
 def chunks(stored: Stored) -> Iterator[bytes]:

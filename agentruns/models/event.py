@@ -24,10 +24,6 @@ class EventQuerySet(models.QuerySet["Event"]):
         """Select the event with this name and key in a scope."""
         return self.filter(scope=scope, name=name, key=key)
 
-    def unclaimed(self, scope: str, name: str) -> Self:
-        """Select the events with this name that were delivered, and that no call waits for."""
-        return self.filter(scope=scope, name=name, run=None, delivered_at__isnull=False)
-
     def unsettled(self) -> Self:
         """Select the events whose outcome the journal does not have yet."""
         return self.filter(settled_at__isnull=True)

@@ -19,7 +19,6 @@ from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
 from agentruns.journal import copies, events, masking, policy, read
-from agentruns.journal.masking import masked_runs
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions
 from agentruns.services.runs import waiting
@@ -59,7 +58,7 @@ def _same_calls(approvals: QuerySet[Approval], cards: Iterable[Approval]) -> Any
 def seen_by(user: Any, run_id: UUID | str | None) -> Run | None:
     """Find a run by its id, masked; None without an id, or if the user may not see the run."""
     runs = policy.visible_runs(user).select_related("session").filter(pk=run_id) if run_id else []
-    return next(iter(masked_runs(runs)), None)
+    return next(iter(masking.masked_runs(runs)), None)
 
 
 def tools_of(run: Run) -> dict[str, Tool]:

@@ -25,7 +25,6 @@ from agentruns.admin.runs.steps import OF_A_CALL, actor_name, author, outcome_wo
 from agentruns.conf import settings
 from agentruns.engine import gate, in_doubt
 from agentruns.journal import conversation, deciders, events, fold, masking, read
-from agentruns.journal.events import Row
 from agentruns.models import Approval, Message, Run, statuses
 from agentruns.services import permissions
 from agentruns.services.approvals.decisions import unfit
@@ -177,7 +176,7 @@ class ApprovalCard:
         text = self.mask_before.json(fold.text_of(self.reply.get("content", [])))
         return [*quotes, quote(_("Agent (unverified)"), text)] if text.strip() else quotes
 
-    def words_of(self, row: Row) -> Quote:
+    def words_of(self, row: events.Row) -> Quote:
         """Quote the task or message in a row; the label names who gave it to the agent."""
         start = next((row for row in self.before if row.kind == events.RUN_STARTED), None)
         is_task = start is not None and row.seq == start.seq + 1 and events.COPIED not in row.payload

@@ -80,10 +80,10 @@ def awaited(request: HttpRequest, run: Run, sent: Mapping[str, DeliverForm] = {}
 
 def unclaimed(user: Any, run: Run, name: str) -> list[Event]:
     """List the newest events of a name that nobody waits for, and that this user may deliver to a run."""
-    others = Event.objects.using(settings.DATABASE).unclaimed(run.scope, name)
+    others = Event.objects.using(settings.DATABASE).filter(scope=run.scope, name=name)
     return [
         other
-        for other in others.order_by("-delivered_at")[:UNCLAIMED]
+        for other in others.filter(run=None, delivered_at__isnull=False).order_by("-delivered_at")[:UNCLAIMED]
         if permissions.may(user, "deliver", Occurrence(run.scope, other.name, other.key))
     ]
 
