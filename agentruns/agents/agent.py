@@ -25,6 +25,8 @@ from agentruns.providers.base import Model, provider_tools
 from agentruns.providers.names import model_identity
 from agentruns.tools import ChildKeywords, RunContext, Tool, child_tool
 from agentruns.tools.card import MASK
+from agentruns.tools.mcp import servers
+from agentruns.tools.options import as_names
 from agentruns.utils import json as canonical
 from agentruns.utils.calls import arity_mistake, in_thread, path_of
 from agentruns.utils.forks import renewed
@@ -85,7 +87,8 @@ class Agent:
     tools and MCP servers in `model_params`, which the provider runs by itself, without a row before the
     effect and without a gate. `priority` is that of its runs unless their start names another. At most
     `max_concurrent` runs of agents with this name are driven at once, by all processes together; the highest
-    version decides. The attribute `tools` maps names to tools.
+    version decides. `trusts` names tools whose text counts as trusted although they are declared untrusted.
+    The attribute `tools` maps names to tools.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Agent:
         unjournaled_tools: bool = False,
         priority: PriorityName = "normal",
         max_concurrent: int | None = None,
+        trusts: Iterable[str] = (),
     ) -> None:
         for what, value in (("name", name), ("version", version)):
             if not isinstance(value, str):
@@ -152,6 +156,7 @@ class Agent:
         self.starters = starters
         self.unjournaled_tools = unjournaled_tools
         self.priority, self.max_concurrent = priority, max_concurrent
+        self.trusts = as_names(trusts, f"Agent {name!r}: trusts", "names of tools")
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
             frame = frame.f_back
@@ -187,8 +192,14 @@ class Agent:
             "fallback": None if self.fallback is None else model_identity(self.fallback),
             "output": schema_of(self.output_type),
             "unjournaled_tools": self.unjournaled_tools or None,
+            "trusts": [*self.trusts] or None,
         }
         return body | {name: value for name, value in optional.items() if value is not None}
+
+    @cached_property
+    def unjournaled_readers(self) -> list[str]:
+        """Tools that the provider runs, if any: they may read text of outsiders for each reply."""
+        return ["tools of the provider"] if provider_tools(self.model_params) else []
 
     @property
     def models(self) -> list[Model | str]:
@@ -272,6 +283,13 @@ class Agent:
         starters = self.starters
         if starters is not None and not (isinstance(starters, str) and starters.strip()):
             raise TypeError(f"{where}: starters must be a permission, a group or 'anyone', not {starters!r}.")
+        for name in self.trusts:
+            tool = self.tools.get(name)
+            # A tool of a server may be missing until `lock_mcp_tools`, which imports this agent.
+            if tool is None and not any(name.startswith(f"{each.name}__") for each in servers()):
+                raise ValueError(f"{where}: trusts names {name!r}, which is none of its tools.")
+            if tool is not None and not tool.untrusted:
+                raise ValueError(f"{where}: trusts names {name!r}, which is not declared untrusted.")
         if self.priority not in get_args(PriorityName):
             raise ValueError(f"{where}: priority must be 'high', 'normal' or 'low', not {self.priority!r}.")
         if self.max_concurrent is not None:

@@ -24,7 +24,7 @@ from agentruns.api.schemas import AFTER, CancelRun, EraseRow, PauseRun, ResumeRu
 from agentruns.conf import settings
 from agentruns.engine import turns
 from agentruns.exceptions import DurableRunNotFoundError, NotFoundError, RunStateError
-from agentruns.journal import masking, read
+from agentruns.journal import masking, outsiders, read
 from agentruns.models import ApiToken, Message, Run, kinds
 from agentruns.services import history, permissions, transfer
 from agentruns.services.data.erasure import erase_payload
@@ -156,7 +156,8 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
         return HttpResponseNotModified(headers=headers)
     for name, value in headers.items():
         response[name] = value
-    return RunOut.of(run)
+    readers = [*outsiders.read_by(settings.DATABASE, run)] if run.shows_all else None
+    return RunOut.of(run).model_copy(update={"untrusted": readers})
 
 
 @router.get("/runs/{run_id}/messages", response=schemas.MessagePage)

@@ -131,6 +131,7 @@ LastEventId = Annotated[
     Header(alias="Last-Event-ID", description="`id` of the last event that you received; overrides `after`"),
 ]
 FOR_OTHERS = "for a reader without agentruns.view_run"
+FOR_SOME = f"{FOR_OTHERS}, and except in the answer of `GET /runs/{{run_id}}`"
 AFTER: Any = parameters.Query(0, description="only rows whose `seq` is greater than this")
 
 
@@ -330,6 +331,7 @@ class RunOut(Out):
     attempts: int
     blocked_reason: LegalText = Field(description=f"empty {FOR_OTHERS}")
     waits_for: list[EventWait] = Field(description="events for which an unfinished run waits")
+    untrusted: list[str] | None = Field(description=f"tools that read text of outsiders; null {FOR_SOME}")
     imported_at: Moment | None = Field(description="time of an import: a record, decided elsewhere")
     created_at: Moment
     updated_at: Moment = Field(description="exact only to the minute while a worker drives the run")
@@ -360,6 +362,7 @@ class RunOut(Out):
                 cost=None if run.cost is None else amount(run.cost),
                 imported_at=run.session.imported_at,
                 priority=statuses.Priority.of(run.priority).value,
+                untrusted=None,
                 waits_for=[EventWait(**{**wait.record(), **key}) for wait in waits[run.pk]],
             )
             answers.append(answer if run.shows_all else answer.limited(cls.PUBLIC))

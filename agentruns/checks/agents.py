@@ -68,7 +68,8 @@ def check_approvers(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     users, alias = get_user_model(), connection.alias
     gated: dict[str, set[str]] = {}  # tool names by their `approvers`, "" if any decider will do
     for tool in (tool for agent in registered() for tool in agent.tools.values()):
-        if tool.requires_approval is not False and tool.approvers != REQUESTER:
+        is_gated = tool.requires_approval is not False or tool.outward
+        if is_gated and tool.approvers != REQUESTER:
             gated.setdefault(tool.approvers or "", set()).add(tool.name)
     # With another user model or backend, the tables do not tell who has a permission.
     fields = {field.name for field in users._meta.get_fields()}

@@ -165,6 +165,8 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
     first = Batch(SessionState(plan.session_id, plan.run_id, plan.secret))
     if plan.own is not None:
         first_row["parent"]["deferred"] = run.session
+    if batch.state.read:
+        first_row["parent"]["untrusted"] = [*batch.state.read]
     first.add(events.RUN_STARTED, first_row)
     first.add(events.USER, plan.task)
     if plan.own is not None:

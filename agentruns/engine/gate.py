@@ -38,6 +38,9 @@ TOO_MANY = (
     "those after it, which are left out here, were executed. Make what is still needed in later replies."
 )
 REQUIRES = "{tool} requires approval."
+OUTWARD = (
+    "{tool} sends or pays outside, and this conversation holds text that outsiders wrote, read by {readers}."
+)
 OFF = "the tool is switched off for now"
 RESTORED = (
     "This run was held because rows of its journal were lost, or may be. {tool} may have been called in "
@@ -180,6 +183,7 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
     # Calls in doubt, because of which the next call of a tool without a declaration needs approval.
     doubts = driver.state.in_doubt.open.values() if tool.recovery == "nothing" else ()
     doubted = [result for result in doubts if result.tool_name == tool.name]
+    why = ""
     if doubted:
         calls = ", ".join(f"call {result.call_id} of run {result.run_id}" for result in doubted)
         why = IN_DOUBT.format(tool=tool.name, calls=calls)
@@ -187,6 +191,8 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         why = since
     elif driver.run.restored_at and tool.recovery == "nothing":
         why = RESTORED.format(tool=tool.name)
+    if why:
+        why = f"{warned(driver, tool)} {why}".strip()
     else:
         why = requires(driver, tool, intent.id, intent.arguments)
         # Not in a child run, whose parent waits for it and passes no message on.
@@ -204,10 +210,22 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
 
 
 def requires(driver: Driver, tool: Tool, call_id: str, arguments: dict[str, Any]) -> str:
-    """Explain that a tool itself requires approval of a call; "" if it does not."""
+    """Explain why a call needs approval by its tool's declaration and what was read; "" if it does not."""
     is_fixed = isinstance(tool.requires_approval, bool)
     asks = tool.requires_approval if is_fixed else tool.asks(arguments, driver.context(call_id, tool.name))
-    return REQUIRES.format(tool=tool.name) if asks else ""
+    own = REQUIRES.format(tool=tool.name) if asks else ""
+    return f"{warned(driver, tool)} {own}".strip()
+
+
+def warned(driver: Driver, tool: Tool) -> str:
+    """Name what has read text of outsiders before a call that acts outside; "" if nothing has."""
+    names = ", ".join(_readers(driver, tool))
+    return OUTWARD.format(tool=tool.name, readers=names) if names else ""
+
+
+def _readers(driver: Driver, tool: Tool) -> list[str]:
+    """List the tools that have read text of outsiders before a call that acts outside; [] for another."""
+    return [*dict.fromkeys([*driver.state.read, *driver.agent.unjournaled_readers])] if tool.outward else []
 
 
 def request(driver: Driver, tool: Tool, call: Intent | Call, why: str) -> events.ApprovalRequested:
@@ -229,6 +247,8 @@ def request(driver: Driver, tool: Tool, call: Intent | Call, why: str) -> events
         asked["only_answers"] = True
     if tool.origin:
         asked["origin"] = tool.origin
+    if names := _readers(driver, tool):
+        asked["untrusted"] = names
     return asked
 
 

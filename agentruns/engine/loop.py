@@ -300,6 +300,8 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
             payload["left_out"] = left_out
         if identity != request.model:
             payload["fallback"] = identity
+        if agent.unjournaled_readers:
+            payload["untrusted"] = agent.unjournaled_readers
         batch.add(events.ASSISTANT, payload)
         gate.write(batch, intents)
         if intents and reply.stop_reason in FINAL:

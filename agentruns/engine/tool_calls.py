@@ -293,6 +293,8 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
     }
     if tool.awaits and call.deferred is None:
         payload["awaits"] = tool.awaits
+    if tool.untrusted and call.deferred is None and tool.name not in driver.agent.trusts:
+        payload["untrusted"] = True  # a deferred call reads in its own run
     if approval is not None:
         payload |= {"approval": str(approval.id), "approved_by": approval.names}
     consumes = approval.id if approval is not None and approval.status == ApprovalStatus.APPROVED else None

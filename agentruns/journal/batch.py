@@ -17,7 +17,7 @@ from django.db.models import Q
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
-from agentruns.journal import doubts, events, payloads
+from agentruns.journal import doubts, events, outsiders, payloads
 from agentruns.journal.conversation import KINDS, Conversation, unread_after
 from agentruns.journal.events import Row
 from agentruns.journal.fold import Call, CallApproval, RunState
@@ -86,6 +86,7 @@ class SessionState:
         self.dated: datetime | None = None  # the run's `updated_at`, if this process wrote it
         self.unread: list[int] = []  # messages that no reply has read
         self.asking: dict[int, list[str]] = {}  # task or message that no reply has read -> ids of its users
+        self.read: dict[str, UUID] = {}  # tools that have read text of outsiders -> the first run that did
         self._asked: list[str] = []  # ids of the last run's requesters
         self.has_erased = False  # whether a part of the conversation is a placeholder
         self.is_rewound = False  # a row that this process has seen committed is not in the journal
@@ -98,6 +99,8 @@ class SessionState:
         self.has_erased = self.has_erased or (row.kind in KINDS and row.is_erased)
         if row.run_id == self.run.run_id:
             self.run.apply(row)
+        for tool in outsiders.readers(row.kind, row.tool_name, row.payload):
+            self.read.setdefault(tool, row.run_id)
         if row.kind in doubts.KINDS:
             self.in_doubt.apply(row)
             self.deferred = doubts.deferred_after(self.deferred, row)

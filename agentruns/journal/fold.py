@@ -87,6 +87,7 @@ class Call:
     timeout: float | None = None  # seconds of that attempt
     declares: str = ""  # by its tool when it started: decides what happens if it is in doubt
     awaits: str = ""  # name of the event, with the call's own key, that may bring its result
+    untrusted: bool = False  # that attempt reads text of outsiders
     event: events.EventAwaited | None = None  # for which it waits, since its handler returned
     returned_late: bool = False  # its handler returned without error after the worker had lost the run
     may_be_lost: bool = False  # an earlier start may stand in rows that a restore has taken back
@@ -461,6 +462,7 @@ class RunState:
         call.attempt, call.started_at, call.orphan, call.raised = row.attempt, row.created_at, "", ""
         call.declares, call.timeout = payload["declares"], payload.get("timeout")
         call.awaits, call.event = payload.get("awaits", ""), None
+        call.untrusted = payload.get("untrusted", False)
         call.key = call.key or payload["key"]
         if payload["declares"] != "safe_to_retry" and call.deferred is None:
             self.acted |= {row.call_id}

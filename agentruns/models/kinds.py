@@ -91,6 +91,7 @@ class Origin(TypedDict):
     hash: NotRequired[str]  # of that row
     steps: NotRequired[int]  # replies of the origin up to there
     restored: NotRequired[bool]  # the origin was held for lost rows: no call of the fork counts as new
+    untrusted: NotRequired[list[str]]  # tools whose results, but not their starts, the fork has copied
 
 
 class Parent(TypedDict):
@@ -101,6 +102,7 @@ class Parent(TypedDict):
     root: str
     depth: int  # 1 for a child of the root
     deferred: NotRequired[str]  # of a deferred call: the key of the session that it was asked for in
+    untrusted: NotRequired[list[str]]  # tools by which the parent has read text that outsiders wrote
 
 
 class AskedCall(TypedDict):
@@ -136,6 +138,7 @@ class About(TypedDict):
     outcome: Fact[str]
     in_doubt: NotRequired[Fact[bool]]  # nobody knew whether it happened
     raised: NotRequired[Fact[bool]]  # because its handler raised: an approval of the next call settles it
+    untrusted: NotRequired[Fact[list[str]]]  # as in the result of a child run
     requesters: Fact[list[str]]
     reason: str  # of a denial
     detail: str  # result and edited arguments, for the model
@@ -193,6 +196,7 @@ class Assistant(Payload):
     usage: Fact[dict[str, Any]]  # tokens by kind
     cost: NotRequired[Fact[str]]  # exact digits; absent where no price is known
     fallback: NotRequired[Fact[str]]  # the model that was asked, where it is not the agent's first
+    untrusted: NotRequired[Fact[list[str]]]  # what the provider may have run for it by itself
 
 
 class ModelFailed(Payload):
@@ -225,6 +229,7 @@ class ApprovalRequested(Payload):
     only_answers: NotRequired[Fact[bool]]  # a question
     origin: NotRequired[Fact[dict[str, Any]]]  # the MCP server that the tool comes from, and its hints
     settles: NotRequired[Fact[list[str]]]  # calls in doubt that its card shows and its approval settles
+    untrusted: NotRequired[Fact[list[str]]]  # of an outward call: tools that have read outsiders' text
 
 
 class ApprovalDecided(Payload):
@@ -280,6 +285,7 @@ class ToolStarted(Payload):
     approval: NotRequired[Fact[str]]
     approved_by: NotRequired[Fact[list[str]]]  # names
     awaits: NotRequired[Fact[str]]  # the event, with this row's key, that may bring the result
+    untrusted: NotRequired[Fact[bool]]  # the tool reads text that outsiders wrote; its agent distrusts it
 
 
 class EventAwaited(Payload):
@@ -321,6 +327,7 @@ class ResultFacts(_Returned):
     open_in: NotRequired[Fact[str]]  # in a fork: the run that may execute the call after all
     deferred: NotRequired[Fact[Deferral]]  # the call waits elsewhere; a message will tell its outcome
     spent: NotRequired[Fact[dict[str, Any]]]  # by a child run and its own: budgets, by name
+    untrusted: NotRequired[Fact[list[str]]]  # tools by which a child run has read outsiders' text
 
 
 class ToolResult(ResultFacts):

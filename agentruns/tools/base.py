@@ -39,7 +39,9 @@ Answer = Occurred | NotOccurred | Pending | Unknown  # of `reconcile`
 
 # The options that a Definition has as they are.
 _TOLD = ("approvers", "approvals", "risk", "safe_to_retry", "transactional", "parallel", "timeout")
-_TOLD_WHERE_SET = ("only_answers", "agent", "origin", "awaits", "only_waits", "deferred")
+_TOLD_WHERE_SET = (
+    "only_answers", "agent", "origin", "awaits", "only_waits", "deferred", "untrusted", "outward",
+)  # fmt: skip
 MOST_TRIES = 300_000  # of validating an object of one input, about a second
 _MAX_ERRORS = 10
 _BRIEF = {"include_url": False, "include_context": False, "include_input": False}
@@ -353,6 +355,8 @@ def tool(
     sent_max: int | None = None,
     awaits: str | None = None,
     deferred: bool = False,
+    untrusted: bool = False,
+    outward: bool = False,
 ) -> Any:
     """Declare a function as a tool, as `@tool` or as `@tool(...)`.
 
@@ -361,8 +365,10 @@ def tool(
     happened, or functions that check an exception for that, such as `http_refusal`. Of a result that is
     longer than `sent_max` characters, a request sends an excerpt. `awaits` names the event that brings the
     result if the handler returns Pending. With `deferred`, the run goes on while a call waits for people or
-    its event, and hears the outcome as a message of the program. Raises TypeError for options that contradict
-    each other, and for a parameter whose values could not be shown, stored and read back unchanged.
+    its event, and hears the outcome as a message of the program. `untrusted` declares that the tool reads
+    text that outsiders wrote, and `outward` that it sends, pays or publishes: once a conversation holds such
+    text, its outward calls ask a person. Raises TypeError for options that contradict each other, and for a
+    parameter whose values could not be shown, stored and read back unchanged.
     """
     options = {**locals()}  # the arguments of this call; all but three are options
     for argument in ("fn", "name", "description"):

@@ -53,6 +53,8 @@ class ToolKeywords(ChildKeywords, total=False):
     refuses: Refusal | Iterable[Refusal]
     awaits: str | None
     deferred: bool
+    untrusted: bool
+    outward: bool
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,6 +79,8 @@ class Options:
     sent_max: int | None = None  # characters of a result in a request; None: AGENTRUNS_RESULT_SENT_MAX
     awaits: str | None = None  # name of the event that may bring a result later
     deferred: bool = False  # a gated or waiting call is a run of its own, and its run goes on meanwhile
+    untrusted: bool = False  # it reads text that outsiders wrote
+    outward: bool = False  # it sends, pays or publishes: a person is asked once outsiders' text was read
     only_answers: bool = False  # a question for a person: never executed
     only_waits: bool = False  # nothing happens outside: its handler only says what to wait for
     agent: str = ""  # name of the agent to which the tool hands a task; its run is a child of the caller's
@@ -120,7 +124,7 @@ class Options:
 
     def _mistakes(self, is_async: bool, parameters: Iterable[str]) -> Iterator[str]:
         # The type of each option.
-        for flag in ("safe_to_retry", "transactional", "parallel", "deferred"):
+        for flag in ("safe_to_retry", "transactional", "parallel", "deferred", "untrusted", "outward"):
             if not isinstance(getattr(self, flag), bool):
                 yield f"{flag} must be True or False, not {getattr(self, flag)!r}."
         for hook, given in _HOOKS.items():
@@ -168,12 +172,13 @@ class Options:
         given = {each.name for each in fields(Options) if getattr(self, each.name) != each.default}
         of_a_card: list[str] = [name for name in ("approvers", "approvals", "expires_in") if name in given]
         of_a_card += ["risk='high'"] if self.risk == "high" else []
-        for option in of_a_card if self.requires_approval is False else ():
+        may_ask = self.requires_approval is not False or self.outward
+        for option in of_a_card if not may_ask else ():
             yield (
                 f"{option} and requires_approval=False contradict each other: nobody would be asked. "
                 "Declare requires_approval=True, or a function of (arguments, ctx)."
             )
-        if self.deferred and self.requires_approval is False and self.awaits is None:
+        if self.deferred and not may_ask and self.awaits is None:
             yield "deferred requires requires_approval or awaits: a call would have nothing to wait for."
         if self.deferred and self.parallel:
             yield "deferred and parallel contradict each other. A deferred call is a run of its own."

@@ -18,6 +18,7 @@ from agentruns.tools.mcp.arguments import arguments_model
 from tests.commands.running import run
 from tests.cost import grows_at_most
 from tests.mcp.servers import NOBODY, Declare
+from tests.shop.agents import shop_agent
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 NOWHERE = "https://mcp.example.com:9/at?token=sesame"
@@ -69,6 +70,23 @@ def test_nothing_is_asked_of_the_server(file: Path) -> None:
 def test_what_cannot_be_declared(file: Path, options: Any, error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         mcp_tools(NOWHERE, **{"name": "s", "lock": file, **options})
+
+
+def test_what_a_server_says_is_untrusted_unless_the_project_trusts_it(file: Path) -> None:
+    options: dict[str, Any] = {"name": "s", "lock": file, "read_only": ["look.up"]}
+    send, look = mcp_tools(NOWHERE, **options, outward=True, risk="high")
+    assert (send.untrusted, look.untrusted) == (True, True)
+    assert (send.outward, look.outward) == (True, False), "a tool that only reads asks nobody"
+    assert [each.untrusted for each in mcp_tools(NOWHERE, **options, untrusted=False)] == [False, False]
+    assert shop_agent("trusting", tools=[look], trusts=["s__look_up"]).trusts == ("s__look_up",)
+
+
+def test_an_agent_may_trust_a_tool_that_the_lock_file_lacks_so_far(tmp_path: Path) -> None:
+    """Else the command that writes the file could not import the agent."""
+    tools = mcp_tools(NOWHERE, name="absent", lock=tmp_path / "absent.json")
+    assert shop_agent("early", tools=tools, trusts=["absent__find"]).trusts == ("absent__find",)
+    with pytest.raises(ValueError, match="trusts names 'absen__find', which is none of its tools"):
+        shop_agent("early", tools=tools, trusts=["absen__find"])
 
 
 def test_two_tools_or_servers_of_one_name_are_refused(tmp_path: Path, file: Path) -> None:

@@ -248,7 +248,7 @@ GATED = [
              "tool = driver.tools.get(intent.tool)"),
         "db/test_bounds.py::test_a_tool_name_is_matched_exactly"),
     mutant("declarations: no option of a card without a card",
-        Edit("tools/options.py", "in of_a_card if self.requires_approval is False else ()", "in ()"),
+        Edit("tools/options.py", "in of_a_card if not may_ask else ()", "in ()"),
         "unit/test_arity.py::test_an_option_of_a_card_without_one_is_refused"),
     mutant("declarations: a function takes what it is called with",
         Edit("utils/calls.py", "        signature.bind(*parameters)\n", "        pass\n"),

@@ -173,6 +173,19 @@ def test_what_the_provider_runs_is_refused_unless_the_agent_says_so(params: dict
     assert make(model_params=harmless).definition().get("unjournaled_tools") is None
 
 
+def test_an_agent_trusts_tools_of_its_own_that_are_declared_untrusted() -> None:
+    mail = tool(refund.fn, name="mail", untrusted=True)
+    assert make(tools=[mail], trusts=["mail"]).definition()["trusts"] == ["mail"]
+    assert "trusts" not in make(tools=[mail]).definition()
+    for trusts, error, text in (
+        (["web"], ValueError, "Agent 'support': trusts names 'web', which is none of its tools."),
+        (["refund"], ValueError, "trusts names 'refund', which is not declared untrusted."),
+        ("mail", TypeError, "trusts must be a list of names of tools, not 'mail'."),
+    ):
+        with pytest.raises(error, match=text):
+            make(tools=[mail, refund], trusts=trusts)
+
+
 def test_no_model_brings_what_the_provider_runs() -> None:
     crm = {"type": "mcp", "server_label": "crm", "server_url": "https://mcp.example"}
     for params in ({"tools": ({"type": "web_search"},)}, {"extra_body": {"plugins": [{"id": "web"}]}}):

@@ -256,6 +256,7 @@ WRONG: dict[str, list[Any]] = {
     "safe_to_retry": ["yes"], "transactional": [1], "parallel": [None], "approvals": [0, True, 1.5],
     "risk": ["huge"], "sensitive": ["card"], "timeout": [0, math.nan, "5", True], "expires_in": [5],
     "requires_approval": ["yes"], "approvers": [3], "describe": ["text"], "reconcile": [True],
+    "untrusted": ["mail"], "outward": [1, None],
 }  # fmt: skip
 
 
@@ -272,6 +273,7 @@ WRONG: dict[str, list[Any]] = {
         (function, {"sensitive": ["card"]}, ["sensitive", "card"]),
         (function, {"timeout": timedelta(seconds=-1)}, ["timeout", "-1"]),
         (function, {"expires_in": timedelta(0)}, ["expires_in"]),
+        (function, {"risk": "high", "untrusted": True}, ["risk='high'", "requires_approval=False"]),
         *((function, {name: value}, [name, repr(value)]) for name, wrong in WRONG.items() for value in wrong),
     ],
 )
@@ -288,10 +290,17 @@ def test_contradictions_are_type_errors_that_name_both(fn: Any, options: Any, wo
         ({"parallel": True, "safe_to_retry": True, "requires_approval": True}, "safe_to_retry"),
         ({"transactional": True, "requires_approval": always, "risk": "high"}, "transactional"),
         ({"reconcile": always, "timeout": timedelta(minutes=1)}, "reconcile"),
+        ({"outward": True, "approvers": "x", "approvals": 2, "risk": "high", "deferred": True}, "nothing"),
+        ({"outward": True, "untrusted": True, "expires_in": timedelta(hours=1)}, "nothing"),
     ],
 )
 def test_what_does_not_contradict_is_allowed(options: Any, recovery: str) -> None:
     assert tool(function, **options).recovery == recovery
+
+
+def test_the_definition_says_what_comes_in_and_goes_out_only_where_it_does() -> None:
+    both = tool(function, untrusted=True, outward=True).policy()
+    assert both == {**tool(function).policy(), "untrusted": True, "outward": True}
 
 
 def test_policy_is_json_and_complete() -> None:

@@ -179,6 +179,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
             "turn_url": self.url(request, "turn", obj.run_id) if others_wait and card.pending else "",
             "list_url": self.url(request, "changelist"),
             "run_url": self.other_page(request, Run, obj.run_id),
+            "readers": pages.around.readers(obj.run, card.requested),
             "wants_password": card.pending and services.permissions.needs_password(request, obj),
         }
         if (parent := pages.around.seen_by(request.user, obj.run.parent_id)) is not None:

@@ -18,7 +18,7 @@ from agentruns.admin.html import ago, plain, plain_line
 from agentruns.agents.agent import get_agent
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
-from agentruns.journal import copies, events, masking, policy, read
+from agentruns.journal import copies, events, masking, outsiders, policy, read
 from agentruns.models import Approval, Message, Run
 from agentruns.services import permissions
 from agentruns.services.runs import waiting
@@ -68,6 +68,17 @@ def tools_of(run: Run) -> dict[str, Tool]:
     except UnknownAgentError:
         return {}
     return agent.tools if agent.definition_hash == run.definition_id else {}
+
+
+def readers(run: Run, requested: events.Row | None) -> list[tuple[str, int | None, int]]:
+    """List the tools that had read text of outsiders before a request: name, row, and the row before that.
+
+    The row is None if it is another run's.
+    """
+    named = requested.payload.get("untrusted", []) if requested else []
+    found = outsiders.read_by(settings.DATABASE, run) if named else {}
+    rows = {tool: seq for tool, (run_id, seq) in found.items() if run_id == run.pk}
+    return [(plain(tool), rows.get(tool), rows.get(tool, 1) - 1) for tool in named]
 
 
 class Surroundings:

@@ -23,7 +23,7 @@ from agentruns.admin.runs.list import cost, counts, task_title, wait_url, words
 from agentruns.conf import settings
 from agentruns.engine import drafts
 from agentruns.exceptions import AgentRunsError
-from agentruns.journal import policy, read, verify
+from agentruns.journal import outsiders, policy, read, verify
 from agentruns.journal.events import Row
 from agentruns.models import Approval, Message, Review, Run
 from agentruns.services import permissions, reviews
@@ -145,7 +145,8 @@ def about(run: Run) -> dict[str, Any]:
         heard = expires - timedelta(seconds=settings.LEASE_SECONDS)  # it is extended for a fixed time
     texts = ((_("Input"), run.input), (_("Output"), run.output), (_("Error"), run.error))
     bodies = [body(label, text) for label, text in texts if text]
-    return {"run": run, "worker": worker, "heard": heard, "used": counts(run.usage), "bodies": bodies}
+    facts = {"run": run, "worker": worker, "heard": heard, "used": counts(run.usage), "bodies": bodies}
+    return {**facts, "readers": [plain(tool) for tool in outsiders.read_by(settings.DATABASE, run)]}
 
 
 def live_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:

@@ -6,7 +6,7 @@ from agentruns import get_run
 from agentruns.conf import settings
 from agentruns.engine import turns
 from agentruns.exceptions import JournalUnreadableError
-from agentruns.journal import masking, read
+from agentruns.journal import masking, outsiders, read
 from agentruns.management import timeline
 from agentruns.management.base import RUN_ID, AgentRunsCommand, argument, moment
 from agentruns.models import Approval
@@ -30,9 +30,11 @@ class Command(AgentRunsCommand):
         if at is not None:
             self.say_json(redacted(record(state_at(run.pk, at), mask)))
             return
+        readers = [*outsiders.read_by(settings.DATABASE, run)]
         if self.json:
             rows = [timeline.as_dict(mask.row(row)) for row in read.run_rows(settings.DATABASE, run.pk)]
-            self.say_json({**timeline.run_record(mask.run(run), waits), "messages": rows})
+            facts = {**timeline.run_record(mask.run(run), waits), "untrusted": readers}
+            self.say_json({**facts, "messages": rows})
             return
         run = mask.run(run)
         imported = run.session.imported_at
@@ -56,6 +58,7 @@ class Command(AgentRunsCommand):
             "input": run.input,
             "output": run.output,
             "error": run.error,
+            "has read": readers and f"text that outsiders wrote, by {', '.join(readers)}",
         }
         header: list[tuple[str, object]] = [(label, value) for label, value in facts.items() if value]
         approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).pending()

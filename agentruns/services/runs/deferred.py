@@ -97,6 +97,8 @@ def outcome_of(child: Run, digest: str) -> tuple[str, events.About]:
         run=str(child.pk), call=call.id, tool=call.tool, digest=digest, outcome=call.outcome, detail=detail,
         requesters=state.run.requesters, reason=approval.reason if approval else "",
     )  # fmt: skip
+    if state.read:
+        about["untrusted"] = [*state.read]
     if call.id in state.in_doubt.open:
         text += DOUBTFUL
         about |= {"in_doubt": True, "raised": row.payload.get("in_doubt", False)}

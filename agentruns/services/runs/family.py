@@ -186,7 +186,9 @@ def _settle(event: Event, parent: Run, child: Run) -> None:
             return
         used = {name: state.run.used(name) for name in ("token_budget", "cost_budget")}
         spent = {name: prices.amount(each) for name, each in used.items() if each}
-        seen = Observation(text, is_error=not is_ok, in_doubt=is_doubtful, flags={"spent": spent})
+        flags: dict[str, Any] = {"spent": spent}
+        flags |= {"untrusted": [*state.read]} if state.read else {}
+        seen = Observation(text, is_error=not is_ok, in_doubt=is_doubtful, flags=flags)
         tool_calls.add_result(batch, call, seen, offload=offload)
 
     reached("before_settled")

@@ -324,9 +324,11 @@ def write_end(
     Raises RunStateError if nothing is left to do and `has_text` is false.
     """
     alias, at = settings.DATABASE, rows[-1].seq
+    read: list[str] = []  # whose results come without their starts
     for call, outcome, result, open_in in fates(alias, origin, past, at):
         if result is not None:
             copy(batch, result)
+            read += [call.tool] if call.untrusted else []
             continue
         content = in_doubt.unknown_text(call) if outcome == Outcome.UNKNOWN else NOT_EXECUTED
         fate: events.ToolResult = {"content": content, "is_error": True, "outcome": outcome}
@@ -344,6 +346,8 @@ def write_end(
     begun["origin"] = {"run": str(origin.pk), "seq": at, "hash": rows[-1].hash, "steps": steps}
     if mine.restored_at or was_held(alias, origin):
         begun["origin"]["restored"] = True
+    if new := [name for name in dict.fromkeys(read) if name not in batch.state.read]:
+        begun["origin"]["untrusted"] = new
     batch.add(events.RUN_STARTED, begun)
     if has_text:
         batch.add(events.USER, requests.user_row(request))

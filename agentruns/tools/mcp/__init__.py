@@ -176,8 +176,8 @@ def mcp_tools(
     declares read-only. Calls of tools that it declares idempotent need approval, but may be sent again.
     `headers`, which may be a function of a ToolContext, and `env` are never stored. A call that the server
     answers with a task waits for the task's end, at most `task_timeout` (None: without a limit). Other
-    options are those of `@tool`; `timeout` defaults to 60 seconds. Raises TypeError as `tool` does, and
-    ValueError for a name that is invalid or taken and for a broken lock file.
+    options are those of `@tool`; `timeout` defaults to 60 seconds, and `untrusted` to True. Raises TypeError
+    as `tool` does, and ValueError for a name that is invalid or taken and for a broken lock file.
     """
     where = f"MCP server {name!r}"
     if not isinstance(name, str) or not _PREFIX.fullmatch(name):
@@ -232,7 +232,7 @@ def _tool(
         for key, each in (schema.get("properties") or {}).items()
     }
     schema |= {"properties": properties} if properties else {}
-    given = {"timeout": TIMEOUT, "requires_approval": True, **given}
+    given = {"timeout": TIMEOUT, "requires_approval": True, "untrusted": True, **given}
     if (reads or (trust_hints and hints.get("idempotentHint") is True)) and "reconcile" not in given:
         given["safe_to_retry"] = True
     if not given.get("safe_to_retry") and given.get("parallel") is True:  # meant for the other tools
@@ -243,7 +243,7 @@ def _tool(
     name = re.sub("[^a-zA-Z0-9_-]", "_", f"{server.name}__{original}")[:NAMED]
     options.check(name, is_async=False, parameters=properties)
     if reads:  # options about approval are meant for the other tools
-        options.requires_approval = False
+        options.requires_approval = options.outward = False
     about = declared.get("description") or declared.get("title") or ""
     arguments = arguments_model(name, schema, quotes=not options.sensitive)
     signature = Signature(arguments, {"arguments": "root"}, "ctx", about, schema, None)
