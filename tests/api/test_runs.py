@@ -36,7 +36,7 @@ def test_start_queues_a_run_and_drives_nothing(api: Api, shop: Agent, owner: Any
         "input", "step", "usage", "tokens", "cost", "output", "error", "scope", "title", "context",
         "lease_expires_at", "not_before", "priority", "attempts",
         "blocked_reason", "imported_at", "created_at", "updated_at", "origin", "origin_seq", "parent",
-        "waits_for",
+        "waits_for", "untrusted",
     }  # fmt: skip
     assert (run["status"], run["session"], run["owner"]) == ("queued", "s1", str(owner.pk))
     assert (run["input"], run["output"], run["step"]) == ("refund it", None, 0)
@@ -381,5 +381,6 @@ def test_the_number_of_queries_does_not_grow(pending: Any) -> None:
             asked.append(len(queries))
         # The session, the user, their own and their groups' permissions; then what is asked for, and the
         # definitions that its session has named, by which it is masked. Those of agents here are known. Of
-        # runs also the events that they wait for, of cards the messages that came since, of all at once.
-        assert asked == [7, 7, 7, 7, 7]
+        # runs also the events that they wait for, of cards the messages that came since, of all at once; of
+        # one run also what it has read.
+        assert asked == [7, 8, 7, 7, 7]

@@ -258,6 +258,7 @@ def test_a_gate_that_nobody_may_open() -> None:
     user("cy")
     (nobody,) = found(anybodys)
     assert "refund" in nobody
+    assert found(tool(refund.fn, outward=True)) == found(tool(refund.fn, requires_approval=True))
     user("bo", "decide_approval")
     assert found(anybodys) == []
     (mistyped,) = found(wire, anybodys)
