@@ -122,6 +122,10 @@ class ApprovalStateError(AgentRunsError):
     """Raised if an approval is no longer pending, or does not allow the decision, such as an invalid edit."""
 
 
+class RuleStateError(AgentRunsError):
+    """Raised if the status of a standing rule, or its tool as it is now, does not allow a change."""
+
+
 class LeaseLostError(AgentRunsError):
     """Raised if this process has lost a run's lease, or the run ended; it must write no more rows."""
 

@@ -29,6 +29,10 @@ DENIED = (
     "Not executed. This is not a failure: a person decided against it. "
     "Do not repeat this call. Reason: {reason}"
 )
+DENIED_BY_RULE = (
+    "Not executed. This is not a failure: a standing rule of the operators forbids it. "
+    "Do not repeat this call. Reason: {reason}"
+)
 NOBODY = "Not executed: this call needs a person's approval, and nobody can be asked in a stateless run."
 CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
 RUN_SINCE = "{tool} was left out when this run was forked, and its origin has executed it since: {calls}."
@@ -67,6 +71,7 @@ class Intent:
     verdict: str = GateVerdict.RUN
     original: dict[str, Any] = field(default_factory=dict)
     approval: events.ApprovalRequested | None = None
+    by_tool: bool = False  # only the tool itself asks, so that a standing rule may answer
     refusal: dict[str, Any] | None = None
 
     def record(self) -> events.AskedCall:
@@ -195,6 +200,7 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
         why = f"{warned(driver, tool)} {why}".strip()
     else:
         why = requires(driver, tool, intent.id, intent.arguments)
+        intent.by_tool = True
         # Not in a child run, whose parent waits for it and passes no message on.
         if tool.deferred and (why or tool.awaits) and driver.store.durable and not driver.run.parent:
             intent.child, intent.deferred = True, why

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from agentruns.engine.gate import DENIED
+from agentruns.engine.gate import DENIED, DENIED_BY_RULE
 from agentruns.exceptions import ToolDurabilityError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
@@ -34,7 +34,7 @@ def decided(batch: Batch, call: Call) -> None:
     approval = call.approval
     if approval is None or not call.is_open:
         return
-    denied = DENIED.format(reason=approval.reason)
+    denied = (DENIED_BY_RULE if approval.rule else DENIED).format(reason=approval.reason)
     said: dict[str, str] = {Outcome.DENIED: denied, Outcome.ANSWERED: approval.text, Outcome.EXPIRED: EXPIRED}
     batch.result(call, said[call.decision], call.decision, actor=approval.actor)
 

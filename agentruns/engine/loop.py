@@ -17,7 +17,7 @@ from django.db.models import F
 from agentruns.agents import output, prices
 from agentruns.agents.agent import Agent, unpriced
 from agentruns.conf import settings
-from agentruns.engine import budgets, children, gate, handler, in_doubt, tool_calls, turns
+from agentruns.engine import budgets, children, gate, handler, in_doubt, rules, tool_calls, turns
 from agentruns.engine.drafts import STOPPED, Reply, drafting
 from agentruns.engine.driver import Driver
 from agentruns.engine.keeper import keeper
@@ -288,8 +288,10 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
         return
     reached("after_model")
     content, intents, left_out = gate.judge(driver, reply)
+    answers = rules.choose(driver, intents)
 
     def build(batch: Batch) -> None:
+        rules.place(answers)
         payload: events.Assistant = {
             "content": content, "calls": [intent.record() for intent in intents], "sent": sent, "read": read,
             "stop_reason": reply.stop_reason, "model": reply.model, "request_id": reply.request_id,
@@ -304,6 +306,7 @@ def _ask(driver: Driver, draft: Reply | None) -> None:
             payload["untrusted"] = agent.unjournaled_readers
         batch.add(events.ASSISTANT, payload)
         gate.write(batch, intents)
+        rules.write(batch, answers)
         if intents and reply.stop_reason in FINAL:
             tool_calls.start_next(driver, batch)
         elif not batch.state.run.cancel_requested:

@@ -221,6 +221,7 @@ class Batch:
         self.cost = Decimal(0)
         self.quiet = False  # send no signal, no notification and no telemetry about these rows
         self.closed = False  # service rows that change no status: stored although the run has ended
+        self.rulings: list[Any] = []  # rulings.Ruling: decisions of standing rules about these cards
         self.guard: Q | None = None  # condition on pending approvals: expiry by the database's clock
         self.needs_due_event = False  # it ends a wait: only if that is over by the database's clock
         self.reported = False  # whether telemetry has its events

@@ -20,7 +20,7 @@ from agentruns.journal.batch import Batch, reading_journal
 from agentruns.journal.fold import Call, CallApproval, RunState, fold
 from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, user_of_key, visible_approvals
 from agentruns.journal.read import read_rows
-from agentruns.models import ApiToken, Approval, Message, Run, SessionBearer
+from agentruns.models import ApiToken, Approval, ApprovalRule, Message, Run, SessionBearer
 from agentruns.models.statuses import ApprovalStatus, Verb
 from agentruns.models.token import VISITOR
 from agentruns.tools.options import REQUESTER
@@ -166,8 +166,11 @@ def lapsed(
 def withdrawn(alias: str, approval: CallApproval | None) -> dict[str, str]:
     """Map each user or visitor who approved with a token that was revoked or deleted to the reason.
 
-    A token that expired is not withdrawn.
+    A token that expired is not withdrawn. Maps "" to the reason if the rule that approved is not active.
     """
+    if approval and approval.rule and approval.given:
+        rules = ApprovalRule.objects.using(alias).filter(pk=approval.rule, status=ApprovalRule.Status.ACTIVE)
+        return {} if rules.exists() else {"": _("The standing rule that approved it is not active any more.")}
     channels = {key: approval.channels[key] for key in approval.given} if approval else {}
     used = {key: channel[len(API_CHANNEL) :] for key, channel in channels.items() if _TOKENS.match(channel)}
     tokens = ApiToken.objects.using(alias).filter(prefix__in=used.values(), revoked_at=None)

@@ -61,6 +61,7 @@ class CallApproval:
     reason: str = ""
     text: str = ""
     decided_at: datetime | None = None
+    rule: str = ""  # id of the standing rule, if a rule decided last
 
 
 @dataclass(slots=True)
@@ -417,6 +418,8 @@ class RunState:
             return
         approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
         approval.decided_at = row.created_at
+        channel = payload["channel"]
+        approval.rule = channel.removeprefix(events.BY_RULE) if channel.startswith(events.BY_RULE) else ""
         if payload["verb"] == Verb.APPROVE:
             if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals
                 call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
@@ -435,7 +438,7 @@ class RunState:
         if (status := DECIDED.get(payload["verb"])) is None:  # a verb of newer code
             return
         approval.status, approval.text = status, payload.get("text", "")
-        if status == ApprovalStatus.DENIED:
+        if status == ApprovalStatus.DENIED and not approval.rule:  # a rule decides anew each time
             self.refusals[(call.tool, call.digest)] = approval.reason
 
     def on_approval_extended(self, row: Row, payload: events.ApprovalExtended) -> None:

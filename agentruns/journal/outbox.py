@@ -170,8 +170,8 @@ def _events(batch: Batch) -> dict[tuple[str, UUID | None], Row]:
         if row.kind == events.ORPHAN_FOUND and row.payload["action"] != Orphan.HELD:
             continue
         is_pending = approval is not None and approval.status == ApprovalStatus.PENDING
-        if row.kind == events.APPROVAL_VOIDED and not is_pending:
-            continue
+        if row.kind in (events.APPROVAL_REQUESTED, events.APPROVAL_VOIDED) and not is_pending:
+            continue  # among them a card that a standing rule has decided at once
         if row.kind == events.APPROVAL_DECIDED and (approval is None or is_pending):
             continue  # more people have to approve
         rows[name, approval.id if approval else None] = row

@@ -25,7 +25,7 @@ from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import masking
 from agentruns.journal.events import is_program
-from agentruns.models import ApiToken, Approval, Run, Session, SessionBearer
+from agentruns.models import ApiToken, Approval, ApprovalRule, Run, Session, SessionBearer
 from agentruns.tools.options import REQUESTER
 from agentruns.utils.calls import arity_mistake
 from agentruns.utils.redaction import get_logger
@@ -58,6 +58,8 @@ ACTIONS = {
     "monitor": ("agentruns.view_run", False),
     "switch": ("agentruns.switch", False),
     "deliver": ("agentruns.deliver_event", False),
+    "write_rule": ("agentruns.write_rule", False),
+    "activate_rule": ("agentruns.activate_rule", False),
 }
 
 
@@ -122,6 +124,22 @@ class Policy:
         runs = self.visible(user, Run.objects.using(approvals.db).all())
         return approvals.filter(run__in=runs) if is_narrowed(runs) else approvals
 
+    def visible_rules(self, user: Any, rules: QuerySet[ApprovalRule]) -> QuerySet[ApprovalRule]:
+        """Narrow the standing rules to those a user may see: all with a permission to view or change rules.
+
+        If a subclass overrides `visible`, users see the rules of their own scope.
+        """
+        names = ("view_approvalrule", "write_rule", "activate_rule")
+        if not any(user.has_perm(f"agentruns.{name}") for name in names):
+            return rules.none()
+        is_all = self._is_of_scope(user, None)
+        return rules if is_all else rules.filter(scope=self.scope(user))
+
+    def _is_of_scope(self, user: Any, scope: str | None) -> bool:
+        if type(self).visible is Policy.visible or getattr(user, "is_superuser", False):
+            return True
+        return scope is not None and self.scope(user) == scope
+
     def visible_tokens(self, user: Any, tokens: QuerySet[ApiToken]) -> QuerySet[ApiToken]:
         """Narrow the API tokens to those a user may see beside their own: none without permission, else all.
 
@@ -176,13 +194,15 @@ class Policy:
         """Check whether a user may do an action of ACTIONS to `obj`, most often a run; None is any object.
 
         A switch stops the runs of everybody. If a subclass overrides `visible`, and `visible` narrows the
-        user's runs, only a superuser may switch.
+        user's runs, only a superuser may switch. Then a user changes rules of the user's own scope only.
         """
         permission, owner_may = ACTIONS[action]
         if isinstance(obj, Switch) and type(self).visible is not Policy.visible:
             runs = Run.objects.using(settings.DATABASE).all()
             if not getattr(user, "is_superuser", False) and is_narrowed(self.visible(user, runs)):
                 return False
+        if isinstance(obj, ApprovalRule) and not self._is_of_scope(user, obj.scope):
+            return False
         owns = owner_may and isinstance(obj, Run) and obj.owner_id is not None and obj.owner_id == user.pk
         return owns or bool(user.has_perm(permission))
 
@@ -348,6 +368,14 @@ def visible_approvals(user: Any) -> QuerySet[Approval]:
     if not is_somebody(user):
         return approvals.none()
     return ask("visible_approvals", approvals.none(), user, approvals.all())
+
+
+def visible_rules(user: Any) -> QuerySet[ApprovalRule]:
+    """Select the standing rules that a user may see; none for visitors and the program."""
+    rules = ApprovalRule.objects.using(settings.DATABASE)
+    if not is_somebody(user):
+        return rules.none()
+    return ask("visible_rules", rules.none(), user, rules.all())
 
 
 def visible_tokens(user: Any) -> QuerySet[ApiToken]:

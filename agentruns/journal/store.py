@@ -21,7 +21,7 @@ from django.utils.crypto import salted_hmac
 
 from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError
-from agentruns.journal import events, telemetry, waits
+from agentruns.journal import events, rulings, telemetry, waits
 from agentruns.journal.batch import Batch, SessionState, load
 from agentruns.journal.connection import acknowledged, journal_alias, own_alias, require_no_transaction
 from agentruns.journal.deciders import withdrawn
@@ -95,7 +95,7 @@ class DatabaseStore:
 
         Inside another transaction it uses a savepoint. `durable` requires that no transaction is open, so
         that the commit is real; otherwise it raises NotDurableError. `durable` uses the journal's own
-        connection if this thread has one. Raises JournalConflictError as `write_rows` and both `project` do.
+        connection if this thread has one. Raises JournalConflictError as `write_rows` and each `project` do.
         Raises OperationalError if a commit may be on no synchronous replica.
         """
         alias = self.alias
@@ -106,7 +106,8 @@ class DatabaseStore:
         # On PostgreSQL rows alone are one statement, and that is a transaction by itself.
         has_events = waits.concerns(batch)
         is_more = connection.in_atomic_block or batch.changed_approvals() or has_events or is_announced(batch)
-        is_more = is_more or bool(batch.charged)
+        has_rules = rulings.concerns(batch)
+        is_more = is_more or has_rules or bool(batch.charged)
         is_one = connection.vendor == "postgresql" and durable and not is_more
         block = nullcontext() if is_one else transaction.atomic(using=alias, durable=durable)
         with acknowledged(connection), block:
@@ -121,6 +122,8 @@ class DatabaseStore:
                 project(alias, batch)
                 if has_events:
                     waits.project(alias, batch)
+                if has_rules:
+                    rulings.project(alias, batch)
                 announce(alias, batch)
         if settings.TELEMETRY:
             telemetry.stored(batch, alias)

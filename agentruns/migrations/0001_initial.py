@@ -1004,4 +1004,267 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="ApprovalRule",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(
+                        default=agentruns.utils.ids.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("scope", models.CharField(default="", max_length=200, verbose_name="scope")),
+                ("name", models.CharField(max_length=64, verbose_name="name")),
+                ("version", models.PositiveIntegerField(verbose_name="version")),
+                ("agent", models.CharField(max_length=100, verbose_name="agent")),
+                ("tool", models.CharField(max_length=64, verbose_name="tool")),
+                ("schema", models.CharField(max_length=64, verbose_name="hash of the tool's parameters")),
+                (
+                    "effect",
+                    models.CharField(
+                        choices=[("deny", "deny"), ("ask", "ask a person"), ("approve", "approve")],
+                        default="approve",
+                        max_length=10,
+                        verbose_name="effect",
+                    ),
+                ),
+                ("conditions", agentruns.models.fields.CanonicalField(verbose_name="conditions")),
+                ("caps", agentruns.models.fields.CanonicalField(verbose_name="caps")),
+                (
+                    "untrusted",
+                    models.BooleanField(
+                        default=False, verbose_name="answers although outsiders' text was read"
+                    ),
+                ),
+                ("reason", agentruns.models.fields.EscapedTextField(default="", verbose_name="reason")),
+                ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("draft", "draft"),
+                            ("dry-run", "dry run"),
+                            ("active", "active"),
+                            ("stopped", "stopped"),
+                            ("retired", "retired"),
+                        ],
+                        default="draft",
+                        max_length=10,
+                        verbose_name="status",
+                    ),
+                ),
+                (
+                    "why",
+                    agentruns.models.fields.EscapedTextField(
+                        default="", verbose_name="why it has this status"
+                    ),
+                ),
+                (
+                    "author_name",
+                    agentruns.models.fields.PersonNameField(
+                        default="", max_length=200, verbose_name="author"
+                    ),
+                ),
+                (
+                    "activator_name",
+                    agentruns.models.fields.PersonNameField(
+                        default="", max_length=200, verbose_name="activated by"
+                    ),
+                ),
+                ("people", agentruns.models.fields.CanonicalField(default=list, editable=False)),
+                (
+                    "created_at",
+                    models.DateTimeField(default=agentruns.models.fields.now, verbose_name="created at"),
+                ),
+                ("decided_at", models.DateTimeField(null=True, verbose_name="last decision at")),
+                (
+                    "activator",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="agentruns_activated_rules",
+                        to=settings.AUTH_USER_MODEL,
+                        verbose_name="activated by",
+                    ),
+                ),
+                (
+                    "author",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="agentruns_rules",
+                        to=settings.AUTH_USER_MODEL,
+                        verbose_name="author",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "standing rule",
+                "verbose_name_plural": "standing rules",
+                "permissions": [
+                    ("write_rule", "Can write standing rules and try them"),
+                    ("activate_rule", "Can activate standing rules"),
+                ],
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="RuleChange",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("draft", "draft"),
+                            ("dry-run", "dry run"),
+                            ("active", "active"),
+                            ("stopped", "stopped"),
+                            ("retired", "retired"),
+                        ],
+                        max_length=10,
+                        verbose_name="status",
+                    ),
+                ),
+                ("why", agentruns.models.fields.EscapedTextField(default="", verbose_name="why")),
+                ("actor_id", models.CharField(default="", max_length=200, verbose_name="id of the actor")),
+                (
+                    "actor_name",
+                    agentruns.models.fields.PersonNameField(default="", max_length=200, verbose_name="by"),
+                ),
+                ("at", models.DateTimeField(default=agentruns.models.fields.now, verbose_name="at")),
+                (
+                    "rule",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="changes",
+                        to="agentruns.approvalrule",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "change of a rule",
+                "verbose_name_plural": "changes of rules",
+                "ordering": ("-pk",),
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="RuleDecision",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("run_id", models.UUIDField(verbose_name="run")),
+                ("call_id", models.CharField(db_index=True, max_length=36, verbose_name="call")),
+                ("approval_id", models.UUIDField(verbose_name="approval")),
+                (
+                    "effect",
+                    models.CharField(
+                        choices=[("deny", "deny"), ("ask", "ask a person"), ("approve", "approve")],
+                        max_length=10,
+                        verbose_name="effect",
+                    ),
+                ),
+                ("is_dry", models.BooleanField(default=False, verbose_name="dry run")),
+                ("decided_at", models.DateTimeField(verbose_name="decided at")),
+                ("released_at", models.DateTimeField(null=True, verbose_name="given back at")),
+                (
+                    "rule",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="decisions",
+                        to="agentruns.approvalrule",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "decision of a rule",
+                "verbose_name_plural": "decisions of rules",
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="RuleAmount",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("cap", models.PositiveIntegerField()),
+                ("key", models.CharField(max_length=64)),
+                ("amount", models.DecimalField(decimal_places=12, max_digits=30)),
+                ("at", models.DateTimeField()),
+                (
+                    "rule",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="agentruns.approvalrule",
+                    ),
+                ),
+                (
+                    "decision",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="amounts",
+                        to="agentruns.ruledecision",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+            },
+        ),
+        migrations.AddIndex(
+            model_name="approvalrule",
+            index=models.Index(
+                condition=models.Q(("status__in", ["active", "dry-run"])),
+                fields=["agent", "tool", "scope"],
+                name="agentruns_live_rules",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="approvalrule",
+            constraint=models.UniqueConstraint(
+                fields=("scope", "name", "version"), name="agentruns_rule_version"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="approvalrule",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("status", "active")),
+                fields=("scope", "name"),
+                name="agentruns_one_active_rule",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="ruledecision",
+            index=models.Index(fields=["rule", "-decided_at"], name="agentruns_rule_decisions"),
+        ),
+        migrations.AddConstraint(
+            model_name="ruledecision",
+            constraint=models.UniqueConstraint(
+                fields=("rule", "approval_id"), name="agentruns_rule_decides_once"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="ruleamount",
+            index=models.Index(fields=["rule", "cap", "key", "at"], name="agentruns_rule_amounts"),
+        ),
     ]

@@ -18,3 +18,7 @@ from agentruns.models.token import ApiToken as ApiToken
 from agentruns.models.token import SessionBearer as SessionBearer
 from agentruns.models.tombstone import PrunedKey as PrunedKey
 from agentruns.models.tombstone import Tombstone as Tombstone
+from agentruns.models.rule import ApprovalRule as ApprovalRule
+from agentruns.models.rule import RuleAmount as RuleAmount
+from agentruns.models.rule import RuleChange as RuleChange
+from agentruns.models.rule import RuleDecision as RuleDecision

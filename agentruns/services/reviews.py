@@ -18,6 +18,7 @@ from agentruns.journal.events import actor_ref
 from agentruns.journal.policy import visible_runs
 from agentruns.models import Review, Run
 from agentruns.services import permissions
+from agentruns.services.rules import stop_after
 from agentruns.services.runs.sessions import Owner
 from agentruns.services.runs.write import find_run
 from agentruns.utils import clock
@@ -38,7 +39,8 @@ def review_run(
 ) -> Review:
     """Replace a run's review, or create it if `seen` is None; return the review.
 
-    `seen` is the time of the last change that the actor saw. `assignee` is a username; "" stands for nobody.
+    A bad rating stops the standing rules that approved calls of the run. `seen` is the time of the last
+    change that the actor saw. `assignee` is a username; "" stands for nobody.
     Raises RunStateError if somebody else changed or created the review meanwhile; ValueError for an unknown
     rating, a long note, or an assignee who may not see the run. Raises as `permissions.require`.
     """
@@ -72,6 +74,8 @@ def review_run(
     if not is_done:
         text = _("Somebody else changed the review of run %(run)s meanwhile. Look at it again.")
         raise RunStateError(text % {"run": run.pk}, str(run.pk))
+    if rating == Review.Rating.BAD:
+        stop_after(run.pk)
     return reviews.get(pk=run.pk)
 
 

@@ -95,6 +95,7 @@ class Tool(Options, Generic[P, R]):
             **{name: value for name in _TOLD_WHERE_SET if (value := getattr(self, name))},
             **({"sensitive_results": list(self.sensitive_results)} if self.sensitive_results else {}),
             **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
+            **({} if self.rules is None else {"rules": self.rules}),
         }
 
     # A call's life
@@ -357,6 +358,7 @@ def tool(
     deferred: bool = False,
     untrusted: bool = False,
     outward: bool = False,
+    rules: bool | None = None,
 ) -> Any:
     """Declare a function as a tool, as `@tool` or as `@tool(...)`.
 

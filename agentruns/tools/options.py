@@ -55,6 +55,7 @@ class ToolKeywords(ChildKeywords, total=False):
     deferred: bool
     untrusted: bool
     outward: bool
+    rules: bool | None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,6 +82,7 @@ class Options:
     deferred: bool = False  # a gated or waiting call is a run of its own, and its run goes on meanwhile
     untrusted: bool = False  # it reads text that outsiders wrote
     outward: bool = False  # it sends, pays or publishes: a person is asked once outsiders' text was read
+    rules: bool | None = None  # whether standing rules may answer; None: unless its risk is high
     only_answers: bool = False  # a question for a person: never executed
     only_waits: bool = False  # nothing happens outside: its handler only says what to wait for
     agent: str = ""  # name of the agent to which the tool hands a task; its run is a child of the caller's
@@ -127,6 +129,8 @@ class Options:
         for flag in ("safe_to_retry", "transactional", "parallel", "deferred", "untrusted", "outward"):
             if not isinstance(getattr(self, flag), bool):
                 yield f"{flag} must be True or False, not {getattr(self, flag)!r}."
+        if self.rules not in (True, False, None):
+            yield f"rules must be True, False or None, not {self.rules!r}."
         for hook, given in _HOOKS.items():
             value = getattr(self, hook)
             if isinstance(value, bool) and hook == "requires_approval":

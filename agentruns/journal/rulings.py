@@ -1,0 +1,114 @@
+"""The tables of standing rules: they change in the transaction of the journal's rows that say why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.utils.translation import gettext as _
+
+from agentruns.exceptions import JournalConflictError
+from agentruns.journal import events
+from agentruns.journal.batch import Batch
+from agentruns.journal.fold import Call
+from agentruns.journal.rules import Match
+from agentruns.models import ApprovalRule, RuleChange, RuleDecision
+from agentruns.models.statuses import ApprovalStatus, Orphan, Outcome
+from agentruns.utils.db import in_transaction
+
+DOUBTFUL = (Orphan.HELD, Orphan.SURFACED)
+
+
+@dataclass(slots=True)
+class Ruling:
+    """What a rule decides about a card of a batch; `refused` explains why the database did not let it."""
+
+    match: Match
+    call_id: str
+    approval_id: str
+    effect: str
+    refused: str = ""
+
+
+def concerns(batch: Batch) -> bool:
+    """Check whether a batch changes tables of standing rules, without a query."""
+    return bool(batch.rulings) or next(_calls(batch), None) is not None
+
+
+def project(alias: str, batch: Batch) -> None:
+    """Record the rulings of a batch; give back what counts for calls that never start; stop rules in doubt.
+
+    Raises JournalConflictError if an active rule may not decide as the batch says. Its ruling then says why,
+    and the writer builds another batch without it.
+    """
+    run, is_refused = batch.state.run, False
+    for ruling in sorted(batch.rulings, key=lambda each: str(each.match.rule.pk)):  # one order of locks
+        rule, about = ruling.match.rule, {"call_id": ruling.call_id, "approval_id": ruling.approval_id}
+        amounts = ruling.match.amounts
+        why = RuleDecision.record(alias, rule, ruling.effect, amounts, run_id=run.run_id, **about)
+        if why and rule.status == ApprovalRule.Status.ACTIVE:
+            ruling.refused, is_refused = why, True
+    if is_refused:
+        raise JournalConflictError(f"Run {run.run_id}: a standing rule does not decide as it was read.")
+    calls = [*_calls(batch)]
+    if unused := [call.id for call, rule_id in calls if _is_unused(call)]:
+        RuleDecision.release(alias, run.run_id, unused)
+    for rule_id in sorted({rule_id for call, rule_id in calls if _is_doubted(call)}):
+        stop(
+            alias, rule_id, _("A call that the rule approved is in doubt: run %(run)s.") % {"run": run.run_id}
+        )
+
+
+def stop(alias: str, rule_id: UUID | str, why: str) -> bool:
+    """Stop a rule if it is active; return whether it was. Needs an open transaction."""
+    status = ApprovalRule.Status
+    return move(alias, rule_id, [status.ACTIVE], status.STOPPED, why)
+
+
+def outdated(alias: str, rule: ApprovalRule) -> None:
+    """Put a live rule back to a draft, because it was written for other parameters of its tool."""
+    why = _("The parameters of %(tool)s have changed since the rule was written.") % {"tool": rule.tool}
+    live, draft = ApprovalRule.LIVE, ApprovalRule.Status.DRAFT
+    in_transaction(alias, lambda: move(alias, rule.pk, live, draft, why))
+
+
+def move(
+    alias: str,
+    rule_id: UUID | str,
+    before: Collection[str],
+    status: str,
+    why: str,
+    actor: Any = None,
+    **columns: Any,
+) -> bool:
+    """Change a rule's status if it is one of `before`, and log the change; return whether it was.
+
+    Needs an open transaction.
+    """
+    rules = ApprovalRule.objects.using(alias).filter(pk=rule_id, status__in=before)
+    if rules.update(status=status, why=why, **columns) != 1:
+        return False
+    who = events.actor_ref(actor) or events.PROGRAM
+    change = RuleChange(rule_id=rule_id, status=status, why=why, actor_id=who["id"], actor_name=who["name"])
+    RuleChange.objects.using(alias).bulk_create([change])
+    return True
+
+
+def _calls(batch: Batch) -> Iterator[tuple[Call, str]]:
+    """Yield the calls with rows in a batch about which a rule decided last, each with the rule's id."""
+    for call_id in batch.before:
+        call = batch.state.run.calls.get(call_id)
+        if call is not None and call.approval is not None and call.approval.rule:
+            yield call, call.approval.rule
+
+
+def _is_unused(call: Call) -> bool:
+    """Check whether a call can never start by the rule's decision: it has a result, or people are asked."""
+    is_asked = call.approval is not None and call.approval.status == ApprovalStatus.PENDING
+    return not call.attempt and not call.may_be_lost and (not call.is_open or is_asked)
+
+
+def _is_doubted(call: Call) -> bool:
+    return call.orphan in DOUBTFUL or call.in_doubt or call.outcome == Outcome.UNKNOWN
