@@ -66,7 +66,7 @@ def _matches(driver: Driver, tool: Tool, intent: Intent, rules: list[ApprovalRul
         return []
     run, schema = driver.run, schema_hash(tool.input_schema)
     facts = Facts(intent.arguments, run.context, tuple(run.requesters))
-    untrusted, matches = bool(intent.approval and intent.approval.get("untrusted")), list[Match]()
+    untrusted, matches = bool(gate.warned(driver, tool)), list[Match]()
     for rule in rules:
         if rule.schema != schema:
             outdated(driver.alias, rule)

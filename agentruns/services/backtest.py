@@ -15,7 +15,7 @@ from uuid import UUID
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from agentruns.conf import settings
-from agentruns.engine.gate import REQUIRES
+from agentruns.engine.gate import OUTWARD, REQUIRES
 from agentruns.engine.rules import why_never
 from agentruns.exceptions import NotFoundError, PermissionDeniedError
 from agentruns.journal import events
@@ -218,7 +218,11 @@ def _past(scope: str, agent: str, tool: str, untrusted: bool) -> QuerySet[Approv
     by_rule = RuleDecision.objects.using(alias).filter(approval_id=OuterRef("pk"), is_dry=False)
     by_rule = by_rule.filter(effect__in=AGREES, released_at=None)
     cards = Approval.objects.using(alias).filter(tool_name=tool, run__agent=agent, run__scope=scope)
-    return cards.filter(~Exists(by_rule), status__in=VERDICTS, why=REQUIRES.format(tool=tool))
+    own, about = REQUIRES.format(tool=tool), re.escape(OUTWARD.format(tool=tool, readers="@"))
+    is_asked = Q(why=own)
+    if untrusted:
+        is_asked |= Q(why__regex=f"^{about.replace('@', '[^.]*')}( {re.escape(own)})?$")
+    return cards.filter(is_asked, ~Exists(by_rule), status__in=VERDICTS)
 
 
 def _cards(approvals: QuerySet[Approval]) -> Iterator[Card]:
