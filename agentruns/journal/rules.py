@@ -6,16 +6,16 @@ A rule never guesses: a missing member, another type or a negative amount means 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from django.utils import timezone
 from django.utils.crypto import salted_hmac
 from django.utils.formats import date_format
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _, gettext_lazy
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
@@ -193,17 +193,22 @@ def mistakes(
             text = _("Condition %(place)d must have path, op and value; op is one of %(names)s.")
             yield text % {"place": place, "names": names}
             continue
-        if why := _wrong_path(each["path"], schema, hidden) or _wrong_value(each, schema):
+        if why := wrong_condition(each, schema, hidden):
             yield _("Condition %(place)d: %(why)s") % {"place": place, "why": why}
     for place, each in enumerate(caps, 1):
         if not isinstance(each, dict) or each.keys() != {"of", "most", "seconds", "per"}:
             yield _("Cap %(place)d must have of, most, seconds and per.") % {"place": place}
             continue
-        if why := _wrong_cap(each, schema, hidden):
+        if why := wrong_cap(each, schema, hidden):
             yield _("Cap %(place)d: %(why)s") % {"place": place, "why": why}
 
 
-def _wrong_path(path: Any, schema: Mapping[str, Any], hidden: set[str]) -> str:
+def wrong_condition(condition: Mapping[str, Any], schema: Mapping[str, Any], hidden: Collection[str]) -> str:
+    """Explain what is wrong with one condition; "" if nothing is."""
+    return _wrong_path(condition["path"], schema, hidden) or _wrong_value(condition, schema)
+
+
+def _wrong_path(path: Any, schema: Mapping[str, Any], hidden: Collection[str]) -> str:
     if path == "requester":
         return ""
     place, *names = path.split(".") if isinstance(path, str) and len(path) <= NAME_LENGTH else [""]
@@ -228,7 +233,7 @@ def _wrong_value(condition: Mapping[str, Any], schema: Mapping[str, Any]) -> str
     else:
         given = value if op == "in" else [value]
         is_list = isinstance(given, list) and 0 < len(given) <= 1000
-        is_right = is_list and all(_type_of(each) & types for each in given)
+        is_right = is_list and all(type_of(each) & types for each in given)
         wants = _("of the parameter's type")
         wants = _("a list of values of the parameter's type") if op == "in" else wants
     if not is_right:
@@ -244,7 +249,8 @@ def _wrong_value(condition: Mapping[str, Any], schema: Mapping[str, Any]) -> str
     return ""
 
 
-def _wrong_cap(cap: Mapping[str, Any], schema: Mapping[str, Any], hidden: set[str]) -> str:
+def wrong_cap(cap: Mapping[str, Any], schema: Mapping[str, Any], hidden: Collection[str]) -> str:
+    """Explain what is wrong with one cap; "" if nothing is."""
     of, seconds, most, per = cap["of"], cap["seconds"], number(cap["most"]), cap["per"]
     if not isinstance(per, list | tuple) or len(per) > MOST_CONDITIONS:
         return _("per must be a list of paths.")
@@ -272,7 +278,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _type_of(value: Any) -> set[str]:
+def type_of(value: Any) -> set[str]:
     """List the JSON types of a single value: a whole number is a number, too; a boolean is neither."""
     if isinstance(value, bool):
         return {"boolean"}
@@ -293,7 +299,7 @@ def types_at(schema: Mapping[str, Any], names: list[str]) -> set[str]:
         types |= {
             kind
             for each in [*form.get("enum", []), *([form["const"]] if "const" in form else [])]
-            for kind in _type_of(each)
+            for kind in type_of(each)
         }
     return types
 
@@ -311,42 +317,42 @@ def _flat(schema: Mapping[str, Any], forms: Iterable[Any], depth: int = 0) -> It
         yield from _flat(schema, inner, depth + 1)
 
 
-def sentence(rule: ApprovalRule) -> str:
-    """Explain a rule in one sentence."""
+def sentence(rule: ApprovalRule, show: Callable[[str], str] = str) -> str:
+    """Explain a rule in one sentence; `show` formats each of its names and values."""
     verbs = {
         ApprovalRule.Effect.APPROVE: _("Approve %(tool)s"),
         ApprovalRule.Effect.DENY: _("Deny %(tool)s"),
         ApprovalRule.Effect.ASK: _("Ask a person about %(tool)s"),
     }
-    parts = [verbs[ApprovalRule.Effect(rule.effect)] % {"tool": rule.tool}]
+    parts = [verbs[ApprovalRule.Effect(rule.effect)] % {"tool": show(rule.tool)}]
     said = []
     for each in conditions_of(rule):
-        value = (
-            each.value
-            if isinstance(each.value, str) and each.op in ("<=", ">=")
-            else canonical.dumps(each.value)
-        )
-        said.append(WORDS[each.op] % {"path": _short(each.path), "value": value})
+        values = each.value if each.op == "in" else [each.value]
+        is_number = isinstance(each.value, str) and each.op in ("<=", ">=")
+        value = ", ".join(show(one if is_number else canonical.dumps(one)) for one in values)
+        said.append(WORDS[each.op] % {"path": show(short(each.path)), "value": value})
     if said:
         parts[0] += " " + _("if %(conditions)s") % {"conditions": _(" and ").join(said)}
-    for cap in caps_of(rule):
-        facts = {"most": cap.most, "of": _short(cap.of), "window": _window(cap.seconds)}
-        facts["per"] = "".join(_(" per %(path)s") % {"path": _short(path)} for path in cap.per)
-        form = (
-            _("at most %(most)s calls%(per)s in %(window)s")
-            if cap.of == COUNT
-            else _("at most %(most)s of %(of)s%(per)s in %(window)s")
-        )
-        parts.append(form % facts)
+    parts += [limit(cap, show) for cap in caps_of(rule)]
     if rule.expires_at is not None:
-        parts.append(
-            _("until %(when)s") % {"when": date_format(localtime(rule.expires_at), "DATETIME_FORMAT")}
-        )
+        when = date_format(timezone.localtime(rule.expires_at), "DATETIME_FORMAT")
+        parts.append(_("until %(when)s") % {"when": when})
     return ", ".join(parts) + "."
 
 
-def _short(path: str) -> str:
-    return path.removeprefix("arguments.")
+def limit(cap: Cap, show: Callable[[str], str] = str) -> str:
+    """Explain a cap, such as "at most 5 calls per customer in a day"; `show` formats its names."""
+    facts = {"most": cap.most, "of": show(short(cap.of)), "window": _window(cap.seconds)}
+    facts["per"] = "".join(_(" per %(path)s") % {"path": show(short(path))} for path in cap.per)
+    if cap.of == COUNT:
+        return _("at most %(most)s calls%(per)s in %(window)s") % facts
+    return _("at most %(most)s of %(of)s%(per)s in %(window)s") % facts
+
+
+def short(path: str) -> str:
+    """Shorten "arguments.cents" to "cents", unless that could be taken for another path."""
+    name = path.removeprefix("arguments.")
+    return path if name.partition(".")[0] in ("arguments", "context", "requester") else name
 
 
 def _window(seconds: int) -> str:
