@@ -36,7 +36,7 @@ from agentruns.admin.runs.actions import is_silent
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
 from agentruns.journal import masking, outbox, policy
-from agentruns.models import Approval, Control, Notification, Run, querysets
+from agentruns.models import Approval, ApprovalRule, Control, Notification, Run, querysets
 from agentruns.services import permissions, switches
 from agentruns.services.runs import starting, waiting
 from agentruns.utils import clock, redaction
@@ -79,6 +79,8 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
     runs = [(_("Runs"), _("Search runs"), page_url(site, Run))] if sees_runs else []
     approvals = [(_("Approvals"), _("Search approvals"), page_url(site, Approval))] if sees_approvals else []
     page = {"figures": [], "poll_url": page_url(site, Run, "figures"), "lists": runs + approvals}
+    if may_view(site, request, ApprovalRule):
+        page["rules_url"] = page_url(site, ApprovalRule)
     alias = settings.DATABASE
     # In the caller's transaction a failed query fails all later queries, unless a savepoint undoes it.
     # Outside a transaction none is begun, because on SQLite it would wait for a writer.

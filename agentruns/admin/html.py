@@ -25,7 +25,7 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
-from agentruns.models import Approval, Run
+from agentruns.models import Approval, ApprovalRule, Run
 from agentruns.tools.card import one_line
 from agentruns.utils import clock
 from agentruns.utils.characters import END, FIRST_STRONG, MANY, isolated, pieces, turns
@@ -280,11 +280,14 @@ TONES = {
     "answered": "good",
     "denied": "bad",
     "high": "bad",
+    "active": "good",
+    "dry-run": "waits",
+    "stopped": "bad",
 }
 
 
-def status_badge(row: Run | Approval) -> SafeString:
-    """Build the badge of the status of a run or an approval."""
+def status_badge(row: Run | Approval | ApprovalRule) -> SafeString:
+    """Build the badge of the status of a run, an approval or a rule."""
     return badge(TONES.get(row.status, "plain"), row.get_status_display())
 
 

@@ -26,7 +26,18 @@ import agentruns
 from agentruns import Image, Pending, Policy, Text, run_agent, session_token, start_run, tool
 from agentruns.api import router
 from agentruns.journal.policy import ACTIONS
-from agentruns.models import ApiToken, Approval, Event, Message, Review, Run, Session
+from agentruns.models import (
+    ApiToken,
+    Approval,
+    ApprovalRule,
+    Event,
+    Message,
+    Review,
+    RuleChange,
+    Run,
+    Session,
+)
+from agentruns.services import rules
 from agentruns.services.api_tokens import create_token
 from agentruns.urls import urlpatterns
 from tests.admin.world import dying
@@ -163,7 +174,7 @@ API = {
     "nothing": set[str](),
 }
 CONSOLE = {
-    **{key: {"stranger", "superuser"} for key in ("list tokens", "see switches")},
+    **{key: {"stranger", "superuser"} for key in ("list tokens", "see switches", "rules")},
     **{
         key: {"superuser"}
         for key in ("do with one's own", "operate", "reveal", "see token", "revoke", "switch")
@@ -262,8 +273,9 @@ RUN_POSTS = {
 DECISIONS = ("approve", "edit", "answer", "deny", "extend")
 CONSOLE_POSTS = {
     "run": RUN_POSTS,
-    "approval": {**dict.fromkeys(DECISIONS, "decide"), "reveal": "reveal"},
+    "approval": {**dict.fromkeys(DECISIONS, "decide"), "reveal": "reveal", "draft_rule": "nothing"},
     "apitoken": {"revoke": "revoke"},
+    "approvalrule": dict.fromkeys(("try", "activate", "stop", "retire", "backtest"), "rules"),
 }
 READS = {
     "run": {
@@ -272,10 +284,11 @@ READS = {
     },
     "approval": {"turn", "history", "change"},
     "apitoken": {"history", "change"},
+    "approvalrule": {"history", "change"},
 }  # fmt: skip
 ABOUT_A_LIST = {"news", "figures", "start", "costs", "csv", "in_doubt", "switches"}
-LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens"}
-SEES = {"run": "see", "approval": "see approval", "apitoken": "see token"}
+LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens", "approvalrule": "rules"}
+SEES = {"run": "see", "approval": "see approval", "apitoken": "see token", "approvalrule": "rules"}
 # In a shell the program acts, or the person that --user names.
 SHELL = {
     "create_api_token", "drain_runs", "erase", "export_run", "fork_run", "import_run", "list_runs",
@@ -324,6 +337,7 @@ class Ids(NamedTuple):
     seq: str = "1"
     sha256: str = sha256(PHOTO).hexdigest()
     name: str = "payment"  # of an event
+    rule: str = ""
 
 
 KEYS = Ids._fields[: Ids._fields.index("owner")]
@@ -350,12 +364,18 @@ def ids() -> Ids:
     its = (waiter, Message.objects.get(run=waiter, kind="event_awaited").call_id)
     found = (waiting.run_id, doubt.run_id, doubt.orphans[0], card.pk, own.pk, waiting.session_key)
     digests = {"approval": card.digest, "own": own.digest}
-    return Ids(*map(str, (*found, token.pk, ended, *its, owner.pk)), digests)
+    note = {"path": "arguments.note", "op": "==", "value": "lamp"}
+    rule = rules.draft_rule(None, name="small", agent="gated", tool="pay", conditions=[note])
+    rules.try_rule(rule.pk, None)
+    return Ids(*map(str, (*found, token.pk, ended, *its, owner.pk)), digests, rule=str(rule.pk))
+
+
+MODELS = (Run, Approval, Message, ApiToken, Review, Event, ApprovalRule, RuleChange)
 
 
 def rows() -> Any:
     """Read the tables as they are: the models would take a third of the time of all doors."""
-    tables = [model._meta for model in (Run, Approval, Message, ApiToken, Review, Event)]
+    tables = [model._meta for model in MODELS]
     with connection.cursor() as cursor:
         return [
             cursor.execute(f"SELECT * FROM {table.db_table} ORDER BY {table.pk.column}").fetchall()
@@ -561,7 +581,7 @@ def test_no_token_opens_a_page(ids: Ids, settings: Any) -> None:
 
 
 def console_path(model: str, name: str, route: str, ids: Ids) -> str:
-    key = {"run": ids.run, "approval": ids.approval, "apitoken": ids.token}[model]
+    key = {"run": ids.run, "approval": ids.approval, "apitoken": ids.token, "approvalrule": ids.rule}[model]
     parts = {"object_id": key, "seq": "1", "sha256": ids.sha256, "call_id": ids.call, "run_id": ids.run}
     path = re.sub("<\\w+:(\\w+)>", lambda part: parts[part[1]], route)
     if "calls/" in path:

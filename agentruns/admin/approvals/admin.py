@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns import journal, services
-from agentruns.admin import approvals as pages, base, filters, html
+from agentruns.admin import approvals as pages, base, filters, html, rules
 from agentruns.admin.runs.list import note_waits
 from agentruns.models import Approval, Run, fields, querysets
 
@@ -73,6 +73,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     pages = (base.View("news", "base.news_view"), base.View("turn", TURN, "turn/<str:run_id>/"))
     views = (
         base.View("reveal", "approvals.admin.reveal_view", acts=True),
+        base.View("draft_rule", "rules.draft_view", "draft-rule/", acts=True),
         *(base.View(verb, DECIDE, options={"verb": verb}, acts=True) for verb in VERBS),
     )
 
@@ -175,7 +176,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
         queue, url = pages.decide.queue(self, request), partial(self.url, request, "change")
         urls = {
             **base.ways(queue, obj.pk, filters.QUEUED, url),
-            "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal")},
+            "urls": {verb: self.url(request, verb, obj.pk) for verb in (*VERBS, "reveal", "draft_rule")},
             "turn_url": self.url(request, "turn", obj.run_id) if others_wait and card.pending else "",
             "list_url": self.url(request, "changelist"),
             "run_url": self.other_page(request, Run, obj.run_id),
@@ -188,13 +189,13 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
         if revealed:
             services.permissions.reveal(request.user, obj, door=base.CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))
-        values = pages.card.context_of(card)
+        values, about = pages.card.context_of(card), rules.of_card(self, request, obj)
         flags: list[tuple[Any, str]] = []  # each with the page that it is about
         for flag in values["flags"]:
             run_url = self.other_page(request, Run, flag.run_id) if flag.run_id else ""
             equal_url = base.page_url(self.admin_site, Approval, same=flag.same_call)
             flags.append((flag, equal_url if flag.same_call else run_url))
-        context = {**values, **pages.card.buttons(card), **urls, "flags": flags, **context}
+        context = {**values, **pages.card.buttons(card), **urls, "flags": flags, **about, **context}
         return self.render(request, obj, title=html.plain(card.face.title), **context)
 
     def log_change(self, request: HttpRequest, obj: Approval, message: Any) -> Any:
