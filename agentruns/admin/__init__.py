@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 
 from agentruns.admin.approvals.admin import ApprovalAdmin
-from agentruns.admin.rules import RuleAdmin
+from agentruns.admin.rules.admin import RuleAdmin
 from agentruns.admin.runs.admin import RunAdmin
 from agentruns.admin.tokens import TokenAdmin
 from agentruns.conf import settings

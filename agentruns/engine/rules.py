@@ -12,6 +12,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.rules import Facts, Match, match, schema_hash
 from agentruns.journal.rulings import Ruling, outdated
 from agentruns.models import ApprovalRule, RuleDecision
+from agentruns.models.rule import BY_RULE
 from agentruns.models.statuses import GateVerdict, Verb
 from agentruns.tools import Tool
 from agentruns.tools.options import REQUESTER
@@ -22,7 +23,7 @@ VERBS = {ApprovalRule.Effect.APPROVE: Verb.APPROVE, ApprovalRule.Effect.DENY: Ve
 
 @dataclass(slots=True)
 class Answer:
-    """What the rules say about one call: the rulings to try in turn, and those of dry runs."""
+    """The rulings about one call, to be tried in turn, and those of dry runs."""
 
     intent: Intent
     approval: events.ApprovalRequested
@@ -131,8 +132,8 @@ def write(batch: Batch, answers: list[Answer]) -> None:
         payload = events.ApprovalDecided(
             verb=verb,
             digest=answer.intent.digest,
-            actor={"id": "", "name": f"{events.BY_RULE}{rule}"},
+            actor={"id": "", "name": f"{BY_RULE}{rule}"},
             reason=rule.reason,
-            channel=f"{events.BY_RULE}{rule.pk}",
+            channel=f"{BY_RULE}{rule.pk}",
         )
         batch.add(events.APPROVAL_DECIDED, payload, call=batch.state.run.calls[answer.intent.id])

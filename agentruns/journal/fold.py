@@ -14,6 +14,7 @@ from agentruns.agents import prices
 from agentruns.journal import events
 from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Actor, Row
+from agentruns.models.rule import BY_RULE
 from agentruns.models.statuses import (
     ApprovalStatus,
     GateVerdict,
@@ -419,7 +420,7 @@ class RunState:
         approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
         approval.decided_at = row.created_at
         channel = payload["channel"]
-        approval.rule = channel.removeprefix(events.BY_RULE) if channel.startswith(events.BY_RULE) else ""
+        approval.rule = channel.removeprefix(BY_RULE) if channel.startswith(BY_RULE) else ""
         if payload["verb"] == Verb.APPROVE:
             if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals
                 call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True

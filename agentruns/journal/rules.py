@@ -39,7 +39,7 @@ COUNT = "count"  # `of` of a cap that counts calls
 
 
 class Facts(NamedTuple):
-    """What a rule may look at."""
+    """The values of a call that a rule may look at."""
 
     arguments: Mapping[str, Any]
     context: Mapping[str, Any]

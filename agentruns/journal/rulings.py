@@ -23,7 +23,7 @@ DOUBTFUL = (Orphan.HELD, Orphan.SURFACED)
 
 @dataclass(slots=True)
 class Ruling:
-    """What a rule decides about a card of a batch; `refused` explains why the database did not let it."""
+    """A rule's decision about a card of a batch; `refused` explains why the database did not let it."""
 
     match: Match
     call_id: str

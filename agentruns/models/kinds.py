@@ -23,8 +23,6 @@ VERSION = 1
 
 COPIED = "copied"  # key in the payload of a row that a fork copied, which is skipped by the fork's fold
 
-BY_RULE = "rule:"  # channel of a decision by a standing rule, before the rule's id
-
 # Reasons of a `user` row that is no task
 OUTPUT_INVALID = "output_invalid"  # no user wrote it
 MESSAGE = "message"  # sent while the run was open

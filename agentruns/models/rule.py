@@ -1,4 +1,4 @@
-"""Standing rules that answer requests for approval, what the rules decided, and the log of their changes."""
+"""Standing rules that answer requests for approval, their decisions, and the log of their changes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import later
 from agentruns.utils.ids import uuid7
 
+BY_RULE = "rule:"  # channel of a decision by a standing rule, before the rule's id
+
 
 class Amount(NamedTuple):
-    """How much a call counts toward one cap of a rule; `key` is a keyed hash of the cap's key."""
+    """The amount of a call that counts toward one cap of a rule; `key` is a keyed hash of the cap's key."""
 
     cap: int  # place in ApprovalRule.caps
     key: str
@@ -48,7 +50,7 @@ class ApprovalRule(models.Model):
         RETIRED = "retired", _("retired")
 
     class Effect(models.TextChoices):
-        """What a rule does with a card, in the order of precedence."""
+        """The answers of a rule to a card, in the order of precedence."""
 
         DENY = "deny", _("deny")
         ASK = "ask", _("ask a person")
@@ -109,7 +111,7 @@ class ApprovalRule(models.Model):
 
 
 class RuleDecision(models.Model):
-    """What a rule decided about one card, or would have decided on its dry run."""
+    """The decision of a rule about one card, or the one that it would have made on its dry run."""
 
     rule = models.ForeignKey(ApprovalRule, on_delete=models.PROTECT, related_name="decisions")
     run_id = models.UUIDField(_("run"))
@@ -169,8 +171,9 @@ class RuleDecision(models.Model):
 
     @classmethod
     def used(cls, alias: str, rule: ApprovalRule, cap: int, key: str | None = None) -> Decimal:
-        """Sum what counts toward a cap now, of one key or of all."""
-        rows = RuleAmount._default_manager.using(alias).filter(rule=rule, cap=cap)
+        """Sum what counts toward a cap now, of one key or of all; a dry run has counts of its own."""
+        is_dry = rule.status == ApprovalRule.Status.DRY_RUN
+        rows = RuleAmount._default_manager.using(alias).filter(rule=rule, cap=cap, decision__is_dry=is_dry)
         rows = rows.filter(at__gt=later(-rule.caps[cap]["seconds"]), decision__released_at=None)
         rows = rows if key is None else rows.filter(key=key)
         return rows.aggregate(sum=Sum("amount"))["sum"] or Decimal(0)
@@ -179,11 +182,12 @@ class RuleDecision(models.Model):
     def release(cls, alias: str, run_id: UUID, call_ids: Iterable[str]) -> None:
         """Give back what decisions about these calls have counted, because the calls were never started."""
         rows = cls._default_manager.using(alias).filter(run_id=run_id, call_id__in=[*call_ids])
-        rows.filter(released_at=None).update(released_at=Now())
+        rows = rows.filter(effect=ApprovalRule.Effect.APPROVE, is_dry=False, released_at=None)
+        rows.update(released_at=Now())
 
 
 class RuleAmount(models.Model):
-    """How much one decision counts toward one cap of its rule."""
+    """The amount that one decision counts toward one cap of its rule."""
 
     decision = models.ForeignKey(RuleDecision, on_delete=models.CASCADE, related_name="amounts")
     rule = models.ForeignKey(ApprovalRule, on_delete=models.PROTECT, related_name="+", db_index=False)

@@ -3,6 +3,6 @@ from typing import TYPE_CHECKING
 from agentruns.utils.late import modules_of
 
 if TYPE_CHECKING:
-    from agentruns.services import api_tokens, permissions, runs, sweep
+    from agentruns.services import api_tokens, permissions, rules, runs, sweep
 else:
     __getattr__ = modules_of(__name__)

@@ -42,7 +42,7 @@ AGREES = {ApprovalRule.Effect.APPROVE: "approved", ApprovalRule.Effect.DENY: "de
 
 @dataclass
 class Agreement:
-    """How often a rule and people decided alike; `disagreements` are the newest, with what people did."""
+    """Counts of cards that a rule and people decided; `disagreements` are the newest, with the verdict."""
 
     decided: int = 0  # by the rule and by people
     agreed: int = 0
@@ -62,7 +62,7 @@ class Agreement:
 
 @dataclass
 class Backtest(Agreement):
-    """What a rule would have decided about cards of the past that people have decided."""
+    """Counts of cards of the past that people have decided, and that a rule was tried on."""
 
     tried: int = 0
     fits: int = 0  # cards that the conditions fit
@@ -72,7 +72,7 @@ class Backtest(Agreement):
 
 @dataclass
 class Window:
-    """What counts toward one cap at a time of the past, oldest first."""
+    """The amounts that count toward one cap at a time of the past, oldest first."""
 
     amounts: deque[tuple[datetime, Decimal]] = field(default_factory=deque)
     total: Decimal = Decimal(0)
@@ -188,7 +188,7 @@ def suggest(approval: Approval, actor: Any) -> Suggestion | None:
         return None
     if not match(rule, Facts(approval.arguments, run.context, ())):
         return None
-    name = re.sub("[^a-z0-9_-]", "-", f"{rule.tool}-like-{str(approval.pk)[-6:]}".lower()).lstrip("-_")
+    name = re.sub("[^a-z0-9_-]", "-", f"{rule.tool}-like-{str(approval.pk)[-6:]}".lower())[-64:].lstrip("-_")
     return Suggestion(name, rule.conditions, len(likes), sentence(rule))
 
 

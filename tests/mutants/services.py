@@ -351,13 +351,13 @@ TRIED = ("db/test_context_values.py::test_a_masked_value_is_not_found_by_trying"
 RULES = "admin/test_rules.py::test_"
 SHOWN = [
     mutant("rules: a page that shows an older status changes nothing",
-        Edit("admin/rules.py", 'if verb != "stop" and request.POST', "if False and request.POST"),
+        Edit("admin/rules/page.py", 'if verb != "stop" and request.POST', "if False and request.POST"),
         f"{RULES}a_page_that_shows_an_older_status_changes_nothing_but_stop_stops"),
     mutant("rules: redacted values fill no form",
-        Edit("admin/rules.py", "    if redacted(value) != value:", "    if False:"),
+        Edit("admin/rules/page.py", "    if redacted(value) != value:", "    if False:"),
         f"{RULES}what_the_project_redacts_is_redacted_and_never_fills_a_form"),
     mutant("rules: an empty text stays one in a new version",
-        Edit("admin/rules.py", 'is_same and value and "\\n" not in value', 'is_same and "\\n" not in value'),
+        Edit("admin/rules/page.py", 'is_same and value and "\\n" not in value', 'is_same and "\\n" not in value'),
         f"{RULES}a_new_version_is_filled_with_the_values_of_the_old_one_and_loses_none"),
     mutant("contexts: the API finds no value that is masked",
         Edit("api/runs.py", "if bounds.said(run.context.get(name)) == value]", "if True]"),

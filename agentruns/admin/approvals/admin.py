@@ -15,8 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns import journal, services
-from agentruns.admin import approvals as pages, base, filters, html, rules
-from agentruns.admin.runs.list import note_waits
+from agentruns.admin import approvals as pages, base, filters, html, rules, runs
 from agentruns.models import Approval, Run, fields, querysets
 
 DECIDE, TURN = "approvals.decide.decide_view", "approvals.decide.turn_view"
@@ -73,7 +72,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     pages = (base.View("news", "base.news_view"), base.View("turn", TURN, "turn/<str:run_id>/"))
     views = (
         base.View("reveal", "approvals.admin.reveal_view", acts=True),
-        base.View("draft_rule", "rules.draft_view", "draft-rule/", acts=True),
+        base.View("draft_rule", "rules.page.draft_view", "draft-rule/", acts=True),
         *(base.View(verb, DECIDE, options={"verb": verb}, acts=True) for verb in VERBS),
     )
 
@@ -184,12 +183,12 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
             "wants_password": card.pending and services.permissions.needs_password(request, obj),
         }
         if (parent := pages.around.seen_by(request.user, obj.run.parent_id)) is not None:
-            note_waits([parent])
+            runs.list.note_waits([parent])
             urls |= {"parent": parent, "parent_url": self.other_page(request, Run, parent.pk)}
         if revealed:
             services.permissions.reveal(request.user, obj, door=base.CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))
-        values, about = pages.card.context_of(card), rules.of_card(self, request, obj)
+        values, about = pages.card.context_of(card), rules.page.of_card(self, request, obj)
         flags: list[tuple[Any, str]] = []  # each with the page that it is about
         for flag in values["flags"]:
             run_url = self.other_page(request, Run, flag.run_id) if flag.run_id else ""

@@ -1,4 +1,4 @@
-"""Standing rules in the console: their list, the page of one, the form of a new one, and a card's part."""
+"""The page of a standing rule, the form of a new one, and a card's part about rules."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.utils import timezone
 from django.utils.formats import number_format
-from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _, gettext_lazy
 
-from agentruns.admin import base, html
+from agentruns.admin import html
+from agentruns.admin.base import ReadOnlyAdmin, is_uuid, status_of
 from agentruns.admin.forms import MomentField
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.engine.rules import why_never
 from agentruns.exceptions import AgentRunsError, NotFoundError, RuleStateError
-from agentruns.journal import events, masking, policy, rules as written
+from agentruns.journal import masking, policy, rules as written
 from agentruns.models import Approval, ApprovalRule, RuleDecision
+from agentruns.models.rule import BY_RULE
 from agentruns.services import backtest, permissions, rules
 from agentruns.tools import Tool
 from agentruns.utils.redaction import redacted
@@ -49,87 +49,41 @@ UNITS = {86400: gettext_lazy("days"), 3600: gettext_lazy("hours"), 1: gettext_la
 EXPIRY = MomentField(required=False, error_messages={"invalid": gettext_lazy("It expires at no time.")})
 
 
-class RuleAdmin(base.ReadOnlyAdmin):
-    """The console's pages of standing rules."""
-
-    list_display = ("sentence", "where", "about", "decided_at")
-    list_display_links = ("sentence",)
-    list_filter = ("status", ("tool", admin.AllValuesFieldListFilter))
-    ordering = ("name", "scope", "-version")
-    page_template = "agentruns/admin/rule.html"
-    change_list_template = "agentruns/admin/rules.html"
-    pages = (base.View("add", "rules.form_view"),)
-    views = (
-        *(base.View(verb, "rules.press_view", options={"verb": verb}, acts=True) for verb in VERBS),
-        base.View("backtest", "rules.backtest_view", acts=True, in_transaction=False),
-    )
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Check whether the user may see rules; a permission to write or to activate them suffices."""
-        may = partial(permissions.may, request.user)
-        return super().has_view_permission(request, obj) or may("write_rule") or may("activate_rule")
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Check whether the user may write rules, by the form of this module."""
-        return permissions.may(request.user, "write_rule")
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Select the rules that the user may see."""
-        return rules.list_rules(request.user)
-
-    @admin.display(description=gettext_lazy("rule"), ordering="name")
-    def sentence(self, rule: ApprovalRule) -> SafeString:
-        """Show the rule's name and version, and its sentence."""
-        sentence = written.sentence(rule, partial(html.plain_line, limit=html.ONE_LINE))
-        return html.two_lines(html.visible(rule), html.cut(sentence, 2 * html.LINE))
-
-    @admin.display(description=gettext_lazy("status"), ordering="status")
-    def where(self, rule: ApprovalRule) -> SafeString:
-        """Show the status, with its expiry while the rule is live, or else with the reason."""
-        second = html.remaining(rule.expires_at) if rule.status in rule.LIVE else html.plain_line(rule.why)
-        return html.two_lines(html.status_badge(rule), second)
-
-    @admin.display(description=gettext_lazy("tool, agent"), ordering="tool")
-    def about(self, rule: ApprovalRule) -> SafeString:
-        """Show the tool that the rule answers; below it the agent and the scope."""
-        names = map(html.plain, filter(None, (rule.agent, rule.scope)))
-        return html.two_lines(html.visible(rule.tool), " · ".join(names))
-
-    def page(self, request: HttpRequest, obj: ApprovalRule, **context: Any) -> HttpResponse:
-        """Render the page of one rule; `tried` is the result of a backtest."""
-        versions = rules.list_rules(request.user).filter(name=obj.name, scope=obj.scope)
-        decisions = list(obj.decisions.order_by("-decided_at", "-pk")[:SHOWN])
-        may, results = partial(permissions.may, request.user, obj=obj), dict[str, Any](context)
-        results["dry"] = backtest.agreement(obj, request.user)
-        told = {name: results[name].disagreements for name in ("dry", "tried") if name in results}
-        keys = [pk for each in told.values() for pk, _did in each]
-        approvals = policy.visible_approvals(request.user).select_related("run__session")
-        approvals = approvals.filter(pk__in=[*keys, *(each.approval_id for each in decisions)])
-        cards = {
-            each.pk: (html.visible(each.title, html.LINE), self.other_page(request, Approval, each.pk))
-            for each in masking.masked_approvals(approvals)
-        }
-        about: dict[str, Any] = {
-            "rule": obj,
-            "sentence": written.sentence(obj, html.plain),
-            "buttons": [
-                verb
-                for verb, (status, _service, actions) in VERBS.items()
-                if obj.status in rules.BEFORE[status] and any(map(may, actions))
-            ],
-            "may_write": may("write_rule"),
-            "replaced": versions.filter(status=STATUS.ACTIVE).exclude(pk=obj.pk).first(),
-            "versions": versions[:SHOWN],
-            "caps": _caps(obj),
-            "differs": {name: [(cards.get(pk), did) for pk, did in each] for name, each in told.items()},
-            "decisions": [(each, cards.get(each.approval_id)) for each in decisions],
-            "changes": obj.changes.all()[:SHOWN],
-            "list_url": self.url(request, "changelist"),
-        }
-        return self.render(request, obj, title=_("Rule %s") % html.plain(obj), **about, **results)
+def page(admin: ReadOnlyAdmin, request: HttpRequest, obj: ApprovalRule, **context: Any) -> HttpResponse:
+    """Render the page of one rule; `tried` is the result of a backtest."""
+    versions = rules.list_rules(request.user).filter(name=obj.name, scope=obj.scope)
+    decisions = list(obj.decisions.order_by("-decided_at", "-pk")[:SHOWN])
+    may, results = partial(permissions.may, request.user, obj=obj), dict[str, Any](context)
+    results["dry"] = backtest.agreement(obj, request.user)
+    told = {name: results[name].disagreements for name in ("dry", "tried") if name in results}
+    keys = [pk for each in told.values() for pk, _did in each]
+    approvals = policy.visible_approvals(request.user).select_related("run__session")
+    approvals = approvals.filter(pk__in=[*keys, *(each.approval_id for each in decisions)])
+    cards = {
+        each.pk: (html.visible(each.title, html.LINE), admin.other_page(request, Approval, each.pk))
+        for each in masking.masked_approvals(approvals)
+    }
+    about: dict[str, Any] = {
+        "rule": obj,
+        "sentence": written.sentence(obj, html.plain),
+        "buttons": [
+            verb
+            for verb, (status, _service, actions) in VERBS.items()
+            if obj.status in rules.BEFORE[status] and any(map(may, actions))
+        ],
+        "may_write": may("write_rule"),
+        "replaced": versions.filter(status=STATUS.ACTIVE).exclude(pk=obj.pk).first(),
+        "versions": versions[:SHOWN],
+        "caps": _caps(obj),
+        "differs": {name: [(cards.get(pk), did) for pk, did in each] for name, each in told.items()},
+        "decisions": [(each, cards.get(each.approval_id)) for each in decisions],
+        "changes": obj.changes.all()[:SHOWN],
+        "list_url": admin.url(request, "changelist"),
+    }
+    return admin.render(request, obj, title=_("Rule %s") % html.plain(obj), **about, **results)
 
 
-def press_view(admin: RuleAdmin, request: HttpRequest, rule: ApprovalRule, verb: str) -> HttpResponse:
+def press_view(admin: ReadOnlyAdmin, request: HttpRequest, rule: ApprovalRule, verb: str) -> HttpResponse:
     """Press a button; except for Stop, refuse if the rule has changed since the page was shown."""
     if verb != "stop" and request.POST.get("seen") != str(rule.changes.values_list("pk", flat=True).first()):
         raise RuleStateError(_("The rule has changed since you looked. This is how it is now."))
@@ -139,7 +93,7 @@ def press_view(admin: RuleAdmin, request: HttpRequest, rule: ApprovalRule, verb:
     return admin.done(request, rule, text, text)
 
 
-def backtest_view(admin: RuleAdmin, request: HttpRequest, rule: ApprovalRule) -> HttpResponse:
+def backtest_view(admin: ReadOnlyAdmin, request: HttpRequest, rule: ApprovalRule) -> HttpResponse:
     """Try the rule on the cards that people have decided, and show the result on its page."""
     return admin.page(request, rule, tried=backtest.backtest(rule, request.user))
 
@@ -157,16 +111,14 @@ def _caps(rule: ApprovalRule) -> Iterator[tuple[str, str, int | None]]:
 # On the card of an approval
 
 
-def of_card(admin: base.ReadOnlyAdmin, request: HttpRequest, approval: Approval) -> dict[str, Any]:
+def of_card(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval) -> dict[str, Any]:
     """Build a card's template context about rules: who decided, what dry runs say, and a suggestion."""
     decisions = RuleDecision.objects.using(settings.DATABASE).filter(approval_id=approval.pk)
     said = list(decisions.select_related("rule").order_by("rule__name", "rule__version"))
     seen = {*rules.list_rules(request.user).filter(decisions__in=said)} if said else ()
     page, name = partial(admin.other_page, request, ApprovalRule), approval.decided_by_name
     lines = [(each, page(each.rule_id) if each.rule in seen else "") for each in said]
-    by_rule = [
-        (each, url) for each, url in lines if name == f"{events.BY_RULE}{each.rule}" and not each.is_dry
-    ]
+    by_rule = [(each, url) for each, url in lines if name == f"{BY_RULE}{each.rule}" and not each.is_dry]
     return {
         "ruled_by": by_rule,
         "dry_runs": [line for line in lines if line[0].is_dry and line[0].rule.status == STATUS.DRY_RUN],
@@ -174,7 +126,7 @@ def of_card(admin: base.ReadOnlyAdmin, request: HttpRequest, approval: Approval)
     }
 
 
-def draft_view(admin: base.ReadOnlyAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
+def draft_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval) -> HttpResponse:
     """Write the rule that a card suggests as a draft, once, and redirect to its page."""
     if (found := backtest.suggest(approval, request.user)) is None:
         raise RuleStateError(_("The decisions about calls like this one suggest no rule any more."))
@@ -192,7 +144,7 @@ def draft_view(admin: base.ReadOnlyAdmin, request: HttpRequest, approval: Approv
 # The form
 
 
-def form_view(admin: RuleAdmin, request: HttpRequest) -> HttpResponse:
+def form_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Show the tools, or the form of a rule for one tool; a POST writes a draft. Raises PermissionDenied.
 
     The parameter `rule` names the version that fills the form.
@@ -200,7 +152,7 @@ def form_view(admin: RuleAdmin, request: HttpRequest) -> HttpResponse:
     if not admin.has_add_permission(request):
         raise PermissionDenied
     key, agent, name = (request.GET.get(each, "") for each in ("rule", "agent", "tool"))
-    old = admin.get_queryset(request).filter(pk=key).first() if base.is_uuid(key) else None
+    old = admin.get_queryset(request).filter(pk=key).first() if is_uuid(key) else None
     agent, name = (old.agent, old.tool) if old else (agent, name)
     title = _("New version of rule %s") % html.plain(old) if old else _("New rule")
     page: dict[str, Any] = {"title": title, "list_url": admin.url(request, "changelist"), "refusal": ""}
@@ -217,7 +169,7 @@ def form_view(admin: RuleAdmin, request: HttpRequest) -> HttpResponse:
         except (AgentRunsError, ValueError, ValidationError) as error:
             why = " ".join(getattr(error, "messages", [str(error)]))
             page["refusal"] = _("Nothing was written. %(why)s") % {"why": html.plain(why)}
-            page["status"] = base.status_of(error) if isinstance(error, AgentRunsError) else 400
+            page["status"] = status_of(error) if isinstance(error, AgentRunsError) else 400
     for kind, (count, *_names) in ROWS.items():
         given[kind] = [*given.get(kind, []), *[{}] * max(count - len(given.get(kind, [])), 1)]
     paths = {written.short(path): (path, types) for path, types in paths_of(tool)}
