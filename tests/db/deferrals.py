@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from agentruns import Agent, ToolContext, start_run, tool
-from agentruns.models import Message, Run
+from agentruns.journal.verify import problems
+from agentruns.models import Event, Message, Run, Session
 from agentruns.services.sweep import sweep
 from tests.db.helpers import Checked
 from tests.shop.agents import TOOLS, act, call
@@ -55,3 +56,14 @@ def told(session: str = "s1") -> list[dict[str, Any]]:
 def text_of(message: dict[str, Any]) -> str:
     """Read the text of a message, as the model does."""
     return f"{message['content'][0]['text']}\n{message['about']['detail']}"
+
+
+def sound() -> None:
+    """Check every journal, and that each deferred call was told once or is still to be told."""
+    for session in Session.objects.all():
+        assert problems(session.pk) == []
+
+
+def due_now() -> None:
+    """Let every wait be over."""
+    Event.objects.unsettled().exclude(due_at=None).update(due_at="2020-01-01T00:00:00Z")

@@ -28,8 +28,7 @@ from agentruns import (
 from agentruns.engine import children as engine
 from agentruns.exceptions import RunStateError, SessionBusyError, UnknownAgentError
 from agentruns.journal.batch import load
-from agentruns.journal.verify import problems
-from agentruns.models import Approval, Event, Message, Run, Session
+from agentruns.models import Approval, Event, Message, Run
 from agentruns.services.data.erasure import erase_payload, erase_whole_session
 from agentruns.services.data.retention import prune_ended
 from agentruns.services.events import settle_due
@@ -41,7 +40,7 @@ from agentruns.signals import approval_requested
 from agentruns.testing import crashing_at, run_until_blocked
 from tests.admin.people import browser
 from tests.api.http import Api, make_user
-from tests.db.deferrals import HEARD, REFUND, SAID, SMALL, ask, desk, give_back, text_of, told
+from tests.db.deferrals import HEARD, REFUND, SAID, SMALL, ask, desk, due_now, give_back, sound, text_of, told
 from tests.db.families import work as finish
 from tests.db.helpers import kill, names, outcomes, payloads, run_out, user
 from tests.db.racing import at_once
@@ -49,16 +48,6 @@ from tests.effects import Effects
 from tests.shop.agents import act, call, shop_agent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def sound() -> None:
-    """Check every journal, and that each deferred call was told once or is still to be told."""
-    for session in Session.objects.all():
-        assert problems(session.pk) == []
-
-
-def due_now() -> None:
-    Event.objects.unsettled().exclude(due_at=None).update(due_at="2020-01-01T00:00:00Z")
 
 
 def test_the_customer_is_answered_at_once_and_hears_the_outcome_later(effects: Effects) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,11 @@ from agentruns.services.transfer import import_run
 from agentruns.testing import run_until_blocked
 from agentruns.tools import Tool, mcp as declared
 from agentruns.tools.mcp import client
-from tests.db.deferrals import HEARD, REFUND, SAID, SMALL, ask, desk, text_of, told
+from tests.db.deferrals import HEARD, REFUND, SAID, SMALL, ask, desk, due_now, sound, text_of, told
 from tests.db.exports import forget_everything
 from tests.db.families import begin, work as finish
 from tests.db.helpers import everywhere, names, outcomes, user
-from tests.db.racing import at_once
-from tests.db.test_deferred import due_now, sound
+from tests.db.racing import LIMIT, at_once
 from tests.effects import Effects
 from tests.mcp.servers import SLOW, TASKED, done, lock
 from tests.pictures import PNG
@@ -246,18 +245,20 @@ def test_a_verdict_and_an_erasure_that_lock_the_sessions_in_another_order_both_g
     effects: Effects,
 ) -> None:
     run, child, call_id = burnt()
-    write = control.write
+    write, is_locked, is_erasing = control.write, threading.Event(), threading.Event()
 
-    def write_slowly(run_id: Any, *args: Any, **options: Any) -> Any:
+    def write_late(run_id: Any, *args: Any, **options: Any) -> Any:
         if run_id == run.pk:  # the session of the child is locked
-            time.sleep(0.6)
+            is_locked.set()
+            assert is_erasing.wait(LIMIT)
         return write(run_id, *args, **options)
 
     def erase_meanwhile() -> None:
-        time.sleep(0.2)
+        assert is_locked.wait(LIMIT)
+        is_erasing.set()
         erase(child, "tool_result")
 
-    with patch.object(control, "write", side_effect=write_slowly):
+    with patch.object(control, "write", side_effect=write_late):
         _, error = at_once(
             lambda: control.resolve_orphan(child.pk, call_id, "not_occurred", None), erase_meanwhile
         )
