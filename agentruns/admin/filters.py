@@ -34,7 +34,7 @@ from agentruns.utils.redaction import is_on, redact, redacted
 APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # people see no difference
 # The riskier first, then those that expire sooner, then those that wait longer.
 URGENT_FIRST = (querysets.RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
-HEAVY = ("arguments", "why", "run__input", "run__output", "run__error", "run__usage")
+HEAVY = ("arguments", "holds", "why", "run__input", "run__output", "run__error", "run__usage")
 QUEUED = 200  # cards of the queue that are searched for the next one
 LATELY = timedelta(hours=24)
 SEARCHED = 2_000  # rows whose texts a search compares

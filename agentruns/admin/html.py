@@ -137,6 +137,13 @@ def named(name: str, value: Any) -> tuple[str, str]:
     return words.removesuffix("cents").strip() or _("amount"), amount
 
 
+def members(value: Any) -> str:
+    """Format a JSON value as "status = paid, total = 20.00"; "" for None. It is not escaped for a page."""
+    if not isinstance(value, dict):
+        return "" if value is None else spoken(value)
+    return ", ".join(" = ".join(named(name, each)) for name, each in redacted(value).items())
+
+
 def spoken(value: Any) -> str:
     """Format a JSON value without brackets and quotes. The result is not escaped for a page."""
     if isinstance(value, dict):

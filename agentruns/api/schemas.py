@@ -25,6 +25,7 @@ from agentruns.journal import copies, events, masking
 from agentruns.models import Approval, Run, Session, kinds, parts, statuses, tombstone
 from agentruns.services.runs import requests, sessions, waiting
 from agentruns.tools import Tool, options
+from agentruns.tools.card import members_text
 from agentruns.utils import json as canonical, redaction
 from agentruns.utils.bounds import MAX_DEPTH, NAME_LENGTH, REASON_LENGTH, TEXT_LENGTH, is_deeper
 from agentruns.utils.characters import escaped
@@ -78,6 +79,7 @@ FILLED = must(str.strip, "must not be blank")
 Legal = BeforeValidator(legal)
 LegalText = Annotated[str, Legal]
 LegalDict = Annotated[dict[str, Any], Legal]
+LegalValue = Annotated[Any, Legal]
 Id = Annotated[str, BeforeValidator(str)]
 Moment = Annotated[datetime, pydantic.PlainSerializer(utc, return_type=str), _string(format="date-time")]
 Time = Annotated[pydantic.AwareDatetime, BeforeValidator(_dated), AfterValidator(requests.checked_time)]
@@ -486,6 +488,7 @@ class Shown(BaseModel):
     tool_name: str
     title: str
     why: str
+    holds: str
     arguments: list[ShownArgument]
 
     @classmethod
@@ -496,7 +499,8 @@ class Shown(BaseModel):
             text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
             arguments.append(ShownArgument(name=escaped(name), text=escaped(text)))
         texts = {name: escaped(legal(getattr(approval, name))) for name in ("tool_name", "title", "why")}
-        return cls(**texts, arguments=arguments)
+        held = escaped(members_text(legal(approval.holds)))
+        return cls(**texts, holds=held, arguments=arguments)
 
 
 class ApprovalOut(Out):
@@ -513,9 +517,10 @@ class ApprovalOut(Out):
         description="the arguments with which an approved call runs; sensitive values are masked"
     )
     shown: Shown = Field(description="the approval as text for people")
-    digest: str = Field(description="digest of these arguments, which a decision has to repeat")
+    digest: str = Field(description="digest of `arguments` and `holds`, which a decision has to repeat")
     title: LegalText
     why: LegalText
+    holds: LegalValue = Field(description="what its approval relies on: a change voids it; null if nothing")
     risk: str
     status: ShownApprovalStatus
     approvers: str
@@ -544,11 +549,12 @@ class ApprovalOut(Out):
         for approval in approvals:
             is_theirs = approval.shows_all or approval.approvers == options.REQUESTER
             approval.why = approval.why if is_theirs else ""
+            approval.holds = approval.holds if is_theirs else None
             answer = cls.made(
                 approval, run=approval.run_id, shown=Shown.of(approval), decided_by=approval.decided_by_id,
                 unread=[at for _seq, at in unread.get(pending.get(approval.pk), [])],
             )  # fmt: skip
-            names = cls.PUBLIC | ({"why", "approvers"} if is_theirs else set())
+            names = cls.PUBLIC | ({"why", "holds", "approvers"} if is_theirs else set())
             answers.append(answer if approval.shows_all else answer.limited(names))
         return answers
 

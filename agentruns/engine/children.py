@@ -111,7 +111,7 @@ def _plan_deferred(driver: Driver, call: Call) -> Plan | str:
     run_id, session_id, secret = _derived(driver, call)
     own = replace(call, digest=gate.call_digest(secret, call.tool, call.arguments))
     why = call.deferred or (gate.requires(driver, tool, call.id, call.arguments) if call.adopted else "")
-    asked = gate.request(driver, tool, own, why) if why else None
+    asked = gate.request(driver, tool, own, why, secret) if why else None
     text = DEFERRED_TASK.format(run=run.run_id, title=tool.title(call.arguments))
     made = {} if run.tools is None else {"tools": run.tools}
     task = events.User(content=[{"type": "text", "text": text}], giver="")

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
+from agentruns.engine import holds
 from agentruns.engine.driver import Driver
 from agentruns.engine.leases import why_off
 from agentruns.journal import events
@@ -15,7 +16,7 @@ from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
 from agentruns.models import Message, Run
 from agentruns.models.parts import keyed
-from agentruns.models.statuses import GateVerdict, Outcome
+from agentruns.models.statuses import ApprovalStatus, GateVerdict, Outcome
 from agentruns.providers.base import ModelReply
 from agentruns.tools import InvalidArguments, Tool
 from agentruns.tools.card import one_line
@@ -234,9 +235,15 @@ def _readers(driver: Driver, tool: Tool) -> list[str]:
     return [*dict.fromkeys([*driver.state.read, *driver.agent.unjournaled_readers])] if tool.outward else []
 
 
-def request(driver: Driver, tool: Tool, call: Intent | Call, why: str) -> events.ApprovalRequested:
-    """Build the request for approval of a call."""
+def request(
+    driver: Driver, tool: Tool, call: Intent | Call, why: str, secret: str = ""
+) -> events.ApprovalRequested:
+    """Build the request for approval of a call; `secret` is that of the call's session, if not the driver's.
+
+    Calls the project's code.
+    """
     lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
+    now = holds.held(driver, tool, call.id, call.arguments, secret)
     asked: events.ApprovalRequested = {
         "approval": str(uuid7()),
         "digest": call.digest,
@@ -255,6 +262,9 @@ def request(driver: Driver, tool: Tool, call: Intent | Call, why: str) -> events
         asked["origin"] = tool.origin
     if names := _readers(driver, tool):
         asked["untrusted"] = names
+    if now is not None:
+        asked["holds"], asked["held"] = now.value, now.digest
+        asked["why"] = why if now.digest else f"{holds.UNREADABLE} {why}"
     return asked
 
 
@@ -264,7 +274,8 @@ def stricter(driver: Driver, call: Call) -> str:
     Returns "" if the request that was made, or none, is enough for the tool as it is now.
     """
     tool, card = driver.agent.tools[call.tool], call.approval
-    if not call.adopted or call.attempt or call.deferred is not None:  # its child run asks
+    is_begun = call.attempt and (card is None or card.status == ApprovalStatus.CONSUMED)
+    if not call.adopted or is_begun or call.deferred is not None:  # its child run asks
         return ""
     if card is None:
         return requires(driver, tool, call.id, call.arguments)

@@ -19,6 +19,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from agentruns.conf import settings
+from agentruns.engine import holds
 from agentruns.engine.driver import Driver
 from agentruns.exceptions import (
     DurableRunNotFoundError,
@@ -85,6 +86,7 @@ class Observation:
     is_refusal: bool = False  # an error of the handler's own that says that nothing happened
     pending: Pending | None = None  # the result comes with an event
     may_pass: bool = False  # rolled back because of a conflict with another transaction
+    held: holds.Held | None = None  # rolled back because what its approval relied on has changed
     flags: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -219,8 +221,9 @@ def run_transactional(
     """Run a handler and `record` its result in one transaction; return None if this is committed.
 
     Returns the error as an Observation if the transaction is rolled back; `may_pass` says that the call can
-    be entered again. Raises LeaseLostError, NotEntered, Interrupted if the handler ended its transaction by
-    itself, and errors that may pass, such as a lost connection.
+    be entered again, `held` that it was not entered, because what its approval relied on has changed. Raises
+    LeaseLostError, NotEntered, Interrupted if the handler ended its transaction by itself, and errors that
+    may pass, such as a lost connection.
     """
     done, alias, broken = set[str](), driver.alias, list[Exception]()
 
@@ -234,6 +237,12 @@ def run_transactional(
             with fenced(alias):
                 with contained(alias, broken):
                     done.add("entered")
+                    # On rows that the function locks: nothing can change them before the commit.
+                    if (now := holds.changed(driver, call)) is not None:
+                        with suppress(RuntimeError):  # a statement of the function failed
+                            require_same_transaction(connection)
+                        may_pass = any(map(is_conflict, broken))
+                        raise _RollBack(Observation("", may_pass=may_pass, held=now))
                     try:
                         observation = enter(tool, context, call.arguments)
                     except Interrupted as interruption:
@@ -265,7 +274,8 @@ def run_transactional(
             mend_connection(alias)
     except _RollBack as rolled_back:
         observation: Observation = rolled_back.args[0]
-        return observation if observation.is_refusal else explained(observation, tool, broken)
+        is_said = observation.is_refusal or observation.held is not None
+        return observation if is_said else explained(observation, tool, broken)
     except (LeaseLostError, Interrupted, NotEntered):
         raise
     except Exception as error:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from agentruns.engine import children, gate, handler, in_doubt, waits
+from agentruns.engine import children, gate, handler, holds, in_doubt, waits
 from agentruns.engine.driver import Driver
 from agentruns.engine.handler import Interrupted, Observation, store_late_result
 from agentruns.engine.wakeup import notify_on_commit
@@ -22,7 +22,7 @@ from agentruns.journal import events, outbox, telemetry
 from agentruns.journal.batch import Batch
 from agentruns.journal.connection import replace_broken, rest
 from agentruns.journal.deciders import assign, lapsed, restore, void, withdrawn
-from agentruns.journal.fold import Call, CallApproval
+from agentruns.journal.fold import Call
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval
 from agentruns.models.statuses import ApprovalStatus, GateVerdict, Orphan, Outcome, Verdict
@@ -68,7 +68,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
             again = batch.state.run.calls[call.id]
             if unfit and again.approval is not None and again.approval.status == ApprovalStatus.APPROVED:
                 why = CHANGED.format(tool=call.tool, why=unfit)  # no approval is lost without a person
-                _ask_again(driver, batch, again, again.approval, why)
+                holds.ask_again(driver, batch, again, again.approval, why)
             elif again.is_open:
                 batch.result(again, REFUSED.format(why=refusal), Outcome.ERROR, is_error=True)
                 start_next(driver, batch)
@@ -85,14 +85,17 @@ def execute(driver: Driver, ready: list[Call]) -> None:
         _reconcile(driver, call)
     elif why := gate.stricter(driver, call):
         # Before the transaction, as it calls users' code.
-        asked = None if call.approval else gate.request(driver, driver.agent.tools[call.tool], call, why)
+        tool = driver.agent.tools[call.tool]
+        asked = None if call.approval else gate.request(driver, tool, call, why)
+        now = holds.held(driver, tool, call.id, call.arguments) if call.approval else None
 
         def ask(batch: Batch) -> None:
             again = batch.state.run.calls[call.id]
             if again.is_open and asked is not None and again.approval is None:
                 batch.add(events.APPROVAL_REQUESTED, asked, call=again)
             elif again.approval is not None and again.approval.status == ApprovalStatus.APPROVED:
-                _ask_again(driver, batch, again, again.approval, STRICTER.format(tool=call.tool, why=why))
+                text = STRICTER.format(tool=call.tool, why=why)
+                holds.ask_again(driver, batch, again, again.approval, text, now)
 
         driver.commit(ask)
     elif call.child:  # child runs of one reply go on side by side, but not past other calls
@@ -101,18 +104,6 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     else:
         beside = [each for each in ready if each.parallel and _may_run(driver, each)] if call.parallel else []
         _run(driver, beside or [call])
-
-
-def _ask_again(driver: Driver, batch: Batch, call: Call, approval: CallApproval, why: str) -> None:
-    """Void the approvals of a call whose tool has changed; give people as long as at the first time."""
-    payload = events.ApprovalVoided(approval=str(approval.id), voided=[*approval.given], why=why)
-    payload["asks"] = f"{why} {approval.why}"
-    if approval.expires_at is not None and approval.requested_at is not None:
-        payload["expires_at"] = events.timestamp(batch.at + (approval.expires_at - approval.requested_at))
-    if tool := driver.agent.tools.get(call.tool):
-        payload["risk"], payload["required"] = tool.risk, tool.approvals
-        payload["approvers"] = tool.approvers or ""
-    batch.add(events.APPROVAL_VOIDED, payload, call=call)
 
 
 def _seconds_left(driver: Driver, call: Call) -> float:
@@ -130,8 +121,7 @@ def _seconds_left(driver: Driver, call: Call) -> float:
 
 def _run(driver: Driver, group: list[Call]) -> None:
     """Start and run the calls of a group; void lapsed approvals instead, or pause if a tool is not ready."""
-    # An approval counts only while its givers may give it. The policy is users' code: ask it before the
-    # transaction that consumes the approval.
+    # An approval counts while its givers may give it, by users' code: not in the transaction of the start.
     lost: dict[str, dict[str, str]] = {}
     for call in group:
         given = call.approval.given if call.approval else []
@@ -192,6 +182,8 @@ def _run(driver: Driver, group: list[Call]) -> None:
         reached("before_children")
     # Journal that the handlers are about to be entered, unless an earlier batch did.
     if not all((call.id, call.attempt) in driver.started for call in group):
+        if not holds.still(driver, group):  # last, as it may change at any time
+            return
         driver.commit(start)
     if plans:
         reached("after_children")
@@ -297,7 +289,8 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
         payload["untrusted"] = True  # a deferred call reads in its own run
     if approval is not None:
         payload |= {"approval": str(approval.id), "approved_by": approval.names}
-    consumes = approval.id if approval is not None and approval.status == ApprovalStatus.APPROVED else None
+    is_approved = approval is not None and approval.status == ApprovalStatus.APPROVED
+    consumes = (approval.renewed or approval.id) if approval is not None and is_approved else None
     batch.add(events.TOOL_STARTED, payload, call=call, attempt=call.attempt + 1, consumes=consumes)
 
 
@@ -327,6 +320,9 @@ def _run_one(driver: Driver, call: Call) -> None:
                     conflicts += 1  # all is rolled back: the same attempt enters again
                     time.sleep(random.uniform(0, 0.05 * 2**conflicts))  # noqa: S311 - spreads load
                     continue
+                if observation is not None and observation.held is not None:
+                    holds.ask_anew(driver, {call.id: observation.held})
+                    return
             elif tool.timeout is None:
                 try:
                     observation = handler.enter(tool, context, call.arguments)

@@ -18,9 +18,10 @@ from django.db.models import Q
 from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal import doubts, events, outsiders, payloads
+from agentruns.journal.cards import CallApproval
 from agentruns.journal.conversation import KINDS, Conversation, unread_after
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, CallApproval, RunState
+from agentruns.journal.fold import Call, RunState
 from agentruns.journal.read import Parts, rows_with_secret
 from agentruns.models import Definition, Run, Session, Tombstone
 from agentruns.models.kinds import Kind, P, split

@@ -17,7 +17,8 @@ from agentruns.conf import settings
 from agentruns.exceptions import JournalUnreadableError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch, reading_journal
-from agentruns.journal.fold import Call, CallApproval, RunState, fold
+from agentruns.journal.cards import CallApproval
+from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.policy import ask, is_among, is_narrowed, is_somebody, user_of_key, visible_approvals
 from agentruns.journal.read import read_rows
 from agentruns.models import ApiToken, Approval, ApprovalRule, Message, Run, SessionBearer

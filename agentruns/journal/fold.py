@@ -12,6 +12,7 @@ from uuid import UUID
 
 from agentruns.agents import prices
 from agentruns.journal import events
+from agentruns.journal.cards import CallApproval
 from agentruns.journal.doubts import did_nothing
 from agentruns.journal.events import Actor, Row
 from agentruns.models.rule import BY_RULE
@@ -35,34 +36,6 @@ DECIDED: dict[str, str] = {  # verb that ends a wait without letting the call ru
 }
 TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 MOST_TOKENS = 2**63 - 1
-
-
-@dataclass(slots=True)
-class CallApproval:
-    """The approval of a call, folded from its rows; `status` equals that of the Approval row."""
-
-    id: UUID
-    digest: str
-    title: str
-    why: str = ""
-    requested_at: datetime | None = None
-    required: int = 1
-    approvers: str = ""
-    risk: str = "normal"
-    expires_at: datetime | None = None
-    only_answers: bool = False  # a question: there is nothing to execute
-    settles: list[str] = field(default_factory=list)  # calls in doubt that it shows
-    status: str = ApprovalStatus.PENDING
-    given: list[str] = field(default_factory=list)  # ids of the users who approved this digest
-    names: list[str] = field(default_factory=list)
-    channels: dict[str, str] = field(default_factory=dict)  # id of a user -> channel of the last approval
-    by: dict[str, str] = field(default_factory=dict)  # id of a user -> id of the person in the user's name
-    editor: str = ""  # id of the user who gave the arguments that it shows; "" if the model did
-    actor: Actor | None = None
-    reason: str = ""
-    text: str = ""
-    decided_at: datetime | None = None
-    rule: str = ""  # id of the standing rule, if a rule decided last
 
 
 @dataclass(slots=True)
@@ -399,16 +372,21 @@ class RunState:
         call = self.calls[row.call_id]
         if call.verdict == GateVerdict.RUN:  # the gate of a definition that was adopted since asks
             call.verdict = GateVerdict.ASK
+        ends = events.moment(payload.get("expires_at"))
         call.approval = CallApproval(
             id=UUID(payload["approval"]),
             digest=payload["digest"],
             title=payload["title"],
             why=payload["why"],
+            asked=payload["why"],
+            holds=payload.get("holds"),
+            held=payload.get("held", ""),
             requested_at=row.created_at,
+            lifetime=ends - row.created_at if ends else None,
             required=payload["required"],
             approvers=payload["approvers"],
             risk=payload["risk"],
-            expires_at=events.moment(payload.get("expires_at")),
+            expires_at=ends,
             only_answers=payload.get("only_answers", False),
             settles=payload.get("settles", []),
         )
@@ -425,6 +403,7 @@ class RunState:
             if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals
                 call.arguments, call.digest, call.edited = payload["arguments"], payload["digest"], True
                 approval.digest, approval.title = payload["digest"], payload["title"]
+                approval.holds, approval.held = payload.get("holds"), payload.get("held", "")
                 approval.given, approval.names, approval.by = [], [], {}
                 approval.editor = (approval.actor or events.PROGRAM)["id"]
             actor = approval.actor or events.PROGRAM
@@ -447,19 +426,13 @@ class RunState:
             approval.expires_at = events.moment(payload["expires_at"])
 
     def on_approval_voided(self, row: Row, payload: events.ApprovalVoided) -> None:
-        if (approval := self.calls[row.call_id].approval) is None:
+        call = self.calls[row.call_id]
+        if (approval := call.approval) is None:
             return
-        given = zip(approval.given, approval.names, strict=True)
-        kept = [(key, name) for key, name in given if key not in payload["voided"]]
-        approval.given, approval.names = [key for key, _ in kept], [name for _, name in kept]
-        approval.by = {key: person for key, person in approval.by.items() if key in approval.given}
-        approval.status, approval.actor = ApprovalStatus.PENDING, None
-        approval.reason, approval.decided_at = "", None
-        approval.why = payload.get("asks") or approval.why
-        approval.expires_at = events.moment(payload.get("expires_at")) or approval.expires_at
-        approval.risk = payload.get("risk", approval.risk)
-        approval.approvers = payload.get("approvers", approval.approvers)
-        approval.required = payload.get("required", approval.required)
+        if "renews" in payload:  # nothing of the start was committed
+            call.key = ""
+            self.acted -= {call.id}
+        approval.void(payload)
 
     def on_tool_started(self, row: Row, payload: events.ToolStarted) -> None:
         call = self.calls[row.call_id]

@@ -127,7 +127,8 @@ class Mask:
             return approval
         tool = approval.tool_name
         texts = dict.fromkeys(("why", "reason"), self.json)
-        texts |= {"arguments": partial(self.arguments, tool), "title": partial(self.tool_text, tool)}
+        texts |= {"arguments": partial(self.arguments, tool)}
+        texts |= dict.fromkeys(("title", "holds"), partial(self.tool_text, tool))
         shown: Approval = self._copy(approval, texts)
         if "run" in shown._state.fields_cache:
             shown._state.fields_cache = {**shown._state.fields_cache, "run": self.run(approval.run)}
@@ -143,7 +144,7 @@ class Mask:
         }
 
     def tool_text(self, tool: str, value: Any) -> Any:
-        """Mask members with sensitive names, and sensitive values, in a tool's title, preview or evidence."""
+        """Mask members with sensitive names, and sensitive values, in a tool's text, such as its title."""
         return self.json(self._named(value, self.names(tool)), tool)
 
     def json(self, value: Any, tool: str = "") -> Any:
@@ -196,7 +197,7 @@ class Mask:
             return self._result(row, value)
         if name in ("raised", "evidence") and row.tool_name in self.results_of and row.kind in _WORKED:
             return MASK
-        if name in ("preview", "title"):
+        if name in ("preview", "title", "holds"):
             return self.tool_text(row.tool_name, value)
         is_made_by_tool = name == "key" and row.kind in _AWAITED  # perhaps of a sensitive argument
         if not is_made_by_tool and (name in _KEPT or name in form_of(row.kind).facts):

@@ -23,9 +23,10 @@ from agentruns.conf import settings
 from agentruns.exceptions import JournalConflictError
 from agentruns.journal import events, rulings, telemetry, waits
 from agentruns.journal.batch import Batch, SessionState, load
+from agentruns.journal.cards import CallApproval
 from agentruns.journal.connection import acknowledged, journal_alias, own_alias, require_no_transaction
 from agentruns.journal.deciders import withdrawn
-from agentruns.journal.fold import Call, CallApproval
+from agentruns.journal.fold import Call
 from agentruns.journal.outbox import announce, is_announced
 from agentruns.models import Approval, ContextValue, Definition, Message, Run, Session, Spending
 from agentruns.models.fields import CanonicalField, EscapedTextField
@@ -36,7 +37,7 @@ from agentruns.utils.db import LOCK_TIMEOUT, as_id, in_transaction, later, uptim
 
 # Columns of Approval that are stored as they are folded
 AS_FOLDED = (
-    "status", "title", "why", "risk", "approvers", "required", "requested_at", "digest", "expires_at",
+    "status", "title", "why", "risk", "approvers", "required", "requested_at", "holds", "expires_at",
 )  # fmt: skip
 
 # SHARED columns are equal in all rows of a batch; COLUMNS differ and have a type. psycopg prepares no
@@ -192,6 +193,7 @@ def card_columns(call: Call, approval: CallApproval) -> dict[str, Any]:
         **{name: getattr(approval, name) for name in AS_FOLDED},
         "call_id": call.id,
         "tool_name": call.tool,
+        "digest": approval.shown,
         "arguments": call.arguments,
         "approved_count": len(approval.given),
         "decided_at": approval.decided_at if is_decided else None,

@@ -293,10 +293,17 @@ class History:
     def check_approval_voided(self, row: Row, call: Call, payload: events.ApprovalVoided) -> str:
         if (approval := call.approval) is None or str(approval.id) != payload["approval"]:
             return f"voids an approval of call {call.id} that was not asked for."
-        if approval.status not in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED):
+        renewed = UUID(payload["renews"]) if "renews" in payload else None
+        may_void = approval.status in (ApprovalStatus.PENDING, ApprovalStatus.APPROVED)
+        if renewed:  # only a start of which nothing was committed gives its approval back
+            is_undone = call.declares == "transactional" and call.is_open and not call.orphan
+            is_used = approval.status == ApprovalStatus.CONSUMED
+            may_void = is_undone and is_used and renewed not in self.approvals
+        if not may_void:
             return f"voids approval {approval.id}, which is {approval.status}."
         if not set(payload["voided"]) <= set(approval.given):
             return f"voids what nobody gave to approval {approval.id}."
+        self.approvals |= {renewed} if renewed else set()
         return ""
 
     def check_tool_started(self, row: Row, call: Call, payload: events.ToolStarted) -> str:
@@ -318,7 +325,7 @@ class History:
             if call.attempt and approval.status == ApprovalStatus.CONSUMED:
                 return ""
             return f"starts call {call.id} without approval {approval.id}, which is {approval.status}."
-        if used != approval.id:
+        if used != (approval.renewed or approval.id):
             return f"consumes approval {used}, which is not of call {call.id}."
         if approval.status == ApprovalStatus.CONSUMED:
             return f"consumes approval {approval.id} a second time."

@@ -22,6 +22,7 @@ from agentruns.models import Approval, Run, Session
 from agentruns.models.event import CHILD
 from agentruns.models.statuses import Priority
 from agentruns.services.runs import waiting
+from agentruns.tools.card import members_text
 from agentruns.utils import carry, json as canonical
 from agentruns.utils.redaction import get_logger, redact, redacted
 
@@ -124,6 +125,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
     events.ASSISTANT: _assistant,
     events.APPROVAL_REQUESTED: lambda payload: (
         f"{payload['title']} (risk {payload['risk']}, digest {payload['digest'][:12]}): {payload['why']}"
+        + (f" Holds: {members_text(payload['holds'])}" if payload.get("holds") is not None else "")
     ),
     events.APPROVAL_DECIDED: lambda payload: (
         f"{payload['verb']} {_actor(payload)}"

@@ -578,6 +578,7 @@ class Migration(migrations.Migration):
                 ("tool_name", models.CharField(max_length=64, verbose_name="tool")),
                 ("arguments", agentruns.models.fields.CanonicalField(verbose_name="arguments")),
                 ("digest", models.CharField(max_length=64, verbose_name="digest")),
+                ("holds", agentruns.models.fields.CanonicalField(null=True, verbose_name="holds")),
                 ("same_call", models.CharField(default="", editable=False, max_length=64)),
                 ("title", agentruns.models.fields.EscapedTextField(verbose_name="title")),
                 (

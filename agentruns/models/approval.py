@@ -42,6 +42,7 @@ class Approval(models.Model):
     tool_name = models.CharField(_("tool"), max_length=64)
     arguments = CanonicalField(_("arguments"))
     digest = models.CharField(_("digest"), max_length=64)
+    holds = CanonicalField(_("holds"), null=True)  # what its approval relies on
     # Equal for equal calls in all sessions; a keyed hash, so that nobody can guess the arguments.
     same_call = models.CharField(max_length=64, default="", editable=False)
     title = EscapedTextField(_("title"))

@@ -230,6 +230,8 @@ class ApprovalRequested(Payload):
     origin: NotRequired[Fact[dict[str, Any]]]  # the MCP server that the tool comes from, and its hints
     settles: NotRequired[Fact[list[str]]]  # calls in doubt that its card shows and its approval settles
     untrusted: NotRequired[Fact[list[str]]]  # of an outward call: tools that have read outsiders' text
+    holds: NotRequired[Annotated[Any, None]]  # what the tool's `holds` returned; None if it failed
+    held: NotRequired[Fact[str]]  # keyed digest of that; "" if it failed
 
 
 class ApprovalDecided(Payload):
@@ -246,6 +248,8 @@ class ApprovalDecided(Payload):
     edited: NotRequired[dict[str, Any]]  # as the person gave them
     title: NotRequired[str]
     preview: NotRequired[Annotated[Any, None]]
+    holds: NotRequired[Annotated[Any, None]]
+    held: NotRequired[Fact[str]]
 
 
 # A class body cannot hold the keyword "from".
@@ -260,7 +264,7 @@ class ApprovalExtended(_Asked, _Extended):
 
 
 class ApprovalVoided(Payload):
-    """The withdrawal of approvals: their givers may approve no more, or the call or card fits no more.
+    """The withdrawal of approvals: their givers may approve no more, or call, card or value fits no more.
 
     The call is pending again.
     """
@@ -273,6 +277,10 @@ class ApprovalVoided(Payload):
     risk: NotRequired[Fact[str]]
     approvers: NotRequired[Fact[str]]
     required: NotRequired[Fact[int]]
+    holds: NotRequired[Annotated[Any, None]]  # where the tool's `holds` was called again
+    held: NotRequired[Fact[str]]
+    # Where the start that consumed the approval was rolled back: the id that the next start consumes.
+    renews: NotRequired[Fact[str]]
 
 
 class ToolStarted(Payload):

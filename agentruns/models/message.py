@@ -30,7 +30,7 @@ class Message(models.Model):
     tool_name = models.CharField(_("tool"), max_length=64, default="")
     attempt = models.PositiveIntegerField(_("attempt"), default=0)
     epoch = models.BigIntegerField(_("epoch"), default=0)
-    # The approval a `tool_started` row consumes, copied from its facts for the unique constraint.
+    # The approval a `tool_started` row consumes, or the id under which it was renewed: each only once.
     consumes = models.UUIDField(_("consumed approval"), null=True)
     # The two parts of its payload, each with the salt of the hash that the chain is bound to.
     facts = CanonicalField(_("facts"))

@@ -96,6 +96,7 @@ class Tool(Options, Generic[P, R]):
             **({"sensitive_results": list(self.sensitive_results)} if self.sensitive_results else {}),
             **({"refuses": sorted(map(path_of, self.refuses))} if self.refuses else {}),
             **({} if self.rules is None else {"rules": self.rules}),
+            **({"holds": True} if self.holds else {}),
         }
 
     # A call's life
@@ -169,6 +170,23 @@ class Tool(Options, Generic[P, R]):
         """Call `preview` and convert its dict to JSON; None without a preview or a dict. Never raises."""
         preview = None if self.preview is None else self._ask("preview", lambda answer: answer, arguments)
         return to_jsonable(preview)[0] if isinstance(preview, dict) else None
+
+    def held(self, arguments: dict[str, Any], ctx: ToolContext) -> list[Any]:
+        """Call `holds` and convert its value to JSON, in a list of one; [] if that fails. Never raises.
+
+        None fails, because it is a forgotten `return`. So does what has no form in JSON: its text may stay
+        the same while the value changes.
+        """
+        with suppress(InvalidArguments):  # by what the tool takes now, or else as they were recorded
+            arguments = self.revalidated(arguments)
+
+        def read(answer: Any) -> list[Any]:
+            plain, is_text = to_jsonable(answer)
+            if plain is None or is_text:
+                raise TypeError(f"holds returned {type(answer).__name__}, which is not JSON.")
+            return [plain]
+
+        return self._ask("holds", read, arguments, ctx, failed="; a person is asked") or []
 
     def _ask(
         self, hook: str, read: Callable[[Any], Any], arguments: dict[str, Any], *more: Any, failed: str = ""
@@ -345,6 +363,7 @@ def tool(
     risk: Risk = "normal",
     describe: Callable[[dict[str, Any]], str] | None = None,
     preview: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    holds: Callable[[dict[str, Any], Any], Any] | None = None,
     safe_to_retry: bool = False,
     transactional: bool = False,
     reconcile: Callable[[Any, dict[str, Any]], Any] | None = None,

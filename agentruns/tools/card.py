@@ -9,12 +9,13 @@ from functools import partial
 from reprlib import Repr
 from typing import Any
 
+from agentruns.utils import json as canonical
 from agentruns.utils.characters import escaped
 from agentruns.utils.db import always_rollback, is_in_test_case
 from agentruns.utils.lanes import Lane
 from agentruns.utils.redaction import MASK, redacted
 
-__all__ = ["MASK", "call_text", "in_time", "one_line"]
+__all__ = ["MASK", "call_text", "in_time", "members_text", "one_line", "value_text"]
 
 PATIENCE = 2.0  # seconds for the texts of all tools about the calls on a page
 
@@ -49,11 +50,19 @@ def one_line(text: str, limit: int = 200) -> str:
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
     """Format a call as `name(a=1, b='x', c=***)`, shortened and redacted; the caller masks arguments."""
-    parts = [f"{key}={_value(redacted(value))}" for key, value in arguments.items()]
+    parts = [f"{key}={value_text(redacted(value))}" for key, value in arguments.items()]
     return one_line(f"{name}({', '.join(parts)})")
 
 
-def _value(value: Any) -> str:
+def members_text(value: Any) -> str:
+    """Format a JSON value as `status = paid, total = 20.00`; "" for None."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {members_text(each)}" for name, each in value.items())
+    return value if isinstance(value, str) else "" if value is None else canonical.dumps(value)
+
+
+def value_text(value: Any) -> str:
+    """Shorten a value to a few dozen characters, as Python writes it; a mask stays as it is."""
     try:
         return MASK if value == MASK else _SHORT.repr(value)
     except Exception:

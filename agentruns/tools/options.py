@@ -20,6 +20,7 @@ _HOOKS = {  # option -> the arguments of its function
     "requires_approval": ("arguments", "ctx"),
     "describe": ("arguments",),
     "preview": ("arguments",),
+    "holds": ("arguments", "ctx"),
     "reconcile": ("ctx", "arguments"),
 }
 _LONGEST = timedelta(days=3650)
@@ -35,6 +36,7 @@ class ChildKeywords(TypedDict, total=False):
     risk: Risk
     describe: Callable[[dict[str, Any]], str] | None
     preview: Callable[[dict[str, Any]], dict[str, Any]] | None
+    holds: Callable[[dict[str, Any], Any], Any] | None
     sent_max: int | None
 
 
@@ -69,6 +71,7 @@ class Options:
     risk: Risk = "normal"
     describe: Callable[[dict[str, Any]], str] | None = None
     preview: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    holds: Callable[[dict[str, Any], Any], Any] | None = None  # what an approver relies on
     safe_to_retry: bool = False
     transactional: bool = False
     reconcile: Callable[[Any, dict[str, Any]], Any] | None = None
@@ -174,7 +177,8 @@ class Options:
         if unknown := sorted({*self.sensitive} - {*parameters}):
             yield f"sensitive names {', '.join(unknown)}, which it does not take."
         given = {each.name for each in fields(Options) if getattr(self, each.name) != each.default}
-        of_a_card: list[str] = [name for name in ("approvers", "approvals", "expires_in") if name in given]
+        of_a_card: list[str] = ["approvers", "approvals", "expires_in", "holds"]
+        of_a_card = [name for name in of_a_card if name in given]
         of_a_card += ["risk='high'"] if self.risk == "high" else []
         may_ask = self.requires_approval is not False or self.outward
         for option in of_a_card if not may_ask else ():

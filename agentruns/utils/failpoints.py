@@ -10,6 +10,7 @@ POINTS = (
     "before_start_commit", "after_start", "before_model", "after_model", "after_reply", "before_tool",
     "after_tool", "before_result_commit", "after_result", "before_finish", "after_finish",
     "after_decision", "after_repair", "before_children", "after_children", "before_settled", "after_settled",
+    "before_void",
 )  # fmt: skip
 
 _armed: tuple[str, int, Callable[[], object]] | None = None  # a point, times until it, and what then

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 WHY = "The last drive failed: OSError: [Errno 28] no space for s\\nmore"
 ELSEWHERE = {"after_decision", "after_start", "before_start_commit"}
 ELSEWHERE |= {"before_children", "after_children", "before_settled", "after_settled"}  # of runs with children
+ELSEWHERE |= {"before_void"}  # of approvals that no longer hold
 BOUNDARIES = sorted({*failpoints.POINTS} - ELSEWHERE)
 
 

@@ -21,7 +21,12 @@ def find(order: str) -> str:
     return order
 
 
-@tool(requires_approval=lambda args, ctx: args["cents"] > 10_000, safe_to_retry=True, risk="high")
+@tool(
+    requires_approval=lambda args, ctx: args["cents"] > 10_000,
+    holds=lambda args, ctx: {"order": args["order"]},
+    safe_to_retry=True,
+    risk="high",
+)
 def refund(ctx: ToolContext, order: str, cents: int = 0) -> list[str]:
     """Refund an order."""
     return [order]

@@ -257,6 +257,7 @@ WRONG: dict[str, list[Any]] = {
     "risk": ["huge"], "sensitive": ["card"], "timeout": [0, math.nan, "5", True], "expires_in": [5],
     "requires_approval": ["yes"], "approvers": [3], "describe": ["text"], "reconcile": [True],
     "untrusted": ["mail"], "outward": [1, None],
+    "holds": ["paid"],
 }  # fmt: skip
 
 
@@ -274,6 +275,7 @@ WRONG: dict[str, list[Any]] = {
         (function, {"timeout": timedelta(seconds=-1)}, ["timeout", "-1"]),
         (function, {"expires_in": timedelta(0)}, ["expires_in"]),
         (function, {"risk": "high", "untrusted": True}, ["risk='high'", "requires_approval=False"]),
+        (function, {"holds": always}, ["holds", "requires_approval=False"]),
         *((function, {name: value}, [name, repr(value)]) for name, wrong in WRONG.items() for value in wrong),
     ],
 )
@@ -292,6 +294,7 @@ def test_contradictions_are_type_errors_that_name_both(fn: Any, options: Any, wo
         ({"reconcile": always, "timeout": timedelta(minutes=1)}, "reconcile"),
         ({"outward": True, "approvers": "x", "approvals": 2, "risk": "high", "deferred": True}, "nothing"),
         ({"outward": True, "untrusted": True, "expires_in": timedelta(hours=1)}, "nothing"),
+        ({"transactional": True, "requires_approval": True, "holds": always}, "transactional"),
     ],
 )
 def test_what_does_not_contradict_is_allowed(options: Any, recovery: str) -> None:
@@ -320,6 +323,7 @@ def test_policy_is_json_and_complete() -> None:
         "sensitive": ["b", "card"],
     }  # fmt: skip
     assert tool(function).policy()["requires_approval"] is False
+    assert tool(function, requires_approval=True, holds=always).policy()["holds"] is True
 
 
 # Effective arguments

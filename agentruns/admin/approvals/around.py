@@ -153,9 +153,12 @@ class Surroundings:
             )
             flags.append(Flag(text, approval.run_id))
         before: dict[str, Flag] = {}
+        # Not the card's digest, which is also of what it holds.
+        said = [row.payload for row in self.rows[approval.run_id, approval.call_id]]
+        digest = [each["digest"] for each in said if "digest" in each][-1:] or [approval.digest]
         text = _("This exact call was started in this session before, %(ago)s.")
         for run_id, call_id, facts, at in self.started(approval.run.session_id, approval.tool_name):
-            if call_id != approval.call_id and facts.get("digest") == approval.digest:
+            if call_id != approval.call_id and facts.get("digest") == digest[0]:
                 before.setdefault(call_id, Flag(text % {"ago": ago(copies.happened_at(facts, at))}, run_id))
         flags += [*before.values(), *self.elsewhere[approval.same_call]][:SHOWN]
         text = _(

@@ -406,6 +406,7 @@ def asked(card: ApprovalCard) -> dict[str, Any]:
     is_rule = approval.why == gate.REQUIRES.format(tool=approval.tool_name)
     return {
         "why": "" if is_rule else html.visible(card.face.why),
+        "holds": html.visible(html.members(card.face.holds), LONGEST),
         "origin": card.requested.payload.get("origin") if card.requested else None,
         "arguments": card.bodies(approval.arguments),
         "brief": [] if card.only_answers else brief(card.face.title, card.ordered(card.face.arguments)),

@@ -106,6 +106,8 @@ def _refused(
         why = verbs.outcome(approval)
     elif status == 409 and approval.digest != request.POST.get("digest"):
         why = _("Its arguments were edited since you looked. This is what it asks now.")
+        if approval.holds is not None:
+            why = _("It has changed since you looked. This is what it asks now.")
         context = {}
     text = _("Your decision was not recorded. %(why)s") % {"why": why}
     return admin.page(request, approval, status=status, refusal=text, **(context if pending else {}))

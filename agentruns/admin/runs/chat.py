@@ -187,8 +187,9 @@ class Talk:
             self.turns.append(Turn("", side, row.seq, note=self.note(row)))
         elif line is None:
             return
-        elif row.kind == events.APPROVAL_REQUESTED:
-            line.title, line.is_named = visible(payload["title"]), True
+        elif row.kind in (events.APPROVAL_REQUESTED, events.APPROVAL_VOIDED):
+            line.title = visible(payload["title"]) if "title" in payload else line.title
+            line.is_named, line.started, line.is_effect = True, 0, False  # its start may be rolled back
             line.state, line.tone = _("waits for a decision"), "waits"
         elif row.kind == events.APPROVAL_DECIDED:
             is_edit, line.given = "arguments" in payload, payload.get("arguments", line.given)

@@ -335,7 +335,7 @@ def timings(rows: Iterable[events.Row]) -> dict[int, Timing]:
                 bar = min(log10(max(length / timedelta(milliseconds=1), 1)), 6)
                 by_seq[row.seq] = Timing(waited, words % {"time": html.duration(length)}, f"{bar:.1f}")
         begun[row.kind, row.call_id] = row.created_at
-        if row.kind == events.ORPHAN_FOUND:  # a later row is no result of this attempt
+        if row.kind in (events.ORPHAN_FOUND, events.APPROVAL_VOIDED):  # its attempt has no result
             begun.pop((events.TOOL_STARTED, row.call_id), None)
         before = row
     return by_seq

@@ -12,6 +12,7 @@ from agentruns.management.base import RUN_ID, AgentRunsCommand, argument, moment
 from agentruns.models import Approval
 from agentruns.services.history import record, state_at
 from agentruns.services.runs import waiting
+from agentruns.tools.card import members_text
 from agentruns.utils.redaction import redact, redacted
 
 
@@ -64,7 +65,8 @@ class Command(AgentRunsCommand):
         approvals = Approval.objects.using(settings.DATABASE).filter(run_id=run.pk).pending()
         for approval in map(mask.approval, approvals.order_by("requested_at")):
             card = f"{approval.title} (approval {approval.pk}, digest {approval.digest[:12]})"
-            header += [("waits for", card), ("", timeline.to_decide(approval))]
+            held = [] if approval.holds is None else [("", f"Holds: {members_text(approval.holds)}")]
+            header += [("waits for", card), *held, ("", timeline.to_decide(approval))]
         header += [("waits for", timeline.waits_for(wait)) for wait in waits]
         for doubt in waiting.uncleared(settings.DATABASE, run, mask):
             if doubt.run_id == run.pk:

@@ -14,16 +14,19 @@ from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import get_agent, registered
 from agentruns.conf import settings
+from agentruns.engine.driver import Driver
 from agentruns.engine.gate import call_digest, misfit
+from agentruns.engine.holds import Held, held
 from agentruns.exceptions import ApprovalStateError, JournalLockedError, NotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
+from agentruns.journal.cards import CallApproval
 from agentruns.journal.deciders import lapsed, void, why_own, withdrawn
-from agentruns.journal.fold import Call, CallApproval
+from agentruns.journal.fold import Call
 from agentruns.journal.masking import carries_mask, mask_of
 from agentruns.journal.policy import visible_approvals
 from agentruns.journal.read import read_rows
-from agentruns.journal.store import card_columns
+from agentruns.journal.store import DatabaseStore, card_columns
 from agentruns.models import Approval, Message, Run, SessionBearer
 from agentruns.models.kinds import Kind, P
 from agentruns.models.statuses import ApprovalStatus, Verb
@@ -108,6 +111,8 @@ def approve(
             payload |= {"arguments": edit["arguments"], "edited": edit["edited"]}
             payload |= {"title": edit["title"], "preview": edit["preview"]}
             payload["digest"] = call_digest(batch.state.secret, call.tool, edit["arguments"])
+            if (held := edit["holds"]) is not None:
+                payload["holds"], payload["held"] = held.value, held.digest
         elif {who["id"], who.get("by")} & {*pending.given, *pending.by.values()}:
             # An earlier giver may still deny, answer or edit.
             text = _("%(name)s approved %(id)s already; it takes %(required)d people.")
@@ -261,14 +266,14 @@ def get_approval(approval_id: UUID | str, user: Any) -> SeenApproval:
     cards = [mask.row(row).payload for row in read_rows(rows)]
     run = approval.run
     shown = mask.approval(approval)
-    for name in ("title", "why", "reason", "arguments", "decided_by_name"):
+    for name in ("title", "why", "reason", "arguments", "holds", "decided_by_name"):
         setattr(shown, name, redacted(getattr(shown, name)))
     preview = [card["preview"] for card in cards if "preview" in card][-1:]
     by = "" if isinstance(user, SessionBearer) else redacted(run.owner_name)
     if not permissions.reads_all(user, approval):  # as in the API
         shown.reason, shown.decided_by, shown.decided_by_name = "", None, ""
         if shown.approvers != REQUESTER:
-            shown.why, shown.approvers, preview = "", "", []
+            shown.why, shown.approvers, shown.holds, preview = "", "", None, []
     # Neither the run's context nor its session's secret comes within reach of a template.
     shown._state.fields_cache["run"] = Run(pk=None, agent=run.agent, version=run.version, status=run.status)
     return SeenApproval(shown, redacted(preview[0]) if preview else None, by, may_decide)
@@ -340,8 +345,10 @@ def _decide(
             raise ApprovalStateError(text % {"id": approval.pk, "when": readable(pending.expires_at)})
         if actor is not None and pending.approvers != REQUESTER and (why := why_own(actor, run)):
             raise PermissionDeniedError(why)  # the actor has become a requester since the check before
-        if pending.digest != digest and (digest is not None or call.edited):
+        if pending.shown != digest and (digest is not None or call.edited or pending.is_held_anew):
             text = _("The arguments of approval %(id)s were edited since you looked. Look at it again.")
+            if pending.is_held_anew:
+                text = _("What approval %(id)s relies on has changed since you looked. Look at it again.")
             raise ApprovalStateError(text % {"id": approval.pk})
         batch.add(kind, payload_of(run, batch, call, pending), call=call)
 
@@ -365,13 +372,14 @@ def unfit(approval: Approval) -> str:
 
 
 def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Build the members of an edit's payload: the new arguments, and the title and preview made of them.
+    """Build the members of an edit's payload: the new arguments, and title, preview and holds made of them.
 
-    `describe` and `preview` are the project's own code, and are waited for only a short time. Raises
+    `describe`, `preview` and `holds` are the project's own code, and are waited for only a short time. Raises
     PermissionDeniedError if the actor may not decide about the new arguments, ApprovalStateError if the tool
     is not registered here or refuses them.
     """
-    tool = get_agent(approval.run.agent, approval.run.version).tools.get(approval.tool_name)
+    agent = get_agent(approval.run.agent, approval.run.version)
+    tool = agent.tools.get(approval.tool_name)
     if tool is None:
         permissions.require_decide(actor, approval, verb="edit")
         text = _("Tool %(tool)s is not served here, so its arguments cannot be edited here.")
@@ -385,10 +393,15 @@ def _edited(actor: Any, approval: Approval, arguments: dict[str, Any]) -> dict[s
         raise ApprovalStateError(text % {"tool": tool.name, "why": why}) from error
     permissions.require_decide(actor, approval, edited, verb="edit")
     texts: dict[str, Any] = {"title": call_text(tool.name, tool.masked(edited)), "preview": None}
+    texts["holds"] = None if tool.holds is None else Held()
 
     def describe() -> None:
         texts["title"] = tool.title(edited)
         texts["preview"] = tool.preview_of(edited)
+        if tool.holds is not None:
+            store, run = DatabaseStore(settings.DATABASE), approval.run
+            driver = Driver(agent, store, store.load(run.session_id, run.pk), session_key=run.session.key)
+            texts["holds"] = held(driver, tool, approval.call_id, edited)
 
     in_time(describe)
     return {"arguments": edited, **texts, "edited": to_jsonable(arguments)[0]}

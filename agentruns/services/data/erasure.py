@@ -413,8 +413,8 @@ class _Erasure:
         for call in (call for its in history.calls.values() for call in its.values() if call.id in calls):
             if (card := call.approval) is None:
                 continue
-            columns: dict[str, Any] = {"arguments": call.arguments, "digest": card.digest}
-            columns |= {"title": card.title, "reason": card.reason}
+            columns: dict[str, Any] = {"arguments": call.arguments, "digest": card.shown}
+            columns |= {"title": card.title, "reason": card.reason, "holds": card.holds}
             columns |= {"why": ERASED, "same_call": ""} if call.id in requests else {}
             if Approval.objects.using(self.alias).filter(pk=card.id).update(**columns) != 1:
                 raise JournalConflictError(f"Approval {card.id} is not there.")
@@ -507,6 +507,8 @@ def _values(rows: list[Row]) -> Iterator[tuple[Row, set[Value]]]:
                 pages = (one for one in payload["calls"] if one["tool"] == READER)
                 read |= {one["id"]: calls.get(str(one["arguments"].get("result")), "") for one in pages}
             case events.APPROVAL_REQUESTED:
+                held.add(("asked", call))
+            case events.APPROVAL_VOIDED if "held" in payload:
                 held.add(("asked", call))
             case events.APPROVAL_DECIDED:
                 held.add(("asked" if "arguments" in payload else "decided", call))

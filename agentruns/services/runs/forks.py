@@ -27,7 +27,7 @@ from agentruns.journal.fold import Call, RunState, fold
 from agentruns.journal.read import NAMING, definition_body, read_rows, rows_until
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session
-from agentruns.models.statuses import Orphan, Outcome
+from agentruns.models.statuses import ApprovalStatus, Orphan, Outcome
 from agentruns.services import permissions
 from agentruns.services.runs import requests
 from agentruns.services.runs.control import agent_again
@@ -165,7 +165,8 @@ class Effect(NamedTuple):
 def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
     """List a run's effects after row `after` that a fork there may repeat, except of tools safe to retry."""
     rows = Message.objects.using(alias).filter(run_id=run.pk, seq__gt=after)
-    rows = rows.filter(kind__in=(events.ASSISTANT, events.TOOL_STARTED, events.TOOL_RESULT))
+    kinds = (events.ASSISTANT, events.TOOL_STARTED, events.APPROVAL_VOIDED, events.TOOL_RESULT)
+    rows = rows.filter(kind__in=kinds)
     asked: dict[str, dict[str, Any]] = {}
     elsewhere: list[Effect] = []  # of deferred calls, which their own runs make
     effects_of: dict[str, Effect] = {}
@@ -183,7 +184,7 @@ def effects(alias: str, run: Run, after: int = 0) -> list[Effect]:
                 elsewhere += effects(alias, child)
         elif "edited" in payload and call_id in effects_of:
             effects_of[call_id] = effects_of[call_id]._replace(arguments=payload["edited"])
-        elif did_nothing(payload):
+        elif did_nothing(payload) or "renews" in payload:
             effects_of.pop(call_id, None)
     return [*effects_of.values(), *elsewhere]
 
@@ -224,6 +225,8 @@ def fates(alias: str, run: Run, state: RunState, at: int) -> list[Fate]:
         result = results.get(call.id)
         # The origin may have committed the effect of a transactional tool, or may yet.
         in_flight = call.declares == "transactional" and call.is_open and call.orphan != Orphan.NOT_OCCURRED
+        if call.approval is not None:  # one that waits again was rolled back, and is asked about anew
+            in_flight = in_flight and call.approval.status == ApprovalStatus.CONSUMED
         # In an import even calls that had not started when it was exported are unknown.
         if result is not None and (call.attempt or call.outcome == Outcome.UNKNOWN):
             settled.append(Fate(call, call.outcome, result))
