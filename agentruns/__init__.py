@@ -20,7 +20,9 @@ _MODULES = {
     "agentruns.services.runs.control": (
         "adopt_definition", "cancel_run", "leave_out", "pause_run", "raise_budget", "resolve_orphan",
     ),
+    "agentruns.services.backtest": ("backtest",),
     "agentruns.services.data.erasure": ("erase_call", "erase_payload", "erase_user"),
+    "agentruns.services.rules": ("draft_rule", "try_rule", "activate_rule", "stop_rule", "retire_rule"),
     "agentruns.services.runs.forks": ("fork_run", "run_again"),
     "agentruns.services.history": ("replay_run", "state_at"),
     "agentruns.services.runs.messages": ("send_message",),
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from agentruns.services.approvals.decisions import deny as deny
     from agentruns.services.approvals.decisions import extend as extend
     from agentruns.services.approvals.decisions import get_approval as get_approval
+    from agentruns.services.backtest import backtest as backtest
     from agentruns.services.data.erasure import erase_call as erase_call
     from agentruns.services.data.erasure import erase_payload as erase_payload
     from agentruns.services.data.erasure import erase_user as erase_user
@@ -61,6 +64,11 @@ if TYPE_CHECKING:
     from agentruns.services.events import stop_waiting as stop_waiting
     from agentruns.services.history import replay_run as replay_run
     from agentruns.services.history import state_at as state_at
+    from agentruns.services.rules import activate_rule as activate_rule
+    from agentruns.services.rules import draft_rule as draft_rule
+    from agentruns.services.rules import retire_rule as retire_rule
+    from agentruns.services.rules import stop_rule as stop_rule
+    from agentruns.services.rules import try_rule as try_rule
     from agentruns.services.runs.control import adopt_definition as adopt_definition
     from agentruns.services.runs.control import cancel_run as cancel_run
     from agentruns.services.runs.control import leave_out as leave_out

@@ -26,8 +26,9 @@ from django.db import connections
 
 from agentruns.conf import settings
 from agentruns.exceptions import AgentRunsError
-from agentruns.models import Approval
+from agentruns.models import Approval, ApprovalRule
 from agentruns.services.data.erasure import require_one_customer, runs_of_customer
+from agentruns.services.rules import list_rules
 from agentruns.utils import characters, json as canonical, redaction
 
 WRONG, USAGE = 1, 2
@@ -51,6 +52,10 @@ CUSTOMER = (  # a run's, in place of its id; together they narrow
     argument("--owner", "The runs that this user owns.", metavar="NAME"),
     argument("--scope", "The runs in this scope.", metavar="S"),
     argument("--context", "Of the runs with this context value. Repeatable.", metavar="K=V", action="append"),
+)
+RULE = (
+    argument("name", "The rule's name, or NAME:VERSION (the active, else newest version).", metavar="NAME"),
+    argument("--scope", "The rule's scope.", default="", metavar="S"),
 )
 RUN_OR_CUSTOMER = (argument("run_id", "The run's id.", nargs="?", metavar="ID"), *CUSTOMER)
 
@@ -217,6 +222,16 @@ def user_named(name: str, *, is_active: bool = True) -> Any:
     if is_active and not user.is_active:
         usage(f"User {escaped(name)} is not active, so nothing can be done in their name.")
     return user
+
+
+def rule_named(given: str, scope: str) -> ApprovalRule:
+    """Find a standing rule by NAME or NAME:VERSION, or end the command with exit code 2.
+
+    Without a version, finds the active one, else the newest.
+    """
+    rules = [each for each in list_rules().filter(scope=scope) if given in (each.name, str(each))]
+    rules.sort(key=lambda each: each.status != ApprovalRule.Status.ACTIVE)
+    return rules[0] if rules else usage(f"There is no rule {escaped(given)} in the scope {scope!r}.")
 
 
 def usage(text: str) -> NoReturn:

@@ -13,7 +13,7 @@ from django.db import IntegrityError
 from django.db.models import Max, QuerySet
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import registered
+from agentruns.agents.agent import Agent, registered
 from agentruns.conf import settings
 from agentruns.engine.rules import why_never
 from agentruns.exceptions import NotFoundError, PermissionDeniedError, RuleStateError
@@ -41,7 +41,7 @@ def draft_rule(
     actor: Any,
     *,
     name: str,
-    agent: str,
+    agent: Agent | str,
     tool: str,
     effect: str = ApprovalRule.Effect.APPROVE,
     conditions: Iterable[dict[str, Any]] = (),
@@ -58,6 +58,7 @@ def draft_rule(
     the model is told the reason of a denial. Raises ValueError for what no rule can say, NotFoundError for an
     agent or tool that this process does not have, PermissionDeniedError.
     """
+    who, agent = events.actor_ref(actor), agent if isinstance(agent, str) else agent.name
     declared = tool_of(agent, tool)
     conditions, caps = list(conditions), list(caps)
     if not _NAME.fullmatch(name):
@@ -77,7 +78,6 @@ def draft_rule(
         raise ValueError(text % {"tool": tool, "why": why})
     if why := next(mistakes(conditions, caps, declared.input_schema, declared.sensitive), ""):
         raise ValueError(why)
-    who = events.actor_ref(actor)
     rule = ApprovalRule(
         name=name, scope=scope, agent=agent, tool=tool, schema=schema_hash(declared.input_schema),
         effect=effect, conditions=conditions, caps=[{**cap, "most": str(cap["most"])} for cap in caps],
@@ -91,8 +91,8 @@ def draft_rule(
         newest = rules.filter(scope=scope, name=name).aggregate(newest=Max("version"))["newest"]
         rule.version = (newest or 0) + 1
         rules.bulk_create([rule])
-        who = events.actor_ref(actor) or events.PROGRAM
-        change = RuleChange(rule_id=rule.pk, status=Status.DRAFT, actor_id=who["id"], actor_name=who["name"])
+        by = who or events.PROGRAM
+        change = RuleChange(rule_id=rule.pk, status=Status.DRAFT, actor_id=by["id"], actor_name=by["name"])
         RuleChange.objects.using(settings.DATABASE).bulk_create([change])
         return rule
 

@@ -386,10 +386,11 @@ def tool(
     happened, or functions that check an exception for that, such as `http_refusal`. Of a result that is
     longer than `sent_max` characters, a request sends an excerpt. `awaits` names the event that brings the
     result if the handler returns Pending. With `deferred`, the run goes on while a call waits for people or
-    its event, and hears the outcome as a message of the program. `untrusted` declares that the tool reads
-    text that outsiders wrote, and `outward` that it sends, pays or publishes: once a conversation holds such
-    text, its outward calls ask a person. Raises TypeError for options that contradict each other, and for a
-    parameter whose values could not be shown, stored and read back unchanged.
+    its event, and hears the outcome as a message of the program. `rules` says whether standing rules may
+    answer for people; unless given, they may if the risk is not high. `untrusted` declares that the tool
+    reads text that outsiders wrote, and `outward` that it sends, pays or publishes: once a conversation holds
+    such text, its outward calls ask a person. Raises TypeError for options that contradict each other, and
+    for a parameter whose values could not be shown, stored and read back unchanged.
     """
     options = {**locals()}  # the arguments of this call; all but three are options
     for argument in ("fn", "name", "description"):

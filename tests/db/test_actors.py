@@ -24,7 +24,7 @@ from agentruns.agents import agent as agent_options
 from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.policy import is_somebody
-from agentruns.models import ApiToken, Message, Run, Session
+from agentruns.models import ApiToken, ApprovalRule, Message, Run, Session
 from agentruns.services import api_tokens
 from agentruns.services.data import erasure
 from agentruns.services.runs import control
@@ -86,12 +86,15 @@ def given() -> dict[str, Any]:
     ended = Run.objects.get(pk=run_agent(shop_agent("other"), "say", "ended", actor=ann).run_id)
     token, _text = api_tokens.create_token(ann, ["runs:read"])
     asked = events.APPROVAL_REQUESTED
+    about = {"agent": "shop", "tool": "refund", "conditions": [], "caps": []}
+    rule = ApprovalRule.objects.create(name="few", version=1, **about)
     return {
         "agent": agent, "text": "say", "content": "say", "session": ended.session, "run_id": ended.pk,
         "approval_id": waits.pending[0].pk, "reason": "because", "by": timedelta(hours=1), "seq": 2, "at": 2,
         "call_id": Message.objects.get(kind=asked).call_id, "verdict": "unknown", "user": ann,
         "key": "pi_1",
         "actor": ann, "owner": ann, "kind": "agent", "name": "shop", "state": "off", "token_id": token.pk,
+        "approval": waits.pending[0], "tool": "refund", "rule": rule, "rule_id": rule.pk,
         "scopes": ["runs:read"], "ttl": timedelta(minutes=1), "runs": list_runs(),
     }  # fmt: skip
 

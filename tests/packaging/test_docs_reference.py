@@ -47,7 +47,7 @@ def test_all_public_names_errors_commands_and_permissions_are_there() -> None:
     text = (REFERENCE.parent / "howto" / "permissions.md").read_text()
     models = apps.get_app_config("agentruns").get_models()
     permissions = {codename for model in models for codename, _name in model._meta.permissions}
-    permissions |= {f"view_{name}" for name in ("run", "approval", "apitoken")}
+    permissions |= {f"view_{name}" for name in ("run", "approval", "apitoken", "approvalrule")}
     assert {*re.findall(r"`agentruns\.(\w+)`", text.partition("## Groups")[0])} == permissions
 
 
