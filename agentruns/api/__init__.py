@@ -16,7 +16,7 @@ from functools import cache
 from ninja import NinjaAPI
 
 import agentruns
-from agentruns.api import agents, approvals, events, health, runs, sessions, stream  # noqa: F401 - operations
+from agentruns.api import agents, approvals, events, health, rules, runs, sessions, stream  # noqa: F401 - operations
 from agentruns.api.auth import SessionAuth
 from agentruns.api.docs import GUIDE, Docs, RunsAPI, at_its_address
 from agentruns.api.errors import register_errors

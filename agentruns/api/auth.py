@@ -272,6 +272,8 @@ def entry_for(operation: Operation) -> Entry:
         # The approval decides which of the two scopes a decision requires.
         deciding = [scope.APPROVALS_DECIDE, scope.APPROVALS_OWN]
         scopes = [scope.RUNS_READ, scope.APPROVALS_DECIDE] if reads else deciding
+    elif operation.path.startswith("/rules"):
+        scopes = [scope.RUNS_READ if reads else scope.RULES_WRITE]
     elif operation.path.startswith("/events"):
         scopes = [scope.EVENTS_WRITE]
     return Entry([each.value for each in scopes], operation.operation_id in VISITORS, operation=operation)

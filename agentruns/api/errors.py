@@ -40,6 +40,7 @@ PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     core.ContentError: (422, "content", "A block of the input is none"),
     InvalidArguments: (422, "invalid-arguments", "The arguments do not fit the tool"),
     core.ApprovalStateError: (409, "approval-state", "The approval is not what was decided on"),
+    core.RuleStateError: (409, "rule-state", "The rule's state does not allow this"),
     core.RunStateError: (409, "run-state", "The run's state does not allow this"),
     core.SessionBusyError: (409, "session-busy", "The session is busy"),
     core.SwitchedOffError: (409, "switched-off", "The agent is switched off"),

@@ -205,7 +205,8 @@ def once(
         detail = "A visitor's decision takes no idempotency key: a repeated one is 409, with who decided."
         raise Problem.named("validation", detail)
     given = body.model_dump(exclude={"idempotency_key"}) if body else {}
-    fingerprint = canonical.digest([request.method, request.path, given])
+    plain = {name: str(value) if isinstance(value, datetime) else value for name, value in given.items()}
+    fingerprint = canonical.digest([request.method, request.path, plain])
     records = IdempotencyRecord.objects.using(settings.DATABASE)
 
     def answer() -> Any:

@@ -23,6 +23,7 @@ class ApiToken(models.Model):
         APPROVALS_DECIDE = "approvals:decide", _("read and decide approvals")
         APPROVALS_OWN = "approvals:own", _("confirm calls of the owner's own runs")
         EVENTS_WRITE = "events:write", _("deliver events")
+        RULES_WRITE = "rules:write", _("write, try, activate and stop standing rules")
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     # The token itself is not stored: its prefix finds the row, its digest proves the rest.

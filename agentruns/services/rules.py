@@ -59,6 +59,7 @@ def draft_rule(
     agent or tool that this process does not have, PermissionDeniedError.
     """
     who, agent = events.actor_ref(actor), agent if isinstance(agent, str) else agent.name
+    _require(actor, "write_rule", ApprovalRule(scope=scope, agent=agent, tool=tool))
     declared = tool_of(agent, tool)
     conditions, caps = list(conditions), list(caps)
     if not _NAME.fullmatch(name):

@@ -67,7 +67,7 @@ def test_it_is_openapi_3_1() -> None:
 
     schema = schemathesis.openapi.from_dict(DOCUMENT)
     schema.validate()
-    assert len(list(schema.get_all_operations())) == len(OPERATIONS) == 28
+    assert len(list(schema.get_all_operations())) == len(OPERATIONS) == 36
     assert DOCUMENT["info"]["description"].count("\n\n**") >= 6, "a short guide"
 
 

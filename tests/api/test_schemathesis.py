@@ -88,7 +88,7 @@ def token(folder: Path, settings: Any) -> str:
         agent=["posting"],
         key=["posting"],
     )
-    return create_token(actor, ["runs:read", "runs:write", "approvals:decide"])[1]
+    return create_token(actor, ["runs:read", "runs:write", "approvals:decide", "rules:write"])[1]
 
 
 @examples(max_examples=EXAMPLES, database=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -284,6 +284,19 @@ def test_a_dry_run_decides_nothing_and_records_what_it_would_do(effects: Effects
     assert [(each.effect, each.is_dry) for each in decisions] == [("approve", True), ("ask", True)]
 
 
+def test_what_a_dry_run_counted_leaves_the_caps_of_the_active_rule_empty(effects: Effects) -> None:
+    payer(500)
+    made = rule(active=False, caps=[{**DAY, "most": "600"}])
+    made = rules.try_rule(made.pk, None)
+    ran("s1")
+    assert RuleDecision.used("default", made, 0) == 500
+    made = rules.activate_rule(made.pk, None)
+    assert RuleDecision.used("default", made, 0) == 0
+    assert ran("s2").status == "completed"
+    assert ran("s3").status == "awaiting-approval"
+    assert paid(effects) == [500]
+
+
 def test_an_expired_rule_decides_nothing(effects: Effects) -> None:
     payer(500)
     made = rule(expires_at=timezone.now() + timedelta(days=1))

@@ -65,9 +65,9 @@ class Token(NamedTuple):
 
 READ, WRITE, DECIDE = "runs:read", "runs:write", "approvals:decide"
 ACTS, CONFIRMS, POOR, IDLE = "runs:act_for", "approvals:own", "every scope of nobody", "scopes of no use"
-EVENTS = "events:write"
+EVENTS, RULES = "events:write", "rules:write"
 TOKENS = {
-    **{scope: Token("superuser", [scope]) for scope in (READ, WRITE, DECIDE, EVENTS)},
+    **{scope: Token("superuser", [scope]) for scope in (READ, WRITE, DECIDE, EVENTS, RULES)},
     ACTS: Token("superuser", [WRITE, ACTS]),
     CONFIRMS: Token("owner", [CONFIRMS]),
     POOR: Token("nobody", list(ApiToken.Scope.values)),
@@ -170,6 +170,10 @@ API = {
     "confirm": {"owner", CONFIRMS, VISITOR},
     "deliver": {"superuser", "stranger", EVENTS},
     "deliver elsewhere": {"superuser", "stranger"},
+    "list rules": {*SIGNED, READ, POOR},
+    "see a rule": {"superuser", "stranger", READ},
+    "write rules": {"superuser", "stranger", RULES},
+    "write rules elsewhere": {"superuser", RULES},
     "deny what another confirms": {"decider", "superuser", DECIDE, "owner", CONFIRMS, VISITOR},
     "nothing": set[str](),
 }
@@ -198,6 +202,10 @@ class Rule(NamedTuple):
 
 TASK = {"agent": "spoken", "input": "hi"}
 FORK = {"at": 2}
+DRAFT = {
+    "name": "new", "agent": "gated", "tool": "pay",
+    "conditions": [{"path": "arguments.note", "op": "==", "value": "x"}],
+}  # fmt: skip
 OWNS = "do with one's own"
 # A door is "METHOD path", and another "METHOD path option=" for each option that is not among HARMLESS.
 # An approval is `approval`, which people decide, or `own`, which the requester confirms.
@@ -255,12 +263,24 @@ API_RULES = {
     },
     "POST events/{name}/{session}": Rule("deliver", "deliver", {}),
     "POST events/{name}/{session} scope=": Rule("deliver elsewhere", "deliver elsewhere", {}),
+    **{f"GET rules{option}": Rule("list rules") for option in ("", " agent=")},
+    "GET rules/{active}": Rule("see a rule"),
+    "POST rules": Rule("write rules", "write rules", DRAFT),
+    "POST rules agent=": Rule("nothing", "nothing", DRAFT),  # which has no such tool
+    "POST rules scope=": Rule("write rules elsewhere", "write rules elsewhere", DRAFT),
+    **{
+        f"POST rules/{{active}}/{act}": Rule("write rules", "write rules", {})
+        for act in ("dry-run", "stop", "retire")
+    },
+    "POST rules/{draft}/activate": Rule("write rules", "write rules", {}),
+    "POST rules/{active}/backtest": Rule("write rules", "nothing", {}),
     # Pages about the API, which tell of no run.
     **dict.fromkeys(("GET openapi.json", "GET docs", "GET "), Rule("look in")),
 }
 HARMLESS = {
     "idempotency_key", "key", "digest", "reason", "text", "input", "at", "after", "last_event_id", "cursor",
     "status", "verdict", "result", "evidence", "content", "not_before", "priority", "block",
+    "name", "tool", "effect", "conditions", "caps", "untrusted", "expires_at", "most",
     "payload", "max_steps", "token_budget", "cost_budget", "deadline",
 }  # fmt: skip
 RUN_POSTS = {
@@ -293,7 +313,7 @@ SEES = {"run": "see", "approval": "see approval", "apitoken": "see token", "appr
 SHELL = {
     "create_api_token", "drain_runs", "erase", "export_run", "fork_run", "import_run", "list_runs",
     "lock_mcp_tools", "prune_runs", "replay_run", "resume_runs", "show_run", "verify_journal",
-    "run_agent", "check_runs", "adopt_runs",
+    "run_agent", "check_runs", "adopt_runs", "list_rules", "backtest_rule", "stop_rule",
 }  # fmt: skip
 AS_USER = {"approve_call": [], "deny_call": ["--reason", "no"]}
 
@@ -332,6 +352,8 @@ class Ids(NamedTuple):
     ended: str
     waiter: str
     awaited: str
+    active: str
+    draft: str
     owner: str
     digests: dict[str, str]
     seq: str = "1"
@@ -367,7 +389,10 @@ def ids() -> Ids:
     note = {"path": "arguments.note", "op": "==", "value": "lamp"}
     rule = rules.draft_rule(None, name="small", agent="gated", tool="pay", conditions=[note])
     rules.try_rule(rule.pk, None)
-    return Ids(*map(str, (*found, token.pk, ended, *its, owner.pk)), digests, rule=str(rule.pk))
+    active, draft = (rules.draft_rule(None, **{**DRAFT, "name": name}) for name in ("active", "draft"))
+    rules.activate_rule(active.pk, None)
+    others = (active.pk, draft.pk, owner.pk)
+    return Ids(*map(str, (*found, token.pk, ended, *its, *others)), digests, rule=str(rule.pk))
 
 
 MODELS = (Run, Approval, Message, ApiToken, Review, Event, ApprovalRule, RuleChange)
@@ -460,6 +485,7 @@ def our_name(door: str) -> str:
     """Return a door under the names of Ids."""
     path = door.replace("{run_id}", "{run}").replace("{approval_id}", "{approval}")
     path = path.replace("{call_id}", "{call}").replace("{key}", "{session}")
+    path = path.replace("{rule_id}", "{draft}" if path.endswith("/activate") else "{active}")
     if path.endswith(("/resume", "/resolve")):
         path = path.replace("{run}", "{orphan}")
     if path.endswith(("/erase", "/leave-out")):
@@ -657,7 +683,7 @@ def test_commands_in_somebodys_name(who: str, ids: Ids, settings: Any) -> None:
 
 def test_each_action_of_the_policy_is_asked_about() -> None:
     modules = Path(agentruns.__file__).parent.rglob("*.py")
-    asking = re.compile(r'(?:\bmay|\brequire|_change|ask\("can", False,) ?\(?[\w., ]*"(\w+)"')
+    asking = re.compile(r'(?:\bmay|\b_?require|_change|ask\("can", False,) ?\(?[\w., ]*"(\w+)"')
     asked = {action for path in modules for action in asking.findall(path.read_text())}
     assert {*ACTIONS} - asked == set()
 

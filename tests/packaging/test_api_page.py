@@ -37,6 +37,7 @@ CHANGING = {
 @tool(
     requires_approval=True,
     risk="high",
+    rules=True,
     describe=lambda args: f"Refund {args['cents'] / 100:.2f} EUR for order {args['order']}",
 )
 def refund(order: str, cents: int) -> str:
@@ -90,7 +91,8 @@ def test_every_request_of_the_page_is_answered_as_it_says(server: str) -> None:
     ann = user("superuser")
     ann.username = "ann"
     ann.save()
-    _token, text = create_token(ann, ["runs:read", "runs:write", "approvals:decide", "events:write"])
+    scopes = ["runs:read", "runs:write", "approvals:decide", "events:write", "rules:write"]
+    _token, text = create_token(ann, scopes)
     names = {**os.environ, "TOKEN": text}
     sent = 0
     for command, said in commands(PAGE):
