@@ -144,7 +144,7 @@ def number(value: Any) -> Decimal | None:
         return None
     try:
         exact = Decimal(str(value))
-    except InvalidOperation:
+    except (InvalidOperation, ValueError):  # the latter for more digits than Python prints
         return None
     return exact if exact.is_finite() else None
 
@@ -188,7 +188,7 @@ def mistakes(
         yield _("A rule has at most %(count)d conditions and as many caps.") % {"count": MOST_CONDITIONS}
         return
     for place, each in enumerate(conditions, 1):
-        if not isinstance(each, dict) or each.keys() != {"path", "op", "value"} or each["op"] not in WORDS:
+        if not isinstance(each, dict) or each.keys() != {"path", "op", "value"} or each["op"] not in [*WORDS]:
             names = ", ".join(WORDS)
             text = _("Condition %(place)d must have path, op and value; op is one of %(names)s.")
             yield text % {"place": place, "names": names}

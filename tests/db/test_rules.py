@@ -10,6 +10,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from agentruns import Agent, ToolContext, approve, cancel_run, run_agent, tool
+from agentruns.engine import rules as engine
 from agentruns.exceptions import NotFoundError, PermissionDeniedError, RuleStateError
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, ApprovalRule, Message, Notification, RuleChange, RuleDecision, Run
@@ -392,3 +393,84 @@ def test_only_a_rule_that_says_so_answers_where_text_of_outsiders_was_read(effec
     assert backtest(wide).agreed == 1
     assert ran("s3").status == "completed"
     assert paid(effects) == [500, 500]
+
+
+def after_the_choice(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
+    """Let something happen once between the choice of rules and the transaction of the reply."""
+    choose, done = engine.choose, []
+
+    def chosen(driver: Any, intents: Any) -> Any:
+        answers = choose(driver, intents)
+        if not done:
+            done.append(True)
+            act()
+        return answers
+
+    monkeypatch.setattr(engine, "choose", chosen)
+
+
+def test_a_rule_that_was_stopped_since_it_was_read_decides_nothing(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payer(500)
+    made = rule()
+    after_the_choice(monkeypatch, lambda: rules.stop_rule(made.pk, None))
+    assert ran().status == "awaiting-approval"
+    assert (paid(effects), RuleDecision.objects.count()) == ([], 0)
+    assert not Message.objects.filter(kind="approval_decided").exists()
+
+
+def test_a_rule_that_expired_since_it_was_read_decides_nothing(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payer(500)
+    rule(expires_at=timezone.now() + timedelta(days=1))
+    over = timezone.now() - timedelta(seconds=1)
+    after_the_choice(monkeypatch, lambda: ApprovalRule.objects.update(expires_at=over))
+    assert ran().status == "awaiting-approval"
+    assert (paid(effects), RuleDecision.objects.count()) == ([], 0)
+
+
+def test_a_cap_that_is_used_up_since_the_rule_was_read_asks(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payer(4000)
+    made = rule(caps=[{**DAY, "most": "7999"}])
+    after_the_choice(monkeypatch, lambda: ran("other"))
+    assert ran().status == "awaiting-approval"
+    assert (paid(effects), RuleDecision.used("default", made, 0)) == ([4000], 4000)
+
+
+def test_where_one_rule_is_refused_the_next_decides(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payer(500)
+    made = rule()
+    rule(name="wide")
+    after_the_choice(monkeypatch, lambda: rules.stop_rule(made.pk, None))
+    assert ran().status == "completed"
+    assert paid(effects) == [500]
+    (decision,) = RuleDecision.objects.all()
+    assert decision.rule.name == "wide"
+
+
+def test_no_rule_answers_a_call_after_one_in_doubt_that_a_person_approved(effects: Effects) -> None:
+    @tool(requires_approval=True)
+    def pay(ctx: ToolContext, customer: str, cents: int) -> str:
+        """Pay."""
+        if cents == 1:
+            raise ConnectionError("after the effect, perhaps")
+        return act("pay", ctx, cents=cents)
+
+    def script(cents: int) -> ScriptedModel:
+        return ScriptedModel([{"tools": [call("pay", customer="C1", cents=cents)]}, {"text": "done"}])
+
+    Agent("payer", instructions="", tools=[pay], model=script(1))
+    approve(ran().approvals.get().pk, None)
+    run_until_blocked()
+    Agent("payer", instructions="", tools=[pay], model=script(2))
+    made = rule()
+    assert ran().status == "awaiting-approval"
+    assert ran("other").status == "completed"
+    made.refresh_from_db()
+    assert (made.status, paid(effects)) == ("active", [2])

@@ -31,6 +31,7 @@ from tests.mutants import (
     holds,
     journal,
     providers,
+    rules,
     services,
 )
 from tests.mutants.plugin import VARIABLE
@@ -64,7 +65,7 @@ SLOW = (
 SCHEMA = ("apps.py", "conf.py", "migrations/", "models/", "utils/")  # what migrations import
 FAILED = "the tests could not be run"
 PATIENCE = 180  # seconds for the tests of one mutant; a test that hangs does not count as fallen
-DEFINITIONS = (journal, engine, holds, services, content, providers)
+DEFINITIONS = (journal, engine, holds, rules, services, content, providers)
 ALL = [mutant for module in DEFINITIONS for mutant in module.MUTANTS]
 
 
