@@ -13,7 +13,7 @@ from agentruns import approve, deny, session_token
 from agentruns.models import Approval, ApprovalRule
 from agentruns.services.api_tokens import create_token
 from tests.api.http import Api, Program, make_user, refused
-from tests.db.test_rules import DAY, SMALL, paid, payer, ran, rule
+from tests.db.ruled import DAY, SMALL, paid, payer, ran, rule
 from tests.effects import Effects
 from tests.registry import isolated_registry
 

@@ -10,7 +10,7 @@ from agentruns import approve, deny
 from agentruns.services import backtest, rules
 from tests.commands.running import run
 from tests.db.helpers import user
-from tests.db.test_rules import payer, ran, rule
+from tests.db.ruled import payer, ran, rule
 from tests.effects import Effects
 from tests.registry import isolated_registry
 

@@ -20,48 +20,11 @@ from agentruns.services.reviews import review_run
 from agentruns.testing import ScriptedModel, run_until_blocked
 from tests.db.helpers import user
 from tests.db.racing import at_once
+from tests.db.ruled import DAY, paid, pay_tool, payer, ran, rule
 from tests.effects import Effects
 from tests.shop.agents import act, call
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-SMALL = {"path": "arguments.cents", "op": "<=", "value": 5000}
-DAY = {"of": "arguments.cents", "most": "10000", "seconds": 86400, "per": ["arguments.customer"]}
-
-
-def pay_tool(**options: Any) -> Any:
-    @tool(**{"requires_approval": True, **options})
-    def pay(ctx: ToolContext, customer: str, cents: int, note: str = "") -> str:
-        """Pay."""
-        return act("pay", ctx, customer=customer, cents=cents)
-
-    return pay
-
-
-def payer(*amounts: int, customer: str = "C1", options: Any = None, **agent: Any) -> Agent:
-    """Make the agent "payer", whose first reply makes a payment for each of `amounts`."""
-    calls = [call("pay", customer=customer, cents=cents) for cents in amounts]
-    script = ScriptedModel([{"tools": calls}, {"text": "done"}])
-    return Agent("payer", instructions="Pay.", tools=[pay_tool(**(options or {}))], model=script, **agent)
-
-
-def rule(*conditions: Any, active: bool = True, actor: Any = None, **fields: Any) -> ApprovalRule:
-    """Write a rule for the payer's tool, and let it decide."""
-    given = {"name": "small", "agent": "payer", "tool": "pay", **fields}
-    made = rules.draft_rule(actor, conditions=conditions or [SMALL], **given)
-    return rules.activate_rule(made.pk, actor) if active else made
-
-
-def ran(session: str = "s1", agent: str = "payer", **options: Any) -> Run:
-    """Run the agent until it ends or waits, and check its journal."""
-    result = run_agent(agent, "pay", session, **options)
-    run = Run.objects.get(pk=result.run_id)
-    assert problems(run.session_id) == []
-    return run
-
-
-def paid(effects: Effects) -> list[int]:
-    return [each["cents"] for each in effects.lines() if each.get("tool") == "pay"]
 
 
 def test_a_rule_approves_what_it_was_written_for_and_people_decide_the_rest(effects: Effects) -> None:
@@ -206,8 +169,7 @@ def test_changed_parameters_put_a_rule_back_to_a_draft_and_say_so(effects: Effec
         """Pay."""
         raise AssertionError
 
-    script = ScriptedModel([{"tools": [call("pay", customer="C1", cents=5)]}, {"text": "done"}])
-    Agent("payer", instructions="Pay.", tools=[pay], model=script)
+    payer(5, pay=pay)
     assert ran().status == "awaiting-approval"
     made.refresh_from_db()
     assert (made.status, "parameters" in made.why) == ("draft", True)
