@@ -71,6 +71,8 @@ def _matches(driver: Driver, tool: Tool, intent: Intent, rules: list[ApprovalRul
     for rule in rules:
         if rule.schema != schema:
             outdated(driver.alias, rule)
+        elif tool.risk == "high" and rule.status == "active" and rule.activator_id in (None, rule.author_id):
+            continue  # one person activated it before the risk was high
         elif not {*rule.people} & {*run.requesters} and (rule.untrusted or not untrusted):
             fits = match(rule, facts)
             matches += [fits] if fits else []

@@ -117,7 +117,9 @@ def activate_rule(rule_id: UUID | str, actor: Any) -> ApprovalRule:
     rule = _require(actor, "activate_rule", find_rule(rule_id, actor))
     declared, who = _fitting(rule), events.actor_ref(actor)
     people = events.people(who)
-    if declared.risk == "high" and (not people or {*people} & {*rule.people[:1]}):
+    before = {*rule.changes.filter(status=Status.ACTIVE).values_list("actor_id", flat=True)}
+    authors = {*rule.people[:1]} | ({*rule.people} - before)  # the first, and who acted in that name
+    if declared.risk == "high" and (not people or {*people} & authors):
         text = _("%(tool)s has a high risk: another person than the author activates the rule %(rule)s.")
         raise PermissionDeniedError(text % {"tool": rule.tool, "rule": rule})
     if declared.approvers and not events.is_program(actor) and not is_among(actor, declared.approvers):

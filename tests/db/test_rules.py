@@ -127,6 +127,31 @@ def test_a_high_risk_takes_a_declaration_and_two_people(effects: Effects) -> Non
     assert paid(effects) == [500]
 
 
+def test_one_person_under_two_names_is_no_two_people() -> None:
+    payer(500, options={"risk": "high", "rules": True})
+    ann, bob, eve = (user(name, "write_rule", "activate_rule") for name in ("ann", "bob", "eve"))
+    ann.agentruns_person = bob
+    made = rule(active=False, actor=ann)
+    for _time in "12":
+        with pytest.raises(PermissionDeniedError, match="another person"):
+            rules.activate_rule(made.pk, bob)
+        rules.activate_rule(made.pk, eve)
+        rules.stop_rule(made.pk, eve)
+
+
+def test_a_rule_that_one_person_activated_answers_nothing_once_the_risk_is_high(effects: Effects) -> None:
+    ann, bob = (user(name, "write_rule", "activate_rule") for name in ("ann", "bob"))
+    payer(500)
+    made = rule(actor=ann)
+    payer(500, options={"risk": "high", "rules": True})
+    assert ran("s1").status == "awaiting-approval"
+    assert paid(effects) == []
+    rules.stop_rule(made.pk, bob)
+    rules.activate_rule(made.pk, bob)
+    assert ran("s2").status == "completed"
+    assert paid(effects) == [500]
+
+
 @pytest.mark.parametrize("who", ["author", "activator"])
 def test_a_rule_never_answers_for_a_run_that_its_author_or_activator_requested(
     effects: Effects, who: str
