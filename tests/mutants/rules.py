@@ -34,7 +34,7 @@ MUTANTS = [
         Edit(RULE, ", decision__released_at=None)", ")"),
         f"{T}what_a_cancel_ended_before_its_start_is_given_back"),
     mutant("rules: what a dry run counted is nothing to the active rule",
-        Edit(RULE, "rows = rows.filter(decision__is_dry=False)", "pass"),
+        Edit(RULE, ", decision__is_dry=is_dry)", ")"),
         f"{T}what_a_dry_run_counted_leaves_the_caps_of_the_active_rule_empty"),
     mutant("rules: a refusal by the database undoes the batch",
         Edit(RULINGS, "ruling.refused, is_refused = why, True", "pass"),
