@@ -632,7 +632,8 @@ def test_a_delivery_at_the_very_moment_of_the_time_out() -> None:
         assert len(payloads(run, "tool_result")) == 1
 
 
-def test_ten_thousand_waiting_runs_cost_an_idle_sweep_nothing() -> None:
+def test_ten_thousand_waiting_runs_cost_an_idle_sweep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentruns.services.sweep.STAMPED", 600)  # a slow machine stamps no sweep twice
     waiting_run({"tools": [call("collect", cents=500)]})
     sweep()
     with CaptureQueriesContext(
