@@ -188,6 +188,8 @@ def test_these_are_all_the_posts_there_are() -> None:
         "changelist", "add", "history", "delete", "change",
     }  # fmt: skip
     elsewhere = {"run_deliver", "run_stop_waiting", "/events/{name}/{path:key}"}  # test_events.py
+    verbs = ("dry-run", "activate", "stop", "retire", "backtest")
+    elsewhere |= {"approval_draft_rule", "/rules", *(f"/rules/{{rule_id}}/{verb}" for verb in verbs)}
     listed = {*CONSOLE, *API, *QUIET, *elsewhere}
     assert {name for name in offered if name.partition("_")[2] not in pages} == {
         name for name in listed if not name.startswith("/")
