@@ -199,7 +199,7 @@ class Agent:
     @cached_property
     def unjournaled_readers(self) -> list[str]:
         """Tools that the provider runs, if any: they may read text of outsiders for each reply."""
-        return ["tools of the provider"] if provider_tools(self.model_params) else []
+        return ["tools of the provider"] if self.unjournaled_tools else []
 
     @property
     def models(self) -> list[Model | str]:
