@@ -65,7 +65,9 @@ def raised(batch: Batch, call: Call, error: str) -> None:
     _found(batch, call, Orphan.RECONCILE, evidence, raised=error[:LONGEST_ERROR])
 
 
-def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "") -> None:
+def _found(
+    batch: Batch, call: Call, action: str, evidence: str, raised: str = "", untrusted: bool = False
+) -> None:
     payload: events.OrphanFound = {
         "action": action,
         "declares": call.declares,
@@ -74,6 +76,8 @@ def _found(batch: Batch, call: Call, action: str, evidence: str, raised: str = "
     }
     if raised:
         payload["raised"] = raised
+    if untrusted:
+        payload["untrusted"] = True
     batch.add(events.ORPHAN_FOUND, payload, call=call, attempt=call.attempt)
 
 
@@ -138,10 +142,12 @@ def orphan(
     evidence: str = "",
     recovery_failed: bool = False,
     declared: str = "",
+    untrusted: bool = False,
 ) -> None:
     """Record a call as in doubt: to be retried, reconciled, held for staff or surfaced to the model.
 
-    The tool's declaration when the call started decides; `declared` replaces it if no start is stored.
+    The tool's declaration when the call started decides; `declared` replaces it if no start is stored, and
+    `untrusted` says in place of the start that the call reads text of outsiders.
     `recovery_failed` holds the call whatever was declared. `tell_model` surfaces a call that would be held.
     `evidence` describes the doubt; the default says that the attempt left no result. Records nothing for a
     transactional call, which simply runs again, unless `recovery_failed`.
@@ -152,6 +158,6 @@ def orphan(
     action = Orphan.HELD if recovery_failed else recovers.get(call.declares or declared, Orphan.HELD)
     is_told = action == Orphan.HELD and tell_model
     evidence = evidence or f"Attempt {call.attempt} started and left no result."
-    _found(batch, call, Orphan.SURFACED if is_told else action, evidence)
+    _found(batch, call, Orphan.SURFACED if is_told else action, evidence, untrusted=untrusted)
     if is_told:
         surface(batch, call, actor)

@@ -55,7 +55,7 @@ def execute(driver: Driver, ready: list[Call]) -> None:
     elif call.is_contradicted:
         _doubt(driver, call, RETURNED_LATE, recovery_failed=True)
     elif declared := _doubted_since(driver, call):
-        _doubt(driver, call, MAY_BE_LOST, declared=declared)
+        _doubt(driver, call, MAY_BE_LOST, declared=declared, untrusted=_distrusts(driver, call))
     elif driver.run.is_after_unknown(call):
         driver.commit(lambda batch: in_doubt.cancel(batch, batch.state.run.calls[call.id]))
     elif (refusal := _refusal(driver, call)) and call.is_started:
@@ -275,6 +275,13 @@ def pause(batch: Batch, reason: str) -> None:
     batch.add(events.RUN_PAUSED, events.RunPaused(reason=reason))
 
 
+def _distrusts(driver: Driver, call: Call) -> bool:
+    """Check whether a call reads text that its agent does not trust; a deferred call reads in its own run."""
+    tool = driver.agent.tools.get(call.tool)
+    is_read_here = tool is not None and tool.untrusted and call.deferred is None
+    return is_read_here and call.tool not in driver.agent.trusts
+
+
 def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
     approval, tool = call.approval, driver.agent.tools[call.tool]
     payload: events.ToolStarted = {
@@ -285,8 +292,8 @@ def _write_start(driver: Driver, batch: Batch, call: Call) -> None:
     }
     if tool.awaits and call.deferred is None:
         payload["awaits"] = tool.awaits
-    if tool.untrusted and call.deferred is None and tool.name not in driver.agent.trusts:
-        payload["untrusted"] = True  # a deferred call reads in its own run
+    if _distrusts(driver, call):
+        payload["untrusted"] = True
     if approval is not None:
         payload |= {"approval": str(approval.id), "approved_by": approval.names}
     is_approved = approval is not None and approval.status == ApprovalStatus.APPROVED

@@ -477,6 +477,7 @@ class RunState:
     def on_orphan_found(self, row: Row, payload: events.OrphanFound) -> None:
         call = self.calls[row.call_id]
         call.orphan, call.raised = payload["action"], payload.get("raised", call.raised)
+        call.untrusted = call.untrusted or payload.get("untrusted", False)
         if call.orphan == Orphan.RECONCILE:
             call.event = None
 

@@ -9,16 +9,17 @@ from uuid import UUID
 from agentruns.journal import events
 from agentruns.models import Message, Run
 
-KINDS = (events.RUN_STARTED, events.USER, events.ASSISTANT, events.TOOL_STARTED, events.TOOL_RESULT)
+STARTS = (events.TOOL_STARTED, events.ORPHAN_FOUND)
+KINDS = (events.RUN_STARTED, events.USER, events.ASSISTANT, events.TOOL_RESULT, *STARTS)
 
 
 def readers(kind: str, tool: str, facts: Mapping[str, Any]) -> list[str]:
     """List the tools that have read text of outsiders, as the facts of a row say; `tool` is the row's.
 
-    These are the tool of a call that starts, the provider's own tools, and the tools of another run whose
-    text the row brings.
+    These are the tool of a call that starts or whose start is lost, the provider's own tools, and the tools
+    of another run whose text the row brings.
     """
-    if kind == events.TOOL_STARTED:
+    if kind in STARTS:
         return [tool] if facts.get("untrusted") else []
     if kind == events.RUN_STARTED:
         given = (facts.get(source) or {} for source in ("parent", "origin"))

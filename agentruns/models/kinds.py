@@ -365,6 +365,7 @@ class OrphanFound(Payload):
     evidence: str
     started_at: Fact[str | None]
     raised: NotRequired[str]  # error of the handler that leaves open whether something happened
+    untrusted: NotRequired[Fact[bool]]  # as in the start, which is lost
 
 
 class OrphanResolved(Payload):
