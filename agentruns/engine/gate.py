@@ -279,6 +279,8 @@ def stricter(driver: Driver, call: Call) -> str:
         return ""
     if card is None:
         return requires(driver, tool, call.id, call.arguments)
+    if card.rule and (why := warned(driver, tool)):  # only a rule that says so may answer such calls
+        return why.removesuffix(".")
     if card.required < tool.approvals:
         return f"{tool.approvals} people have to approve it"
     if card.approvers != (tool.approvers or "") and (tool.approvers or card.approvers == REQUESTER):

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from agentruns import (
+    Agent,
     Occurred,
+    adopt_definition,
+    approve,
     pause_run,
     resume_run,
     start_run,
@@ -15,9 +18,11 @@ from agentruns import (
 )
 from agentruns.models import Approval
 from agentruns.services.sweep import hold_all
+from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
 from tests.db.helpers import payloads, sound
 from tests.db.outsiders import READ, SEND, acted, drive, read_mail, reader, send_mail
+from tests.db.ruled import paid, pay_tool, rule
 from tests.effects import Effects
 from tests.shop.agents import call
 from tests.shop.models import Order
@@ -69,3 +74,33 @@ def test_a_result_without_a_start_brings_text_of_outsiders(effects: Effects) -> 
     assert not payloads(run, "tool_started")
     asks(effects, ["read_mail"])
     sound(run)
+
+
+def test_a_rule_decides_nothing_once_the_call_acts_outside(effects: Effects) -> None:
+    """The rule answered for a tool that did not act outside when the model asked."""
+
+    def payer(turn: Any = PAY, **options: Any) -> Agent:
+        script = ScriptedModel([READ, turn, {"text": "done"}])
+        return Agent("payer", instructions="Pay.", tools=[read_mail, pay_tool(**options)], model=script)
+
+    run = start_run(payer(), "pay", "s1")
+
+    def stop(request: Any) -> Any:
+        pause_run(run.pk)
+        return PAY
+
+    payer(stop)
+    rule()
+    assert drive(run).status == "paused"
+    (card,) = Approval.objects.all()
+    assert (card.status, card.decided_by_name) == ("approved", "rule:small:1")
+    payer(outward=True)
+    adopt_definition(run.pk)
+    resume_run(run.pk)
+    drive(run)
+    card.refresh_from_db()
+    assert (card.status, paid(effects)) == ("pending", [])
+    assert "read by read_mail" in card.why
+    approve(card.pk, None, digest=card.digest)
+    drive(run)
+    assert (sound(run).status, paid(effects)) == ("completed", [500])
