@@ -105,9 +105,12 @@ def _calls(batch: Batch) -> Iterator[tuple[Call, str]]:
 
 
 def _is_unused(call: Call) -> bool:
-    """Check whether a call can never start by the rule's decision: it has a result, or people are asked."""
+    """Check whether a call can never start by the rule's decision: it has a result, or people are asked.
+
+    People are also asked after a start that was rolled back.
+    """
     is_asked = call.approval is not None and call.approval.status == ApprovalStatus.PENDING
-    return not call.attempt and not call.may_be_lost and (not call.is_open or is_asked)
+    return not call.may_be_lost and (is_asked or not (call.attempt or call.is_open))
 
 
 def _is_doubted(call: Call) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from agentruns import (
     Agent,
     Occurred,
+    ToolContext,
     adopt_definition,
     approve,
     pause_run,
@@ -16,11 +17,12 @@ from agentruns import (
     start_run,
     tool,
 )
-from agentruns.models import Approval
-from agentruns.services.sweep import hold_all
+from agentruns.models import Approval, Message, RuleDecision
+from agentruns.services.sweep import hold_all, sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
 from tests.db.helpers import payloads, sound
+from tests.db.holders import change, of_locked_order, paying
 from tests.db.outsiders import READ, SEND, acted, drive, read_mail, reader, send_mail
 from tests.db.ruled import paid, pay_tool, rule
 from tests.effects import Effects
@@ -104,3 +106,30 @@ def test_a_rule_decides_nothing_once_the_call_acts_outside(effects: Effects) -> 
     approve(card.pk, None, digest=card.digest)
     drive(run)
     assert (sound(run).status, paid(effects)) == ("completed", [500])
+
+
+def settle(ctx: ToolContext, number: str, cents: int) -> str:
+    """Pay an order."""
+    return "paid"
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the start", "in the transaction"])
+def test_a_cap_gets_back_what_people_are_asked_about(is_late: bool, order: Order) -> None:
+    its = paying(of_locked_order, settle, transactional=True)
+    turns = [{"tools": [call("pay", number="A1", cents=500)]}, {"text": "done"}]
+    made_at = "before_tool" if is_late else "after_reply"
+    agent = Agent("payer", instructions="Pay.", tools=[its], model=ScriptedModel(turns))
+    made = rule(caps=[{"of": "arguments.cents", "most": "10000", "seconds": 86400, "per": []}])
+    run = start_run(agent, "pay", "s1")
+    failpoints.arm(made_at, lambda: change(note="refunded"))
+    sweep()
+    (card,) = Approval.objects.all()
+    assert (card.status, card.why.startswith("status was 'paid'")) == ("pending", True)
+    assert Message.objects.filter(kind="tool_started").count() == is_late
+    assert RuleDecision.used("default", made, 0) == 0
+    sweep()
+    card.refresh_from_db()
+    assert card.status == "pending", "the next decision is a person's"
+    approve(card.pk, None, digest=card.digest)
+    sweep()
+    assert sound(run).status == "completed"
