@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from agentruns.tools.card import MASK, one_line, value_text
 from agentruns.utils import json as canonical
 from agentruns.utils.failpoints import reached
 from agentruns.utils.ids import uuid7
-from agentruns.utils.redaction import redacted
+from agentruns.utils.redaction import Secrets, redacted
 
 UNREADABLE = "What its approval relies on could not be read."
 NOT_KNOWN = "What {tool} relies on was not known when this was approved."
@@ -75,18 +75,23 @@ def changed(driver: Driver, call: Call) -> Held | None:
         return None
     why = NOT_KNOWN.format(tool=tool.name) if now.digest else UNREADABLE
     is_known = now.digest and card.held
-    return now._replace(why=_differences(card.holds, now.value, tool.sensitive) if is_known else why)
+    return now._replace(why=_differences(card.holds, now.value, tool, call) if is_known else why)
 
 
-def _differences(then: Any, now: Any, sensitive: Iterable[str]) -> str:
-    """Describe the members in which two values differ, in one sentence of at most SHOWN members."""
+def _differences(then: Any, now: Any, tool: Tool, call: Call) -> str:
+    """Describe the members in which two values differ, in one sentence of at most SHOWN members.
+
+    Masks the call's sensitive arguments, because no later mask finds a value of which only a piece is shown.
+    """
+    secrets = Secrets([call.arguments.get(name) for name in tool.sensitive])
     if not isinstance(then, dict) or not isinstance(now, dict):
         then, now = {"the value": then}, {"the value": now}
     found: list[str] = []
     for name in sorted({*then, *now}):
         if (one := canonical.first_difference(then.get(name), now.get(name), name)) is not None:
-            is_hidden = canonical.passes(f".{one.path}", frozenset(sensitive))
-            texts = [MASK if is_hidden else _word(each) for each in (one.then, one.now)]
+            is_hidden = canonical.passes(f".{one.path}", frozenset(tool.sensitive))
+            shown = (secrets.walk(each, short=True) for each in (one.then, one.now))
+            texts = [MASK if is_hidden else _word(each) for each in shown]
             found.append(f"{one.path} was {texts[0]} when this was approved, and is {texts[1]} now")
     more = [f"{len(found) - SHOWN} more differ"] if len(found) > SHOWN else []
     return one_line("; ".join([*found[:SHOWN], *more]) or "a member came or went", LONGEST) + "."

@@ -21,7 +21,7 @@ from agentruns.models import Approval, Message, RuleDecision
 from agentruns.services.sweep import hold_all, sweep
 from agentruns.testing import ScriptedModel
 from agentruns.utils import failpoints
-from tests.db.helpers import payloads, sound
+from tests.db.helpers import payloads, run_turns, sound
 from tests.db.holders import change, of_locked_order, paying
 from tests.db.outsiders import READ, SEND, acted, drive, read_mail, reader, send_mail
 from tests.db.ruled import paid, pay_tool, rule
@@ -133,3 +133,24 @@ def test_a_cap_gets_back_what_people_are_asked_about(is_late: bool, order: Order
     approve(card.pk, None, digest=card.digest)
     sweep()
     assert sound(run).status == "completed"
+
+
+def test_no_piece_of_a_sensitive_value_is_told(order: Order) -> None:
+    """A mask finds a whole value; the sentence about a change shows only a piece of a long one."""
+    secret = "the private letter of Mrs Doe about her illness, which nobody else may read"
+
+    def holds(arguments: dict[str, Any], ctx: ToolContext) -> Any:
+        return {"said": f"{Order.objects.get().note} {arguments['letter']}"}
+
+    def send(ctx: ToolContext, letter: str) -> str:
+        """Pay."""
+        return "sent"
+
+    its = paying(holds, send, sensitive=["letter"])
+    card = run_turns({"tools": [call("pay", letter=secret)]}, tools=[its]).pending[0]
+    approve(card.pk, None, digest=card.digest)
+    change(note="refunded")
+    sweep()
+    card.refresh_from_db()
+    said = "said was 'paid ***' when this was approved, and is 'refunded ***' now."
+    assert card.why == f"{said} pay requires approval."
