@@ -397,7 +397,7 @@ class RunState:
             return
         approval.actor, approval.reason = payload.get("actor"), payload.get("reason", "")
         approval.decided_at = row.created_at
-        channel = payload["channel"]
+        channel = payload.get("channel", "")  # absent from journals of old releases
         approval.rule = channel.removeprefix(BY_RULE) if channel.startswith(BY_RULE) else ""
         if payload["verb"] == Verb.APPROVE:
             if "arguments" in payload:  # an edit has a new digest, and voids earlier approvals

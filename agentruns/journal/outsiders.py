@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -29,12 +30,16 @@ def readers(kind: str, tool: str, facts: Mapping[str, Any]) -> list[str]:
 
 
 def read_by(alias: str, run: Run) -> dict[str, tuple[UUID, int]]:
-    """Map the tools that have read text of outsiders in a run's conversation to the run and row that did."""
+    """Map the tools that have read text of outsiders in a run's conversation to the run and row that did.
+
+    Leaves out the rows from the first one that cannot be read.
+    """
     own = Message.objects.using(alias).filter(run_id=run.pk).order_by("-seq")
     rows = Message.objects.using(alias).filter(session_id=run.session_id, kind__in=KINDS)
     rows = rows.filter(seq__lte=own.values("seq")[:1]).order_by("seq")
     found: dict[str, tuple[UUID, int]] = {}
-    for kind, name, facts, run_id, seq in rows.values_list("kind", "tool_name", "facts", "run_id", "seq"):
-        for tool in readers(kind, name, facts):
-            found.setdefault(tool, (run_id, seq))
+    with suppress(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        for kind, name, facts, run_id, seq in rows.values_list("kind", "tool_name", "facts", "run_id", "seq"):
+            for tool in readers(kind, name, facts):
+                found.setdefault(tool, (run_id, seq))
     return found

@@ -290,7 +290,7 @@ def test_a_setting_that_says_nothing_is_an_error_with_the_fix(settings: Any) -> 
 
 # Bearer tokens: who is let in, for what, and that nothing else of the request counts then
 
-READ, WRITE, ACT_FOR, DECIDE, OWN, EVENTS = ApiToken.Scope.values
+READ, WRITE, ACT_FOR, DECIDE, OWN, EVENTS, _RULES = ApiToken.Scope.values
 
 
 def bearer(text: str) -> dict[str, str]:

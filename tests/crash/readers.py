@@ -7,4 +7,4 @@ from tests.db.outsiders import READ, SEND, reader
 agent = reader(READ, SEND, name="crash-reader")
 clerk = reader(READ, name="crash-clerk")
 HAND_OVER = {"tools": [{"name": "crash-clerk", "input": {"task": "read it"}}]}
-boss = reader(HAND_OVER, SEND, name="crash-reading-boss", tools=[*agent.tools.values(), clerk.as_tool()])
+boss = reader(HAND_OVER, SEND, name="crash-reading-lead", tools=[*agent.tools.values(), clerk.as_tool()])

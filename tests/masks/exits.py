@@ -133,11 +133,13 @@ SILENT_VIEWS = {
 
 SILENT_PATHS = {
     "/agents", "/health", "/events/{name}/{path:key}", "/sessions/{path:key}/messages",
+    "/rules", "/rules/{rule_id}",  # of no run
     "/runs/{run_id}/messages/{seq}/content", "/runs/{run_id}/files/{sha256}",  # only to revealers
 }  # fmt: skip
 SILENT_COMMANDS = {
     "run_agent", "fork_run", "approve_call", "deny_call", "create_api_token", "drain_runs", "import_run",
     "prune_runs", "lock_mcp_tools", "check_runs", "adopt_runs",
+    "list_rules", "backtest_rule", "stop_rule",
 }  # fmt: skip
 
 
