@@ -110,6 +110,11 @@ class Cap:
             place, salted_hmac("agentruns.cap", canonical.dumps(key), algorithm="sha256").hexdigest(), counted
         )
 
+    def shares(self, facts: Facts) -> list[Facts]:
+        """List the facts to count a call by: a cap per requester counts it in full for each of them."""
+        alone = [facts._replace(requesters=(each,)) for each in facts.requesters]
+        return alone if alone and "requester" in self.per else [facts]
+
 
 class Match(NamedTuple):
     """A rule that fits a call, with the amounts that the call counts toward the rule's caps."""
@@ -133,7 +138,8 @@ def match(rule: ApprovalRule, facts: Facts) -> Match | None:
     if not all(condition.holds(facts) for condition in conditions_of(rule)):
         return None
     try:
-        return Match(rule, [cap.amount(place, facts) for place, cap in enumerate(caps_of(rule))])
+        caps = enumerate(caps_of(rule))
+        return Match(rule, [cap.amount(place, one) for place, cap in caps for one in cap.shares(facts)])
     except LookupError:
         return None
 
