@@ -285,7 +285,26 @@ def stricter(driver: Driver, call: Call) -> str:
         return f"{tool.approvals} people have to approve it"
     if card.approvers != (tool.approvers or "") and (tool.approvers or card.approvers == REQUESTER):
         return f"{tool.approvers or 'other people'} decide about it"
-    return "its risk is high" if tool.risk == "high" != card.risk else ""
+    if tool.risk == "high" != card.risk:
+        return "its risk is high"
+    return why_never(tool) if card.rule else ""
+
+
+def why_never(tool: Tool) -> str:
+    """Explain why no standing rule may answer calls of a tool; "" if rules may."""
+    if tool.only_answers:
+        return "it is a question to a person"
+    if tool.approvals > 1:
+        return f"{tool.approvals} people have to approve it"
+    if tool.approvers == REQUESTER:
+        return "the requester confirms it"
+    if tool.rules is False:
+        return "it is declared with rules=False"
+    return (
+        "its risk is high, and it is not declared with rules=True"
+        if tool.risk == "high" and not tool.rules
+        else ""
+    )
 
 
 def misfit(agent: Agent, tool: str, arguments: dict[str, Any]) -> str:

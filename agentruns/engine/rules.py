@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from agentruns.engine import gate
 from agentruns.engine.driver import Driver
-from agentruns.engine.gate import Intent
+from agentruns.engine.gate import Intent, why_never
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.rules import Facts, Match, match, schema_hash
@@ -15,7 +15,6 @@ from agentruns.models import ApprovalRule, RuleDecision
 from agentruns.models.rule import BY_RULE
 from agentruns.models.statuses import GateVerdict, Verb
 from agentruns.tools import Tool
-from agentruns.tools.options import REQUESTER
 
 ORDER = [*ApprovalRule.Effect]  # any denial, then any question, then any approval
 VERBS = {ApprovalRule.Effect.APPROVE: Verb.APPROVE, ApprovalRule.Effect.DENY: Verb.DENY}
@@ -43,7 +42,7 @@ def choose(driver: Driver, intents: list[Intent]) -> list[Answer]:
     Must run before the transaction that stores the reply, which checks the rules and caps again.
     """
     asked = [each for each in intents if each.by_tool and (each.approval or each.deferred)]
-    if not asked or not driver.store.durable:
+    if not asked or not driver.store.durable or driver.run.restored_at:
         return []
     rules = ApprovalRule.objects.using(driver.alias).live()
     rules = rules.filter(
@@ -77,23 +76,6 @@ def _matches(driver: Driver, tool: Tool, intent: Intent, rules: list[ApprovalRul
             fits = match(rule, facts)
             matches += [fits] if fits else []
     return matches
-
-
-def why_never(tool: Tool) -> str:
-    """Explain why no standing rule may answer calls of a tool; "" if rules may."""
-    if tool.only_answers:
-        return "it is a question to a person"
-    if tool.approvals > 1:
-        return f"{tool.approvals} people have to approve it"
-    if tool.approvers == REQUESTER:
-        return "the requester confirms it"
-    if tool.rules is False:
-        return "it is declared with rules=False"
-    return (
-        "its risk is high, and it is not declared with rules=True"
-        if tool.risk == "high" and not tool.rules
-        else ""
-    )
 
 
 def _answer(

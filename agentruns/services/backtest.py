@@ -15,8 +15,7 @@ from uuid import UUID
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from agentruns.conf import settings
-from agentruns.engine.gate import OUTWARD, REQUIRES
-from agentruns.engine.rules import why_never
+from agentruns.engine.gate import OUTWARD, REQUIRES, why_never
 from agentruns.exceptions import NotFoundError, PermissionDeniedError
 from agentruns.journal import events
 from agentruns.journal.policy import visible_approvals

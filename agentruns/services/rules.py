@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from agentruns.agents.agent import Agent, registered
 from agentruns.conf import settings
-from agentruns.engine.rules import why_never
+from agentruns.engine.gate import why_never
 from agentruns.exceptions import NotFoundError, PermissionDeniedError, RuleStateError
 from agentruns.journal import events, rulings
 from agentruns.journal.policy import is_among, visible_rules

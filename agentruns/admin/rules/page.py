@@ -22,7 +22,7 @@ from agentruns.admin.base import ReadOnlyAdmin, is_uuid, status_of
 from agentruns.admin.forms import MomentField
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
-from agentruns.engine.rules import why_never
+from agentruns.engine.gate import why_never
 from agentruns.exceptions import AgentRunsError, NotFoundError, RuleStateError
 from agentruns.journal import masking, policy, rules as written
 from agentruns.models import Approval, ApprovalRule, RuleDecision
