@@ -214,8 +214,8 @@ def _alike(given: Mapping[str, Any], cards: list[Mapping[str, Any]]) -> Iterator
 def _past(scope: str, agent: str, tool: str, untrusted: bool) -> QuerySet[Approval]:
     """Select the cards that only the tool asked for, and that people have decided."""
     alias = settings.DATABASE
-    by_rule = RuleDecision.objects.using(alias).filter(approval_id=OuterRef("pk"), is_dry=False)
-    by_rule = by_rule.filter(effect__in=AGREES, released_at=None)
+    by_rule = RuleDecision.objects.using(alias).filter(call_id=OuterRef("call_id"))  # which has an index
+    by_rule = by_rule.filter(approval_id=OuterRef("pk"), is_dry=False, effect__in=AGREES, released_at=None)
     cards = Approval.objects.using(alias).filter(tool_name=tool, run__agent=agent, run__scope=scope)
     own, about = REQUIRES.format(tool=tool), re.escape(OUTWARD.format(tool=tool, readers="@"))
     is_asked = Q(why=own)

@@ -113,7 +113,8 @@ def _caps(rule: ApprovalRule) -> Iterator[tuple[str, str, int | None]]:
 
 def of_card(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval) -> dict[str, Any]:
     """Build a card's template context about rules: who decided, what dry runs say, and a suggestion."""
-    decisions = RuleDecision.objects.using(settings.DATABASE).filter(approval_id=approval.pk)
+    decisions = RuleDecision.objects.using(settings.DATABASE).filter(call_id=approval.call_id)
+    decisions = decisions.filter(approval_id=approval.pk)
     said = list(decisions.select_related("rule").order_by("rule__name", "rule__version"))
     seen = {*rules.list_rules(request.user).filter(decisions__in=said)} if said else ()
     page, name = partial(admin.other_page, request, ApprovalRule), approval.decided_by_name
