@@ -18,6 +18,7 @@ from agentruns.conf import settings
 from agentruns.engine.gate import OUTWARD, REQUIRES, why_never
 from agentruns.exceptions import NotFoundError, PermissionDeniedError
 from agentruns.journal import events
+from agentruns.journal.masking import masked_approvals
 from agentruns.journal.policy import visible_approvals
 from agentruns.journal.read import read_rows
 from agentruns.journal.rules import Facts, Match, match, sentence
@@ -158,8 +159,9 @@ def agreement(rule: ApprovalRule, actor: Any = None) -> Agreement:
 def suggest(approval: Approval, actor: Any) -> Suggestion | None:
     """Find conditions that fit a card and at least ENOUGH cards like it, which people approved unchanged.
 
-    Looks at the newest PRECEDENTS cards of the tool. None if people denied or edited one that the conditions
-    fit, if no rule may answer the tool, or if the actor may not write rules.
+    Looks at the newest PRECEDENTS cards of the tool, and takes values only from those that the actor may see,
+    never masked ones. None if people denied or edited one that the conditions fit, if no rule may answer the
+    tool, or if the actor may not write rules.
     """
     run = approval.run
     rule = ApprovalRule(agent=run.agent, tool=approval.tool_name, scope=run.scope, caps=[], people=[])
@@ -178,17 +180,24 @@ def suggest(approval: Approval, actor: Any) -> Suggestion | None:
     edited, erased = _edited(rule.tool, of_runs), _erased(rule.tool, of_runs)
     cards = [card for card in _cards(past) if card.call_id not in erased]
     approved = [card for card in cards if card.verdict == "approved" and card.call_id not in edited]
-    if len(approved) < ENOUGH:
+    seen = {pk for pk, _verdict in _seen([(card.id, card.verdict) for card in approved], actor)}
+    if len(seen) < ENOUGH:
         return None
-    given = {name: value for name, value in approval.arguments.items() if name not in tool.sensitive}
-    rule.conditions = [*_alike(given, [card.facts.arguments for card in approved])]
+    [masked] = masked_approvals([approval])
+    given = {
+        name: value
+        for name, value in approval.arguments.items()
+        if name not in tool.sensitive and masked.arguments.get(name) == value
+    }
+    rule.conditions = [*_alike(given, [card.facts.arguments for card in approved if card.id in seen])]
     likes = [card for card in cards if match(rule, card.facts)]
-    if not rule.conditions or len(likes) < ENOUGH or any(card not in approved for card in likes):
+    count = sum(card.id in seen for card in likes)
+    if not rule.conditions or count < ENOUGH or any(card not in approved for card in likes):
         return None
     if not match(rule, Facts(approval.arguments, run.context, ())):
         return None
     name = re.sub("[^a-z0-9_-]", "-", f"{rule.tool}-like-{str(approval.pk)[-6:]}".lower())[-64:].lstrip("-_")
-    return Suggestion(name, rule.conditions, len(likes), sentence(rule))
+    return Suggestion(name, rule.conditions, count, sentence(rule))
 
 
 def _alike(given: Mapping[str, Any], cards: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -147,12 +147,12 @@ def test_a_card_with_precedents_suggests_a_rule_that_can_be_drafted() -> None:
 @pytest.mark.parametrize("verdict", ["deny", "edit"])
 def test_no_rule_is_suggested_where_people_decided_otherwise(verdict: str) -> None:
     decide("approve", "approve", "approve", "approve", "approve", verdict)
-    assert suggest(card(500), user("writer", "write_rule")) is None
+    assert suggest(card(500), user("writer", "write_rule", "view_approval")) is None
 
 
 def test_no_rule_is_suggested_beyond_what_people_have_approved() -> None:
     decide(*["approve"] * 5)
-    writer = user("writer", "write_rule")
+    writer = user("writer", "write_rule", "view_approval")
     assert suggest(card(500, kind="bonus"), writer) is not None
     offer = suggest(card(5000), writer)
     assert offer is None or all(each["path"] != "arguments.cents" for each in offer.conditions)

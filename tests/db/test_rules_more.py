@@ -1,0 +1,120 @@
+"""Standing rules where calls wait again, runs were held, several people ask, and gates become stricter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentruns import (
+    adopt_definition,
+    approve,
+    cancel_run,
+    pause_run,
+    resume_run,
+    run_agent,
+    send_message,
+    start_run,
+)
+from agentruns.journal.policy import Policy
+from agentruns.models import Approval, RuleDecision
+from agentruns.services.backtest import suggest
+from agentruns.services.runs.control import hold_run
+from agentruns.testing import run_until_blocked
+from agentruns.utils import failpoints
+from tests.db.helpers import user
+from tests.db.ruled import paid, payer, ran, rule
+from tests.effects import Effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class OwnRuns(Policy):
+    """A user sees the runs that the user owns."""
+
+    def visible(self, user: Any, runs: Any) -> Any:
+        return runs.filter(owner_id=user.pk)
+
+
+@pytest.mark.parametrize("end", ["approve", "cancel"])
+def test_a_start_that_was_rolled_back_gives_its_amount_back(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(failpoints, "_armed", None)
+    state = {"open": 5}
+    payer(500, options={"transactional": True, "holds": lambda args, ctx: dict(state)})
+    made = rule(caps=[{"of": "count", "most": "1", "seconds": 3600, "per": []}])
+    failpoints.arm("before_tool", lambda: state.update(open=6))
+    run = ran()
+    assert (run.status, paid(effects)) == ("awaiting-approval", [])
+    assert RuleDecision.used("default", made, 0) == 0
+    if end == "cancel":
+        cancel_run(run.pk)
+    else:
+        card = Approval.objects.get()
+        approve(card.pk, None, digest=card.digest)
+    run_until_blocked()
+    assert RuleDecision.used("default", made, 0) == 0, "a person let it run"
+    assert ran("s2").status == "completed"
+    assert RuleDecision.used("default", made, 0) == 1
+
+
+@pytest.mark.parametrize("options", [{"transactional": True}, {"safe_to_retry": True}])
+def test_no_rule_answers_in_a_run_that_was_held_because_rows_are_lost(effects: Effects, options: Any) -> None:
+    payer(500, options=options)
+    rule()
+    run = start_run("payer", "pay", "s1")
+    hold_run(run.pk)
+    resume_run(run.pk)
+    run_until_blocked()
+    run.refresh_from_db()
+    assert (run.status, paid(effects)) == ("awaiting-approval", [])
+
+
+def test_a_run_of_several_requesters_counts_toward_the_cap_of_each(effects: Effects) -> None:
+    payer(500)
+    rule(caps=[{"of": "count", "most": "1", "seconds": 3600, "per": ["requester"]}])
+    ann, bob, eve = user("ann"), user("bob", "start_run"), user("eve")
+    assert ran("s1", actor=ann).status == "completed"
+    run = start_run("payer", "pay", "s2", actor=ann)
+    send_message("s2", "please", owner=ann, actor=bob)
+    run_until_blocked()
+    run.refresh_from_db()
+    assert run.status == "awaiting-approval", "the cap of ann is used up"
+    assert ran("s3", actor=bob).status == "completed"
+    assert ran("s4", actor=eve).status == "completed"
+    assert paid(effects) == [500] * 3
+
+
+def test_an_approval_by_a_rule_does_not_outlive_its_tools_leave(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failpoints, "_armed", None)
+    payer(500)
+    rule()
+    failpoints.arm("after_reply", lambda: pause_run(run.pk))
+    run = start_run("payer", "pay", "s1")
+    run_until_blocked()
+    assert Approval.objects.get().status == "approved"
+    payer(500, options={"rules": False})
+    adopt_definition(run.pk)
+    resume_run(run.pk)
+    run_until_blocked()
+    assert (Approval.objects.get().status, paid(effects)) == ("pending", [])
+
+
+def test_a_suggestion_tells_nothing_of_cards_that_its_reader_may_not_see(settings: Any) -> None:
+    writer, other = user("writer", "write_rule", "decide_approval"), user("other")
+
+    def asked(session: str, cents: int, owner: Any) -> Approval:
+        payer(cents)
+        return Approval.objects.get(run_id=run_agent("payer", "pay", session, owner=owner).run_id)
+
+    for number in range(6):
+        card = asked(f"s{number}", 9000, other)
+        approve(card.pk, None)
+        run_until_blocked()
+    mine = asked("mine", 5, writer)
+    assert suggest(mine, writer) is not None
+    settings.AGENTRUNS_POLICY = f"{__name__}.OwnRuns"
+    assert suggest(mine, writer) is None
