@@ -97,7 +97,7 @@ MUTANTS = [
         Edit(MASKING, '("preview", "title", "holds")', '("preview", "title")'),
         f"{TEST}sensitive_arguments_are_masked_in_what_is_held"),
     mutant("holds: members with sensitive names are masked in the reason",
-        Edit(HOLDS, 'canonical.passes(f".{one.path}", frozenset(sensitive))', "False"),
+        Edit(HOLDS, 'canonical.passes(f".{one.path}", frozenset(tool.sensitive))', "False"),
         f"{TEST}sensitive_arguments_are_masked_in_what_is_held"),
     mutant("holds: a reader who may not see why sees no value",
         Edit("services/approvals/decisions.py", "shown.holds, preview = \"\", \"\", None, []",

@@ -40,7 +40,7 @@ MUTANTS = [
         Edit(RULINGS, "ruling.refused, is_refused = why, True", "pass"),
         SINCE, f"{T}a_cap_that_is_used_up_since_the_rule_was_read_asks"),
     mutant("rules: only a call that was never started is given back",
-        Edit(RULINGS, "not call.attempt and not call.may_be_lost and (", "("),
+        Edit(RULINGS, "(call.attempt or call.is_open)", "call.is_open"),
         BACK),
     mutant("rules: a call in doubt stops the rule that approved it",
         Edit(RULINGS, "if _is_doubted(call)}", "if False}"),
