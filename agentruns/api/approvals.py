@@ -92,14 +92,8 @@ def _decide(
 
     def decide() -> ApprovalOut:
         approval = find()
-        is_token = isinstance(getattr(request, "auth", None), ApiToken)  # which cannot give a password
-        needs_password = partial(permissions.needs_password, has_session=not is_token)
-        if isinstance(body, Approve) and needs_password(request, approval):
-            raise Problem.named(
-                "reauthentication-needed",
-                "The risk of this call is high. Approve it in the console, which asks for your password, or "
-                "give it there first; a token cannot.",
-            )
+        if isinstance(body, Approve):
+            auth.require_password(request, approval.risk, "call", "Approve")
         try:
             decided = act(approval.pk, actor=user, digest=body.digest, channel=auth.channel_of(request))
             return ApprovalOut.of(auth.readable(user, decided))

@@ -296,6 +296,17 @@ def has_token_scope(request: HttpRequest, scope: str) -> bool:
     return not isinstance(token, ApiToken) or scope in token.scopes
 
 
+def require_password(request: HttpRequest, risk: str, what: str, verb: str) -> None:
+    """Raise Problem (403) if a risk takes a fresh password, which no token can give; `verb` is the button."""
+    has_session = not isinstance(getattr(request, "auth", None), ApiToken)
+    if permissions.needs_password(request, risk, has_session=has_session):
+        raise Problem.named(
+            "reauthentication-needed",
+            f"The risk of this {what} is high. {verb} it in the console, which asks for your password, or "
+            "give it there first; a token cannot.",
+        )
+
+
 def _lacking(token: ApiToken, scopes: Sequence[str]) -> Problem:
     return Problem.named(
         "scope",

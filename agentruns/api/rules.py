@@ -198,9 +198,15 @@ def activate_rule(request: HttpRequest, rule_id: RuleId, body: Change = ABSENT, 
     """Let the rule decide from now on, in place of the active version of the same name.
 
     409 if its state does not allow it, if it has expired, or if its tool has changed since. For a tool of
-    high risk, its author cannot activate it.
+    high risk, its author cannot activate it, and AGENTRUNS_REAUTH_SECONDS counts as for an approval.
     """
-    return _change(request, rule_id, services.activate_rule, body, key)
+
+    def act(rule_id: str, user: Any) -> ApprovalRule:
+        risk = services.risk_of(services.find_rule(rule_id, user))
+        auth.require_password(request, risk, "rule's tool", "Activate")
+        return services.activate_rule(rule_id, user)
+
+    return _change(request, rule_id, act, body, key)
 
 
 @router.post("/rules/{rule_id}/stop", response=OneRule)

@@ -311,14 +311,14 @@ def reveal(user: Any, shown: Approval | Run, *, door: str, what: str = "") -> No
     logger.info("Revealed %s=%s run=%s %s to user=%s door=%s", name, pk, run_id, what, who, door)
 
 
-def needs_password(request: Any, approval: Approval, *, has_session: bool = True) -> bool:
-    """Check whether a person must give their password again before approving a high-risk call.
+def needs_password(request: Any, risk: str, *, has_session: bool = True) -> bool:
+    """Check whether a person must give their password again to approve, or let a rule approve, a high risk.
 
     Not needed if AGENTRUNS_REAUTH_SECONDS is None, if the password was given in that time, or if the policy's
     `has_second_factor` is true. `has_session` is False with a token: the cookie may be another user's.
     """
     seconds = settings.REAUTH_SECONDS
-    if seconds is None or approval.risk != Approval.Risk.HIGH or ask("has_second_factor", False, request):
+    if seconds is None or risk != Approval.Risk.HIGH or ask("has_second_factor", False, request):
         return False
     given_at = request.session.get(CONFIRMED_AT) if has_session else None
     return given_at is None or clock.now(settings.DATABASE).timestamp() - given_at > seconds

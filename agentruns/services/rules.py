@@ -183,6 +183,14 @@ def tool_of(agent: str, tool: str) -> Tool:
     raise NotFoundError(text % {"agent": agent[:100], "tool": tool[:100]})
 
 
+def risk_of(rule: ApprovalRule) -> str:
+    """Find the risk of a rule's tool; "high" if this process does not have the tool."""
+    try:
+        return tool_of(rule.agent, rule.tool).risk
+    except NotFoundError:
+        return "high"
+
+
 def _require(actor: Any, action: str, rule: ApprovalRule) -> ApprovalRule:
     if not permissions.may(actor, action, rule):
         text = _("%(name)s may not do this to the rule: %(why)s")

@@ -156,3 +156,12 @@ def test_no_rule_is_suggested_beyond_what_people_have_approved() -> None:
     assert suggest(card(500, kind="bonus"), writer) is not None
     offer = suggest(card(5000), writer)
     assert offer is None or all(each["path"] != "arguments.cents" for each in offer.conditions)
+
+
+def test_a_suggestion_repeats_no_value_that_its_card_masks() -> None:
+    secret = {"secret": "s3cret-77", "kind": "s3cret-77"}
+    decide(*["approve"] * 5, **secret)
+    offer = suggest(card(500, **secret), user("writer", "write_rule", "view_approval"))
+    assert offer is not None
+    assert [each["path"] for each in offer.conditions] == ["arguments.cents", "arguments.customer"]
+    assert "s3cret" not in offer.sentence

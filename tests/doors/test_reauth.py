@@ -12,7 +12,7 @@ from django.contrib.auth.signals import user_login_failed
 from django.db.models import F
 from django.test import Client
 
-from agentruns import Policy, approve, run_agent, tool
+from agentruns import Policy, approve, draft_rule, run_agent, tool
 from agentruns.models import Approval, Message, StartCount
 from agentruns.services.api_tokens import create_token
 from agentruns.services.permissions import CONFIRMED_AT
@@ -192,3 +192,37 @@ def test_the_api_says_what_is_missing(ann: Any, settings: Any) -> None:
     settings.AGENTRUNS_POLICY = "agentruns.Policy"
     assert api.post(f"/approvals/{other.pk}/approve", {"digest": other.digest})[0] == 200
     assert decided() == 2
+
+
+@tool(requires_approval=True, risk="high", rules=True)
+def send(cents: int) -> str:
+    """Send."""
+    return "sent"
+
+
+def test_activating_a_rule_for_a_high_risk_asks_likewise(settings: Any) -> None:
+    settings.AGENTRUNS_REAUTH_SECONDS = 300
+    rights = ("view_approvalrule", "activate_rule", "view_run")
+    bea = make_user("bea", *rights, is_staff=True, password=PASSWORD)
+    shop_agent("sender", tools=[send])
+    fits = [{"path": "arguments.cents", "op": "<=", "value": 5}]
+    rule = draft_rule(None, name="small", agent="sender", tool="send", conditions=fits)
+    api, (_token, text) = Api(bea), create_token(bea, ["rules:write"])
+    for more in ({}, {"Authorization": f"Bearer {text}"}):
+        status, problem = api.post(f"/rules/{rule.pk}/activate", {}, **more)
+        assert (status, problem["type"]) == (403, "urn:agentruns:reauthentication-needed")
+    page = f"/admin/agentruns/approvalrule/{rule.pk}/"
+    assert 'name="password"' in api.client.get(f"{page}change/").content.decode()
+    sent = {"seen": str(rule.changes.get().pk)}
+    for password in ("", "wrong"):
+        answer = api.client.post(f"{page}activate/", {**sent, "password": password})
+        assert (answer.status_code, "assword" in answer.content.decode()) == (403, True)
+    rule.refresh_from_db()
+    assert rule.status == "draft"
+    api.client.post(f"{page}activate/", {**sent, "password": PASSWORD})
+    rule.refresh_from_db()
+    assert rule.status == "active"
+    assert 'name="password"' not in api.client.get(f"{page}change/").content.decode()
+    rule = draft_rule(None, name="small", agent="sender", tool="send", conditions=fits)
+    assert api.post(f"/rules/{rule.pk}/activate", {}, Authorization=f"Bearer {text}")[0] == 403
+    assert api.post(f"/rules/{rule.pk}/activate", {})[0] == 200, "its password was given just now"

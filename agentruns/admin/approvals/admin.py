@@ -180,7 +180,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
             "list_url": self.url(request, "changelist"),
             "run_url": self.other_page(request, Run, obj.run_id),
             "readers": pages.around.readers(obj.run, card.requested),
-            "wants_password": card.pending and services.permissions.needs_password(request, obj),
+            "wants_password": card.pending and services.permissions.needs_password(request, obj.risk),
         }
         if (parent := pages.around.seen_by(request.user, obj.run.parent_id)) is not None:
             runs.list.note_waits([parent])

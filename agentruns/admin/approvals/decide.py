@@ -77,7 +77,7 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
         if request.POST.get("warned") != mark:
             text = format_html(str(WARNED), format_html_join("", " {}.", ((each,) for each in warnings)))
             return page(status=400, refusal=text, warned=mark, **sent)
-    if verb in (Verb.APPROVE, EDIT) and (why := _why_no_password(request, [approval])):
+    if verb in (Verb.APPROVE, EDIT) and (why := why_no_password(request, approval.risk)):
         return page(status=403, refusal=why, **sent)
     waiting = queue(admin, request)  # before it is decided: afterwards it has no place in the queue
     try:
@@ -113,12 +113,12 @@ def _refused(
     return admin.page(request, approval, status=status, refusal=text, **(context if pending else {}))
 
 
-def _why_no_password(request: HttpRequest, approvals: Sequence[Approval]) -> str:
-    """Explain that the password is missing or wrong; "" if it is right, or if no approval needs one.
+def why_no_password(request: HttpRequest, *risks: str) -> str:
+    """Explain that the password is missing or wrong; "" if it is right, or if no risk needs one.
 
     A right password is remembered, so that the next approvals need none for a while.
     """
-    if not any(permissions.needs_password(request, approval) for approval in approvals):
+    if not any(permissions.needs_password(request, risk) for risk in risks):
         return ""
     password = request.POST.get("password", "")
     if not password:
@@ -220,7 +220,7 @@ def _refusal(
     form = forms.NoteForm(request.POST, needs=verb == Verb.DENY, verbs=choice)
     if not form.is_valid():
         return {"form": form, "status": 400, "refusal": _("Nothing was decided. Correct the form below.")}
-    why = _why_no_password(request, approvals) if verb == Verb.APPROVE else ""
+    why = why_no_password(request, *(each.risk for each in approvals)) if verb == Verb.APPROVE else ""
     return {"form": form, "status": 403, "refusal": why} if why else {}
 
 
@@ -267,7 +267,7 @@ def _ask(
     sums = total([line["card"] for line in lines if "why_not" not in line])
     for line in lines:
         line["number"] = sums.get("numbers", {}).get(line["card"].approval.pk, "")
-    wants_password = any(permissions.needs_password(request, approval) for approval in approvals)
+    wants_password = any(permissions.needs_password(request, approval.risk) for approval in approvals)
     given = {
         "form": forms.NoteForm(verbs=choice),
         "verbs": choice,

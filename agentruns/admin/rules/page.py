@@ -18,12 +18,13 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _, gettext_lazy
 
 from agentruns.admin import html
+from agentruns.admin.approvals.decide import why_no_password
 from agentruns.admin.base import ReadOnlyAdmin, is_uuid, status_of
 from agentruns.admin.forms import MomentField
 from agentruns.agents.agent import registered
 from agentruns.conf import settings
 from agentruns.engine.gate import why_never
-from agentruns.exceptions import AgentRunsError, NotFoundError, RuleStateError
+from agentruns.exceptions import AgentRunsError, NotFoundError, PermissionDeniedError, RuleStateError
 from agentruns.journal import masking, policy, rules as written
 from agentruns.models import Approval, ApprovalRule, RuleDecision
 from agentruns.models.rule import BY_RULE
@@ -72,6 +73,7 @@ def page(admin: ReadOnlyAdmin, request: HttpRequest, obj: ApprovalRule, **contex
             if obj.status in rules.BEFORE[status] and any(map(may, actions))
         ],
         "may_write": may("write_rule"),
+        "wants_password": permissions.needs_password(request, rules.risk_of(obj)),
         "replaced": versions.filter(status=STATUS.ACTIVE).exclude(pk=obj.pk).first(),
         "versions": versions[:SHOWN],
         "caps": _caps(obj),
@@ -87,6 +89,8 @@ def press_view(admin: ReadOnlyAdmin, request: HttpRequest, rule: ApprovalRule, v
     """Press a button; except for Stop, refuse if the rule has changed since the page was shown."""
     if verb != "stop" and request.POST.get("seen") != str(rule.changes.values_list("pk", flat=True).first()):
         raise RuleStateError(_("The rule has changed since you looked. This is how it is now."))
+    if verb == "activate" and (refusal := why_no_password(request, rules.risk_of(rule))):
+        raise PermissionDeniedError(refusal)
     why = [request.POST.get("why", "").strip()] if verb in ("stop", "retire") else []
     rule = VERBS[verb][1](rule.pk, request.user, *why)
     text = _("Its status is now: %(status)s.") % {"status": rule.get_status_display()}
