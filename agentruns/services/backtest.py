@@ -143,9 +143,9 @@ def backtest(
 def agreement(rule: ApprovalRule, actor: Any = None) -> Agreement:
     """Compare what a rule would have decided on its dry run with what people decided."""
     alias, done = settings.DATABASE, Agreement()
-    edited = _edited(rule.tool)
     status = Approval.objects.using(alias).filter(pk=OuterRef("approval_id")).values("status")[:1]
     decisions = RuleDecision.objects.using(alias).filter(rule=rule, is_dry=True, effect__in=AGREES)
+    edited = _edited(rule.tool, Q(run__in=decisions.values("run_id")))
     rows = decisions.annotate(status=Subquery(status)).order_by("decided_at", "pk")
     for approval_id, call_id, effect, now in rows.values_list("approval_id", "call_id", "effect", "status"):
         if now == ApprovalStatus.PENDING:
