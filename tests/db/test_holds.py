@@ -544,14 +544,16 @@ POINTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("is_locked", [True, False])
+# Without a lock, a change after the comparison is a later one, as docs/howto/holds.md says.
+RACES = [(True, point) for point in POINTS]
+RACES += [(False, point) for point in POINTS if point not in ("after_tool", "before_result_commit")]
+
+
+@pytest.mark.parametrize(("is_locked", "point"), RACES)
 def test_no_racing_change_gets_through_to_a_transactional_handler(
     is_locked: bool, point: str, order: Order, effects: Effects
 ) -> None:
     """A change waits for the lock, or is found; without a lock it may come after the comparison."""
-    if not is_locked and point in ("after_tool", "before_result_commit"):
-        pytest.skip("without a lock such a change is a later one")
     card = asked(transacting(of_locked_order if is_locked else of_order))
     approve(card.pk, None, digest=card.digest)
     threads = list[threading.Thread]()

@@ -3,9 +3,9 @@
 `python tasked.py` speaks on its standard streams, `python tasked.py PORT` over HTTP on a port that it prints.
 The arguments of the tool `work` say what it answers: `created` has members of the answer to the call, and
 `polls` has members of the answer to each poll; the last one is repeated. A poll may also be `{"code": ...}`
-(an error of JSON-RPC), `{"sleep": seconds}`, `{"kill": true}` (its client, on standard streams) and
-`{"huge": characters}`. TASKS in its environment is a folder with what it knows of each task, so it knows them
-after it is started anew; LEDGER is the file of effects.
+(an error of JSON-RPC), `{"after": path}` (it answers once the path exists), `{"kill": true}` (its client, on
+standard streams) and `{"huge": characters}`. TASKS in its environment is a folder with what it knows of each
+task, so it knows them after it is started anew; LEDGER is the file of effects.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Tasks(Extension):
         poll = dict(polls[min(number, len(polls) - 1)])
         if poll.pop("kill", False):
             os.kill(os.getppid(), signal.SIGKILL)
-        await anyio.sleep(poll.pop("sleep", 0))  # waits: as the test asks
+        gate = anyio.Path(poll.pop("after", TASKS))
+        while not await gate.exists():
+            await anyio.sleep(0.02)  # waits: until the test opens the gate
         if "code" in poll:
             raise MCPError(poll["code"], poll["message"])
         if size := poll.pop("huge", 0):

@@ -320,18 +320,20 @@ def test_two_polls_at_once_deliver_once(child: Served, effects: Effects) -> None
 
 
 def test_a_slow_server_holds_up_no_other_wait(
-    child: Served, effects: Effects, monkeypatch: pytest.MonkeyPatch
+    child: Served, effects: Effects, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its task is polled again later."""
     monkeypatch.setattr(events, "POLL_SECONDS", 0.5)
     monkeypatch.setattr(client, "POLL_SECONDS", 60)  # so that only the sweep gives up
-    slow = child.waits({"sleep": 8, **done("dropped")}, done("at last"))
+    gate = tmp_path / "gate"
+    slow = child.waits({"after": str(gate), **done("dropped")}, done("at last"))
     fast = child.waits(WORKING, created=SLOW, task_timeout=timedelta(minutes=5))
     Event.objects.filter(run=fast).update(key="h/forgotten")
     overdue(slow), overdue(fast)
     assert settle_due() == 1
     assert result(fast)["outcome"] == "unknown"
     assert not Message.objects.filter(run=slow, kind="tool_result").exists()
+    gate.touch()
     wait_for(lambda: polled_until_settled(slow), "the next answer")
     assert result(slow)["content"] == "at last"
     assert calls(effects) == 2
