@@ -216,7 +216,10 @@ def test_activating_a_rule_for_a_high_risk_asks_likewise(settings: Any) -> None:
     sent = {"seen": str(rule.changes.get().pk)}
     for password in ("", "wrong"):
         answer = api.client.post(f"{page}activate/", {**sent, "password": password})
-        assert (answer.status_code, "assword" in answer.content.decode()) == (403, True)
+        told = answer.content.decode()
+        assert (answer.status_code, "Nothing was changed." in told, "assword" in told) == (403, True, True)
+        assert "Nothing was decided." not in told
+        assert "Used of its caps" not in told, "it has none"
     rule.refresh_from_db()
     assert rule.status == "draft"
     api.client.post(f"{page}activate/", {**sent, "password": PASSWORD})

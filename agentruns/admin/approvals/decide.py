@@ -36,6 +36,7 @@ TITLES: dict[str, Any] = {
     Verb.APPROVE: gettext_lazy("Approve these calls?"),
     Verb.DENY: gettext_lazy("Deny these calls?"),
 }
+UNDECIDED = gettext_lazy("Nothing was decided. %(why)s")
 WARNED_SALT = "agentruns.admin.approvals.warned"
 WARNED = gettext_lazy(
     "Nothing was decided yet. With these arguments the tool's preview warns:{}"
@@ -78,7 +79,7 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
             text = format_html(str(WARNED), format_html_join("", " {}.", ((each,) for each in warnings)))
             return page(status=400, refusal=text, warned=mark, **sent)
     if verb in (Verb.APPROVE, EDIT) and (why := why_no_password(request, approval.risk)):
-        return page(status=403, refusal=why, **sent)
+        return page(status=403, refusal=UNDECIDED % {"why": why}, **sent)
     waiting = queue(admin, request)  # before it is decided: afterwards it has no place in the queue
     try:
         edited = form.arguments if verb == EDIT else None
@@ -122,9 +123,8 @@ def why_no_password(request: HttpRequest, *risks: str) -> str:
         return ""
     password = request.POST.get("password", "")
     if not password:
-        return _("Nothing was decided. The risk is high: give your password, too.")
-    why = permissions.confirm_password(request, password)
-    return _("Nothing was decided. %(why)s") % {"why": why} if why else ""
+        return _("The risk is high: give your password, too.")
+    return permissions.confirm_password(request, password)
 
 
 def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:
@@ -221,7 +221,7 @@ def _refusal(
     if not form.is_valid():
         return {"form": form, "status": 400, "refusal": _("Nothing was decided. Correct the form below.")}
     why = why_no_password(request, *(each.risk for each in approvals)) if verb == Verb.APPROVE else ""
-    return {"form": form, "status": 403, "refusal": why} if why else {}
+    return {"form": form, "status": 403, "refusal": UNDECIDED % {"why": why}} if why else {}
 
 
 def _decide(admin: ReadOnlyAdmin, request: HttpRequest, verb: str, approvals: list[Approval]) -> list[Line]:

@@ -76,7 +76,7 @@ def page(admin: ReadOnlyAdmin, request: HttpRequest, obj: ApprovalRule, **contex
         "wants_password": permissions.needs_password(request, rules.risk_of(obj)),
         "replaced": versions.filter(status=STATUS.ACTIVE).exclude(pk=obj.pk).first(),
         "versions": versions[:SHOWN],
-        "caps": _caps(obj),
+        "caps": [*_caps(obj)],
         "differs": {name: [(cards.get(pk), did) for pk, did in each] for name, each in told.items()},
         "decisions": [(each, cards.get(each.approval_id)) for each in decisions],
         "changes": obj.changes.all()[:SHOWN],
