@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -323,14 +324,17 @@ def test_a_slow_server_holds_up_no_other_wait(
     child: Served, effects: Effects, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its task is polled again later."""
-    monkeypatch.setattr(events, "POLL_SECONDS", 0.5)
-    monkeypatch.setattr(client, "POLL_SECONDS", 60)  # so that only the sweep gives up
+    monkeypatch.setattr(events, "POLL_SECONDS", 2)
+    monkeypatch.setattr(client, "POLL_SECONDS", 20)  # so that only the sweep gives up
+    begun = list[Future[Any]]()
+    monkeypatch.setattr(events, "wait", lambda polls, seconds: (begun.extend(polls), wait(polls, seconds)))
     gate = tmp_path / "gate"
     slow = child.waits({"after": str(gate), **done("dropped")}, done("at last"))
     fast = child.waits(WORKING, created=SLOW, task_timeout=timedelta(minutes=5))
     Event.objects.filter(run=fast).update(key="h/forgotten")
     overdue(slow), overdue(fast)
     assert settle_due() == 1
+    assert [poll.done() for poll in begun].count(False) == 1, "the sweep waited for the slow server"
     assert result(fast)["outcome"] == "unknown"
     assert not Message.objects.filter(run=slow, kind="tool_result").exists()
     gate.touch()
