@@ -19,7 +19,7 @@ from agentruns.exceptions import LeaseLostError
 from agentruns.journal import events, timeline
 from agentruns.journal.connection import OWN, own_alias
 from agentruns.journal.store import Claimed, claim_one, extend_many
-from agentruns.models import Control, Message, Run
+from agentruns.models import Control, Message, Run, Session
 from agentruns.models.run import FREE, RunQuerySet
 from agentruns.utils import clock
 from agentruns.utils.carry import schema_of
@@ -78,20 +78,26 @@ class Lease:
         self.deadline = before + settings.LEASE_SECONDS
 
     def release(
-        self, *, failed: bool = False, delay: float | None = None, why: str = "", pauses: bool = False
-    ) -> None:
+        self,
+        *,
+        failed: bool = False,
+        delay: float | None = None,
+        why: str = "",
+        status: str = Run.Status.QUEUED,
+        next_seq: int | None = None,
+    ) -> bool:
         """Give the lease back between two steps; a drive that `failed` counts as an attempt.
 
         Nobody claims the run again for `delay` seconds, unless a request to cancel is in the journal. `why`
-        is stored as the reason why the run waits. With `pauses`, pauses the run for that reason without a
-        row, because nobody can read its journal or add to it. Does nothing if the lease is lost.
+        is stored as the reason why the run waits, and `status` as its status. Returns False, and keeps the
+        lease, if the next row of the session is not `next_seq` any more. Does nothing if the lease is lost.
         """
         self.ending = True
         columns: dict[str, Any] = {"not_before": later(delay)} if delay else {}
         if failed:
             columns["attempts"] = F("attempts") + 1
         columns |= {
-            "status": Run.Status.PAUSED if pauses else Run.Status.QUEUED,
+            "status": status,
             "blocked_reason": why,
             "lease_owner": "",
             "lease_expires_at": None,
@@ -99,13 +105,24 @@ class Lease:
             "updated_at": clock.now(self.alias),
         }
         alias = own_alias(self.alias)
-        mine = self.held(alias)
-        in_transaction(alias, lambda: mine.update(**columns))
+        mine, read = self.held(alias), Session.objects.using(alias).filter(pk=self.session_id)
+
+        def give_back() -> bool:
+            # The session first, as a service locks it before it changes the run.
+            if next_seq is not None and not read.filter(next_seq=next_seq).update(next_seq=next_seq):
+                return False
+            mine.update(**columns)
+            return True
+
+        if not in_transaction(alias, give_back):
+            self.ending = False
+            return False
         rows = Message.objects.using(alias).own().filter(run_id=self.run_id)
         if delay and rows.filter(kind=events.RUN_CANCEL_REQUESTED).exists():
             released = Run.objects.using(alias).filter(pk=self.run_id, lease_epoch=self.epoch + 1)
             released = released.filter(status=Run.Status.QUEUED)  # a cancel during our lease closed no run
             in_transaction(alias, lambda: released.update(not_before=None))
+        return True
 
 
 def claim(alias: str, run_id: UUID, agent: str = "") -> Lease | None:

@@ -96,7 +96,7 @@ def drive_run(
             is_damaged = isinstance(error, JournalUnreadableError)
             with suppress(DatabaseError, InterfaceError):  # an unreachable database frees it by expiry
                 if is_damaged and lease.attempts + 1 >= settings.MAX_ATTEMPTS:
-                    lease.release(failed=True, why=f"{EXHAUSTED}: {error}", pauses=True)
+                    lease.release(failed=True, why=f"{EXHAUSTED}: {error}", status=Run.Status.PAUSED)
                 else:
                     _back_off(lease, lease.attempts, error)
             raise
@@ -233,8 +233,14 @@ def _step(driver: Driver) -> None:
         error = driver.last_error or run.failure
         reason = f"{EXHAUSTED}: {error}" if error else EXHAUSTED  # a process that dies leaves no error
         driver.commit(lambda batch: tool_calls.pause(batch, reason))
-    elif (driver.should_stop() and may_stop) or not (ready or run.status == RunStatus.ACTIVE):
-        # Between two steps, so that a waiting run occupies no process and costs no attempt.
+    elif not (ready or run.status == RunStatus.ACTIVE):
+        # A service has added a row meanwhile, such as the result that a call waited for.
+        seq, status = driver.state.next_seq, run.status
+        driver.released = driver.lease is None or driver.lease.release(status=status, next_seq=seq)
+        if not driver.released:
+            driver.reread([], patient=False, give_up=uptime() + settings.LEASE_SECONDS)
+    elif driver.should_stop() and may_stop:
+        # Between two steps, so that the run costs no attempt.
         if driver.lease is not None:
             driver.lease.release()
         driver.released = True

@@ -21,7 +21,7 @@ from agentruns.journal.conversation import unread_after
 from agentruns.journal.copies import Copy, altered, copy_of, is_task, title_of
 from agentruns.journal.doubts import deferred_after
 from agentruns.journal.events import Row
-from agentruns.journal.fold import Call, RunState
+from agentruns.journal.fold import WAITING, Call, RunState
 from agentruns.journal.read import NAMING, Parts, definitions_in, stored_rows
 from agentruns.journal.store import card_columns
 from agentruns.models import Approval, Definition, Event, Message, Run, Session, Tombstone
@@ -366,7 +366,9 @@ class History:
                 yield Problem(key, f"run {pk} has no row in the journal.", run=pk)
                 continue
             if (status := str(stored["status"])) in (Run.Status.QUEUED, Run.Status.RUNNING):
-                stored["status"] = RunStatus.ACTIVE
+                # A worker that has yet to learn of a delivered event keeps the run.
+                is_kept = stored["lease_owner"] and state.status in WAITING
+                stored["status"] = state.status if is_kept else RunStatus.ACTIVE
             about = Problem(key, f"run {pk}", run=pk, status=status)
             asked = _asked(self.tasks.get(pk), stored["input"])
             folded = {**state.columns(), **state.given(imported_into), **asked}

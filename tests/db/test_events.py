@@ -33,6 +33,7 @@ from agentruns import (
     wait_for_event,
     wait_until,
 )
+from agentruns.engine.leases import Lease
 from agentruns.engine.worker import advance
 from agentruns.exceptions import NotDurableError, PermissionDeniedError, RunStateError
 from agentruns.journal.store import DatabaseStore
@@ -204,6 +205,44 @@ def test_an_event_that_comes_while_the_handler_is_at_work(
     contents = [row["content"] for row in payloads(run, "late_result")]
     assert len(contents) == len(late) and all(map(str.startswith, contents, late))
     assert outcomes(run) == ["ok", "ok"]
+
+
+def test_verification_finds_nothing_while_a_worker_has_yet_to_learn_of_an_event(
+    monkeypatch: pytest.MonkeyPatch, effects: Effects
+) -> None:
+    """The run then waits for people by its journal, and is still the worker's by its columns."""
+    delivered, found = deliver_event, list[list[str]]()
+
+    def deliver(*given: Any) -> None:
+        delivered(*given)
+        found.append(problems(Session.objects.get().pk))
+
+    monkeypatch.setitem(globals(), "deliver_event", deliver)
+    asks = {"tools": [call("delivered_meanwhile", ends="waits"), call("refund", cents=5000)]}
+    run = the_run(run_turns(asks, tools=EVERY))
+    assert (found, run.status) == ([[]], "awaiting-approval")
+    Run.objects.update(status="running")
+    assert "status is 'active', the journal says 'awaiting-approval'" in problems(run.session_id)[0]
+    Run.objects.update(status="awaiting-approval")
+    approve(Approval.objects.get().pk, None)
+    sweep()
+    assert (sound(run).status, names(effects)) == ("completed", ["delivered_meanwhile", "refund"])
+
+
+def test_a_decision_comes_just_before_a_worker_leaves_the_run_that_an_event_moved(
+    monkeypatch: pytest.MonkeyPatch, effects: Effects
+) -> None:
+    release = Lease.release
+
+    def late(lease: Lease, **given: Any) -> bool:
+        if Approval.objects.pending().exists():
+            at_once(lambda: approve(Approval.objects.get().pk, None))
+        return release(lease, **given)
+
+    monkeypatch.setattr(Lease, "release", late)
+    asks = {"tools": [call("delivered_meanwhile", ends="waits"), call("refund", cents=5000)]}
+    run = the_run(run_turns(asks, tools=EVERY))
+    assert (run.status, names(effects)) == ("completed", ["delivered_meanwhile", "refund"])
 
 
 def test_a_wait_that_times_out_is_unknown_and_what_comes_then_is_late(effects: Effects) -> None:
@@ -633,7 +672,9 @@ def test_a_delivery_at_the_very_moment_of_the_time_out() -> None:
 
 
 def test_ten_thousand_waiting_runs_cost_an_idle_sweep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentruns.services.sweep.STAMPED", 600)  # a slow machine stamps no sweep twice
+    # A slow machine stamps no sweep twice, and asks once for the switches.
+    monkeypatch.setattr("agentruns.services.sweep.STAMPED", 600)
+    monkeypatch.setattr("agentruns.engine.leases.DRAIN_CHECK_SECONDS", 600)
     waiting_run({"tools": [call("collect", cents=500)]})
     sweep()
     with CaptureQueriesContext(
