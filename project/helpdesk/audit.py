@@ -12,7 +12,7 @@ from project.helpdesk.money import euros
 
 ONCE = "once"
 # The effect of each tool that has one.
-EFFECTS = {"refund": "refund", "email_customer": "email", "await_return": "label"}
+EFFECTS = {"refund": "refund", "send_voucher": "voucher", "email_customer": "email", "await_return": "label"}
 
 
 def findings() -> list[str]:
@@ -81,6 +81,8 @@ def _missing(keys: set[str], started: dict[str, Message]) -> list[str]:
 def _what(line: dict[str, Any]) -> str:
     if line["kind"] == "refund":
         return f"{euros(line['amount_cents'])} for order {line['order']}"
+    if line["kind"] == "voucher":
+        return f"{euros(line['amount_cents'])} for order {line['order']}: {line['occasion']}"
     if line["kind"] == "label":
         return f"{line['label']} for the return of order {line['order']}"
     return f'"{words.short(line["subject"], 50)}"'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from django.conf import settings
 from django.db import models
@@ -89,9 +90,9 @@ class Ticket(models.Model):
         sender = f"{self.customer.name} <{self.customer.email}>"
         return f"{self.subject} (ticket {self.number})\nFrom: {sender}\n\n{self.body}"
 
-    def photos(self) -> list[Path]:
-        """List the files that the customer sent with the ticket."""
-        return sorted((settings.BASE_DIR / "fixtures" / "photos").glob(f"ticket-{self.number}.*"))
+    def files(self, kind: Literal["photos", "mails"]) -> list[Path]:
+        """List the files of one kind that the customer sent with the ticket."""
+        return sorted((settings.BASE_DIR / "fixtures" / kind).glob(f"ticket-{self.number}.*"))
 
 
 class Note(models.Model):

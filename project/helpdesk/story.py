@@ -177,7 +177,7 @@ class Story:
             self.narrator.says(ME, f"{said}: run {run.pk} {run.status}")
 
     def _start(self, ticket: Ticket, agent: Agent = helpdesk, hold: str = "") -> Worker:
-        photos = ticket.photos() if agent is helpdesk else []  # `returns` asks the agent `photos`
+        photos = ticket.files("photos") if agent is helpdesk else []  # `returns` asks the agent `photos`
         worker = Worker(
             "run_agent",
             agent.name,

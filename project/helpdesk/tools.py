@@ -1,19 +1,21 @@
 """The agent's tools, one for each way of recovering an interrupted call.
 
 look_up_order, search_articles,
-open_tickets, show_photo         safe_to_retry: repeating them changes nothing
+open_tickets, show_photo,
+read_mail                        safe_to_retry: repeating them changes nothing
 add_note                         transactional: its writes and its result are one commit
-refund, await_return             reconcile: ask the payment provider or the carrier by idempotency key
+refund, send_voucher,
+await_return                     reconcile: ask the provider or the carrier by idempotency key
 email_customer                   declares nothing: a person gives the verdict
 
-They raise ToolRefused if nothing happened; any other error of the last three leaves a doubt.
+They raise ToolRefused if nothing happened; any other error of the last four leaves a doubt.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
 from smtplib import SMTPRecipientsRefused
-from typing import Any
+from typing import Any, Literal
 
 from django.core.mail import EmailMessage
 from django.urls import reverse
@@ -77,9 +79,21 @@ def show_photo(ticket_number: int) -> Image:
     Args:
         ticket_number: the ticket's number
     """
-    for path in find_ticket(ticket_number).photos():
+    for path in find_ticket(ticket_number).files("photos"):
         return Image(path=path)
     raise ToolRefused(f"There is no photo with ticket {ticket_number}.")
+
+
+@tool(safe_to_retry=True, untrusted=True)
+def read_mail(ticket_number: int) -> str:
+    """Read the mail that the customer forwards with a ticket. Somebody outside wrote it.
+
+    Args:
+        ticket_number: the ticket's number
+    """
+    for path in find_ticket(ticket_number).files("mails"):
+        return path.read_text(encoding="utf-8")
+    raise ToolRefused(f"No mail was forwarded with ticket {ticket_number}.")
 
 
 @tool(transactional=True, describe=lambda args: f"Note on ticket {args['ticket_number']}: {args['text']}")
@@ -119,6 +133,12 @@ def refund_preview(args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def order_as_it_is(args: dict[str, Any], ctx: ToolContext) -> dict[str, str]:
+    """Read what an approver of a refund relies on: the order's status, and how much is left to refund."""
+    order = find_order(args["order_number"])
+    return {"status": order.status, "left to refund": euros(order.total_cents - refunded_cents(order))}
+
+
 def ask_provider(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
     """Ask the payment provider whether a refund in doubt happened."""
     line = ledger.find(ctx.idempotency_key, "refund")
@@ -128,6 +148,8 @@ def ask_provider(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurr
 @tool(
     reconcile=ask_provider,
     requires_approval=lambda args, ctx: args["amount_cents"] > FREE_HAND_CENTS,
+    holds=order_as_it_is,
+    outward=True,
     describe=refund_title,
     preview=refund_preview,
     risk="high",
@@ -155,6 +177,43 @@ def refund(ctx: ToolContext, order_number: str, amount_cents: int, reason: str) 
         reason=reason,
     )
     return receipt(line)
+
+
+def voucher_title(args: dict[str, Any]) -> str:
+    """Build the title of a voucher: amount, recipient, order and occasion."""
+    order = find_order(args["order_number"])
+    return f"Voucher of {euros(args['cents'])} to {order.customer}: {args['occasion']}, order {order.number}"
+
+
+def ask_for_voucher(ctx: ToolContext, args: dict[str, Any]) -> Occurred | NotOccurred:
+    """Ask the mail provider whether a voucher in doubt was sent."""
+    line = ledger.find(ctx.idempotency_key, "voucher")
+    return Occurred(sent_voucher(line)) if line else NotOccurred()
+
+
+@tool(reconcile=ask_for_voucher, requires_approval=True, outward=True, describe=voucher_title, risk="low")
+def send_voucher(
+    ctx: ToolContext,
+    order_number: str,
+    cents: int,
+    occasion: Literal["late parcel", "damaged item", "goodwill"],
+) -> dict[str, Any]:
+    """Send the customer of an order a voucher for the next one. A person approves it.
+
+    Args:
+        order_number: the shop's order number
+        cents: what the voucher is worth, in cents
+        occasion: what the customer gets it for
+    """
+    line = ledger.record(
+        "voucher",
+        ctx.idempotency_key,
+        session=ctx.session_key or "",
+        order=find_order(order_number).number,
+        amount_cents=cents,
+        occasion=occasion,
+    )
+    return sent_voucher(line)
 
 
 def ask_carrier(ctx: ToolContext, args: dict[str, Any]) -> Pending | NotOccurred:
@@ -195,6 +254,7 @@ def mail_title(args: dict[str, Any]) -> str:
 
 @tool(
     refuses=SMTPRecipientsRefused,  # there is one recipient, so nobody got the mail
+    outward=True,
     describe=mail_title,
 )
 def email_customer(ctx: ToolContext, ticket_number: int, subject: str, body: str) -> dict[str, str]:
@@ -246,3 +306,8 @@ def receipt(line: dict[str, Any]) -> dict[str, Any]:
         "order_number": line["order"],
         "amount_cents": line["amount_cents"],
     }
+
+
+def sent_voucher(line: dict[str, Any]) -> dict[str, Any]:
+    """Build the result of a voucher from its line in the ledger."""
+    return {"status": "sent", "code": f"KC-{line['key'][:8]}", "amount_cents": line["amount_cents"]}

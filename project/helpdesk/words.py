@@ -15,6 +15,8 @@ _CALLS: dict[str, Callable[[dict[str, Any]], str]] = {
     "show_photo": lambda args: f"of ticket {args['ticket_number']}",
     "await_return": lambda args: f"of order {args['order_number']}",
     "refund": lambda args: f"of {euros(args['amount_cents'])} for order {args['order_number']}",
+    "send_voucher": lambda args: f"of {euros(args['cents'])} for order {args['order_number']}",
+    "read_mail": lambda args: f"of ticket {args['ticket_number']}",
     "email_customer": lambda args: f'"{short(args["subject"], 50)}"',
     "add_note": lambda args: f'"{short(args["text"], 34)}"',
 }
@@ -26,6 +28,8 @@ _RESULTS: dict[str, Callable[[Any], str]] = {
     "show_photo": lambda blocks: blocks[0]["name"],
     "await_return": lambda parcel: f"{parcel['found']}, {parcel['state']}",
     "refund": lambda paid: f"{paid['status']}, receipt {paid['refund_id']}",
+    "send_voucher": lambda voucher: f"{voucher['status']}, code {voucher['code']}",
+    "read_mail": lambda mail: f'"{short(mail, 50)}"',
     "email_customer": lambda mail: mail["status"],
     "add_note": lambda note: f"{note['status']}, ticket {note['ticket_status']}",
 }
