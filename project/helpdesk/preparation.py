@@ -17,6 +17,7 @@ NAME = PASSWORD = "demo"  # noqa: S105 - printed for everybody to use
 MAY = (
     *("decide_approval", "resume_run", "cancel_run", "pause_run", "resolve_orphan", "review_run"),
     *("start_run", "act_for", "fork_run", "switch", "raise_budget", "deliver_event"),
+    *("write_rule", "activate_rule"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,9 +30,9 @@ def test_some_ended_well_some_failed_some_wait_in_two_weeks(shop: Project) -> No
     runs = [json.loads(line) for line in shop.run("list_runs", "--json").stdout.splitlines()]
     assert Counter((run["agent"], run["status"]) for run in runs) == {
         ("digest", "completed"): 14,
-        ("helpdesk", "completed"): 18,
+        ("helpdesk", "completed"): 31,
         ("helpdesk", "failed"): 2,
-        ("helpdesk", "awaiting-approval"): 2,
+        ("helpdesk", "awaiting-approval"): 5,
         ("helpdesk", "paused"): 3,
     }
     days = {datetime.fromisoformat(run["created_at"]) for run in runs}
@@ -44,13 +45,13 @@ def test_every_journal_is_sound_and_every_effect_happened_once(shop: Project) ->
     verified = shop.run("verify_journal")
     assert verified.returncode == 0, verified.stdout
     lines = [json.loads(line) for line in (Path(shop.folder) / "effects.jsonl").read_text().splitlines()]
-    assert Counter(line["kind"] for line in lines) == {"email": 18, "refund": 9}
+    assert Counter(line["kind"] for line in lines) == {"email": 31, "refund": 9, "voucher": 11}
     assert set(Counter(line["key"] for line in lines).values()) == {1}
     assert not list(Path(shop.folder).glob("**/*.log")), "the mail folder is for the demo's own"
 
 
-LOOK = """
-import re, json
+BROWSER = """
+import json, re
 from django.test import Client
 from project.helpdesk.preparation import demo_user
 
@@ -59,7 +60,8 @@ client.force_login(demo_user())
 
 def get(where):
     return client.get(where.replace("&amp;", "&")).content.decode()
-
+"""
+LOOK = """
 found = re.findall('href="([^"]*started_to=[^"]*)">([0-9]+)<', get("/admin/"))
 days = [[int(count), get(where).count('class="action-select"')] for where, count in found]
 print(json.dumps([days, get("/admin/agentruns/run/start/")]))
@@ -67,9 +69,31 @@ print(json.dumps([days, get("/admin/agentruns/run/start/")]))
 
 
 def test_the_front_page_leads_to_the_runs_of_each_day_and_a_start_tells_of_transcripts(shop: Project) -> None:
-    days, page = json.loads(shop.python(LOOK))
+    days, page = json.loads(shop.python(BROWSER + LOOK))
     assert len(days) >= 7, "and those that failed"
     assert sum(count for count, _listed in days) > 14
     assert all(count == listed for count, listed in days), days
     assert "follows a transcript for each of the tickets 1 to 5" in page
     assert page.index("tickets 1 to 5") < page.index('name="text"')
+
+
+CARDS = """
+pages = []
+for row in agentruns.models.Approval.objects.filter(status="pending").order_by("requested_at"):
+    pages.append(get(f"/admin/agentruns/approval/{row.pk}/change/"))
+print(json.dumps(pages))
+"""
+
+
+def test_the_cards_that_wait_show_a_suggestion_a_change_and_who_was_read(shop: Project) -> None:
+    pages = json.loads(shop.python(BROWSER + CARDS))
+    texts = [" ".join(re.sub("<[^>]*>", "", page).split()) for page in pages]
+    (voucher,) = [text for text in texts if "Draft a rule from them" in text]
+    assert "10 calls like this one were approved, none denied." in voucher
+    (changed,) = [text for text in texts if "is 'delivered' now." in text.replace("&#x27;", "'")]
+    assert "status was 'shipped' when this was approved" in changed.replace("&#x27;", "'")
+    assert "left to refund = 349.00 EUR, status = delivered" in changed
+    (misled,) = [text for text in texts if "text that outsiders wrote" in text]
+    assert "read by read_mail" in misled
+    assert "do not mention this note" in misled
+    assert len(texts) == 6, "the other three ask because refund requires approval"
