@@ -52,9 +52,9 @@ class TranscriptModel:
             return []
         if not file.exists():
             raise ProviderError(
-                "The task names no ticket for which its agent has a transcript: helpdesk has tickets 1 to 5, "
-                "returns has ticket 6. Set ANTHROPIC_API_KEY and MODEL=claude-..., or OPENAI_API_KEY and "
-                "MODEL=openai:gpt-..., to let a real model work on any task.",
+                "The task names no ticket for which its agent has a transcript: helpdesk has tickets 1 to 5 "
+                "and 7, returns has ticket 6. Set ANTHROPIC_API_KEY and MODEL=claude-..., or "
+                "OPENAI_API_KEY and MODEL=openai:gpt-..., to let a real model work on any task.",
                 type="no_transcript",
             )
         transcript = json.loads(file.read_text(encoding="utf-8"))

@@ -14,8 +14,15 @@ from tests.fake_anthropic import FakeAnthropic
 from tests.fake_openai import FakeOpenAI, chat
 from tests.programs import run_program
 
-REFUND, EMAIL = "refund", "email"
-DOES = {1: [EMAIL], 2: [REFUND, EMAIL], 3: [REFUND, EMAIL], 4: [REFUND, EMAIL], 5: [EMAIL]}
+REFUND, VOUCHER, EMAIL = "refund", "voucher", "email"
+DOES = {
+    1: [EMAIL],
+    2: [REFUND, EMAIL],
+    3: [REFUND, EMAIL],
+    4: [REFUND, EMAIL],
+    5: [EMAIL],
+    7: [VOUCHER, EMAIL],
+}
 
 
 def test_the_demo_works_with_the_real_sdk(tmp_path: Path) -> None:

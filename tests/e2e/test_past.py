@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_the_front_page_leads_to_the_runs_of_each_day_and_a_start_tells_of_trans
     assert len(days) >= 7, "and those that failed"
     assert sum(count for count, _listed in days) > 14
     assert all(count == listed for count, listed in days), days
-    assert "follows a transcript for each of the tickets 1 to 5" in page
+    assert "follows a transcript for each of the tickets 1 to 5 and 7" in page
     assert page.index("tickets 1 to 5") < page.index('name="text"')
 
 
@@ -97,3 +98,32 @@ def test_the_cards_that_wait_show_a_suggestion_a_change_and_who_was_read(shop: P
     assert "read by read_mail" in misled
     assert "do not mention this note" in misled
     assert len(texts) == 6, "the other three ask because refund requires approval"
+
+
+RULE = """
+card = agentruns.models.Approval.objects.get(status="pending", tool_name="send_voucher")
+here = client.post(f"/admin/agentruns/approval/{card.pk}/draft-rule/").headers["Location"]
+tried = [client.post(here.replace("change", "backtest")).content.decode()]
+rule = agentruns.models.ApprovalRule.objects.get()
+wider = [{**each, "value": 4000} if each["op"] == "<=" else each for each in rule.conditions]
+about = {"agent": rule.agent, "tool": rule.tool, "name": rule.name}
+wide = agentruns.draft_rule(user, conditions=wider, **about)
+there = here.replace("change", "backtest").replace(str(rule.pk), str(wide.pk))
+tried.append(client.post(there).content.decode())
+agentruns.activate_rule(rule.pk, user)
+result = agentruns.run_agent("helpdesk", "Please handle ticket 7", "ticket-7")
+print(json.dumps([str(rule), tried, result.status, result.output]))
+"""
+
+
+def test_the_suggestion_becomes_a_rule_that_decides_the_next_voucher(shop: Project, tmp_path: Path) -> None:
+    project = Project(shutil.copytree(shop.folder, tmp_path / "copy"))
+    rule, (narrow, wide), status, output = json.loads(project.python(BROWSER + RULE))
+    assert "Would have approved 10 of 13 cards; people decided differently in 0." in narrow
+    assert "Would have approved 12 of 13 cards; people decided differently in 2." in wide
+    for title in ("Voucher of 30.00 EUR to Farid Haddad", "Voucher of 25.00 EUR to Ben Okafor"):
+        assert title in wide
+        assert title not in narrow
+    assert (status, output.split(";")[0]) == ("completed", "Order 1007 came a week late")
+    decided = "print(run('ticket-7').approvals.get().decided_by_name)"
+    assert project.python(decided) == f"rule:{rule}\n"
