@@ -1,7 +1,7 @@
 """Takes the pictures of the console that the docs show: `python -m tests.browser.pictures [folder]`.
 
-On the tests' host project and a database of its own, which is gone afterwards; the front page is that of the
-demo, after its two weeks.
+On the tests' host project and a database of its own, which is gone afterwards; the front page, and the pages
+about rules, held calls and outsiders, are those of the demo, after its two weeks.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def server() -> Iterator[str]:
     runner.teardown_test_environment()
 
 
-def take_front_page(visitors: Visitors, folder: Path) -> None:
-    """Take the picture of the demo's front page."""
+def take_demo(visitors: Visitors, folder: Path) -> None:
+    """Take the pictures of the demo: its front page, its cards about rules, held calls and outsiders."""
     visitor = visitors("anonymous", size={**WIDE, "height": 860})
     page = visitor.open(f"{LOGIN}?next={INDEX}")
     page.get_by_label("Username").fill("demo")
@@ -70,6 +70,26 @@ def take_front_page(visitors: Visitors, folder: Path) -> None:
     visitor.click(page.get_by_role("button", name="Log in"))
     page.locator(".ar-figure--none", has_text="worker, seen").wait_for()
     page.screenshot(path=folder / "dashboard.png", animations="disabled")
+    for name, height, title in (
+        ("held", 720, "Refund 349.00 EUR to Emilia Novak"),
+        ("outsider", 1060, "Refund 95.00 EUR to Ben Okafor"),
+        ("rule-suggested", 760, "Voucher of 10.00 EUR to Anna Keller"),
+    ):
+        visitor.resize({"width": 760, "height": height})  # too narrow for the sidebar
+        visitor.open(QUEUE)
+        visitor.click(page.get_by_role("link", name=title))
+        page.locator("h1", has_text=title).wait_for()
+        if name == "outsider":
+            visitor.click(page.locator("summary", has_text="read mail"))
+        page.screenshot(path=folder / f"{name}.png", animations="disabled")
+    visitor.click(visitor.button("Draft a rule from them"))
+    visitor.click(visitor.link("New version"))
+    page.get_by_label("Value").first.fill("4000")  # two cards more, on which people decided otherwise
+    visitor.click(visitor.button("Write the draft"))
+    visitor.click(visitor.button("Try on the past"))
+    visitor.wait_for("Would have approved")
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=folder / "rule.png", animations="disabled")
 
 
 def main(folder: Path = FOLDER) -> None:
@@ -82,7 +102,7 @@ def main(folder: Path = FOLDER) -> None:
             take(visitors, Path(scratch), *day(clock))
             with console(Project(Path(scratch) / "demo")) as (_child, port):
                 guests = Visitors(browser, f"http://127.0.0.1:{port}")
-                take_front_page(guests, Path(scratch))
+                take_demo(guests, Path(scratch))
                 if complaints := [*visitors.leave(), *guests.leave()]:
                     raise SystemExit("\n".join(complaints))
         folder.mkdir(parents=True, exist_ok=True)
