@@ -61,10 +61,14 @@ def project(alias: str, batch: Batch) -> None:
         )
 
 
-def stop(alias: str, rule_id: UUID | str, why: str) -> bool:
-    """Stop a rule if it is active; return whether it was. Needs an open transaction."""
-    status = ApprovalRule.Status
-    return move(alias, rule_id, [status.ACTIVE], status.STOPPED, why)
+def stop(alias: str, rule_id: UUID | str, why: str) -> None:
+    """Stop the active version of a rule; `rule_id` may be an earlier version. Needs an open transaction."""
+    rules, status = ApprovalRule.objects.using(alias), ApprovalRule.Status
+    rule = rules.get(pk=rule_id)
+    versions = rules.filter(scope=rule.scope, name=rule.name, status=status.ACTIVE)
+    # Look again after each attempt: another version may have been activated while this one was locked.
+    while active := versions.first():
+        move(alias, active.pk, [status.ACTIVE], status.STOPPED, why)
 
 
 def outdated(alias: str, rule: ApprovalRule) -> None:

@@ -15,6 +15,7 @@ from agentruns import (
     run_agent,
     send_message,
     start_run,
+    tool,
 )
 from agentruns.journal.policy import Policy
 from agentruns.models import Approval, RuleDecision
@@ -118,3 +119,22 @@ def test_a_suggestion_tells_nothing_of_cards_that_its_reader_may_not_see(setting
     assert suggest(mine, writer) is not None
     settings.AGENTRUNS_POLICY = f"{__name__}.OwnRuns"
     assert suggest(mine, writer) is None
+
+
+def test_a_doubt_about_a_call_that_an_earlier_version_approved_stops_the_active_one() -> None:
+    versions = []
+
+    @tool(requires_approval=True)
+    def pay(customer: str, cents: int) -> str:
+        """Pay."""
+        versions.append(rule())
+        raise ConnectionError("after the effect, perhaps")
+
+    payer(500, pay=pay)
+    versions.append(rule())
+    other = rule(name="other", effect="ask", scope="acme")
+    assert ran().status == "completed"
+    for each in (*versions, other):
+        each.refresh_from_db()
+    assert [each.status for each in versions] == ["retired", "stopped"]
+    assert (other.status, "in doubt" in versions[1].why) == ("active", True)
