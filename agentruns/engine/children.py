@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 from agentruns.agents.agent import Agent, get_agent
-from agentruns.engine import gate
+from agentruns.engine import gate, rules
 from agentruns.engine.driver import Driver
 from agentruns.engine.rendering import begun, render, renders
 from agentruns.engine.wakeup import CHANNEL
@@ -17,6 +18,7 @@ from agentruns.journal import events, payloads
 from agentruns.journal.batch import Batch, Birth, SessionState
 from agentruns.journal.copies import title_of
 from agentruns.journal.fold import Call, RunState
+from agentruns.journal.rulings import Ruling
 from agentruns.models import Definition, Run, Session
 from agentruns.models.event import CHILD, DEFERRED
 from agentruns.models.parts import keyed
@@ -49,8 +51,8 @@ class Plan:
     secret: str
     made: dict[str, Any]  # members of its first row
     task: events.User
-    own: Call | None = None  # the deferred call that the child run makes, with its digest there
-    asked: events.ApprovalRequested | None = None  # for the deferred call
+    own: gate.Intent | None = None  # the deferred call that the child run makes, with its digest there
+    trials: Iterable[Ruling] = ()  # about the deferred call, by rules on a dry run
 
 
 def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
@@ -109,13 +111,18 @@ def _plan_deferred(driver: Driver, call: Call) -> Plan | str:
         if earlier == gate.call_digest(driver.state.secret, call.tool, call.arguments):
             return SAME.format(run=waiting)
     run_id, session_id, secret = _derived(driver, call)
-    own = replace(call, digest=gate.call_digest(secret, call.tool, call.arguments))
+    own = gate.Intent(call.id, call.provider_id, call.tool, call.arguments, by_tool=True)
+    own.digest = gate.call_digest(secret, call.tool, call.arguments)
     why = call.deferred or (gate.requires(driver, tool, call.id, call.arguments) if call.adopted else "")
-    asked = gate.request(driver, tool, own, why, secret) if why else None
+    if why:
+        own.verdict, own.approval = GateVerdict.ASK, gate.request(driver, tool, own, why, secret)
+    trials = [each for answer in rules.choose(driver, [own]) for each in answer.trials]
+    for each in trials:
+        each.run_id = run_id
     text = DEFERRED_TASK.format(run=run.run_id, title=tool.title(call.arguments))
     made = {} if run.tools is None else {"tools": run.tools}
     task = events.User(content=[{"type": "text", "text": text}], giver="")
-    return Plan(call, driver.agent, run_id, session_id, secret, made, task, own, asked)
+    return Plan(call, driver.agent, run_id, session_id, secret, made, task, own, trials)
 
 
 def share(run: RunState, definition: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +177,8 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
     first.add(events.RUN_STARTED, first_row)
     first.add(events.USER, plan.task)
     if plan.own is not None:
-        _add_call(first, plan.own, plan.asked)
+        _add_call(first, plan.own)
+        batch.rulings += plan.trials
     state, title = first.state, title_of(text)
     given = state.run.given()
     session = Session(
@@ -194,17 +202,15 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
     awaited |= {"limits": limits} if limits else {}
     batch.add(events.EVENT_AWAITED, awaited, call=call, attempt=call.attempt)
     if plan.own is not None:
-        what = "its event" if plan.asked is None else "a person's decision"
+        what = "its event" if plan.own.approval is None else "a person's decision"
         deferred = events.Deferral(run=str(plan.run_id), digest=call.digest)
         text = WAITS.format(what=what, run=plan.run_id)
         batch.result(call, text, Outcome.OK, deferred=deferred)
 
 
-def _add_call(first: Batch, call: Call, asked: events.ApprovalRequested | None) -> None:
+def _add_call(first: Batch, intent: gate.Intent) -> None:
     """Add a deferred call to the first rows of its run, as a reply that no model wrote."""
-    intent = gate.Intent(call.id, call.provider_id, call.tool, call.arguments, call.digest, approval=asked)
-    intent.verdict = GateVerdict.RUN if asked is None else GateVerdict.ASK
-    used = {"type": "tool_use", "id": call.provider_id, "name": call.tool, "input": call.arguments}
+    used = {"type": "tool_use", "id": intent.provider_id, "name": intent.tool, "input": intent.arguments}
     reply: events.Assistant = {
         "content": [used], "calls": [intent.record()], "read": first.state.next_seq - 1,
         "sent": first.state.conversation.fingerprint(), "stop_reason": "tool_use",

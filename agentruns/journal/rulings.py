@@ -29,6 +29,7 @@ class Ruling:
     call_id: str
     approval_id: str
     effect: str
+    run_id: UUID | None = None  # of the card, if that is in a child run
     refused: str = ""
 
 
@@ -45,9 +46,10 @@ def project(alias: str, batch: Batch) -> None:
     """
     run, is_refused = batch.state.run, False
     for ruling in sorted(batch.rulings, key=lambda each: str(each.match.rule.pk)):  # one order of locks
-        rule, about = ruling.match.rule, {"call_id": ruling.call_id, "approval_id": ruling.approval_id}
-        amounts = ruling.match.amounts
-        why = RuleDecision.record(alias, rule, ruling.effect, amounts, run_id=run.run_id, **about)
+        rule, amounts = ruling.match
+        about: dict[str, Any] = {"call_id": ruling.call_id, "approval_id": ruling.approval_id}
+        about["run_id"] = ruling.run_id or run.run_id
+        why = RuleDecision.record(alias, rule, ruling.effect, amounts, **about)
         if why and rule.status == ApprovalRule.Status.ACTIVE:
             ruling.refused, is_refused = why, True
     if is_refused:

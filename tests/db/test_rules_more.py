@@ -19,12 +19,13 @@ from agentruns import (
 )
 from agentruns.journal.policy import Policy
 from agentruns.models import Approval, RuleDecision
-from agentruns.services.backtest import suggest
+from agentruns.services import rules
+from agentruns.services.backtest import agreement, suggest
 from agentruns.services.runs.control import hold_run
 from agentruns.testing import run_until_blocked
 from agentruns.utils import failpoints
 from tests.db.helpers import user
-from tests.db.ruled import paid, payer, ran, rule
+from tests.db.ruled import DAY, paid, payer, ran, rule
 from tests.effects import Effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -138,3 +139,16 @@ def test_a_doubt_about_a_call_that_an_earlier_version_approved_stops_the_active_
         each.refresh_from_db()
     assert [each.status for each in versions] == ["retired", "stopped"]
     assert (other.status, "in doubt" in versions[1].why) == ("active", True)
+
+
+def test_a_dry_run_records_what_it_would_do_with_a_deferred_call(effects: Effects) -> None:
+    payer(500, options={"deferred": True})
+    made = rules.try_rule(rule(active=False, caps=[DAY]).pk, None)
+    ran()
+    card, decision = Approval.objects.get(), RuleDecision.objects.get()
+    about = (decision.is_dry, decision.approval_id, decision.call_id, decision.run_id)
+    assert about == (True, card.pk, card.call_id, card.run_id)
+    assert (agreement(made).open, RuleDecision.used("default", made, 0)) == (1, 500)
+    approve(card.pk, None)
+    run_until_blocked()
+    assert (agreement(made).agreed, paid(effects)) == (1, [500])
