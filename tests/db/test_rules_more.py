@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 
 from agentruns import (
     adopt_definition,
@@ -18,9 +20,10 @@ from agentruns import (
     tool,
 )
 from agentruns.journal.policy import Policy
-from agentruns.models import Approval, RuleDecision
+from agentruns.models import Approval, ApprovalRule, RuleAmount, RuleDecision, Run
 from agentruns.services import rules
 from agentruns.services.backtest import agreement, suggest
+from agentruns.services.data.retention import prune_ended
 from agentruns.services.runs.control import hold_run
 from agentruns.testing import run_until_blocked
 from agentruns.utils import failpoints
@@ -152,3 +155,21 @@ def test_a_dry_run_records_what_it_would_do_with_a_deferred_call(effects: Effect
     approve(card.pk, None)
     run_until_blocked()
     assert (agreement(made).agreed, paid(effects)) == (1, [500])
+
+
+def test_pruning_drops_old_decisions_and_opens_no_cap(effects: Effects) -> None:
+    payer(500)
+    month = {**DAY, "most": "600", "seconds": 30 * 86400}
+    made, dry = rule(caps=[month]), rules.try_rule(rule(name="dry", active=False).pk, None)
+    assert (ran("s1").status, ran("s2").status) == ("completed", "awaiting-approval")
+
+    def prune_after(days: int) -> list[ApprovalRule]:
+        for rows, column in ((Run, "updated_at"), (RuleDecision, "decided_at"), (RuleAmount, "at")):
+            rows._default_manager.update(**{column: F(column) - timedelta(days=days)})
+        prune_ended(5)
+        return [each.rule for each in RuleDecision.objects.order_by("pk")]
+
+    assert prune_after(20) == [made, dry], "what the dry run said of the pruned card is gone"
+    assert (RuleDecision.used("default", made, 0), agreement(dry).open) == (500, 1)
+    assert prune_after(11) == [dry], "the cap's window is past; the other card still waits"
+    assert not RuleAmount.objects.exists()

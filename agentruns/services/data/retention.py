@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 from django.apps import apps
@@ -28,6 +29,7 @@ from agentruns.models import Approval, Definition, IdempotencyRecord, Message, N
 from agentruns.models.bookkeeping import Spending
 from agentruns.models.parts import ERASED
 from agentruns.models.querysets import UNFINISHED
+from agentruns.models.rule import ApprovalRule, RuleDecision
 from agentruns.models.tombstone import NAMED, PrunedKey, Tombstone, forgotten
 from agentruns.services.runs.sessions import require_one_scope
 from agentruns.utils import clock
@@ -67,16 +69,18 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
     """Delete the sessions whose runs all ended, the last more than `days` days ago, oldest first.
 
     Uses the database's clock. Deletes at most `limit` sessions, each in one transaction. Then deletes the
-    API's idempotency records and costs by day of that age, and definitions and files that nothing needs any
-    more. Stops early if `should_stop` returns True; the next call continues. Raises ValueError if `days` is
-    below 1, NotDurableError inside a transaction.
+    API's idempotency records and costs by day of that age. Deletes decisions of standing rules about deleted
+    runs, once no cap counts them. Last, deletes definitions and files that nothing needs. Stops early if
+    `should_stop` returns True; the next call continues. Raises ValueError if `days` is below 1, and
+    NotDurableError inside a transaction.
     """
     if days < 1:
         raise ValueError(f"Sessions are kept for at least 1 day, not {days}.")
     alias, pruned = settings.DATABASE, Pruned()
     files, definitions = set[str](), set[str]()  # to be deleted, unless another session needs them
     _require_no_transaction(alias)
-    cutoff = database_now(alias) - timedelta(days=days)
+    now = database_now(alias)
+    cutoff = now - timedelta(days=days)
 
     def enough() -> bool:
         return should_stop() or pruned.sessions == limit
@@ -101,14 +105,26 @@ def prune_ended(days: int, *, limit: int | None = None, should_stop: Stop = lamb
         at, pk, _ = page[-1]
         page = list(due.filter(Q(updated_at__gt=at) | Q(pk__gt=pk), updated_at__gte=at)[:PAGE])
     old = IdempotencyRecord.objects.using(alias).filter(created_at__lt=cutoff).order_by("created_at")
-    while not should_stop() and (keys := list(old.values_list("pk", flat=True)[:ANSWERS])):
-        answers = IdempotencyRecord.objects.using(alias).filter(pk__in=keys)
-        pruned.answers += in_transaction(alias, answers.delete)[0]
+    pruned.answers += _delete_by_pages(old, should_stop)
+    for rule in ApprovalRule.objects.using(alias):
+        longest = timedelta(seconds=max((cap["seconds"] for cap in rule.caps), default=0))
+        decisions = RuleDecision._default_manager.using(alias).order_by("decided_at")
+        decisions = decisions.filter(rule=rule, decided_at__lt=min(cutoff, now - longest))
+        is_kept = Exists(Run.objects.using(alias).filter(pk=OuterRef("run_id")))
+        _delete_by_pages(decisions.filter(~is_kept), should_stop)
     days_before = Spending._default_manager.using(alias).filter(day__lt=cutoff.date())
     in_transaction(alias, partial(delete_rows, days_before))
     _delete_definitions(alias, definitions, pruned)
     pruned.files += delete_old_files(should_stop)
     return pruned
+
+
+def _delete_by_pages(rows: QuerySet[Any], should_stop: Stop) -> int:
+    """Delete rows, at most ANSWERS in one transaction; return their number."""
+    deleted = 0
+    while not should_stop() and (keys := list(rows.values_list("pk", flat=True)[:ANSWERS])):
+        deleted += in_transaction(rows.db, partial(delete_rows, rows.filter(pk__in=keys)))
+    return deleted
 
 
 def count_ended(days: int) -> Pruned:
