@@ -438,9 +438,14 @@ def test_only_tools_that_rules_may_answer_are_offered() -> None:
         """Look up."""
         return ""
 
-    Agent("payer", instructions="", tools=[pay, grant, look_up], model=ScriptedModel([]))
+    @tool(outward=True)
+    def send_mail(text: str) -> str:
+        """Send."""
+        return ""
+
+    Agent("payer", instructions="", tools=[pay, grant, look_up, send_mail], model=ScriptedModel([]))
     page = says(browser("superuser").get(ADD), "grant no rule may answer it: 2 people have to approve it")
-    assert f"{ADD}?agent=payer&tool=pay" in page.links
+    assert {f"{ADD}?agent=payer&tool={name}" for name in ("pay", "send_mail")} <= {*page.links}
     assert "look_up" not in page.text
     says(browser("superuser").get(f"{ADD}?agent=payer&tool=gone"), "has no agent payer with a tool gone")
     row = {"path": "cents", "op": "<=", "value": "5"}

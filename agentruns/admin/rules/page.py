@@ -280,11 +280,11 @@ def long(text: str) -> str:
 
 
 def _tools() -> list[tuple[str, str, str]]:
-    """List agents and tools that ask people, with the reason why no rule may answer the last ones."""
+    """List agents and tools that may ask people, with the reason why no rule may answer the last ones."""
     asking = {
         (agent.name, tool.name): why_never(tool)
         for agent in reversed(registered())  # the newest version of an agent counts
         for tool in agent.tools.values()
-        if tool.requires_approval
+        if tool.requires_approval or tool.outward
     }
     return [(*names, why) for names, why in sorted(asking.items(), key=lambda one: (one[1] != "", one))]
