@@ -189,6 +189,8 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
             services.permissions.reveal(request.user, obj, door=base.CHANNEL)
             self.log_change(request, obj, _("Saw the sensitive arguments."))
         values, about = pages.card.context_of(card), rules.page.of_card(self, request, obj)
+        for row in values["history"]:
+            row.rule_url = about["rule_urls"].get(row.rule, "")
         flags: list[tuple[Any, str]] = []  # each with the page that it is about
         for flag in values["flags"]:
             run_url = self.other_page(request, Run, flag.run_id) if flag.run_id else ""

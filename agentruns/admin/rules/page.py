@@ -126,6 +126,7 @@ def of_card(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval) -> d
     by_rule = [(each, url) for each, url in lines if name == f"{BY_RULE}{each.rule}" and not each.is_dry]
     return {
         "ruled_by": by_rule,
+        "rule_urls": {str(each.rule_id): url for each, url in lines},
         "dry_runs": [line for line in lines if line[0].is_dry and line[0].rule.status == STATUS.DRY_RUN],
         "suggestion": None if name or said else backtest.suggest(approval, request.user),
     }

@@ -17,6 +17,7 @@ from agentruns.admin import html
 from agentruns.content import IMAGES, PLAIN, described
 from agentruns.journal import events, fold
 from agentruns.journal.payloads import has_blocks, names_in
+from agentruns.models.rule import BY_RULE
 from agentruns.models.statuses import Outcome
 
 TEXT_LIMIT = 4_000
@@ -94,6 +95,8 @@ class RowCard:
     limit: int | None = TEXT_LIMIT
     brief: SafeString | str = ""
     person: SafeString | str = ""
+    rule: str = ""  # id of the standing rule that decided
+    rule_url: str = ""
 
     def add_fact(self, label: str, value: object) -> None:
         """Add a line with a label, unless the value is empty."""
@@ -248,6 +251,8 @@ def describe(card: RowCard, row: events.Row) -> None:
             card.add_fact(_("Stopped because"), payload.get("stop_reason"))
     elif row.kind == events.APPROVAL_DECIDED:
         card.title, card.tone = verb_words(payload["verb"])
+        if (channel := str(payload.get("channel"))).startswith(BY_RULE):
+            payload, card.rule = {**payload, "channel": ""}, channel.removeprefix(BY_RULE)
         if "arguments" in payload:
             card.title = _("Approved with edited arguments")
     elif row.kind == events.TOOL_RESULT:
