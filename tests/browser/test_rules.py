@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentruns import Agent, approve, deny, run_agent
+from agentruns import Agent, ToolContext, approve, deny, run_agent, tool
 from agentruns.models import Approval, ApprovalRule, Run
 from agentruns.services import rules
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
 from tests.admin.people import user
-from tests.browser.desk import TOOLS
+from tests.browser.desk import TOOLS, record
 from tests.browser.sound import assert_sound
-from tests.browser.visitor import Visitor, path_of
+from tests.browser.visitor import Visitor, Visitors, path_of
 from tests.effects import Effects
 from tests.shop.agents import call
 
@@ -23,8 +23,8 @@ RULES = "/admin/agentruns/approvalrule/"
 class Ticket:
     """Makes the agent "closer" ask to close tickets; each in a session of its own."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, *tools: Any) -> None:
+        self.count, self.tools = 0, tools or TOOLS
 
     def asked(self, ticket: int = 0) -> Approval:
         """Let the agent ask; return the card."""
@@ -34,7 +34,7 @@ class Ticket:
         self.count += 1
         asks = call("close_ticket", ticket=ticket or self.count)
         model = ScriptedModel([{"text": "It is solved.", "tools": [asks]}, {"text": "Closed."}])
-        agent = Agent("closer", instructions="Close.", tools=TOOLS, model=model)
+        agent = Agent("closer", instructions="Close.", tools=self.tools, model=model)
         return Run.objects.get(pk=run_agent(agent, "Close it", f"closer-{self.count}").run_id)
 
 
@@ -47,7 +47,9 @@ def test_from_a_suggestion_to_a_rule_that_decides_and_is_stopped(visitor: Visito
     for _number in range(6):
         approve(tickets.asked().pk, boss)
         sweep()
-    deny(tickets.asked(900).pk, boss, "It is open.")
+    denied = [tickets.asked(900), tickets.asked(890)]
+    for each in denied:
+        deny(each.pk, boss, "It is open.")
     card = tickets.asked(6)
     page = visitor.open(card)
     visitor.wait_for("6 calls like this one were approved, none denied.")
@@ -57,7 +59,7 @@ def test_from_a_suggestion_to_a_rule_that_decides_and_is_stopped(visitor: Visito
     assert (made.status, visitor.path) == ("draft", path_of(made))
     visitor.wait_for("Approve close_ticket if ticket is at most 6.")
     visitor.click(visitor.button("Try on the past"))
-    visitor.wait_for("Would have approved 6 of 7 cards; people decided differently in 0.")
+    visitor.wait_for("Would have approved 6 of 8 cards; people decided differently in 0.")
 
     visitor.open(path_of(made))
     visitor.click(visitor.link("New version"))
@@ -67,11 +69,13 @@ def test_from_a_suggestion_to_a_rule_that_decides_and_is_stopped(visitor: Visito
     visitor.click(visitor.button("Write the draft"))
     visitor.wait_for("Approve close_ticket if ticket is at most 900, at most 100 calls in a day.")
     visitor.click(visitor.button("Try on the past"))
-    visitor.wait_for("Would have approved 7 of 7 cards; people decided differently in 1.")
-    assert (
-        page.locator("#content li", has_text="a person denied").locator("a").inner_text()
-        == "Close ticket 900"
-    )
+    for each in denied:
+        visitor.wait_for("Would have approved 8 of 8 cards; people decided differently in 2.")
+        disagreement = page.locator("#content li", has_text="a person denied").filter(has_text=each.title)
+        visitor.click(disagreement.get_by_role("link"))
+        visitor.wait_until_at(each)
+        visitor.open(ApprovalRule.objects.get(version=2))
+        visitor.click(visitor.button("Try on the past"))
 
     visitor.click(visitor.button("Start dry run"))
     visitor.wait_for("It only records what it would decide")
@@ -104,6 +108,36 @@ def test_from_a_suggestion_to_a_rule_that_decides_and_is_stopped(visitor: Visito
     visitor.wait_for("Too many.")
     assert tickets.run(751).status == "awaiting-approval"
     assert closed(effects) == [1, 2, 3, 4, 5, 6, 700, 750]
+
+
+def test_a_rule_for_a_high_risk_is_activated_by_another_person_with_a_password(
+    visit: Visitors, effects: Effects, settings: Any
+) -> None:
+    settings.AGENTRUNS_REAUTH_SECONDS = 300
+
+    @tool(requires_approval=True, risk="high", rules=True)
+    def close_ticket(ctx: ToolContext, ticket: int) -> str:
+        """Close a ticket."""
+        record(ctx, "close_ticket", ticket=ticket)
+        return "closed"
+
+    tickets, boss = Ticket(close_ticket), user("superuser")
+    boss.set_password("tea and coffee")
+    boss.save()
+    assert tickets.run().status == "awaiting-approval"
+    small = {"path": "arguments.ticket", "op": "<=", "value": 5}
+    made = rules.draft_rule(None, name="small", agent="closer", tool="close_ticket", conditions=[small])
+    visitor = visit("superuser")
+    visitor.open(made)
+    with visitor.refused(403):
+        visitor.choose("Activate", **{"Your password": "tea"})
+        visitor.wait_for("password")
+    assert tickets.run().status == "awaiting-approval"
+    visitor.open(made)
+    visitor.choose("Activate", **{"Your password": "tea and coffee"})
+    visitor.wait_for("It decides what its sentence says")
+    assert (tickets.run().status, closed(effects)) == ("completed", [3])
+    assert tickets.run(6).status == "awaiting-approval"
 
 
 def pages(visitor: Visitor) -> Iterator[str]:
