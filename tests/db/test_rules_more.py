@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.models import F
 
 from agentruns import (
@@ -19,6 +21,7 @@ from agentruns import (
     start_run,
     tool,
 )
+from agentruns.journal import rulings
 from agentruns.journal.policy import Policy
 from agentruns.models import Approval, ApprovalRule, RuleAmount, RuleDecision, Run
 from agentruns.services import rules
@@ -27,7 +30,9 @@ from agentruns.services.data.retention import prune_ended
 from agentruns.services.runs.control import hold_run
 from agentruns.testing import run_until_blocked
 from agentruns.utils import failpoints
+from agentruns.utils.db import in_transaction
 from tests.db.helpers import user
+from tests.db.racing import at_once
 from tests.db.ruled import DAY, paid, payer, ran, rule
 from tests.effects import Effects
 
@@ -142,6 +147,32 @@ def test_a_doubt_about_a_call_that_an_earlier_version_approved_stops_the_active_
         each.refresh_from_db()
     assert [each.status for each in versions] == ["retired", "stopped"]
     assert (other.status, "in doubt" in versions[1].why) == ("active", True)
+
+
+def test_a_doubt_beside_an_activation_stops_the_new_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    payer(500)
+    first, second = rule(), rule(active=False)
+    is_retired, is_stopping, move = Event(), Event(), rulings.move
+
+    def moved(alias: str, rule_id: Any, before: Any, status: str, *about: Any, **columns: Any) -> bool:
+        if status == "stopped":
+            is_stopping.set()
+        is_done = move(alias, rule_id, before, status, *about, **columns)
+        if status == "retired":  # and not committed yet
+            is_retired.set()
+            if connection.vendor == "postgresql":  # SQLite lets nobody in
+                is_stopping.wait()
+        return is_done
+
+    def doubt() -> None:
+        is_retired.wait()
+        in_transaction("default", lambda: rulings.stop("default", first.pk, "in doubt"))
+
+    monkeypatch.setattr(rulings, "move", moved)
+    at_once(lambda: rules.activate_rule(second.pk, None), doubt)
+    for each in (first, second):
+        each.refresh_from_db()
+    assert (first.status, second.status) == ("retired", "stopped")
 
 
 def test_a_dry_run_records_what_it_would_do_with_a_deferred_call(effects: Effects) -> None:

@@ -45,6 +45,10 @@ MUTANTS = [
     mutant("rules: a call in doubt stops the rule that approved it",
         Edit(RULINGS, "if _is_doubted(call)}", "if False}"),
         f"{T}a_call_of_a_tool_in_doubt_is_never_answered_by_a_rule"),
+    mutant("rules: a doubt stops whichever version is active",
+        Edit(RULINGS, "rules.filter(scope=rule.scope, name=rule.name,", "rules.filter(pk=rule.pk,"),
+        "db/test_rules_more.py::"
+        "test_a_doubt_about_a_call_that_an_earlier_version_approved_stops_the_active_one"),
     mutant("rules: they answer what only the tool asks",
         Edit(ENGINE, "if each.by_tool and (", "if ("),
         f"{T}no_rule_answers_a_call_after_one_in_doubt_that_a_person_approved"),
