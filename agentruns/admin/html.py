@@ -275,21 +275,10 @@ def timed(moment: datetime, text: str) -> SafeString:
     return format_html('<time datetime="{}" title="{}">{}</time>', moment.isoformat(), exact(moment), text)
 
 
-TONES = {
-    "awaiting-approval": "waits",
-    "orphaned": "bad",
-    "paused": "waits",
-    "completed": "good",
-    "failed": "bad",
-    "pending": "waits",
-    "approved": "good",
-    "consumed": "good",
-    "answered": "good",
-    "denied": "bad",
-    "high": "bad",
-    "active": "good",
-    "dry-run": "waits",
-    "stopped": "bad",
+TONES = {  # of statuses and risks; any other is "plain"
+    **dict.fromkeys(("awaiting-approval", "pending", "paused", "dry-run"), "waits"),
+    **dict.fromkeys(("completed", "approved", "consumed", "answered", "active"), "good"),
+    **dict.fromkeys(("orphaned", "failed", "denied", "stopped", "high"), "bad"),
 }
 
 
