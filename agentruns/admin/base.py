@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 from functools import cache, cached_property, partial, wraps
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -237,16 +237,15 @@ def selected(verb: str, title: Any, view: str, only: Any, permissions: Sequence[
     return admin.action(act, permissions=permissions, description=title)
 
 
-def zone_of(request: HttpRequest) -> ZoneInfo | None:
-    """Find the time zone of the user's browser, which a cookie names; None if the cookie names no zone.
+def zone_of(request: HttpRequest) -> tzinfo:
+    """Choose the time zone of the user's browser, which a cookie names; without one, the current zone.
 
-    Returns None, too, if TIME_ZONE is set to another zone than UTC, or if the project activated a zone.
+    Also the current zone if TIME_ZONE is set to another zone than UTC, or if the project activated a zone.
     """
     name, project = request.COOKIES.get(ZONE, ""), cast(Any, django_settings)
     is_chosen = timezone.get_current_timezone() != timezone.get_default_timezone()
-    if is_chosen or (project.is_overridden("TIME_ZONE") and project.TIME_ZONE != "UTC"):
-        return None
-    return ZoneInfo(name) if name in _zones() else None
+    is_chosen |= project.is_overridden("TIME_ZONE") and project.TIME_ZONE != "UTC"
+    return ZoneInfo(name) if name in _zones() and not is_chosen else timezone.get_current_timezone()
 
 
 def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
@@ -264,13 +263,10 @@ def _in_zone(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
             raise PermissionDenied(str(error)) from error
         if "%00" in (query := request.META["QUERY_STRING"]):
             request.GET = QueryDict(query.replace("%00", ""))
-        zone = zone_of(request)
-        if zone is None:
-            return view(request, *args, **kwargs)
-        with timezone.override(zone):
-            response: Any = view(request, *args, **kwargs)
+        in_zone = timezone.override(zone_of(request))
+        response: Any = in_zone(view)(request, *args, **kwargs)
         if render := getattr(response, "render", None):
-            response.render = timezone.override(zone)(render)
+            response.render = in_zone(render)
         return response  # type: ignore[no-any-return]
 
     return zoned

@@ -31,7 +31,7 @@ def agentruns_dashboard(context: Context) -> dict[str, Any]:
     if request is None:
         return {}
     view = getattr(request.resolver_match, "func", None)
-    with timezone.override(zone_of(request) or timezone.get_current_timezone()):
+    with timezone.override(zone_of(request)):
         return {"dashboard": dashboard(getattr(view, "admin_site", default), request)}
 
 
