@@ -444,8 +444,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         url = add_preserved_filters(filters, page_url(self.admin_site, self.model, action, *args))
         return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}" if query else url
 
-    def back(self, request: HttpRequest, obj: Model) -> HttpResponseRedirect:
-        """Redirect to the object's page, so that a reload repeats nothing."""
+    def back(self, request: HttpRequest, obj: Model, text: str = "") -> HttpResponseRedirect:
+        """Redirect to the object's page, so that a reload repeats nothing; `text` is shown there."""
+        if text:
+            self.message_user(request, text, messages.INFO)
         return HttpResponseRedirect(self.url(request, "change", obj.pk))
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:

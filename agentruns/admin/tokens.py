@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -59,8 +59,7 @@ def revoke_view(model_admin: TokenAdmin, request: HttpRequest, token: ApiToken) 
         done = _("Revoked. No request with it is accepted any more.")
         return model_admin.done(request, token, _("Revoked."), done)
     # a double click, or somebody was faster
-    model_admin.message_user(request, _("It was revoked already."), messages.INFO)
-    return model_admin.back(request, token)
+    return model_admin.back(request, token, _("It was revoked already."))
 
 
 class TokenAdmin(ReadOnlyAdmin):

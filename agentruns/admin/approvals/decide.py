@@ -89,8 +89,7 @@ def decide_view(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, 
     except AgentRunsError as error:
         again = admin.find(request, approval.pk)
         if verbs.is_same(again, user, verb, form):  # a double click
-            admin.message_user(request, verbs.outcome(again), messages.INFO)
-            return admin.back(request, again)
+            return admin.back(request, again, verbs.outcome(again))
         return _refused(admin, request, approval, error, revealed=revealed, **sent)
     admin.log_change(request, approval, verbs.log_text(verb, form.cleaned_data))
     _show_outcome(admin, request, approval, verbs.done(approval, verb))

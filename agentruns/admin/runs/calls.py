@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
@@ -472,8 +471,7 @@ def _refused(
     if first is not None and seen and sent is not None:
         if is_same(past, first, request.user, given):  # a double click
             text = _("Your verdict was recorded already. %s")
-            admin.message_user(request, text % verdict_text(first), messages.INFO)
-            return admin.back(request, run)
+            return admin.back(request, run, text % verdict_text(first))
         why = verdict_text(first)
     elif since and not past.in_doubt:
         why = " ".join(story(past))

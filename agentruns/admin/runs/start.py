@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _, gettext_lazy
@@ -101,7 +100,6 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
             if is_new:
                 logged, done = _("Started from the console."), _("Started. A worker picks it up.")
                 return admin.done(request, run, logged, done)
-            admin.message_user(request, _("This task was started already."), messages.INFO)
-            return admin.back(request, run)
+            return admin.back(request, run, _("This task was started already."))
     page["had_files"] = bool(request.FILES)
     return admin.render(request, None, form=form, status=status, refusal=why, **page)
