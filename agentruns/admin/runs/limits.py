@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -92,7 +91,7 @@ def limits(admin: ReadOnlyAdmin, request: HttpRequest, situation: actions.Situat
         facts = {each.name: {"label": each.label, "figures": each.figures} for each in budgets}
         labels = {name: (minutes if name == "deadline" else text) % each for name, each in facts.items()}
         context |= {
-            "raising": raising(situation),
+            "raising": actions.action(situation, "raise_budget", actions.over(situation)),
             "raise_form": RaiseForm(labels=labels, auto_id="raise_%s"),
             "is_exhausted": actions.is_exhausted(run),
         }
@@ -110,17 +109,13 @@ def raise_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
         form = RaiseForm(request.POST, labels={})
         if not form.is_valid():
             raise RunStateError(" ".join(str(each) for errors in form.errors.values() for each in errors))
-        actions.require(raising(actions.situation(request, run)))
+        now = actions.situation(request, run)
+        actions.require(actions.action(now, "raise_budget", actions.over(now)))
         if control.raise_budget(run.pk, request.user, **form.limits()).status == Run.Status.PAUSED:
             return _("The budget is raised. The run stays paused.")
         return _("The budget is raised.")
 
     return actions.press(admin, request, run, do, str(_("Budget raised from the console.")))
-
-
-def raising(situation: actions.Situation) -> actions.Action:
-    """Find the reason why no budget of the run can be raised."""
-    return actions.action(situation, "raise_budget", actions.over(situation))
 
 
 def adopt_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResponse:
@@ -180,7 +175,7 @@ def meters(
     step: int,
     usage: dict[str, Any],
     elapsed: timedelta | None,
-    spent: Mapping[str, Decimal] = MappingProxyType({}),
+    spent: Mapping[str, Decimal] = {},
 ) -> list[Meter]:
     """Build a meter for each budget of a definition, in the order in which they are checked.
 
