@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import UUID
 
@@ -324,9 +324,7 @@ def to_decide(approval: Approval) -> str:
 
 def page(name: str, *args: Any) -> str:
     """Build the path of a page of our admin; "" if the project does not serve it."""
-    if not getattr(django_settings, "ROOT_URLCONF", None):
-        return ""
-    try:
-        return reverse(f"admin:agentruns_{name}", args=args)
-    except NoReverseMatch:
-        return ""
+    if getattr(django_settings, "ROOT_URLCONF", None):
+        with suppress(NoReverseMatch):
+            return reverse(f"admin:agentruns_{name}", args=args)
+    return ""
