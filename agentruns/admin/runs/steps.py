@@ -115,13 +115,15 @@ class RowCard:
 class Form(NamedTuple):
     """The layout of the cards of one kind of row; without a title, `describe` chooses one by the payload.
 
-    `facts` and `texts` name members of the payload, in their order on the card.
+    `facts` and `texts` name members of the payload, in their order on the card. `tells` if the first fact
+    describes the step on one line. Other kinds begin with ids, tokens or keys.
     """
 
     title: Any = None
     tone: str = "plain"
     facts: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    tells: bool = False
 
 
 def row_card(row: events.Row, *, whole: bool = False) -> RowCard:
@@ -146,13 +148,13 @@ def row_card(row: events.Row, *, whole: bool = False) -> RowCard:
         person=html.visible(name),
         approval=row.payload.get("approval", "") if row.kind == events.APPROVAL_REQUESTED else "",
     )
-    if row.kind in FORMS:
+    if form := FORMS.get(row.kind):
         try:
-            describe(result, row)
+            describe(result, row, form)
         except ODD:
             result.facts, result.bodies, result.brief = [], [], ""
-    if not result.brief and row.kind in _TOLD_BY_FACTS and result.facts:
-        result.brief = format_html("{}", result.facts[0][1])
+        if form.tells and result.facts and not result.brief:
+            result.brief = format_html("{}", result.facts[0][1])
     if events.COPIED in row.payload:
         # A fork copied the row from its origin: nothing happened twice.
         source, result.tone = row.payload[events.COPIED], "copied"
@@ -219,9 +221,9 @@ def actor(row: events.Row) -> str:
     return html.plain(actor_name(row.payload) or _("the program"))
 
 
-def describe(card: RowCard, row: events.Row) -> None:
+def describe(card: RowCard, row: events.Row, form: Form) -> None:
     """Describe a row on its card by its kind. Raises the errors in ODD for a payload of newer code."""
-    payload, form = row.payload, FORMS[row.kind]
+    payload = row.payload
     if form.title:
         card.title, card.tone = str(form.title), form.tone
     if row.kind == events.RUN_STARTED:
@@ -439,20 +441,6 @@ _VERDICTS_GIVEN = {
     "not_occurred": gettext_lazy("it did not happen"),
     "unknown": gettext_lazy("unknown"),
 }
-# Kinds whose first fact describes the step on one line. Other kinds begin with ids, tokens or keys.
-_TOLD_BY_FACTS = (
-    events.APPROVAL_REQUESTED,
-    events.APPROVAL_DECIDED,
-    events.APPROVAL_VOIDED,
-    events.EVENT_AWAITED,
-    events.EVENT_DELIVERED,
-    events.ORPHAN_FOUND,
-    events.ORPHAN_RESOLVED,
-    events.RUN_PAUSED,
-    events.RUN_RESUMED,
-    events.RUN_CANCEL_REQUESTED,
-    events.RUN_CANCELLED,
-)
 FORMS = {
     events.RUN_STARTED: Form(
         gettext_lazy("Run started"), facts=("session", "idempotency_key", "tools"), texts=("instructions",)
@@ -460,14 +448,18 @@ FORMS = {
     events.USER: Form(),
     events.ASSISTANT: Form(facts=("model", "usage", "cost")),
     events.APPROVAL_REQUESTED: Form(
-        gettext_lazy("A person is asked"), "waits", ("title", "why", "risk", "expires_at")
+        gettext_lazy("A person is asked"), "waits", ("title", "why", "risk", "expires_at"), tells=True
     ),
-    events.APPROVAL_DECIDED: Form(facts=("reason", "settles", "channel"), texts=("arguments", "text")),
+    events.APPROVAL_DECIDED: Form(
+        facts=("reason", "settles", "channel"), texts=("arguments", "text"), tells=True
+    ),
     events.APPROVAL_EXTENDED: Form(gettext_lazy("More time given"), facts=("from", "expires_at", "reason")),
-    events.APPROVAL_VOIDED: Form(gettext_lazy("An approval no longer counts"), "waits", ("why",)),
+    events.APPROVAL_VOIDED: Form(gettext_lazy("An approval no longer counts"), "waits", ("why",), tells=True),
     events.TOOL_STARTED: Form(gettext_lazy("Tool started"), facts=("approved_by",)),
-    events.EVENT_AWAITED: Form(gettext_lazy("Waits for an event"), "waits", ("name", "key", "until")),
-    events.EVENT_DELIVERED: Form(facts=("name", "key", "at")),
+    events.EVENT_AWAITED: Form(
+        gettext_lazy("Waits for an event"), "waits", ("name", "key", "until"), tells=True
+    ),
+    events.EVENT_DELIVERED: Form(facts=("name", "key", "at"), tells=True),
     events.TOOL_RESULT: Form(facts=("misfit",)),
     events.MODEL_FAILED: Form(
         gettext_lazy("Model call failed"),
@@ -475,16 +467,16 @@ FORMS = {
         ("attempt", "status", "request_id", "retry_in", "fallback", "cost"),
     ),
     events.LATE_RESULT: Form(gettext_lazy("Late report of a worker that had lost the run"), "waits"),
-    events.ORPHAN_FOUND: Form(gettext_lazy("Call in doubt"), "bad", texts=("raised",)),
-    events.ORPHAN_RESOLVED: Form(facts=("evidence", "channel"), texts=("result",)),
-    events.RUN_RESUMED: Form(gettext_lazy("Resumed"), facts=("reason",)),
+    events.ORPHAN_FOUND: Form(gettext_lazy("Call in doubt"), "bad", texts=("raised",), tells=True),
+    events.ORPHAN_RESOLVED: Form(facts=("evidence", "channel"), texts=("result",), tells=True),
+    events.RUN_RESUMED: Form(gettext_lazy("Resumed"), facts=("reason",), tells=True),
     events.RUN_PAUSE_REQUESTED: Form(gettext_lazy("Pause requested"), facts=("reason",)),
-    events.RUN_PAUSED: Form(gettext_lazy("Paused"), "waits", ("reason",)),
-    events.RUN_CANCEL_REQUESTED: Form(gettext_lazy("Cancel requested"), "waits", ("reason",)),
+    events.RUN_PAUSED: Form(gettext_lazy("Paused"), "waits", ("reason",), tells=True),
+    events.RUN_CANCEL_REQUESTED: Form(gettext_lazy("Cancel requested"), "waits", ("reason",), tells=True),
     events.RUN_ADOPTED: Form(gettext_lazy("Another definition adopted"), facts=("reason",)),
     events.RUN_COMPLETED: Form(gettext_lazy("Completed"), "good", texts=("output",)),
     events.RUN_FAILED: Form(gettext_lazy("Failed"), "bad"),
-    events.RUN_CANCELLED: Form(gettext_lazy("Cancelled"), "bad", ("reason",)),
+    events.RUN_CANCELLED: Form(gettext_lazy("Cancelled"), "bad", ("reason",), tells=True),
     events.PAYLOAD_ERASED: Form(gettext_lazy("A value was erased"), facts=("reason",)),
     events.LEFT_OUT: Form(gettext_lazy("Left out of later requests"), "waits", ("seq", "block", "reason")),
     events.BUDGET_LOW: Form(gettext_lazy("Budget nearly used up"), "waits", ("budget", "used", "limit")),
