@@ -34,11 +34,13 @@ _OUTCOMES: dict[str, Any] = {
     "answered": gettext_lazy("Answered by %(name)s on %(when)s (%(ago)s). The call is not run."),
     "expired": gettext_lazy("Nobody answered in time; it expired on %(when)s. The call is not run."),
     "cancelled": gettext_lazy("Cancelled: its run ended or went on without it. The call is not run."),
+    "held": gettext_lazy(
+        "Approved by %(name)s on %(when)s (%(ago)s). The call runs when a person lets its run go on."
+    ),
+    "not-enough": gettext_lazy(
+        "Not enough people approved in time; it expired on %(when)s. The call is not run."
+    ),
 }
-_NOT_ENOUGH = gettext_lazy("Not enough people approved in time; it expired on %(when)s. The call is not run.")
-_APPROVED_AND_WAITS = gettext_lazy(
-    "Approved by %(name)s on %(when)s (%(ago)s). The call runs when a person lets its run go on."
-)
 
 
 def form_of(verb: str, approval: Approval, data: Any = None) -> Form:
@@ -117,15 +119,10 @@ def done(approval: Approval, verb: str) -> str:
 
 def outcome(approval: Approval) -> str:
     """Describe who decided, when, and what became of the call; "" while the approval is pending."""
-    sentence = _OUTCOMES.get(approval.status)
-    if sentence is None:
-        return ""
-    when = approval.decided_at
-    if approval.status == Approval.Status.EXPIRED:
-        when = approval.expires_at
-        if approval.approved_count:
-            sentence = _NOT_ENOUGH
-    if approval.status == Approval.Status.APPROVED and approval.run.status in _WAITS:
-        sentence = _APPROVED_AND_WAITS
+    how, when = str(approval.status), approval.decided_at
+    if how == Approval.Status.EXPIRED:
+        how, when = "not-enough" if approval.approved_count else how, approval.expires_at
+    elif how == Approval.Status.APPROVED and approval.run.status in _WAITS:
+        how = "held"
     name = plain(approval.decided_by_name or _("the program"))
-    return str(sentence) % {"name": name, "when": exact(when), "ago": ago(when)}
+    return str(_OUTCOMES.get(how, "")) % {"name": name, "when": exact(when), "ago": ago(when)}
