@@ -79,7 +79,7 @@ class Window:
 
 
 class Card(NamedTuple):
-    """A card that people have decided."""
+    """A card that people have decided, with the arguments of the model."""
 
     id: UUID
     call_id: str
@@ -120,22 +120,20 @@ def backtest(
         past = past.filter(requested_at__gte=oldest)
     windows: dict[tuple[int, str], Window] = defaultdict(Window)
     done.left_out = len(erased)
-    for card in _cards(past):
+    for card in _cards(past, edited):
         if card.call_id in erased:
             continue
         done.tried += 1
         if progress is not None and done.tried % AT_ONCE == 0:
             progress(done.tried)
-        arguments = edited.get(card.call_id)
-        facts = card.facts if arguments is None else card.facts._replace(arguments=arguments)
-        is_own = {*rule.people} & {*facts.requesters}
-        if is_own or (fits := match(rule, facts)) is None:
+        is_own = {*rule.people} & {*card.facts.requesters}
+        if is_own or (fits := match(rule, card.facts)) is None:
             continue
         done.fits += 1
         if not _passes(fits, windows, card.at):
             done.capped += 1
         elif rule.effect in AGREES:
-            done.count(card.id, rule.effect, card.verdict if arguments is None else "edited")
+            done.count(card.id, rule.effect, card.verdict)
     done.disagreements = _seen(done.disagreements, actor)
     return done
 
@@ -178,8 +176,8 @@ def suggest(approval: Approval, actor: Any) -> Suggestion | None:
     past = past.filter(pk__in=[*newest])
     of_runs = Q(run__in=[*past.values_list("run_id", flat=True)])
     edited, erased = _edited(rule.tool, of_runs), _erased(rule.tool, of_runs)
-    cards = [card for card in _cards(past) if card.call_id not in erased]
-    approved = [card for card in cards if card.verdict == "approved" and card.call_id not in edited]
+    cards = [card for card in _cards(past, edited) if card.call_id not in erased]
+    approved = [card for card in cards if card.verdict == "approved"]
     seen = {pk for pk, _verdict in _seen([(card.id, card.verdict) for card in approved], actor)}
     if len(seen) < ENOUGH:
         return None
@@ -233,12 +231,13 @@ def _past(scope: str, agent: str, tool: str, untrusted: bool) -> QuerySet[Approv
     return cards.filter(is_asked, ~Exists(by_rule), status__in=VERDICTS)
 
 
-def _cards(approvals: QuerySet[Approval]) -> Iterator[Card]:
+def _cards(approvals: QuerySet[Approval], edited: Mapping[str, dict[str, Any]]) -> Iterator[Card]:
     columns = ("pk", "call_id", "requested_at", "status", "arguments", "run__context", "run__requesters")
     rows = approvals.order_by("requested_at", "pk").values_list(*columns)
     for pk, call_id, at, status, arguments, context, requesters in rows.iterator(AT_ONCE):
-        facts = Facts(arguments, context, tuple(map(unquote, requesters.split())))
-        yield Card(pk, call_id, at, VERDICTS[ApprovalStatus(status)], facts)
+        verdict = "edited" if call_id in edited else VERDICTS[ApprovalStatus(status)]
+        facts = Facts(edited.get(call_id, arguments), context, tuple(map(unquote, requesters.split())))
+        yield Card(pk, call_id, at, verdict, facts)
 
 
 def _edited(tool: str, among: Q = EVERY) -> dict[str, dict[str, Any]]:

@@ -150,6 +150,14 @@ def test_no_rule_is_suggested_where_people_decided_otherwise(verdict: str) -> No
     assert suggest(card(500), user("writer", "write_rule", "view_approval")) is None
 
 
+def test_no_rule_is_suggested_where_people_raised_what_the_model_asked_for() -> None:
+    asked = decide(*["approve"] * 5)[0]
+    raised = card(900)
+    approve(raised.pk, None, arguments={**asked.arguments, "cents": 9000}, digest=raised.digest)
+    run_until_blocked()
+    assert suggest(card(500), user("writer", "write_rule", "view_approval")) is None
+
+
 def test_no_rule_is_suggested_beyond_what_people_have_approved() -> None:
     decide(*["approve"] * 5)
     writer = user("writer", "write_rule", "view_approval")
