@@ -95,8 +95,7 @@ class RuleOut(Out):
     @classmethod
     def of(cls, rule: ApprovalRule, **given: Any) -> Self:
         """Build the answer for a rule."""
-        people = {"author": rule.author_id, "activator": rule.activator_id}
-        return cls.made(rule, sentence=sentence(rule), **people, **given)
+        return cls.made(rule, sentence=sentence(rule), **given)
 
 
 class RuleChanged(Out):

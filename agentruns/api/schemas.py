@@ -276,8 +276,13 @@ class Out(BaseModel):
 
     @classmethod
     def made(cls, source: Any, /, **given: Any) -> Self:
-        """Build the answer from the attributes of `source`; `given` replaces some of the members."""
-        return cls(**{key: getattr(source, key) for key in cls.model_fields.keys() - given.keys()}, **given)
+        """Build the answer from the attributes of `source`; `given` replaces some of the members.
+
+        A member with the name of a relation, such as `run`, is the id of the related object.
+        """
+        names = cls.model_fields.keys() - given.keys()
+        read = {name: f"{name}_id" if hasattr(source, f"{name}_id") else name for name in names}
+        return cls(**{name: getattr(source, each) for name, each in read.items()}, **given)
 
     def limited(self, names: Collection[str]) -> Self:
         """Copy the answer with "", {} or None in place of the members that are not in `names`."""
@@ -355,11 +360,7 @@ class RunOut(Out):
             answer = cls.made(
                 run,
                 session=run.session.key,
-                owner=run.owner_id,
-                definition=run.definition_id,
                 idempotency_key=parts.ERASED if is_erased else run.idempotency_key,
-                origin=run.origin_id,
-                parent=run.parent_id,
                 usage=canonical.legal(run.usage),
                 cost=None if run.cost is None else amount(run.cost),
                 imported_at=run.session.imported_at,
@@ -391,7 +392,7 @@ class SessionOut(_OfSession):
     @classmethod
     def of(cls, session: Session, mask: masking.Mask, runs: RunPage) -> SessionOut:
         """Build the answer for a session with a page of its runs; `mask` hides sensitive values."""
-        return cls.made(session, title=mask.json(session.title), owner=session.owner_id, runs=runs)
+        return cls.made(session, title=mask.json(session.title), runs=runs)
 
 
 class ListedSession(_OfSession):
@@ -409,7 +410,7 @@ class ListedSession(_OfSession):
         masks = masking.masks_of(runs, size=masking.MOST_READ)
         return [
             cls.made(
-                run.session, title=masks[run.session_id].json(run.session.title), owner=run.session.owner_id,
+                run.session, title=masks[run.session_id].json(run.session.title),
                 run=run.pk, agent=run.agent, status=run.status, updated_at=run.updated_at,
             )
             for run in runs
@@ -442,7 +443,7 @@ class SaidOut(Out):
             return None
         role = row.kind if row.kind in (kinds.USER, kinds.ASSISTANT) else "program"
         created_at = copies.happened_at(row.payload, row.created_at)
-        return cls.made(row, run=row.run_id, role=role, text=text, created_at=created_at)
+        return cls.made(row, role=role, text=text, created_at=created_at)
 
 
 class Conversation(BaseModel):
@@ -469,7 +470,7 @@ class MessageOut(Out):
         """Build the answer for a journal row of a run, with sensitive values masked."""
         masked = mask.row(row)  # the mask learns from members that the reader may not see
         payload = masked.payload if run.shows_all else kinds.public(row.kind, masked.payload, row.tool_name)
-        return cls.made(masked, session=run.session.key, run=row.run_id, payload=payload)
+        return cls.made(masked, session=run.session.key, payload=payload)
 
 
 class MessagePage(BaseModel):
@@ -550,10 +551,8 @@ class ApprovalOut(Out):
             is_theirs = approval.shows_all or approval.approvers == options.REQUESTER
             approval.why = approval.why if is_theirs else ""
             approval.holds = approval.holds if is_theirs else None
-            answer = cls.made(
-                approval, run=approval.run_id, shown=Shown.of(approval), decided_by=approval.decided_by_id,
-                unread=[at for _seq, at in unread.get(pending.get(approval.pk), [])],
-            )  # fmt: skip
+            since = [at for _seq, at in unread.get(pending.get(approval.pk), [])]
+            answer = cls.made(approval, shown=Shown.of(approval), unread=since)
             names = cls.PUBLIC | ({"why", "holds", "approvers"} if is_theirs else set())
             answers.append(answer if approval.shows_all else answer.limited(names))
         return answers
