@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -57,20 +56,19 @@ def approve(request: HttpRequest, approval_id: ApprovalId, body: Approve, key: G
     409, with the decider and the time, if the approval is already decided, or if `digest` is not its current
     digest; 422 if the arguments do not fit the tool.
     """
-    act = partial(services.approve, arguments=body.arguments, reason=body.reason)
-    return _decide(request, approval_id, act, key, body)
+    return _decide(request, approval_id, services.approve, key, body)
 
 
 @router.post("/approvals/{approval_id}/deny", response=ApprovalOut)
 def deny(request: HttpRequest, approval_id: ApprovalId, body: Deny, key: GivenKey = None) -> Any:
     """Deny the call: it is not executed, and the model gets the reason. 409 as for approve."""
-    return _decide(request, approval_id, partial(services.deny, reason=body.reason), key, body)
+    return _decide(request, approval_id, services.deny, key, body)
 
 
 @router.post("/approvals/{approval_id}/answer", response=ApprovalOut)
 def answer(request: HttpRequest, approval_id: ApprovalId, body: Answer, key: GivenKey = None) -> Any:
     """Answer the call: it is not executed, and the model gets `text` as its result. 409 as for approve."""
-    return _decide(request, approval_id, partial(services.answer, text=body.text), key, body)
+    return _decide(request, approval_id, services.answer, key, body)
 
 
 def _decide(
@@ -95,7 +93,7 @@ def _decide(
         if isinstance(body, Approve):
             auth.require_password(request, approval.risk, "call", "Approve")
         try:
-            decided = act(approval.pk, actor=user, digest=body.digest, channel=auth.channel_of(request))
+            decided = act(approval.pk, user, channel=auth.channel_of(request), **body.given)
             return ApprovalOut.of(auth.readable(user, decided))
         except ApprovalStateError as error:
             raise Problem.of(error, **approval_facts(user, services.find_approval(approval.pk))) from error

@@ -204,8 +204,8 @@ def once(
     if isinstance(user, SessionBearer):
         detail = "A visitor's decision takes no idempotency key: a repeated one is 409, with who decided."
         raise Problem.named("validation", detail)
-    given = body.model_dump(exclude={"idempotency_key"}) if body else {}
-    plain = {name: str(value) if isinstance(value, datetime) else value for name, value in given.items()}
+    given = body.given.items() if body else ()
+    plain = {name: str(value) if isinstance(value, datetime) else value for name, value in given}
     fingerprint = canonical.digest([request.method, request.path, plain])
     records = IdempotencyRecord.objects.using(settings.DATABASE)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from django.http import HttpRequest
 from ninja import Path, Query
 from ninja.params.functions import Body
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field
 
 from agentruns.api import auth, schemas
 from agentruns.api.errors import Problem
@@ -22,10 +22,8 @@ from agentruns.services import backtest as past, rules as services
 
 ABSENT: Any = Body(None)
 MOST = 10_000  # cards that a backtest tries unless told
-_Id = Annotated[str, WithJsonSchema({"type": "string", "format": "uuid"})]
-RuleId = Annotated[_Id, Path(description="`id` of a standing rule")]
-_STATUS = WithJsonSchema({"type": "string", "enum": ApprovalRule.Status.values})
-Status = Annotated[ApprovalRule.Status, _STATUS]
+RuleId = Annotated[schemas.AnyId, Path(description="`id` of a standing rule")]
+Status = Annotated[ApprovalRule.Status, schemas.as_string(enum=ApprovalRule.Status.values)]
 OfStatus = Annotated[Status | None, Query(description="only rules with this status")]
 OfAgent = Annotated[AgentName | None, Query(description="only rules for this agent")]
 OfTool = Annotated[Name | None, Query(description="only rules for this tool")]
@@ -170,11 +168,10 @@ def draft_rule(request: HttpRequest, body: DraftRule, key: GivenKey = None) -> A
     agent or a tool that this process does not have.
     """
     user = auth.user_of(request)
-    given = body.model_dump(exclude={"idempotency_key"})
 
     def act() -> OneRule:
         try:
-            return OneRule.of(services.draft_rule(user, **given))
+            return OneRule.of(services.draft_rule(user, **body.given))
         except ValueError as error:
             raise Problem.named("validation", str(error), errors=[]) from error
 

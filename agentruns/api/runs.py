@@ -222,8 +222,7 @@ def resume_run(request: HttpRequest, run_id: RunId, body: ResumeRun = ABSENT, ke
 @router.post("/runs/{run_id}/cancel", response=RunOut)
 def cancel_run(request: HttpRequest, run_id: RunId, body: CancelRun = ABSENT, key: GivenKey = None) -> Any:
     """Cancel a run: at once if no worker drives the run, else before its next tool starts."""
-    act = partial(control.cancel_run, reason=body.reason if body else "")
-    return _change(request, run_id, "cancel", act, key, body)
+    return _change(request, run_id, "cancel", control.cancel_run, key, body)
 
 
 @router.post("/runs/{run_id}/pause", response=RunOut)
@@ -232,8 +231,7 @@ def pause_run(request: HttpRequest, run_id: RunId, body: PauseRun = ABSENT, key:
 
     A reply in progress is stopped; `/resume` requests the reply again.
     """
-    act = partial(control.pause_run, reason=body.reason if body else "")
-    return _change(request, run_id, "pause", act, key, body)
+    return _change(request, run_id, "pause", control.pause_run, key, body)
 
 
 class RaiseBudget(schemas.Keyed):
@@ -245,14 +243,6 @@ class RaiseBudget(schemas.Keyed):
     )
     reason: schemas.Reason = ""
 
-    @property
-    def limits(self) -> dict[str, Any]:
-        """The limits that were sent, in the form of the service."""
-        return {
-            **self.model_dump(include={"max_steps", "token_budget", "cost_budget"}),
-            "deadline": self.deadline and timedelta(seconds=self.deadline),
-        }
-
 
 @router.post("/runs/{run_id}/raise-budget", response=RunOut)
 def raise_budget(request: HttpRequest, run_id: RunId, body: RaiseBudget, key: GivenKey = None) -> Any:
@@ -261,7 +251,11 @@ def raise_budget(request: HttpRequest, run_id: RunId, body: RaiseBudget, key: Gi
     The limits that you send replace the present ones. 409 if a limit is not higher than what the run has used
     and may use now, if the run has no such budget, or if you send none.
     """
-    act = partial(control.raise_budget, reason=body.reason, **body.limits)
+
+    def act(run_id: UUID, actor: Any, deadline: float | None, **given: Any) -> object:
+        limit = timedelta(seconds=deadline) if deadline else None
+        return control.raise_budget(run_id, actor, deadline=limit, **given)
+
     return _change(request, run_id, "raise_budget", act, key, body)
 
 
@@ -275,12 +269,12 @@ def resolve_orphan(
     the model an error. 409, with person and time, if the call is not in doubt or evidence contradicts you.
     """
 
-    def act(run_id: UUID, actor: Any) -> object:
+    def act(run_id: UUID, actor: Any, **given: Any) -> object:
         rows = Message.objects.using(settings.DATABASE).filter(run_id=run_id, call_id=call_id)
         if not call_id.isprintable() or not rows.exclude(call_id="").exists():
             raise NotFoundError(f"Run {run_id} has no call {call_id[: auth.SHOWN]}.")
-        given = {"result": body.result, "evidence": body.evidence, "channel": auth.channel_of(request)}
-        return control.resolve_orphan(run_id, call_id, body.verdict, actor, **given)
+        channel = auth.channel_of(request)
+        return control.resolve_orphan(run_id, call_id, actor=actor, channel=channel, **given)
 
     return _change(request, run_id, "resolve", act, key, body, call_id)
 
@@ -292,7 +286,7 @@ def erase_row(request: HttpRequest, run_id: RunId, seq: RowSeq, body: EraseRow, 
     The row stays with its facts, such as who acted and when. 409 if there is no such row, or if a run that
     reads the row has not ended. Backups, exports and texts sent earlier are not changed.
     """
-    return _change(request, run_id, "erase", partial(erase_payload, seq=seq, reason=body.reason), key, body)
+    return _change(request, run_id, "erase", partial(erase_payload, seq=seq), key, body)
 
 
 @router.post("/runs/{run_id}/rows/{seq}/leave-out", response=RunOut)
@@ -304,9 +298,7 @@ def leave_out(
     A run that is paused because its provider refuses the conversation goes on. 409 if the session has no such
     row, or if a worker drives the run: pause or cancel the run first.
     """
-    block, reason = (body.block, body.reason) if body else (None, "")
-    act = partial(control.leave_out, seq=seq, block=block, reason=reason)
-    return _change(request, run_id, "resume", act, key, body)
+    return _change(request, run_id, "resume", partial(control.leave_out, seq=seq), key, body)
 
 
 def _change(
@@ -323,7 +315,7 @@ def _change(
     def change() -> RunOut:
         run = auth.find_run(user, run_id)
         try:
-            act(run.pk, actor=user)
+            act(run.pk, actor=user, **(body.given if body else {}))
         except RunStateError as error:
             raise Problem.of(error, **run_facts(user, auth.find_run(user, run_id), call_id)) from error
         return RunOut.of(auth.find_run(user, run_id))

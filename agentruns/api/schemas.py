@@ -57,7 +57,7 @@ def _at_most(length: int) -> AfterValidator:
     return must(lambda text: len(text) <= length, f"must be at most {length} characters, not {{length}}")
 
 
-def _string(**schema: Any) -> WithJsonSchema:
+def as_string(**schema: Any) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", **schema})
 
 
@@ -81,14 +81,14 @@ LegalText = Annotated[str, Legal]
 LegalDict = Annotated[dict[str, Any], Legal]
 LegalValue = Annotated[Any, Legal]
 Id = Annotated[str, BeforeValidator(str)]
-Moment = Annotated[datetime, pydantic.PlainSerializer(utc, return_type=str), _string(format="date-time")]
+Moment = Annotated[datetime, pydantic.PlainSerializer(utc, return_type=str), as_string(format="date-time")]
 Time = Annotated[pydantic.AwareDatetime, BeforeValidator(_dated), AfterValidator(requests.checked_time)]
 AgentName = Annotated[str, Field(min_length=1, max_length=100), PRINTABLE]
 Key = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH), PRINTABLE]
-Task = Annotated[str, FILLED, _string(minLength=1)]
-Text = Annotated[str, _at_most(TEXT_LENGTH), FILLED, _string(minLength=1, maxLength=TEXT_LENGTH)]
-Reason = Annotated[str, _at_most(REASON_LENGTH), _string(maxLength=REASON_LENGTH)]
-GivenReason = Annotated[str, _at_most(REASON_LENGTH), FILLED, _string(minLength=1, maxLength=REASON_LENGTH)]
+Task = Annotated[str, FILLED, as_string(minLength=1)]
+Text = Annotated[str, _at_most(TEXT_LENGTH), FILLED, as_string(minLength=1, maxLength=TEXT_LENGTH)]
+Reason = Annotated[str, _at_most(REASON_LENGTH), as_string(maxLength=REASON_LENGTH)]
+GivenReason = Annotated[str, _at_most(REASON_LENGTH), FILLED, as_string(minLength=1, maxLength=REASON_LENGTH)]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Context = Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(sessions.checked_context)]
 Name = Annotated[str, Field(max_length=NAME_LENGTH), PRINTABLE]
@@ -97,19 +97,19 @@ Arguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Digest = Annotated[str, Field(max_length=64, description="the digest that was shown with the arguments")]
 Seq = Annotated[int, Field(ge=0, lt=2**63)]
 # Plain strings in the schema, because two components with the name Status would collide.
-RunStatus = Annotated[Run.Status, _string(enum=Run.Status.values)]
-ApprovalStatus = Annotated[Approval.Status, _string(enum=Approval.Status.values)]
+RunStatus = Annotated[Run.Status, as_string(enum=Run.Status.values)]
+ApprovalStatus = Annotated[Approval.Status, as_string(enum=Approval.Status.values)]
 # For answers, which may hold a status of newer code that shares the database during a deploy.
-ShownRunStatus = Annotated[str, _string(enum=Run.Status.values)]
-ShownApprovalStatus = Annotated[str, _string(enum=Approval.Status.values)]
+ShownRunStatus = Annotated[str, as_string(enum=Run.Status.values)]
+ShownApprovalStatus = Annotated[str, as_string(enum=Approval.Status.values)]
 # An enum with one member, because client generators would take a const for the type of the whole union.
-ByArguments = Annotated[Literal["predicate"], _string(enum=["predicate"])]
+ByArguments = Annotated[Literal["predicate"], as_string(enum=["predicate"])]
 
 # Any text is accepted, so that a malformed id is a 404, like an unknown id.
-_Id = Annotated[str, _string(format="uuid")]
+AnyId = Annotated[str, as_string(format="uuid")]
 
-RunId = Annotated[_Id, Path(description="`id` of a run")]
-ApprovalId = Annotated[_Id, Path(description="`id` of an approval")]
+RunId = Annotated[AnyId, Path(description="`id` of a run")]
+ApprovalId = Annotated[AnyId, Path(description="`id` of an approval")]
 CallId = Annotated[str, Path(description="`call_id` of a row or an approval")]
 SessionKey = Annotated[str, Path(description="the caller's own key, percent-encoded; it may hold slashes")]
 Sha256 = Annotated[str, Path(description="`sha256` of a block")]
@@ -143,6 +143,11 @@ class Request(BaseModel, extra="forbid"):
 
 class Keyed(Request):
     idempotency_key: Key | None = Field(None, description="a request with the same key is not executed again")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The members that a service gets: all but the key."""
+        return self.model_dump(exclude={"idempotency_key"})
 
 
 class Behalf(Keyed):
