@@ -267,6 +267,12 @@ class Batch:
         name = str(kind)  # as rows that are read have it
         return self._chain(name, facts, text, content_hash=commitment(content_salt, text), **about)
 
+    def resume(self, who: events.Actor | None, reason: str, *, unpause: bool = True) -> None:
+        """Add the row with which a run goes on; `unpause` ends a pause and forgets failed attempts."""
+        resumed = events.RunResumed(actor=who, epoch=self.epoch, reason=reason, unpause=unpause)
+        self.add(events.RUN_RESUMED, resumed)
+        self.unpaused = unpause
+
     def copy(self, row: Row, source: events.Copied) -> Row:
         """Add a copy of another session's row, marked with `source`; its content keeps its salt and hash."""
         if row.is_erased:

@@ -105,14 +105,9 @@ def adopt_definition(run_id: UUID | str, actor: Any = None, *, reason: str = "")
             raise RunStateError(text % {"run": run.pk, "agent": repr(agent.name)})
         definition = Definition(hash=agent.definition_hash, body=agent.definition())
         Definition.objects.using(settings.DATABASE).bulk_create([definition], ignore_conflicts=True)
-        adopted: events.RunAdopted = {
-            "actor": events.actor_ref(actor),
-            "reason": reason,
-            "old": run.definition_id,
-            "new": agent.definition_hash,
-            "version": agent.version,
-            **made,  # type: ignore[typeddict-item]
-        }
+        who, old, new = events.actor_ref(actor), run.definition_id, agent.definition_hash
+        adopted = events.RunAdopted(actor=who, reason=reason, old=old, new=new, version=agent.version)
+        adopted |= made  # type: ignore[typeddict-item]
         batch.add(events.RUN_ADOPTED, adopted)
 
     return write(run.pk, change, takes_lease=True)
@@ -156,9 +151,7 @@ def raise_budget(
         who = events.actor_ref(actor)
         batch.add(events.BUDGET_RAISED, events.BudgetRaised(limits=limits, actor=who, reason=reason))
         if state.exhausted in present and not budgets.exceeded(definition, state, now):
-            batch.unpaused = True
-            go_on = events.RunResumed(actor=who, epoch=batch.epoch, reason="budget raised", unpause=True)
-            batch.add(events.RUN_RESUMED, go_on)
+            batch.resume(who, "budget raised")
 
     return write(run.pk, change, takes_lease=True)
 
@@ -199,9 +192,7 @@ def leave_out(
         batch.closed = run.is_ended
         batch.add(events.LEFT_OUT, omission)
         if batch.state.run.refused:
-            who, batch.unpaused = omission["actor"], True
-            go_on = events.RunResumed(actor=who, epoch=batch.epoch, reason="left out", unpause=True)
-            batch.add(events.RUN_RESUMED, go_on)
+            batch.resume(omission["actor"], "left out")
 
     return write(run.pk, change, takes_lease=True)
 

@@ -32,7 +32,6 @@ from agentruns.utils.redaction import get_logger
 logger = get_logger("agentruns.family")
 
 PARENT = events.Program("the parent run")
-GOES_ON = "the parent run goes on"
 NOT_COMPLETED = "The run of agent {agent} {how}: {why}"
 HOW: dict[str, str] = {RunStatus.FAILED: "failed", RunStatus.CANCELLED: "was cancelled"}
 ACTED = "\nIt had acted before. Find out what it did before you hand over the task again."
@@ -90,9 +89,7 @@ def unpause(run_id: UUID) -> None:
 
     def change(run: Run, batch: Batch) -> None:
         if not (run.is_ended or batch.state.run.cancel_requested) and is_paused_by_parent(run_id):
-            who, batch.unpaused = events.actor_ref(PARENT), True
-            resumed = events.RunResumed(actor=who, epoch=batch.epoch, reason=GOES_ON, unpause=True)
-            batch.add(events.RUN_RESUMED, resumed)
+            batch.resume(events.actor_ref(PARENT), "the parent run goes on")
 
     write(run_id, change, takes_lease=True)
     follow(run_id)

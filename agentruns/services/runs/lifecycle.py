@@ -250,10 +250,7 @@ def _resume(run: Run, batch: Batch, actor: Any, *, unpauses: bool = True) -> Non
         _refuse_live(run)
     # A run whose journal could not be read was paused without a row.
     held = state.paused or state.pause_requested or run.status == Run.Status.PAUSED
-    batch.unpaused = unpauses and bool(held)
-    payload = events.RunResumed(actor=events.actor_ref(actor), epoch=batch.epoch, reason="asked to go on")
-    payload["unpause"] = batch.unpaused
-    batch.add(events.RUN_RESUMED, payload)
+    batch.resume(events.actor_ref(actor), "asked to go on", unpause=unpauses and bool(held))
     for call in state.open_calls():
         if call.is_open and call.attempt > 0 and not call.orphan and not call.is_pending:
             in_doubt.orphan(batch, call, tell_model=True, actor=actor)
