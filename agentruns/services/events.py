@@ -36,7 +36,7 @@ from agentruns.models import Event, Run
 from agentruns.models.event import CHILD, DEFERRED
 from agentruns.models.statuses import DeliveryStatus
 from agentruns.services import permissions
-from agentruns.services.runs import deferred, family
+from agentruns.services.runs import family
 from agentruns.services.runs.write import find_run, write
 from agentruns.tools import Pending, Unknown, to_jsonable
 from agentruns.tools.mcp import McpError
@@ -179,7 +179,7 @@ def settle_due() -> int:
         try:
             if name in (CHILD, DEFERRED):
                 event = Event.objects.using(alias).get(pk=pk)
-                (family.attend if name == CHILD else deferred.tell)(event)
+                (family.attend if name == CHILD else family.tell)(event)
                 settled.add(pk)
             else:
                 write(run_id, change)

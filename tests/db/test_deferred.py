@@ -33,7 +33,7 @@ from agentruns.services.data.erasure import erase_payload, erase_whole_session
 from agentruns.services.data.retention import prune_ended
 from agentruns.services.events import settle_due
 from agentruns.services.history import replay_run
-from agentruns.services.runs import control, deferred, messages
+from agentruns.services.runs import control, family, messages
 from agentruns.services.runs.forks import effects as effects_after
 from agentruns.services.sweep import sweep
 from agentruns.signals import approval_requested
@@ -173,10 +173,10 @@ def test_a_verdict_on_the_deferred_call_ends_the_doubt_of_the_session(
 
     run, child = ask(desk({"tools": [call("burn")]}, SAID, HEARD, tools=[burn]))
     approve(Approval.objects.get().pk, None)
-    with patch.object(deferred, "send", side_effect=RunStateError("not now")):
+    with patch.object(family, "send", side_effect=RunStateError("not now")):
         sweep(run_id=child.pk)
     (call_id,) = [row.call_id for row in Message.objects.filter(run=child, kind="tool_result")]
-    send = deferred.send
+    send = family.send
 
     def judge() -> None:
         control.resolve_orphan(child.pk, call_id, "not_occurred", None)
@@ -192,7 +192,7 @@ def test_a_verdict_on_the_deferred_call_ends_the_doubt_of_the_session(
         assert [(row.run_id, row.tool_name) for row in state.in_doubt.open.values()] == [(child.pk, "burn")]
         judge()
     else:
-        with patch.object(deferred, "send", side_effect=send_after_the_verdict):
+        with patch.object(family, "send", side_effect=send_after_the_verdict):
             sweep()
     finish()
     assert len(told()) == 1
@@ -676,12 +676,12 @@ def test_contradictions_are_refused_where_they_are_declared(options: dict[str, A
 def test_many_tell_the_outcome_at_once_and_it_is_told_once(has_open_run: bool, effects: Effects) -> None:
     _run, child = ask(desk())
     approve(Approval.objects.get().pk, None)
-    with patch.object(deferred, "send", side_effect=SessionBusyError("not now")):
+    with patch.object(family, "send", side_effect=SessionBusyError("not now")):
         sweep(run_id=child.pk)
     if has_open_run:
         pause_run(start_run("desk", "more", "s1").pk)
     event = Event.objects.unsettled().get()
-    at_once(*[lambda: deferred.tell(Event.objects.get(pk=event.pk))] * 4)
+    at_once(*[lambda: family.tell(Event.objects.get(pk=event.pk))] * 4)
     due_now()  # lost races are tried again
     settle_due()
     assert len(told()) == 1

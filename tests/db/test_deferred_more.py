@@ -30,7 +30,7 @@ from agentruns.models import Approval, Event, Message, Run, Session
 from agentruns.services.data.erasure import erase_payload, erase_whole_session
 from agentruns.services.data.retention import prune_ended
 from agentruns.services.events import settle_due
-from agentruns.services.runs import control, deferred, family
+from agentruns.services.runs import control, family
 from agentruns.services.sweep import sweep
 from agentruns.services.transfer import import_run
 from agentruns.testing import run_until_blocked
@@ -84,7 +84,7 @@ def burnt(*turns: Any) -> tuple[Run, Run, str]:
 
 def untold(child: Run) -> None:
     """Let a deferred call end, and its outcome wait to be told."""
-    with patch.object(deferred, "send", side_effect=RunStateError("not now")):
+    with patch.object(family, "send", side_effect=RunStateError("not now")):
         sweep(run_id=child.pk)
     assert not told()
     due_now()
@@ -122,15 +122,15 @@ def test_what_is_erased_before_it_is_told_is_not_sent() -> None:
 def test_what_is_erased_while_it_is_told_is_not_sent_and_the_outcome_is_told_once(what: str) -> None:
     run, child = looks("Ada is ill")
     untold(child)
-    send, event = deferred.send, Event.objects.unsettled().get()
+    send, event = family.send, Event.objects.unsettled().get()
 
     def send_late(*args: Any, **options: Any) -> Any:
         if not Message.objects.filter(kind="payload_erased").exists():
             erase(child, "tool_result") if what == "result" else erase(run, "user")
-            deferred.tell(event)  # by another process
+            family.tell(event)  # by another process
         return send(*args, **options)
 
-    with patch.object(deferred, "send", side_effect=send_late):
+    with patch.object(family, "send", side_effect=send_late):
         settle_due()
     due_now()
     finish()
@@ -164,14 +164,14 @@ def test_an_output_that_is_erased_while_the_parent_gets_it_is_not_written_again(
 
 def test_a_session_that_goes_while_it_is_told_holds_up_no_other() -> None:
     two_untold()
-    send = deferred.send
+    send = family.send
 
     def send_late(session: Session, *args: Any, **options: Any) -> Any:
         if session.key == "s1":
             erase_whole_session("s1")
         return send(session, *args, **options)
 
-    with patch.object(deferred, "send", side_effect=send_late):
+    with patch.object(family, "send", side_effect=send_late):
         settle_due()
     due_now()
     finish()
@@ -183,14 +183,14 @@ def test_a_session_that_goes_while_it_is_told_holds_up_no_other() -> None:
 
 def test_a_broken_outcome_holds_up_no_other() -> None:
     child, _second = two_untold()
-    find = deferred.find_run
+    find = family.find_run
 
     def find_not(run_id: Any) -> Run:
         if str(run_id) == str(child.pk):
             raise RuntimeError("broken")
         return find(run_id)
 
-    with patch.object(deferred, "find_run", side_effect=find_not):
+    with patch.object(family, "find_run", side_effect=find_not):
         settle_due()
     assert (len(told("s1")), len(told("s2"))) == (0, 1)
     settle_due()

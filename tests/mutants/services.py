@@ -848,7 +848,7 @@ OF_FAMILIES = [
         "db/test_family_budgets.py::test_a_cost_budget_needs_a_price_of_the_childs_model"),
 ]  # fmt: skip
 
-DEFERRED, DOUBTS, OUTCOMES = "db/test_deferred.py::test_", "journal/doubts.py", "services/runs/deferred.py"
+DEFERRED, DOUBTS, OUTCOMES = "db/test_deferred.py::test_", "journal/doubts.py", "services/runs/family.py"
 MORE = "db/test_deferred_more.py::test_"
 OF_DEFERRED = [
     mutant("messages: one whose run another sender has just begun is not sent again",
