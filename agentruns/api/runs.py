@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -32,6 +33,9 @@ from agentruns.services.runs import control, lifecycle as services, starting
 from agentruns.utils import bounds, clock, json as canonical
 
 REVALIDATED = "private, no-cache"  # a client may store this answer, but must revalidate it by its ETag
+# The columns of a run that change its answer
+TAGGED = attrgetter("session.next_seq", "status", "lease_epoch", "attempts", "blocked_reason", "shows_all")
+MOMENTS = attrgetter("lease_expires_at", "not_before", "updated_at")
 # Not "or null" in the schema, or generated clients would send a null for a missing body.
 ABSENT: Any = Body(None)
 COST = r"^[0-9]{1,12}(\.[0-9]{1,12})?$"
@@ -138,17 +142,8 @@ def get_run(request: HttpRequest, response: HttpResponse, run_id: RunId) -> Any:
     run = auth.find_run(auth.user_of(request), run_id)
     run.blocked_reason = turns.reasons(settings.DATABASE, [run]).get(run.pk, run.blocked_reason)
     # `seq` is not enough, because lease, back-off and `blocked_reason` change without a row of the journal.
-    about = [
-        agentruns.__version__,
-        str(run.pk),
-        run.session.next_seq - 1,
-        run.status,
-        run.lease_epoch,
-        run.attempts,
-        run.blocked_reason,
-        run.shows_all,
-        *(moment and clock.utc(moment) for moment in (run.lease_expires_at, run.not_before, run.updated_at)),
-    ]
+    moments = (moment and clock.utc(moment) for moment in MOMENTS(run))
+    about = [agentruns.__version__, str(run.pk), *TAGGED(run), *moments]
     tag = salted_hmac("agentruns.tag", canonical.dumps(about), algorithm="sha256").hexdigest()[:32]
     headers = {"ETag": f'W/"{tag}"', "Cache-Control": REVALIDATED}
     known = {each.removeprefix("W/") for each in parse_etags(request.headers.get("If-None-Match", ""))}
