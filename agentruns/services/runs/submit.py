@@ -171,7 +171,8 @@ def find_or_begin(
         if not locks or lock_session(alias, session.pk):
             break
     # A pruned session took along what was stored in its folder.
-    if run is None and session is None and pruned_folder(alias, request).exists():
+    folder = Tombstone.objects.using(alias).filter(pk__in=[request.session_id] if request.session_id else [])
+    if run is None and session is None and folder.exists():
         text = _("Session %(session)r was pruned just now; try again.")
         raise SessionBusyError(text % {"session": request.session})
     if run is None and (session is not None or request.join is not None):
@@ -248,7 +249,7 @@ def begin_run(
     if owner and connection.vendor == "postgresql":
         unless.append(timeline.moved(alias))
     if request.session_id is not None:
-        unless.append(pruned_folder(alias, request))
+        unless.append(Tombstone.objects.using(alias).filter(pk=request.session_id))
     if request.key:
         unless += uses_of_key(alias, request)
     if is_one:  # then it is committed with the statement
@@ -319,12 +320,6 @@ def refuse_pruned(key: str, pruned: QuerySet[PrunedKey]) -> None:
     if (run_id := pruned.values_list("run_id", flat=True).first()) is not None:
         which = f"{run_id}, which was pruned. Its task was done; use a new key for a new task."
         raise RunStateError(f"Idempotency key {key!r} belongs to run {which}")
-
-
-def pruned_folder(alias: str, request: RunRequest) -> QuerySet[Tombstone]:
-    """Select the tombstone of the session in whose folder the request's texts and files were stored."""
-    tombstones = Tombstone.objects.using(alias)
-    return tombstones.none() if request.session_id is None else tombstones.filter(pk=request.session_id)
 
 
 def unfinished_run(alias: str, session: Session, request: RunRequest) -> Run | None:
