@@ -227,12 +227,8 @@ def revoke(token_id: UUID | str, actor: Any) -> bool:
             "%(name)s may not revoke token %(token)s: it is somebody else's, and permission "
             "%(permission)s is missing."
         )
-        facts = {
-            "name": actor.get_username(),
-            "token": token.prefix,
-            "permission": policy.ACTIONS["revoke"][0],
-        }
-        raise PermissionDeniedError(text % facts)
+        facts = {"name": actor.get_username(), "token": token.prefix}
+        raise PermissionDeniedError(text % {**facts, "permission": policy.ACTIONS["revoke"][0]})
     revoked = tokens.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=Now())
     if revoked:
         logger.info("API token revoked prefix=%s by=%s", token.prefix, events.logged(actor))

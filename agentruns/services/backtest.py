@@ -167,11 +167,10 @@ def suggest(approval: Approval, actor: Any) -> Suggestion | None:
         tool = tool_of(run.agent, approval.tool_name)
     except NotFoundError:
         return None
-    if not permissions.may(actor, "write_rule", rule) or why_never(tool):
+    is_asked = approval.why == REQUIRES.format(tool=rule.tool)
+    if not is_asked or why_never(tool) or not permissions.may(actor, "write_rule", rule):
         return None
     past = _past(rule.scope, rule.agent, rule.tool, False)
-    if approval.why != REQUIRES.format(tool=rule.tool):
-        return None
     newest = past.order_by("-requested_at", "-pk").values_list("pk", flat=True)[:PRECEDENTS]
     past = past.filter(pk__in=[*newest])
     of_runs = Q(run__in=[*past.values_list("run_id", flat=True)])

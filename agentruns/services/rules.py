@@ -75,8 +75,7 @@ def draft_rule(
     if expires_at is not None and expires_at <= clock.now(settings.DATABASE):
         raise ValueError(_("The rule must expire in the future."))
     if why := why_never(declared):
-        text = _("No standing rule may answer %(tool)s: %(why)s.")
-        raise ValueError(text % {"tool": tool, "why": why})
+        raise ValueError(_("No standing rule may answer %(tool)s: %(why)s.") % {"tool": tool, "why": why})
     if why := next(mistakes(conditions, caps, declared.input_schema, declared.sensitive), ""):
         raise ValueError(why)
     rule = ApprovalRule(
@@ -128,12 +127,9 @@ def activate_rule(rule_id: UUID | str, actor: Any) -> ApprovalRule:
         raise PermissionDeniedError(text % facts)
     if rule.expires_at is not None and rule.expires_at <= clock.now(settings.DATABASE):
         raise RuleStateError(_("Rule %(rule)s has expired. Write a new version.") % {"rule": rule})
-    columns: dict[str, Any] = {
-        "activator_id": getattr(actor, "pk", None),
-        "activator_name": who["name"] if who else "",
-    }
-    columns["people"] = [*dict.fromkeys([*rule.people, *people])]
-    return _move(rule, actor, Status.ACTIVE, **columns)
+    name = (who or events.PROGRAM)["name"]
+    columns: dict[str, Any] = {"activator_id": getattr(actor, "pk", None), "activator_name": name}
+    return _move(rule, actor, Status.ACTIVE, people=[*dict.fromkeys([*rule.people, *people])], **columns)
 
 
 def stop_rule(rule_id: UUID | str, actor: Any, why: str = "") -> ApprovalRule:

@@ -291,8 +291,7 @@ def find_approval(approval_id: UUID | str, among: QuerySet[Approval] | None = No
 def _decided(
     verb: Verb, pending: CallApproval, actor: Any, channel: str, **texts: str
 ) -> events.ApprovalDecided:
-    who = events.actor_ref(actor)
-    about = {"verb": verb, "digest": pending.digest, "actor": who, "channel": channel}
+    about = {"verb": verb, "digest": pending.digest, "actor": events.actor_ref(actor), "channel": channel}
     return {**about, **texts}  # type: ignore[typeddict-item]
 
 
