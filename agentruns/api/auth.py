@@ -353,13 +353,13 @@ def find_run(user: Any, run_id: str) -> Run:
         raise DurableRunNotFoundError(f"There is no run {run_id[:SHOWN]}.") from None
 
 
-def shown(user: Any, run: Run, is_new: bool, owner: str | None) -> Run:
+def shown(user: Any, run: Run, owner: str | None) -> Run:
     """Prepare a run, as `readable` does, for the answer to the request that started it or wrote to it.
 
     Raises DurableRunNotFoundError if the run existed before and the user may not see it. If the user acts for
     another `owner`, such a run is returned instead, without its output, error and `blocked_reason`.
     """
-    if not is_new and not visible_runs(user).filter(pk=run.pk).exists():
+    if not run.is_new and not visible_runs(user).filter(pk=run.pk).exists():
         if owner in (None, str(user.pk)):
             raise DurableRunNotFoundError(str(permissions.KEY_UNSEEN))
         run.output, run.error, run.blocked_reason = None, "", ""

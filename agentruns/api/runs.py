@@ -84,11 +84,7 @@ def _behalf_of(request: HttpRequest, body: schemas.Behalf) -> starting.Behalf:
 
 
 def started(
-    request: HttpRequest,
-    start: Callable[[], tuple[Run, bool]],
-    *,
-    owner: str | None = None,
-    origin: Run | None = None,
+    request: HttpRequest, start: Callable[[], Run], *, owner: str | None = None, origin: Run | None = None
 ) -> Started:
     """Start or find a run by calling `start`, and build the answer: 201 for a new run, else 200.
 
@@ -97,8 +93,8 @@ def started(
     """
     user = auth.user_of(request)
     try:
-        run, is_new = start()
-        return Status(201 if is_new else 200, RunOut.of(auth.shown(user, run, is_new, owner)))
+        run = start()
+        return Status(201 if run.is_new else 200, RunOut.of(auth.shown(user, run, owner)))
     except RunStateError as error:
         # Describe the run that is in the way, if the user may see it.
         named = auth.visible_runs(user).filter(pk=error.run_id).first() if error.run_id else None

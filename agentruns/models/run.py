@@ -67,7 +67,9 @@ class RunQuerySet(models.QuerySet["Run"]):
 class Run(models.Model):
     """One task given to one agent in a session."""
 
-    shows_all = False  # no column: whether answers of the API show the reader all of it
+    # No columns: whether answers of the API show the reader all of it, and whether the service that returned
+    # it has just created it, or sent the message that it reads.
+    shows_all = is_new = False
 
     class Status(models.TextChoices):
         QUEUED = RunStatus.QUEUED, _("queued")

@@ -486,8 +486,8 @@ def test_who_sends_a_message_is_a_requester(settings: Any) -> None:
     sender = user("ann", "start_run", "decide_approval")
     card = run_agent(chat("c", GATED), "refund it", "s1").pending[0]
     assert why_not_decide(sender, card) == ""
-    run, is_new = starting.send_message(sender, card.run.session, "go")
-    assert is_new
+    run = starting.send_message(sender, card.run.session, "go")
+    assert run.is_new
     card = Approval.objects.select_related("run").get()
     assert "requesters may not decide" in why_not_decide(sender, card)
     assert not decidable_by(sender, Approval.objects.pending())

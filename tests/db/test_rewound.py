@@ -249,7 +249,7 @@ def test_the_same_task_asked_again_has_the_same_keys(effects: Effects) -> None:
         agent = shop_agent(f"again-{session}", calls("charging"), tools=TOOLS)
         copy, ran = Copy(), []
         for _ in range(2):
-            ran.append(get_or_start(agent, "do it", session, idempotency_key=f"order-{session}")[0].pk)
+            ran.append(get_or_start(agent, "do it", session, idempotency_key=f"order-{session}").pk)
             sweep()
             seen_committed.clear()  # as in a process that was started since
             if len(ran) == 1:

@@ -52,7 +52,7 @@ VAGUE = re.compile(r"(What|Who|Whose|Whether|How|Return (what|that|those|whose|w
 
 def test_doors_start_runs_by_the_service_that_asks_who_may() -> None:
     """A program may start anything for anybody, a person may not: no door of people takes its services."""
-    starting = "start_run|run_agent|get_or_start|submit|fork_run|get_or_fork|run_again|send_message|send"
+    starting = "start_run|run_agent|get_or_start|submit|fork_run|run_again|send_message|send"
     services = [f"agentruns.services.runs.{name}" for name in ("lifecycle", "submit", "messages", "forks")]
     called = re.compile(rf"\b(?:agentruns|lifecycle|submit|messages|forks)\.(?:{starting})\b")
     doors = {name for name in MODULES if name.startswith(("admin/", "api/"))}

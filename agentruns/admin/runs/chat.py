@@ -329,11 +329,11 @@ def reply_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpResp
     if form.is_valid():
         text, key = form.cleaned_data["text"], form.cleaned_data["key"]
         try:
-            reader, is_new = starting.send_message(request.user, run.session, text, run.agent, key)
+            reader = starting.send_message(request.user, run.session, text, run.agent, key)
         except (AgentRunsError, ValueError) as error:
             status, refusal = status_of(error), _("Nothing was sent. %(why)s") % {"why": plain(error)}
         else:
-            if is_new:
+            if reader.is_new:
                 admin.log_change(request, reader, _("Wrote to the agent from the console."))
             sent = _("Sent. The agent reads it next.")
             if reader.status in waiting.FOR_PEOPLE:

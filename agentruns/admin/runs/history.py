@@ -222,7 +222,7 @@ def fork_view(admin: ReadOnlyAdmin, request: HttpRequest, run: Run) -> HttpRespo
         if page := repeats_page(admin, request, run, given["at"]):
             return page
         try:
-            new, _is_new = starting.fork_run(
+            new = starting.fork_run(
                 request.user,
                 run.pk,
                 given["at"],

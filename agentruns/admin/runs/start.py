@@ -84,7 +84,7 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     why = _("Nothing was started. Correct the form below.")
     if form.is_valid():
         try:
-            run, is_new = starting.start_run(
+            run = starting.start_run(
                 request.user,
                 form.cleaned_data["agent"],
                 form.input(),
@@ -97,7 +97,7 @@ def start_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
                 text = _("%(why)s Or it is not yours to write in: leave the key empty, or take another.")
                 why = text % {"why": why}
         else:
-            if is_new:
+            if run.is_new:
                 logged, done = _("Started from the console."), _("Started. A worker picks it up.")
                 return admin.done(request, run, logged, done)
             return admin.back(request, run, _("This task was started already."))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils.translation import gettext as _
 
-from agentruns.agents.agent import Agent, CommonOptions, get_agent
+from agentruns.agents.agent import Agent, get_agent
 from agentruns.conf import settings
 from agentruns.engine import in_doubt
 from agentruns.engine.rendering import renders
@@ -66,22 +66,6 @@ def fork_run(
     do, or if the key belongs to another run; SessionBusyError if `session` exists; DurableRunNotFoundError,
     UnknownAgentError, PermissionDeniedError, QuotaExceededError, PayloadError.
     """
-    whose: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
-    whose["idempotency_key"] = idempotency_key
-    return get_or_fork(run_id, at, text=text, agent=agent, session=session, **whose)[0]
-
-
-def get_or_fork(
-    run_id: UUID | str,
-    at: int,
-    *,
-    text: str | None = None,
-    agent: Agent | str | None = None,
-    session: str | None = None,
-    **options: Unpack[CommonOptions],
-) -> tuple[Run, bool]:
-    """Make a fork or find it; return its run and whether it is new. Options and errors as `fork_run`."""
-    actor, scope, owner = options.get("actor"), options.get("scope"), options.get("owner")
     permissions.require_somebody(actor)
     alias, origin = settings.DATABASE, permissions.require(actor, "fork", find_run(run_id))
     permissions.require_visible(actor, origin)  # the owner of a fork reads all of its history
@@ -90,7 +74,7 @@ def get_or_fork(
         raise ValueError(_("The text is empty; say what the agent is to do, or leave it out."))
     require_conversation(origin.session)
     rows, whose = rows_until(alias, origin, at), Owner.of(actor if owner is None else owner)
-    new_id, has_context = uuid7(), options.get("context") is not None
+    new_id, has_context = uuid7(), context is not None
     suffix = f" (fork {new_id.hex[-8:]})"
     request = RunRequest(
         agent=get_agent(agent) if agent is not None else agent_again(origin),
@@ -101,8 +85,8 @@ def get_or_fork(
         priority=origin.priority,
         actor=actor,
         owner=Owner.of_row(origin) if whose.id is None else whose,
-        context=checked_context(options.get("context")) if has_context else origin.context,
-        key=options.get("idempotency_key") or "",
+        context=checked_context(context) if has_context else origin.context,
+        key=idempotency_key or "",
         session_id=uuid7(),
         run_id=new_id,
     )
@@ -125,7 +109,8 @@ def get_or_fork(
         request = requests.put_away(request, request.session_id or uuid7(), has_text=text is not None)
         given = {"has_text": text is not None, "has_context": has_context}
         run = in_transaction(alias, lambda: make_fork(alias, origin, rows, request, **given))
-    return run, run.pk == new_id
+    run.is_new = run.pk == new_id
+    return run
 
 
 def run_again(

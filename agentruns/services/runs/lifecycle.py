@@ -81,7 +81,7 @@ def start_run(
     _require_durable(store)
     given: CommonOptions = {"actor": actor, "owner": owner, "scope": scope, "context": context}
     given |= {"idempotency_key": idempotency_key, "priority": priority}
-    return get_or_start(agent, text, session or "", not_before=not_before, **given)[0]
+    return get_or_start(agent, text, session or "", not_before=not_before, **given)
 
 
 def run_agent(
@@ -140,7 +140,7 @@ def run_agent(
         if state is not None and state.run.ended:  # an ended run needs no query
             return _ended(agent, state, run)
         return reading(alias, lambda: result_of(run.pk, state))
-    if submission.is_new:  # the agent's limit is reached, or this process drains: a worker drives it
+    if run.is_new:  # the agent's limit is reached, or this process drains: a worker drives it
         return result_of(run.pk)
     held = run.status == Run.Status.ORPHANED
     may_surface = permissions.may(actor, "resume", run)

@@ -64,7 +64,7 @@ def send_message(
         require_known_scope(key, home)
     stored = stored or Session(scope=home, key=key)
     given: dict[str, Any] = {"actor": actor, "owner": writer, "context": context, "key": idempotency_key}
-    return send(stored, content, agent=agent, **given)[0]
+    return send(stored, content, agent=agent, **given)
 
 
 def send(
@@ -79,9 +79,10 @@ def send(
     refusal: str = "",
     about: events.About | None = None,
     is_current: Callable[[], bool] = lambda: True,
-) -> tuple[Run, bool]:
-    """Send a message; return the run that reads it, and whether this call sent it. Raises as `send_message`.
+) -> Run:
+    """Send a message; return the run that reads it, which `is_new` if this call sent it.
 
+    Raises as `send_message`.
     `refusal` is the reason why no new run may start, or "". The caller has checked the session's `owner`.
     Raises SessionBusyError unless `is_current`, which is called under the session's lock.
     """
@@ -102,8 +103,9 @@ def send(
     request = request_for(agent, content, session, actor=actor, context=context, idempotency_key=key)
     priority = last.priority if last else None
     request = replace(request, owner=owner, priority=priority, join=sending.join, about=about)
-    submission = submit(request)
-    return submission.run, submission.is_new or sending.is_new or submission.run.pk == request.run_id
+    run = submit(request).run
+    run.is_new = run.is_new or sending.is_new or run.pk == request.run_id
+    return run
 
 
 def last_run(session: Session, key: str | None = None, actor: Any = None) -> Run | None:

@@ -51,8 +51,8 @@ def start_run(
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
     priority: PriorityName | None = None,
-) -> tuple[Run, bool]:
-    """Start a user's task or find its run; return the run and whether it is new.
+) -> Run:
+    """Start a user's task, or find its run; only the former `is_new`.
 
     `behalf` requests another owner, a scope or a context. A visitor requests none of them: the run is in the
     visitor's session, and has the agent of the last run there. Raises PermissionDeniedError,
@@ -82,8 +82,8 @@ def send_message(
     idempotency_key: str | None = None,
     *,
     acts_for: bool = True,
-) -> tuple[Run, bool]:
-    """Send a user's message; return its run and whether this call sent it.
+) -> Run:
+    """Send a user's message; return its run, which `is_new` if this call sent the message.
 
     The caller has checked that the user may see `session`. The user must be allowed to start the agent.
     Writing into somebody else's open run requires the permission for messages. Starting the next run there
@@ -125,8 +125,8 @@ def fork_run(
     agent: str | None = None,
     behalf: Behalf = NOTHING,
     **options: Any,
-) -> tuple[Run, bool]:
-    """Make a user's fork or find the existing one; return the run and whether it is new.
+) -> Run:
+    """Make a user's fork, or find the existing one; only the former `is_new`.
 
     Takes owner, scope and context from `behalf`. If `behalf` has no scope, takes the origin's. If it has no
     context, takes the origin's if the policy grants that, else the policy's own. Raises as `forks.fork_run`.
@@ -139,7 +139,7 @@ def fork_run(
     else:
         context = permissions.context_again(user, chosen, origin, (owner or user).pk)
     options |= {"owner": owner, "scope": scope, "context": context}
-    return forks.get_or_fork(origin.pk, at, agent=chosen, actor=user, **options)
+    return forks.fork_run(origin.pk, at, agent=chosen, actor=user, **options)
 
 
 def run_again(user: Any, run_id: UUID | str, *, idempotency_key: str | None = None) -> Run:

@@ -55,7 +55,6 @@ class Submission(NamedTuple):
     """The run of a request. A new run comes with its `state`, and with its `lease` if one was requested."""
 
     run: Run
-    is_new: bool = False
     lease: leases.Lease | None = None
     state: SessionState | None = None
 
@@ -67,8 +66,8 @@ def get_or_start(
     *,
     not_before: datetime | None = None,
     **options: Unpack[CommonOptions],
-) -> tuple[Run, bool]:
-    """Start a task's run or find it; return the run and whether it is new. Options and errors as `start_run`.
+) -> Run:
+    """Start a task's run, or find it; only the former `is_new`. Options and errors as `start_run`.
 
     If `session` is None, a new run gets a new session, and a run with the key is found in any session.
     """
@@ -76,8 +75,7 @@ def get_or_start(
     if session is None and request.key:  # the same session and call keys if a restore loses the run
         request = replace(request, session=str(UUID(requests.derived(request, "session")[:32])))
     given = {"names_session": session is not None, "not_before": requests.checked_time(not_before)}
-    submission = submit(replace(request, **given))  # type: ignore[arg-type]
-    return submission.run, submission.is_new
+    return submit(replace(request, **given)).run  # type: ignore[arg-type]
 
 
 def submit(request: RunRequest, *, leased: bool = False) -> Submission:
@@ -184,7 +182,8 @@ def find_or_begin(
         reached("before_start_commit")
         # If this call has the lease, it made the run, and only the acknowledgement of its commit was lost.
         lease = first_lease(alias, run) if owner and run.lease_owner == owner else None
-        return Submission(run, is_new=lease is not None, lease=lease)
+        run.is_new = lease is not None
+        return Submission(run, lease)
     if request.again is not None:  # a content that was erased meanwhile is not written again
         rows = run_rows(alias, request.again.pk)
         require_task(request.again, rows)
@@ -265,7 +264,8 @@ def begin_run(
         notify_on_commit(alias, run.pk)
     if not is_one:
         reached("before_start_commit")
-    return Submission(run, is_new=True, lease=lease, state=state)
+    run.is_new = True
+    return Submission(run, lease, state)
 
 
 def require_requester(agent: Agent, session: Session) -> None:
