@@ -72,11 +72,7 @@ def answer(request: HttpRequest, approval_id: ApprovalId, body: Answer, key: Giv
 
 
 def _decide(
-    request: HttpRequest,
-    approval_id: str,
-    act: Callable[..., Approval],
-    key: GivenKey,
-    body: Approve | Deny | Answer,
+    request: HttpRequest, approval_id: str, act: Callable[..., Approval], key: GivenKey, body: schemas.Keyed
 ) -> Any:
     user = auth.user_of(request)
 

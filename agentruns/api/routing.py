@@ -45,6 +45,7 @@ GivenKey = Annotated[
 ]
 
 M = TypeVar("M", bound=Model)
+Act = Callable[[], BaseModel]
 
 
 class RunsRouter(Router):
@@ -184,13 +185,7 @@ def key_of(header: str | None, body: Keyed | None) -> str | None:
     return header if header is not None else member
 
 
-def once(
-    request: HttpRequest,
-    header: str | None,
-    body: Keyed | None,
-    act: Callable[[], BaseModel],
-    again: Callable[[], BaseModel],
-) -> Any:
+def once(request: HttpRequest, header: str | None, body: Keyed | None, act: Act, again: Act) -> Any:
     """Execute a request by `act`; answer a repeated request with the same key by `again`.
 
     Without a key, only calls `act`. No answer is stored: `again` checks anew what the caller may do and see.
