@@ -53,10 +53,11 @@ def start_run(request: HttpRequest, body: schemas.StartRun = UPLOAD, key: GivenK
     the session has another unfinished run, or the key belongs to another task or session; 422 if there is no
     such agent; 404 if the session is another user's; 429 if your quota is used up.
     """
-    user, key = auth.user_of(request), key_of(key, body)
-    task = blocks_of(request, body.input)
-    given = (body.agent, task, body.session, _behalf_of(request, body), key, body.not_before, body.priority)
-    return started(request, partial(starting.start_run, user, *given), owner=body.owner)
+    user, text = auth.user_of(request), blocks_of(request, body.input)
+    _require_act_for(request, body)
+    given = body.model_dump(exclude={"idempotency_key", "input"})
+    start = partial(starting.start_run, user, text=text, idempotency_key=key_of(key, body), **given)
+    return started(request, start, owner=body.owner)
 
 
 @router.post("/runs/{run_id}/fork", response={201: RunOut, 200: RunOut})
@@ -69,18 +70,15 @@ def fork_run(request: HttpRequest, run_id: RunId, body: schemas.ForkRun, key: Gi
     """
     user = auth.user_of(request)
     origin = auth.find_run(user, run_id)
-    key = key_of(key, body)
-    given = body.model_dump(include={"at", "text", "agent", "session"})
-    behalf = _behalf_of(request, body)
-    fork = partial(starting.fork_run, user, origin.pk, behalf=behalf, idempotency_key=key, **given)
+    _require_act_for(request, body)
+    fork = partial(starting.fork_run, user, origin.pk, idempotency_key=key_of(key, body), **body.given)
     return started(request, fork, owner=body.owner, origin=origin)
 
 
-def _behalf_of(request: HttpRequest, body: schemas.Behalf) -> starting.Behalf:
-    """Read owner, scope and context from the body; Problem (403) if the token may not give owner or scope."""
+def _require_act_for(request: HttpRequest, body: schemas.Behalf) -> None:
+    """Raise Problem (403) if the token may not give the body's owner or scope."""
     if body.owner is not None or body.scope is not None:
         auth.require_token_scope(request, ApiToken.Scope.RUNS_ACT_FOR.value)
-    return starting.Behalf(body.owner, body.scope, body.context)
 
 
 def started(

@@ -7,7 +7,7 @@ first, so `admin` and `api` start runs through no other module (tests/packaging/
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.contrib.auth.models import AnonymousUser
@@ -31,35 +31,27 @@ from agentruns.services.runs.write import find_run
 STARTS = "agentruns.start_run"
 
 
-class Behalf(NamedTuple):
-    """The owner, scope and context requested for a run; `owner` is the id of a user."""
-
-    owner: str | None = None
-    scope: str | None = None
-    context: dict[str, Any] | None = None
-
-
-NOTHING = Behalf()
-
-
 def start_run(
     user: Any,
     agent: str,
     text: Input,
     session: str | None,
-    behalf: Behalf = NOTHING,
+    *,
+    owner: str | None = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
     idempotency_key: str | None = None,
     not_before: datetime | None = None,
     priority: PriorityName | None = None,
 ) -> Run:
     """Start a user's task, or find its run; only the former `is_new`.
 
-    `behalf` requests another owner, a scope or a context. A visitor requests none of them: the run is in the
+    `owner` is the id of another user. A visitor requests no owner, scope or context: the run is in the
     visitor's session, and has the agent of the last run there. Raises PermissionDeniedError,
     UnknownAgentError, and as `lifecycle.start_run`.
     """
     if isinstance(user, SessionBearer):
-        if behalf != NOTHING or not_before or priority:
+        if any(each is not None for each in (owner, scope, context, not_before, priority)):
             text = _("A visitor starts runs in their own session only, now, and without context or priority.")
             raise PermissionDeniedError(text)
         own, last = _conversation(user, session, agent)
@@ -67,9 +59,9 @@ def start_run(
         context = _visitors_context(own, last)
         return submit.get_or_start(agent, text, own, actor=user, context=context, idempotency_key=key)
     chosen = startable(user, agent)
-    owner, scope = _acts_for(user, behalf)
-    context = permissions.context_of(user, chosen, behalf.context or {})
-    given = {"owner": owner, "scope": scope, "context": context, "idempotency_key": idempotency_key}
+    whose, home = _acts_for(user, owner, scope)
+    context = permissions.context_of(user, chosen, context or {})
+    given = {"owner": whose, "scope": home, "context": context, "idempotency_key": idempotency_key}
     given |= {"actor": user, "priority": priority}
     return submit.get_or_start(chosen, text, session, not_before=not_before, **given)
 
@@ -123,22 +115,24 @@ def fork_run(
     at: int,
     *,
     agent: str | None = None,
-    behalf: Behalf = NOTHING,
+    owner: str | None = None,
+    scope: str | None = None,
+    context: dict[str, Any] | None = None,
     **options: Any,
 ) -> Run:
     """Make a user's fork, or find the existing one; only the former `is_new`.
 
-    Takes owner, scope and context from `behalf`. If `behalf` has no scope, takes the origin's. If it has no
-    context, takes the origin's if the policy grants that, else the policy's own. Raises as `forks.fork_run`.
+    `owner` is the id of another user. Without a scope, takes the origin's. Without a context, takes the
+    origin's if the policy grants that, else the policy's own. Raises as `forks.fork_run`.
     """
     origin = restore(find_run(run_id))
     chosen = startable(user, agent_again(origin) if agent is None else agent)
-    owner, scope = _acts_for(user, behalf, origin.scope)
-    if behalf.context is not None:
-        context: dict[str, Any] | None = permissions.context_of(user, chosen, behalf.context)
+    whose, home = _acts_for(user, owner, scope, origin.scope)
+    if context is not None:
+        context = permissions.context_of(user, chosen, context)
     else:
-        context = permissions.context_again(user, chosen, origin, (owner or user).pk)
-    options |= {"owner": owner, "scope": scope, "context": context}
+        context = permissions.context_again(user, chosen, origin, (whose or user).pk)
+    options |= {"owner": whose, "scope": home, "context": context}
     return forks.fork_run(origin.pk, at, agent=chosen, actor=user, **options)
 
 
@@ -183,17 +177,17 @@ def startable(user: Any, agent: Agent | str) -> Agent:
     return agent
 
 
-def _acts_for(user: Any, behalf: Behalf, home: str | None = None) -> tuple[Any, str]:
+def _acts_for(user: Any, owner_id: str | None, scope: str | None, home: str | None = None) -> tuple[Any, str]:
     """Find the owner (None: the user) and the scope of a run; PermissionDeniedError if not allowed.
 
-    `home` is the scope if `behalf` has none; without `home`, that is the policy's scope for the owner.
+    `home` is the scope if none is given; without `home`, that is the policy's scope for the owner.
     """
-    whose = user if behalf.owner in (None, str(user.pk)) else permissions.active_user(behalf.owner)
+    whose = user if owner_id in (None, str(user.pk)) else permissions.active_user(owner_id)
     if home is None and whose is not None:
         home = ask("scope", None, whose)
     if home is None and whose is user:
         raise PermissionDeniedError(str(permissions.FAILED))
-    scope, owner = home if behalf.scope is None else behalf.scope, None if whose is user else whose
+    scope, owner = home if scope is None else scope, None if whose is user else whose
     is_own = whose is user and scope == home
     # An unknown user gets the same answer, so that nobody finds out ids of users here.
     if whose is None or scope is None or not (is_own or ask("can", False, user, "act_for", (owner, scope))):
