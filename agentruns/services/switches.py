@@ -26,13 +26,7 @@ def switched_off(actor: Any = None) -> dict[tuple[str, str], Control]:
     """Map (kind, name) of each agent and tool that is off, and that the actor may switch, to its switch."""
     switches = Control.objects.using(settings.DATABASE).switches()
     off = {(kind, name): control for control in switches for _, kind, name in [control.name.split(":", 2)]}
-    is_program = events.is_program(actor)
-    return {key: control for key, control in off.items() if is_program or may_switch(actor, *key)}
-
-
-def may_switch(actor: Any, kind: str, name: str) -> bool:
-    """Check whether an actor may switch this agent or tool, which concerns the runs of all users."""
-    return permissions.may(actor, "switch", Switch(kind, name))
+    return {key: control for key, control in off.items() if permissions.may(actor, "switch", Switch(*key))}
 
 
 def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str = "") -> bool:
@@ -45,7 +39,7 @@ def switch(kind: str, name: str, state: str, actor: Any = None, *, reason: str =
     is_name = 0 < len(name) <= 100 and "\0" not in name
     if kind not in ("agent", "tool") or state not in ("off", "on") or not is_name:
         raise ValueError(_("There is no such agent or tool."))
-    if not may_switch(actor, kind, name):
+    if not permissions.may(actor, "switch", Switch(kind, name)):
         raise PermissionDeniedError(permissions.why_not(actor, "switch"))
     if state == "off" and not 0 < len(reason.strip()) <= REASON_LENGTH:
         raise ValueError(_("Give a reason of at most %(count)d characters.") % {"count": REASON_LENGTH})

@@ -13,6 +13,7 @@ from agentruns.admin.base import ReadOnlyAdmin
 from agentruns.admin.html import plain
 from agentruns.agents.agent import registered
 from agentruns.exceptions import PermissionDeniedError
+from agentruns.journal.policy import Switch
 from agentruns.services import permissions, switches
 
 
@@ -43,7 +44,7 @@ def switches_view(admin: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     lines = [
         {"kind": kind, "name": name, "origin": origin, "off": off.get((kind, name))}
         for (kind, name), origin in sorted(origins.items(), key=lambda item: (item[0] not in off, item[0]))
-        if (kind, name) in off or switches.may_switch(request.user, kind, name)
+        if (kind, name) in off or permissions.may(request.user, "switch", Switch(kind, name))
     ]
     page: dict[str, Any] = {"title": _("Switches"), "template": "switches", "status": status}
     return admin.render(request, None, **page, lines=lines, refusal=refusal)
