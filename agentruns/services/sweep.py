@@ -237,10 +237,6 @@ class Crew:
             swept, self._swept = self._swept, Swept()
         return swept
 
-    def is_busy(self) -> bool:
-        """Check whether a thread drives a run."""
-        return bool(self._threads)
-
     def join(self) -> None:
         """Wait until each thread has ended."""
         for thread in [*self._threads]:

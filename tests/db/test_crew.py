@@ -65,7 +65,7 @@ def crew_at_work(size: int, should_stop: Callable[[], bool] = never) -> Iterator
     try:
         yield crew
     finally:
-        wait_for(lambda: not crew.is_busy(), "the crew")
+        wait_for(lambda: not crew._threads, "the crew")
 
 
 def started(agent: Agent, count: int) -> list[Run]:
@@ -384,7 +384,7 @@ def test_no_other_conversation_waits_for_a_tool_that_hangs(effects: Effects) -> 
     with crew_at_work(4) as crew:
         crew.fill()
         wait_for(lambda: Run.objects.filter(agent="quiet", status="completed").count() == 3, "the others")
-        assert (crew.is_busy(), hanging.was_waited_for) == (True, False)
+        assert (bool(crew._threads), hanging.was_waited_for) == (True, False)
         hanging.let_go()
     run.refresh_from_db()
     assert (run.status, outcomes(run), len(quiet)) == ("completed", ["ok"], 3)
@@ -541,7 +541,7 @@ def test_a_run_that_cannot_be_claimed_is_not_tried_again_and_again(monkeypatch: 
     assert crew is not None
     for times in (1, 2):
         crew.fill()
-        wait_for(lambda: not crew.is_busy(), "the threads to end")
+        wait_for(lambda: not crew._threads, "the threads to end")
         assert len(tried) == 3 * times
 
 
@@ -557,7 +557,7 @@ def test_a_thread_that_cannot_start_costs_neither_a_place_nor_a_run(
             patched.setattr(threading.Thread, "start", fails)
             with pytest.raises(RuntimeError):
                 crew.fill()
-        assert not crew.is_busy()
+        assert not crew._threads
         crew.fill()
     assert crew.take().completed == 1
 
@@ -607,7 +607,7 @@ def test_an_error_of_the_watching_thread_ends_no_drive_inside_a_call(
         return propose(request)
 
     def broken(command: Any, swept: Any, run_id: Any) -> None:  # as the pipe of its output
-        if crews[0].is_busy() and not is_broken.is_set():
+        if crews[0]._threads and not is_broken.is_set():
             is_broken.set()
             raise ValueError("no output")
 
@@ -621,7 +621,7 @@ def test_an_error_of_the_watching_thread_ends_no_drive_inside_a_call(
     started(Agent("mid", instructions="", tools=[send], model=model), 2)
     with pytest.raises(ValueError, match="no output"):
         call_command("resume_runs", "--watch")
-    assert not crews[0].is_busy()
+    assert not crews[0]._threads
     assert set(Run.objects.values_list("lease_owner", "attempts")) == {("", 0)}
 
 
