@@ -107,8 +107,7 @@ def check_dispatcher() -> Iterator[CheckMessage]:
             "Turn it off where workers run; in tests drive runs with run_until_blocked() or "
             "`manage.py resume_runs`."
         )
-        text = f"Celery's task_always_eager is on{NOT_NOTIFIED}"
-        yield Warning(text, hint=hint, id="agentruns.W009")
+        yield Warning(f"Celery's task_always_eager is on{NOT_NOTIFIED}", hint=hint, id="agentruns.W009")
     url = conf.broker_read_url or conf.broker_url or ""
     scheme = str(url[0] if isinstance(url, list | tuple) and url else url).partition(":")[0]
     given, visible = (conf.broker_transport_options or {}).get("visibility_timeout"), VISIBILITY.get(scheme)

@@ -154,8 +154,7 @@ def uncleared(
     Empty for an imported run, which accepts no verdict. `among` are runs that the reader sees (None: all).
     """
     rows = Message.objects.using(alias).filter(session_id=run.session_id, session__imported_at=None)
-    rows = rows.filter(kind__in=doubts.KINDS)
-    results = uncleared_in(read_rows(rows.order_by("seq")))
+    results = uncleared_in(read_rows(rows.filter(kind__in=doubts.KINDS).order_by("seq")))
     if results and among is not None and is_narrowed(among):
         seen = {*among.filter(pk__in={row.run_id for row in results}).values_list("pk", flat=True)}
         results = [row for row in results if row.run_id in seen]
