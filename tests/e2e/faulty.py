@@ -31,16 +31,22 @@ FAULTS: dict[str, dict[str, Any]] = {
     "400": {"kind": 400},
 }
 HARMLESS = "slow"  # the reply comes all the same
-FATAL = "400"  # the run ends
+REFUSED = "400"  # the provider refuses the conversation
+
+
+def is_fatal(plan: tuple[str, ...]) -> bool:
+    """Tell whether a run ends: its first two requests have nothing yet that it could leave out."""
+    return REFUSED in plan[:2]
 
 
 def plans(requests: int) -> Iterator[tuple[str, ...]]:
-    """List what the requests of each run of a ticket meet: faults that it outlives, or the fatal one."""
-    outlived = [name for name in FAULTS if name != FATAL]
+    """List what the requests of each run of a ticket meet: faults that it outlives, or a refusal."""
+    outlived = [name for name in FAULTS if name != REFUSED]
     for first in range(len(outlived)):
         yield tuple(outlived[(first + position) % len(outlived)] for position in range(requests))
     for position in range(requests):
-        yield ("",) * position + (FATAL,)
+        plan = ("",) * position + (REFUSED,)
+        yield plan if is_fatal(plan) else plan + ("",) * (requests - position - 1)
 
 
 def met(plan: tuple[str, ...]) -> list[str]:
@@ -49,7 +55,7 @@ def met(plan: tuple[str, ...]) -> list[str]:
     for name in plan:
         fault = FAULTS.get(name)
         requests += [str(fault["kind"])] * fault.get("times", 1) if fault else []
-        requests += [""] if name not in (HARMLESS, FATAL) else []
+        requests += [""] if name != HARMLESS and not (name == REFUSED and is_fatal(plan)) else []
     return requests
 
 
