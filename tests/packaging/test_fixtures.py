@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-MODULES = {path.relative_to(TESTS).as_posix(): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Parse the modules of the tests, by file: not on import, because every process collects this module."""
+    return {path.relative_to(TESTS).as_posix(): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
 
 
 def dotted(name: str) -> str:
@@ -37,7 +43,7 @@ def imported(tree: ast.Module) -> set[str]:
 def test_no_module_imports_a_module_of_tests_or_a_conftest() -> None:
     """A fixture in a helper module would reach a test only through an import, which `__all__` keeps."""
     wrong = []
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         wrong += [f"{name}: imports {each}" for each in imported(tree) if is_private(each)]
         for node in ast.walk(tree):
             if is_private(dotted(name)):
@@ -50,5 +56,5 @@ def test_no_module_imports_a_module_of_tests_or_a_conftest() -> None:
 
 def test_the_page_about_the_layout_names_every_folder_of_the_tests() -> None:
     layout = (TESTS.parent / "docs" / "layout.md").read_text().partition("\ntests/\n")[2]
-    folders = {name.partition("/")[0] for name in MODULES if "/" in name}
+    folders = {name.partition("/")[0] for name in modules() if "/" in name}
     assert {folder for folder in folders if f"{folder}/" not in layout} == set()
