@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from django.db import connections, transaction
@@ -41,25 +40,16 @@ def held(
     """Call a tool's `holds` for a call; None for a tool without it. The digest's key is the session's."""
     if tool.holds is None:
         return None
-    with _trial(driver.alias, tool):
+    alias = driver.alias
+    # A transactional tool may lock rows, which stay locked only inside the handler's transaction.
+    is_trial = tool.transactional and not connections[alias].in_atomic_block
+    with transaction.atomic(using=alias) if is_trial else nullcontext():
         found = tool.held(arguments, driver.context(call_id, tool.name))
+        if is_trial:
+            transaction.set_rollback(True, using=alias)
     if not found:
         return Held()
     return Held(found[0], keyed(secret or driver.state.secret, canonical.dumps(found[0])))
-
-
-@contextmanager
-def _trial(alias: str, tool: Tool) -> Iterator[None]:
-    """Roll back a transaction around `holds` of a transactional tool, which may lock rows.
-
-    Inside the handler's transaction the rows stay locked.
-    """
-    if not tool.transactional or connections[alias].in_atomic_block:
-        yield
-        return
-    with transaction.atomic(using=alias):
-        yield
-        transaction.set_rollback(True, using=alias)
 
 
 def changed(driver: Driver, call: Call) -> Held | None:

@@ -19,7 +19,7 @@ MUTANTS = [
         Edit(HANDLER, "(now := holds.changed(driver, call)) is not None", "(now := None) is not None"),
         ROLLED_BACK, f"{CRASH}a_transactional_call_pays_once_and_only_what_was_approved[before_tool]"),
     mutant("holds: what the function has locked stays locked",
-        Edit(HOLDS, " or connections[alias].in_atomic_block:", ":"),
+        Edit(HOLDS, " and not connections[alias].in_atomic_block", ""),
         f"{TEST}what_the_function_has_locked_stays_locked_for_the_handler", database=POSTGRESQL),
     mutant("holds: what cannot be read differs",
         Edit(HOLDS, "if now.digest and now.digest == card.held:", "if now.digest == card.held:"),
