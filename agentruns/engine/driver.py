@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import cache, cached_property, partial
 from typing import Any, NoReturn
@@ -50,25 +51,20 @@ SAME_STATE_RETRIES = 10
 extending = Lane("agentruns-lease", threads=8)
 
 
+@dataclass(eq=False)
 class Driver:
     """The drive of one run in this process; `lease` is None for a stateless run."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        store: Store,
-        state: SessionState,
-        *,
-        lease: Lease | None = None,
-        session_key: str | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.agent = agent
-        self.store = store
-        self.state = state
-        self.lease = lease
-        self.session_key = session_key
-        self.should_stop = should_stop
+    agent: Agent
+    store: Store
+    state: SessionState
+    _: KW_ONLY
+    lease: Lease | None = None
+    session_key: str | None = None
+    should_stop: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        lease = self.lease
         self.schema = schema_of(own_alias(lease.alias)) if lease else ""  # stays for the drive
         self.attempts = lease.attempts if lease else 0
         self.last_error = ""  # of the drive before, if that failed
@@ -80,7 +76,7 @@ class Driver:
         self.ready: set[Any] = set()  # `ready` functions that had no objection in this drive
         self.caller: Any = None
         self.asked_about: set[tuple[str, int]] = set()  # (call, attempt) started before a caller's resume
-        self.before = state.run  # the last state that is known to be stored
+        self.before = self.state.run  # the last state that is known to be stored
         self._acknowledge()
 
     @property
