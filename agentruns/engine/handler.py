@@ -36,14 +36,13 @@ from agentruns.models import CommitFence, Message, Run
 from agentruns.tools import InvalidArguments, Pending, Tool, ToolContext, Unknown
 from agentruns.tools.base import Answer
 from agentruns.tools.context import NotEntered
-from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK
+from agentruns.tools.refusals import MAY_HAVE_HAPPENED, NOTHING_HAPPENED, ROLLED_BACK, is_refusal
 from agentruns.utils.carry import carried, restore, state_of
 from agentruns.utils.db import (
     ABORTED,
     cannot_pass,
     delete_rows,
     is_conflict,
-    is_read_only,
     read_committed,
     sqlstate,
     uptime,
@@ -136,7 +135,7 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
 
 def failed(tool: Tool, declared: str, run_id: str, error: Exception) -> Observation:
     """Log an error of a handler, and observe it by the declaration with which the call was started."""
-    seen = Observation(described(error), is_error=True, is_refusal=tool.refused(error))
+    seen = Observation(described(error), is_error=True, is_refusal=is_refusal(error, tool.refuses))
     if declared in ("nothing", "reconcile"):
         seen.in_doubt = not seen.is_refusal
         if not seen.in_doubt:
@@ -289,7 +288,8 @@ def run_transactional(
             return None
         stateless_commit_failed = driver.lease is None and not call.is_open
         may_pass = isinstance(error, OperationalError | InterfaceError | MemoryError)
-        if stateless_commit_failed or (may_pass and not is_read_only(error)):
+        is_read_only = sqlstate(error) == "SQLITE_READONLY"  # the connection, as user code can make it
+        if stateless_commit_failed or (may_pass and not is_read_only):
             raise
         return explained(Observation(described(error) + ROLLED_BACK, is_error=True), tool, broken)
     return None

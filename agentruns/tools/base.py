@@ -23,7 +23,7 @@ from agentruns.tools import finite
 from agentruns.tools.card import MASK, call_text, one_line
 from agentruns.tools.context import NotOccurred, Occurred, Pending, ToolContext, ToolOutput, Unknown
 from agentruns.tools.options import Gate, Options, Risk, ToolKeywords
-from agentruns.tools.refusals import Refusal, is_refusal
+from agentruns.tools.refusals import Refusal
 from agentruns.tools.results import SameKeyError, dumped, to_jsonable
 from agentruns.tools.signature import Signature, signature_of
 from agentruns.utils import json as canonical
@@ -227,10 +227,6 @@ class Tool(Options, Generic[P, R]):
         if isinstance(result, Pending):
             return ToolOutput(None, pending=result)
         return self.output(result)
-
-    def refused(self, error: Exception) -> bool:
-        """Check whether an exception of the handler means that nothing happened; never raises."""
-        return is_refusal(error, self.refuses)
 
     def _hidden(self, arguments: dict[str, Any]) -> list[Any]:
         """List the values of the sensitive arguments, which log records must not contain."""

@@ -108,11 +108,6 @@ def is_conflict(error: BaseException) -> bool:
     return sqlstate(error).startswith((*CONFLICTS, "SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
-def is_read_only(error: BaseException) -> bool:
-    """Check whether SQLite refused a write because the connection is read-only, as user code can make it."""
-    return sqlstate(error) == "SQLITE_READONLY"
-
-
 @contextmanager
 def short_lock_waits(alias: str) -> Iterator[None]:
     """Limit waits for a lock to LOCK_SECONDS, because the process that has the lock may be frozen.

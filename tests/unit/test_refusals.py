@@ -94,9 +94,11 @@ def test_a_refusal_behind_a_redirect_is_none(client: Any) -> None:
 )
 def test_one_or_several_may_be_named(refuses: Any) -> None:
     declared = tool(pay, refuses=refuses)
-    assert declared.refused(Declined("x"))
-    assert declared.refused(ToolRefused("a")) and declared.refused(InvalidArguments("a"))
-    assert not declared.refused(ValueError("a"))
+    assert is_refusal(Declined("x"), declared.refuses)
+    assert is_refusal(ToolRefused("a"), declared.refuses) and is_refusal(
+        InvalidArguments("a"), declared.refuses
+    )
+    assert not is_refusal(ValueError("a"), declared.refuses)
 
 
 async def later(error: Exception) -> bool:
