@@ -21,7 +21,7 @@ from agentruns.journal.deciders import restore
 from agentruns.journal.fold import TOKENS, RunState
 from agentruns.models import Run, Spending
 from agentruns.models.run import TURN
-from agentruns.providers.base import Model, ModelRequest, limited, token_count
+from agentruns.providers.base import LIMITS, Model, ModelRequest, token_count
 from agentruns.providers.names import model_identity, reply_limit
 from agentruns.providers.window import most_tokens
 from agentruns.utils.db import in_transaction
@@ -37,7 +37,6 @@ UNITS = {"max_steps": " replies", "token_budget": " tokens", "deadline": " s"}
 DONE = "So far: replies {steps}, tokens {tokens}, cost {cost}, calls that may have had an effect {calls}."
 NO_POLICY = "policy: AGENTRUNS_POLICY failed in budget(); the log says how."
 NO_PRICE = "no_price: AGENTRUNS_PRICES has no price for {model}, so the policy's budget cannot be kept."
-RESERVED = "requests at work may use up the {name}'s budget of today."
 
 
 class Budget(NamedTuple):
@@ -159,7 +158,8 @@ def _lowered(
         stop(driver, name, f"{budget} What the next request sends, and a reply of {floor} tokens, need more.")
         return None
     if name and left[name] < (own or KNOWN):
-        return replace(request, params=limited(request.params, left[name]))
+        params = {key: each for key, each in request.params.items() if key not in LIMITS}
+        return replace(request, params={**params, "max_tokens": left[name]})
     return request
 
 
@@ -195,7 +195,8 @@ def _reserve(driver: Driver, request: ModelRequest, model: Model | str, own: int
     if full.spent >= limit:
         stop(driver, name, f"{name}: {full.spent.normalize():f} of {limit:f} of {day:%Y-%m-%d} used.")
     else:
-        driver.lease.release(delay=WAIT, why=TURN + RESERVED.format(name=name))
+        why = f"{TURN}requests at work may use up the {name}'s budget of today."
+        driver.lease.release(delay=WAIT, why=why)
         driver.released = True
     return False
 

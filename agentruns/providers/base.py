@@ -190,11 +190,6 @@ def token_count(usage: Any, name: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def limited(params: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """Copy the parameters of a request with another limit of the reply, in place of the present one."""
-    return {**{name: each for name, each in params.items() if name not in LIMITS}, "max_tokens": tokens}
-
-
 def provider_tools(params: dict[str, Any] | None) -> list[str]:
     """List the request parameters that make the provider use tools itself.
 
