@@ -29,15 +29,6 @@ from agentruns.utils import json as canonical
 MAX_DEPTH = 5
 MILLIONTH = Decimal("0.000001")
 MAX_FAMILY = 100
-TOO_DEEP = "this run is {depth} levels below the first run of its family, and there may be {most}"
-TOO_MANY = "its family has {count} runs, and there may be {most}"
-SAME = "this call waits already, reference {run}; its outcome comes as a message from the program"
-DEFERRED_TASK = "{title} (a deferred call of run {run})"
-WAITS = (
-    "This call waits for {what}, reference {run}. Nothing is known to have happened yet. Go on without its "
-    "outcome, and do not repeat the call: a message from the program will tell the outcome."
-)
-NOBODY_CONFIRMS = "calls of agent {agent} are confirmed by the requester, and this run has no owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +53,10 @@ def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
     """
     run, alias, parent = driver.run, driver.alias, driver.run.parent
     if (depth := parent.get("depth", 0)) >= MAX_DEPTH:
-        return TOO_DEEP.format(depth=depth, most=MAX_DEPTH)
+        return f"this run is {depth} levels below the first run of its family, and there may be {MAX_DEPTH}"
     count = len(family(alias, UUID(parent["root"]) if parent else run.run_id)) + beside
     if count >= MAX_FAMILY:
-        return TOO_MANY.format(count=count, most=MAX_FAMILY)
+        return f"its family has {count} runs, and there may be {MAX_FAMILY}"
     if call.deferred is not None:
         return _plan_deferred(driver, call)
     try:
@@ -73,7 +64,7 @@ def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
     except UnknownAgentError as error:
         return str(error).rstrip(".")
     if run.owner is None and any(tool.approvers == REQUESTER for tool in agent.tools.values()):
-        return NOBODY_CONFIRMS.format(agent=agent.name)
+        return f"calls of agent {agent.name} are confirmed by the requester, and this run has no owner"
     run_id, session_id, secret = _derived(driver, call)
     text, made = call.arguments["task"], dict[str, Any]()
     if renders(agent):
@@ -109,7 +100,8 @@ def _plan_deferred(driver: Driver, call: Call) -> Plan | str:
         # Not by the digest that was stored: an erasure in the session replaces the key of its digests.
         earlier = gate.call_digest(driver.state.secret, result.tool_name, asked_before[result.call_id])
         if earlier == gate.call_digest(driver.state.secret, call.tool, call.arguments):
-            return SAME.format(run=waiting)
+            why = f"this call waits already, reference {waiting}"
+            return f"{why}; its outcome comes as a message from the program"
     run_id, session_id, secret = _derived(driver, call)
     own = gate.Intent(call.id, call.provider_id, call.tool, call.arguments, by_tool=True)
     own.digest = gate.call_digest(secret, call.tool, call.arguments)
@@ -119,7 +111,7 @@ def _plan_deferred(driver: Driver, call: Call) -> Plan | str:
     trials = [each for answer in rules.choose(driver, [own]) for each in answer.trials]
     for each in trials:
         each.run_id = run_id
-    text = DEFERRED_TASK.format(run=run.run_id, title=tool.title(call.arguments))
+    text = f"{tool.title(call.arguments)} (a deferred call of run {run.run_id})"
     made = {} if run.tools is None else {"tools": run.tools}
     task = events.User(content=[{"type": "text", "text": text}], giver="")
     return Plan(call, driver.agent, run_id, session_id, secret, made, task, own, trials)
@@ -204,7 +196,11 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
     if plan.own is not None:
         what = "its event" if plan.own.approval is None else "a person's decision"
         deferred = events.Deferral(run=str(plan.run_id), digest=call.digest)
-        text = WAITS.format(what=what, run=plan.run_id)
+        text = (
+            f"This call waits for {what}, reference {plan.run_id}. Nothing is known to have happened yet. Go "
+            "on without its outcome, and do not repeat the call: a message from the program will tell the "
+            "outcome."
+        )
         batch.result(call, text, Outcome.OK, deferred=deferred)
 
 

@@ -36,7 +36,6 @@ DENIED_BY_RULE = (
 )
 NOBODY = "Not executed: this call needs a person's approval, and nobody can be asked in a stateless run."
 CUT_OFF = "Not executed: the reply ended with stop_reason {stop!r}, so this call may be incomplete."
-RUN_SINCE = "{tool} was left out when this run was forked, and its origin has executed it since: {calls}."
 GONE = " (or may have: that run is gone)"
 TOO_MANY = (
     "Not executed: the reply has {count} calls, and at most {most} are taken from one. Neither this call nor "
@@ -47,10 +46,6 @@ OUTWARD = (
     "{tool} sends or pays outside, and this conversation holds text that outsiders wrote, read by {readers}."
 )
 OFF = "the tool is switched off for now"
-RESTORED = (
-    "This run was held because rows of its journal were lost, or may be. {tool} may have been called in "
-    "those rows: find out before you approve."
-)
 IN_DOUBT = "An earlier call of {tool} in this session has an unknown outcome; it may have happened: {calls}."
 
 _ID = re.compile("[a-zA-Z0-9_-]+")
@@ -196,7 +191,10 @@ def _decide(driver: Driver, intent: Intent, name: Any, raw: Any, stop_reason: st
     elif since := run_since(driver, tool):
         why = since
     elif driver.run.restored_at and tool.recovery == "nothing":
-        why = RESTORED.format(tool=tool.name)
+        why = (
+            f"This run was held because rows of its journal were lost, or may be. {tool.name} may have been "
+            "called in those rows: find out before you approve."
+        )
     if why:
         why = f"{warned(driver, tool)} {why}".strip()
     else:
@@ -300,11 +298,9 @@ def why_never(tool: Tool) -> str:
         return "the requester confirms it"
     if tool.rules is False:
         return "it is declared with rules=False"
-    return (
-        "its risk is high, and it is not declared with rules=True"
-        if tool.risk == "high" and not tool.rules
-        else ""
-    )
+    if tool.risk == "high" and not tool.rules:
+        return "its risk is high, and it is not declared with rules=True"
+    return ""
 
 
 def misfit(agent: Agent, tool: str, arguments: dict[str, Any]) -> str:
@@ -337,4 +333,5 @@ def run_since(driver: Driver, tool: Tool) -> str:
     here = {*Run.objects.using(driver.alias).filter(pk__in=left_out.values()).values_list("pk", flat=True)}
     gone = {one: GONE for one, run_id in left_out.items() if run_id not in here}
     calls = [f"call {one} of run {left_out[one]}{gone.get(one, '')}" for one in sorted({*started, *gone})]
-    return RUN_SINCE.format(tool=tool.name, calls=", ".join(calls)) if calls else ""
+    text = f"{tool.name} was left out when this run was forked, and its origin has executed it since: "
+    return f"{text}{', '.join(calls)}." if calls else ""
