@@ -58,20 +58,18 @@ def now() -> datetime:
     return clock.now(settings.DATABASE)
 
 
-def user_key(
-    verbose_name: Any, related_name: str, *, null: bool = True, db_index: bool = True
+def loose_key(
+    to: str, verbose_name: Any, related_name: str, *, null: bool = True, db_index: bool = True
 ) -> models.ForeignKey[Any, Any]:
-    """Build a foreign key to a user, without a constraint or a cascade: the journal outlives its users."""
-    # Users may also be in another database.
-    return models.ForeignKey(
-        django_settings.AUTH_USER_MODEL,
-        verbose_name=verbose_name,
-        null=null,
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        db_index=db_index,
-        related_name=related_name,
-    )
+    """Build a foreign key without a constraint or a cascade: the row outlives the row that it names."""
+    options: Any = {"null": null, "db_index": db_index, "db_constraint": False}
+    options |= {"verbose_name": verbose_name, "related_name": related_name}
+    return models.ForeignKey(to, on_delete=models.DO_NOTHING, **options)
+
+
+def user_key(verbose_name: Any, related_name: str, **options: bool) -> models.ForeignKey[Any, Any]:
+    """Build a loose foreign key to a user, who may also be in another database."""
+    return loose_key(django_settings.AUTH_USER_MODEL, verbose_name, related_name, **options)
 
 
 class PersonNameField(AnyCharField):

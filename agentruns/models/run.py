@@ -9,7 +9,14 @@ from django.db.models import PROTECT, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now, user_key
+from agentruns.models.fields import (
+    CanonicalField,
+    EscapedTextField,
+    PersonNameField,
+    loose_key,
+    now,
+    user_key,
+)
 from agentruns.models.querysets import ACTIVE, ENDED, UNFINISHED, Constant
 from agentruns.models.session import Session
 from agentruns.models.statuses import RunStatus
@@ -103,26 +110,10 @@ class Run(models.Model):
     title = EscapedTextField(_("task"), default="")  # first line of its input
     context = CanonicalField(_("context"), default=dict)
     # The run that this one repeats, or was forked from at row `origin_seq`; also in its first row.
-    origin = models.ForeignKey(
-        "self",
-        verbose_name=_("origin"),
-        null=True,
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        db_index=False,
-        related_name="derived",
-    )
+    origin = loose_key("self", _("origin"), "derived", db_index=False)
     origin_seq = models.BigIntegerField(_("forked at row"), null=True)
     # The run whose call started this one; also in its first row.
-    parent = models.ForeignKey(
-        "self",
-        verbose_name=_("parent"),
-        null=True,
-        on_delete=models.DO_NOTHING,
-        db_constraint=False,
-        db_index=False,
-        related_name="children",
-    )
+    parent = loose_key("self", _("parent"), "children", db_index=False)
     # The rank of a Priority; also in its first row. Older code leaves it out.
     priority = models.SmallIntegerField(_("priority"), default=0, db_default=0)
 
