@@ -36,6 +36,11 @@ DECIDED: dict[str, str] = {  # verb that ends a wait without letting the call ru
 }
 TOKENS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 MOST_TOKENS = 2**63 - 1
+# Members of a row that a Call or a CallApproval has under the same name
+OF_CALL = ("id", "provider_id", "tool", "arguments", "digest", "parallel", "child", "deferred")
+OF_CARD = (
+    "digest", "title", "why", "holds", "held", "required", "approvers", "risk", "only_answers", "settles",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -279,18 +284,13 @@ class RunState:
 
     def columns(self) -> dict[str, Any]:
         """Build the folded columns of Run; `status` is "active" for both queued and running."""
+        same = ("status", "version", "step", "usage", "cost", "output", "error")
         return {
-            "status": self.status,
-            "version": self.version,
+            **{name: getattr(self, name) for name in same},
             "definition_id": self.definition,
             "requesters": f" {' '.join(map(quote, self.requesters))} " if self.requesters else "",
-            "step": self.step,
-            "usage": self.usage,
             "tokens": min(max(self.tokens, 0), MOST_TOKENS),
-            "cost": self.cost,
             "pending_calls": [call.id for call in self.open_calls()],
-            "output": self.output,
-            "error": self.error,
         }
 
     def given(self, imported_into: str | None = None) -> dict[str, Any]:
@@ -351,16 +351,9 @@ class RunState:
         self._add_usage(payload)
         self.calls = {
             call["id"]: Call(
-                id=call["id"],
-                provider_id=call["provider_id"],
-                tool=call["tool"],
+                **{name: call[name] for name in OF_CALL if name in call},  # type: ignore[literal-required]
                 step=self.step,
                 ordinal=ordinal,
-                arguments=call["arguments"],
-                digest=call["digest"],
-                parallel=call["parallel"],
-                child=call.get("child", False),
-                deferred=call.get("deferred"),
                 # A verdict of newer code lets nothing run.
                 verdict=call["verdict"] if call["verdict"] in [*GateVerdict] else GateVerdict.REFUSE,
                 may_be_lost=self.restored_at is not None,
@@ -375,20 +368,11 @@ class RunState:
         ends = events.moment(payload.get("expires_at"))
         call.approval = CallApproval(
             id=UUID(payload["approval"]),
-            digest=payload["digest"],
-            title=payload["title"],
-            why=payload["why"],
+            **{name: payload[name] for name in OF_CARD if name in payload},  # type: ignore[literal-required]
             asked=payload["why"],
-            holds=payload.get("holds"),
-            held=payload.get("held", ""),
             requested_at=row.created_at,
             lifetime=ends - row.created_at if ends else None,
-            required=payload["required"],
-            approvers=payload["approvers"],
-            risk=payload["risk"],
             expires_at=ends,
-            only_answers=payload.get("only_answers", False),
-            settles=payload.get("settles", []),
         )
 
     def on_approval_decided(self, row: Row, payload: events.ApprovalDecided) -> None:
@@ -449,9 +433,6 @@ class RunState:
     def on_event_awaited(self, row: Row, payload: events.EventAwaited) -> None:
         call = self.calls[row.call_id]
         call.event, call.orphan = payload, ""
-
-    def on_event_delivered(self, row: Row, payload: events.EventDelivered) -> None:
-        """Change nothing: the next row has the result."""
 
     def on_tool_result(self, row: Row, payload: events.ToolResult) -> None:
         call = self.calls[row.call_id]
@@ -530,12 +511,6 @@ class RunState:
     def on_run_cancelled(self, row: Row, payload: events.RunCancelled) -> None:
         self.ended, self.paused = RunStatus.CANCELLED, ""
 
-    def on_payload_erased(self, row: Row, payload: events.PayloadErased) -> None:
-        """Change nothing: the erased row itself is folded with neutral values."""
-
-    def on_left_out(self, row: Row, payload: events.LeftOut) -> None:
-        """Change nothing: only the conversation has less."""
-
     def on_budget_low(self, row: Row, payload: events.BudgetLow) -> None:
         self.low |= {payload["budget"]}
 
@@ -557,7 +532,9 @@ def text_of(content: list[dict[str, Any]]) -> str:
     return "".join(str(block.get("text", "")) for block in content if block.get("type") == "text")
 
 
-# Each kind has its method in RunState; a kind without one fails this import.
+# Change nothing: a delivery's next row has the result, and an erased row is folded with neutral values.
+NEUTRAL = (events.EVENT_DELIVERED, events.PAYLOAD_ERASED, events.LEFT_OUT)
+# Each other kind has its method in RunState; a kind without one fails this import.
 _APPLY: dict[str, Callable[[RunState, Row, Any], None]] = {
-    kind: getattr(RunState, f"on_{kind}") for kind in events.KINDS
+    kind: getattr(RunState, f"on_{kind}") for kind in events.KINDS if kind not in NEUTRAL
 }

@@ -100,7 +100,10 @@ TABLES: dict[str, dict[str, str]] = {
         "has no blocks with files",
         *OF_A_CALL - {events.TOOL_RESULT, events.LATE_RESULT} | ENDS | OF_A_RUN - {events.USER},
     ),
-    "agentruns.journal.fold:_APPLY": {},
+    "agentruns.journal.fold:_APPLY": {
+        **because("the next row has the result", events.EVENT_DELIVERED),
+        **because("changes what other rows say, and no state", events.PAYLOAD_ERASED, events.LEFT_OUT),
+    },
     "agentruns.journal.conversation:_APPLY": {
         **because("the model is not told", *ENDS | OF_A_RUN - {events.USER, events.ASSISTANT}),
         **because("it changes what earlier rows say", events.LEFT_OUT),
