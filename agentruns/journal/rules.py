@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.crypto import salted_hmac
 from django.utils.formats import date_format
 from django.utils.translation import gettext as _, gettext_lazy
-from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from agentruns.models.rule import Amount, ApprovalRule
 from agentruns.utils import json as canonical
@@ -36,6 +36,7 @@ WORDS = {
     "regex": gettext_lazy("%(path)s matches %(value)s"),
 }
 COUNT = "count"  # `of` of a cap that counts calls
+NUMBERS = {"integer", "number"}  # JSON types
 
 
 class Facts(NamedTuple):
@@ -88,7 +89,7 @@ class Condition:
             return False
         if self.op == "prefix":
             return given.startswith(self.value)
-        return len(given) <= LONGEST_TEXT and _matches(self.value, given)
+        return len(given) <= LONGEST_TEXT and _pattern(self.value).isinstance_python(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +173,6 @@ def _pattern(pattern: str) -> SchemaValidator:
     return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex", strict=True))
 
 
-def _matches(pattern: str, text: str) -> bool:
-    try:
-        _pattern(pattern).validate_python(text)
-    except ValidationError:
-        return False
-    return True
-
-
 def schema_hash(schema: Mapping[str, Any]) -> str:
     """Compute the hash by which a rule recognises the parameters of the tool that it was written for."""
     return hashlib.sha256(canonical.dumps(dict(schema)).encode()).hexdigest()
@@ -211,37 +204,20 @@ def mistakes(
 
 def wrong_condition(condition: Mapping[str, Any], schema: Mapping[str, Any], hidden: Collection[str]) -> str:
     """Explain what is wrong with one condition; "" if nothing is."""
-    return _wrong_path(condition["path"], schema, hidden) or _wrong_value(condition, schema)
-
-
-def _wrong_path(path: Any, schema: Mapping[str, Any], hidden: Collection[str]) -> str:
-    if path == "requester":
-        return ""
-    place, *names = path.split(".") if isinstance(path, str) and len(path) <= NAME_LENGTH else [""]
-    if place not in ("arguments", "context") or not all(names) or not names:
-        return _("%(path)r is not requester, arguments.NAME or context.NAME.") % {"path": path}
-    if place == "arguments" and names[0] in hidden:
-        return _("%(name)s is a sensitive parameter, and rules never look at these.") % {"name": names[0]}
-    if place == "arguments" and not types_at(schema, names):
-        return _("the tool has no parameter %(name)s.") % {"name": ".".join(names)}
-    return ""
-
-
-def _wrong_value(condition: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     path, op, value = condition["path"], condition["op"], condition["value"]
-    names = path.split(".")[1:]
-    types = types_at(schema, names) if path.startswith("arguments.") else {*_TYPES}
-    types = {"string"} if path == "requester" else types
+    if why := _wrong_path(path, schema, hidden):
+        return why
+    types = {"string"} if path == "requester" else _types_of(path, schema)
     if op in ("<=", ">="):
-        is_right, wants = number(value) is not None and bool(types & {"integer", "number"}), _("a number")
+        is_right, wants = number(value) is not None and bool(types & NUMBERS), _("a number")
     elif op in ("prefix", "regex"):
         is_right, wants = isinstance(value, str) and "string" in types, _("a text")
+    elif op == "in":
+        is_right = isinstance(value, list) and 0 < len(value) <= 1000
+        is_right = is_right and all(type_of(each) & types for each in value)
+        wants = _("a list of values of the parameter's type")
     else:
-        given = value if op == "in" else [value]
-        is_list = isinstance(given, list) and 0 < len(given) <= 1000
-        is_right = is_list and all(type_of(each) & types for each in given)
-        wants = _("of the parameter's type")
-        wants = _("a list of values of the parameter's type") if op == "in" else wants
+        is_right, wants = bool(type_of(value) & types), _("of the parameter's type")
     if not is_right:
         return _("%(path)s %(op)s: the value must be %(wants)s, and the parameter must allow it.") % {
             "path": path, "op": op, "wants": wants,
@@ -255,6 +231,25 @@ def _wrong_value(condition: Mapping[str, Any], schema: Mapping[str, Any]) -> str
     return ""
 
 
+def _wrong_path(path: Any, schema: Mapping[str, Any], hidden: Collection[str]) -> str:
+    if path == "requester":
+        return ""
+    place, *names = path.split(".") if isinstance(path, str) and len(path) <= NAME_LENGTH else [""]
+    if place not in ("arguments", "context") or not all(names) or not names:
+        return _("%(path)r is not requester, arguments.NAME or context.NAME.") % {"path": path}
+    if place == "arguments" and names[0] in hidden:
+        return _("%(name)s is a sensitive parameter, and rules never look at these.") % {"name": names[0]}
+    if not _types_of(path, schema):
+        return _("the tool has no parameter %(name)s.") % {"name": ".".join(names)}
+    return ""
+
+
+def _types_of(path: str, schema: Mapping[str, Any]) -> set[str]:
+    """List the JSON types that a value at a path may have; a context has no schema."""
+    place, *names = path.split(".")
+    return types_at(schema, names) if place == "arguments" else {*_TYPES}
+
+
 def wrong_cap(cap: Mapping[str, Any], schema: Mapping[str, Any], hidden: Collection[str]) -> str:
     """Explain what is wrong with one cap; "" if nothing is."""
     of, seconds, most, per = cap["of"], cap["seconds"], number(cap["most"]), cap["per"]
@@ -263,8 +258,7 @@ def wrong_cap(cap: Mapping[str, Any], schema: Mapping[str, Any], hidden: Collect
     if of != COUNT:
         if of == "requester" or (why := _wrong_path(of, schema, hidden)):
             return why if of != "requester" else _("of must be count, or the path of a number.")
-        names = of.split(".")[1:]
-        if of.startswith("arguments.") and not types_at(schema, names) & {"integer", "number"}:
+        if not _types_of(of, schema) & NUMBERS:
             return _("%(path)s is no number.") % {"path": of}
     if why := next(filter(None, (_wrong_path(path, schema, hidden) for path in per)), ""):
         return why
@@ -300,13 +294,9 @@ def types_at(schema: Mapping[str, Any], names: list[str]) -> set[str]:
         ]
     types = set[str]()
     for form in _flat(schema, forms):
-        named = form.get("type", [])
+        named, consts = form.get("type", []), [form["const"]] if "const" in form else []
         types |= {named} if isinstance(named, str) else {*named}
-        types |= {
-            kind
-            for each in [*form.get("enum", []), *([form["const"]] if "const" in form else [])]
-            for kind in type_of(each)
-        }
+        types = types.union(*map(type_of, [*form.get("enum", []), *consts]))
     return types
 
 
