@@ -44,19 +44,25 @@ def choose(driver: Driver, intents: list[Intent]) -> list[Answer]:
     asked = [each for each in intents if each.by_tool and (each.approval or each.deferred)]
     if not asked or not driver.store.durable or driver.run.restored_at:
         return []
-    rules = ApprovalRule.objects.using(driver.alias).live()
-    rules = rules.filter(
-        scope=driver.run.scope, agent=driver.agent.name, tool__in={each.tool for each in asked}
-    )
-    by_tool: dict[str, list[ApprovalRule]] = {}
-    for rule in rules.order_by("name", "version"):
-        by_tool.setdefault(rule.tool, []).append(rule)
+    its = {"scope": driver.run.scope, "agent": driver.agent.name, "tool__in": {each.tool for each in asked}}
+    rules = ApprovalRule.objects.using(driver.alias).live().filter(**its).order_by("name", "version")
     answers = []
     for intent in asked:
         tool = driver.agent.tools[intent.tool]
-        if matches := _matches(driver, tool, intent, by_tool.get(intent.tool, [])):
-            approval = intent.approval or gate.request(driver, tool, intent, intent.deferred or "")
-            answers.append(_answer(driver, intent, approval, matches))
+        if not (
+            matches := _matches(driver, tool, intent, [each for each in rules if each.tool == intent.tool])
+        ):
+            continue
+        approval = intent.approval or gate.request(driver, tool, intent, intent.deferred or "")
+        answer = Answer(intent, approval, intent.deferred)
+        for fits in sorted(matches, key=lambda each: ORDER.index(ApprovalRule.Effect(each.rule.effect))):
+            ruling = Ruling(fits, intent.id, approval["approval"], fits.rule.effect)
+            if fits.rule.status == ApprovalRule.Status.DRY_RUN:
+                answer.trials.append(ruling)
+            # A cap that is full by now saves an attempt; the transaction decides.
+            elif not any(RuleDecision.is_full(driver.alias, fits.rule, each) for each in fits.amounts):
+                answer.rulings.append(ruling)
+        answers.append(answer)
     return answers
 
 
@@ -66,30 +72,15 @@ def _matches(driver: Driver, tool: Tool, intent: Intent, rules: list[ApprovalRul
         return []
     run, schema = driver.run, schema_hash(tool.input_schema)
     facts = Facts(intent.arguments, run.context, tuple(run.requesters))
-    untrusted, matches = bool(gate.warned(driver, tool)), list[Match]()
+    untrusted, matches = bool(gate.warned(driver, tool)), list[Match | None]()
     for rule in rules:
         if rule.schema != schema:
             outdated(driver.alias, rule)
         elif tool.risk == "high" and rule.status == "active" and rule.activator_id in (None, rule.author_id):
             continue  # one person activated it before the risk was high
         elif not {*rule.people} & {*run.requesters} and (rule.untrusted or not untrusted):
-            fits = match(rule, facts)
-            matches += [fits] if fits else []
-    return matches
-
-
-def _answer(
-    driver: Driver, intent: Intent, approval: events.ApprovalRequested, matches: list[Match]
-) -> Answer:
-    answer = Answer(intent, approval, intent.deferred)
-    for fits in sorted(matches, key=lambda each: ORDER.index(ApprovalRule.Effect(each.rule.effect))):
-        ruling = Ruling(fits, intent.id, approval["approval"], fits.rule.effect)
-        if fits.rule.status == ApprovalRule.Status.DRY_RUN:
-            answer.trials.append(ruling)
-        # A cap that is full by now saves an attempt; the transaction decides.
-        elif not any(RuleDecision.is_full(driver.alias, fits.rule, each) for each in fits.amounts):
-            answer.rulings.append(ruling)
-    return answer
+            matches.append(match(rule, facts))
+    return [fits for fits in matches if fits is not None]
 
 
 def place(answers: list[Answer]) -> None:

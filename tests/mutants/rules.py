@@ -66,7 +66,7 @@ MUTANTS = [
         Edit(ENGINE, "if why_never(tool) or not rules:", "if not rules:"),
         f"{STRICTER}[options1]", f"{STRICTER}[options2]"),
     mutant("rules: each in its scope",
-        Edit(ENGINE, "scope=driver.run.scope, agent", "agent"),
+        Edit(ENGINE, '"scope": driver.run.scope, "agent"', '"agent"'),
         f"{T}a_rule_of_another_scope_answers_nothing"),
     mutant("rules: any denial, then any question, then any approval",
         Edit(ENGINE, "sorted(matches, key=lambda each: ORDER.index(ApprovalRule.Effect(each.rule.effect)))",
