@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -35,7 +35,7 @@ class Ruling:
 
 def concerns(batch: Batch) -> bool:
     """Check whether a batch changes tables of standing rules, without a query."""
-    return bool(batch.rulings) or next(_calls(batch), None) is not None
+    return bool(batch.rulings or _calls(batch))
 
 
 def project(alias: str, batch: Batch) -> None:
@@ -54,13 +54,12 @@ def project(alias: str, batch: Batch) -> None:
             ruling.refused, is_refused = why, True
     if is_refused:
         raise JournalConflictError(f"Run {run.run_id}: a standing rule does not decide as it was read.")
-    calls = [*_calls(batch)]
+    calls = _calls(batch)
     if unused := [call.id for call, rule_id in calls if _is_unused(call)]:
         RuleDecision.release(alias, run.run_id, unused)
+    why = _("A call that the rule approved is in doubt: run %(run)s.") % {"run": run.run_id}
     for rule_id in sorted({rule_id for call, rule_id in calls if _is_doubted(call)}):
-        stop(
-            alias, rule_id, _("A call that the rule approved is in doubt: run %(run)s.") % {"run": run.run_id}
-        )
+        stop(alias, rule_id, why)
 
 
 def stop(alias: str, rule_id: UUID | str, why: str) -> None:
@@ -102,12 +101,10 @@ def move(
     return True
 
 
-def _calls(batch: Batch) -> Iterator[tuple[Call, str]]:
-    """Yield the calls with rows in a batch about which a rule decided last, each with the rule's id."""
-    for call_id in batch.before:
-        call = batch.state.run.calls.get(call_id)
-        if call is not None and call.approval is not None and call.approval.rule:
-            yield call, call.approval.rule
+def _calls(batch: Batch) -> list[tuple[Call, str]]:
+    """List the calls with rows in a batch about which a rule decided last, each with the rule's id."""
+    changed = batch.changed_approvals()
+    return [(call, approval.rule) for call, approval, _before in changed if approval.rule]
 
 
 def _is_unused(call: Call) -> bool:

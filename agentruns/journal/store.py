@@ -105,10 +105,8 @@ class DatabaseStore:
             alias = own_alias(alias)
         connection = connections[alias]
         # On PostgreSQL rows alone are one statement, and that is a transaction by itself.
-        has_events = waits.concerns(batch)
-        is_more = connection.in_atomic_block or batch.changed_approvals() or has_events or is_announced(batch)
-        has_rules = rulings.concerns(batch)
-        is_more = is_more or has_rules or bool(batch.charged)
+        is_more = connection.in_atomic_block or bool(batch.changed_approvals() or batch.charged)
+        is_more = is_more or waits.concerns(batch) or rulings.concerns(batch) or is_announced(batch)
         is_one = connection.vendor == "postgresql" and durable and not is_more
         block = nullcontext() if is_one else transaction.atomic(using=alias, durable=durable)
         with acknowledged(connection), block:
@@ -121,10 +119,8 @@ class DatabaseStore:
                     announce(alias, first)
             if is_more:
                 project(alias, batch)
-                if has_events:
-                    waits.project(alias, batch)
-                if has_rules:
-                    rulings.project(alias, batch)
+                waits.project(alias, batch)
+                rulings.project(alias, batch)
                 announce(alias, batch)
         if settings.TELEMETRY:
             telemetry.stored(batch, alias)
