@@ -14,7 +14,7 @@ from agentruns.journal.fold import Call
 from agentruns.models import Event
 from agentruns.models.statuses import Outcome
 from agentruns.tools import Pending
-from agentruns.tools.waiting import TIMER
+from agentruns.tools.builtin import TIMER
 
 TAKEN = "{tool} cannot wait: another call waits, or has waited, for the event {name} with the key {key}."
 NOT_WAITED = " Nothing happened. Wait under another key."

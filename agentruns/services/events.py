@@ -39,8 +39,8 @@ from agentruns.services import permissions
 from agentruns.services.runs import family
 from agentruns.services.runs.write import find_run, write
 from agentruns.tools import Pending, Unknown, to_jsonable
+from agentruns.tools.builtin import TASK
 from agentruns.tools.mcp import McpError
-from agentruns.tools.waiting import TASK
 from agentruns.utils import clock, json as canonical
 from agentruns.utils.bounds import EVENT_LENGTH, OWN_EVENTS, check_name
 from agentruns.utils.db import TRIES, delete_rows, in_transaction, later

@@ -1,7 +1,14 @@
 """Tools: functions that the model may call, each declared with its effects."""
 
 from agentruns.tools.base import InvalidArguments, Tool, tool
-from agentruns.tools.children import child_tool
+from agentruns.tools.builtin import (
+    ask_human,
+    child_tool,
+    question_to,
+    read_result,
+    wait_for_event,
+    wait_until,
+)
 from agentruns.tools.context import (
     NotOccurred,
     Occurred,
@@ -12,11 +19,8 @@ from agentruns.tools.context import (
     Unknown,
 )
 from agentruns.tools.options import ChildKeywords
-from agentruns.tools.questions import ask_human, question_to
-from agentruns.tools.reading import read_result
 from agentruns.tools.refusals import http_refusal, service_refusal
 from agentruns.tools.results import to_jsonable
-from agentruns.tools.waiting import wait_for_event, wait_until
 
 __all__ = [
     "ChildKeywords", "InvalidArguments", "NotOccurred", "Occurred", "Pending", "RunContext", "Tool",

@@ -28,7 +28,7 @@ from agentruns.journal import conversation, deciders, events, fold, masking, rea
 from agentruns.models import Approval, Message, Run, statuses
 from agentruns.services import permissions
 from agentruns.services.approvals.decisions import unfit
-from agentruns.tools import InvalidArguments, Tool, questions
+from agentruns.tools import InvalidArguments, Tool, builtin
 from agentruns.tools.card import MASK, in_time
 from agentruns.tools.options import REQUESTER
 from agentruns.utils import clock, json as canonical
@@ -446,8 +446,8 @@ def context_of(card: ApprovalCard) -> dict[str, Any]:
         "precedents": summary,
         "denials": denials,
         "quotes": card.quotes,
-        "choices": list(map(html.plain, questions.choices_of(card.face.arguments))) if question else [],
-        "takes_text": not question or questions.takes_text(approval.arguments),
+        "choices": list(map(html.plain, builtin.choices_of(card.face.arguments))) if question else [],
+        "takes_text": not question or builtin.takes_text(approval.arguments),
         "missing": approval.required - approval.approved_count,
         "model_reads": {  # the texts that are known beforehand
             "edit": conversation.EDITED.format(arguments=_("(the arguments)")),

@@ -16,7 +16,7 @@ from agentruns.journal import events
 from agentruns.models import Approval, Message
 from agentruns.models.statuses import Verb
 from agentruns.services.approvals.decisions import answer, approve, deny, extend
-from agentruns.tools import questions, to_jsonable
+from agentruns.tools import builtin, to_jsonable
 
 EDIT, EXTEND = "edit", "extend"  # the console's own verbs
 # The statuses of an approval after each verb, with those that follow automatically.
@@ -55,7 +55,7 @@ def form_options(verb: str, approval: Approval) -> dict[str, Any]:
     initial = {"digest": approval.digest, "seen": expires.isoformat() if expires else ""}
     options: dict[str, Any] = {"initial": initial, "auto_id": f"{verb}_%s"}
     if verb == Verb.ANSWER:
-        options["choices"] = questions.choices_of(approval.arguments)
+        options["choices"] = builtin.choices_of(approval.arguments)
     return {**options, "needs": True} if verb == Verb.DENY else options
 
 

@@ -21,7 +21,7 @@ from agentruns.journal import fold, masking
 from agentruns.models import Approval, Review, Run
 from agentruns.models.event import CHILD
 from agentruns.services.runs import waiting
-from agentruns.tools.waiting import TASK, TIMER
+from agentruns.tools.builtin import TASK, TIMER
 
 LINE = 110  # characters of a second line
 READ = 5 * LINE  # characters of an answer, of which its markdown takes some

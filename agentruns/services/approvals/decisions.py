@@ -33,9 +33,9 @@ from agentruns.models.statuses import ApprovalStatus, Verb
 from agentruns.services import permissions
 from agentruns.services.runs.write import write
 from agentruns.tools import InvalidArguments, to_jsonable
+from agentruns.tools.builtin import choices_of, takes_text
 from agentruns.tools.card import MASK, call_text, in_time, one_line
 from agentruns.tools.options import REQUESTER
-from agentruns.tools.questions import choices_of, takes_text
 from agentruns.utils.db import readable, reading
 from agentruns.utils.failpoints import reached
 from agentruns.utils.redaction import Secrets, get_logger, redacted

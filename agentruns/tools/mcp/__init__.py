@@ -23,7 +23,7 @@ from agentruns.tools.mcp.arguments import arguments_model
 from agentruns.tools.mcp.client import Listed, McpChanged, McpError
 from agentruns.tools.options import Options, as_names
 from agentruns.tools.signature import Signature
-from agentruns.tools.waiting import TASK
+from agentruns.tools.builtin import TASK
 from agentruns.utils import json as canonical
 from agentruns.utils.calls import arity_mistake, call
 from agentruns.utils.forks import renewed
@@ -136,8 +136,7 @@ class Server:
             return answer
         if ctx.session_key is None:
             raise McpError("The server has begun a task; a stateless run cannot wait for its result.")
-        event = f"{self.name}/{answer.key}"
-        return replace(answer, key=event, timeout=self.task_timeout, _name=TASK)
+        return replace(answer, key=f"{self.name}/{answer.key}", timeout=self.task_timeout, _name=TASK)
 
     def poll(self, ctx: ToolContext, event: str) -> Any:
         """Poll the task of an event's key, with the headers of its call; see `poll_task`."""
