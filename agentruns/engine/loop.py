@@ -23,7 +23,7 @@ from agentruns.engine.driver import Driver
 from agentruns.engine.keeper import keeper
 from agentruns.engine.leases import SERVICE, DrainCheck, Lease, take
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
-from agentruns.journal import events, omissions, telemetry
+from agentruns.journal import conversation, events, telemetry
 from agentruns.journal.batch import Batch, SessionState, seen_committed
 from agentruns.journal.connection import own_alias, own_connection, rest
 from agentruns.journal.fold import RunState, text_of
@@ -483,7 +483,7 @@ def _provider_failed(
     if fallback is not None or batch.delay is not None:
         return
     run, is_durable, reason = batch.state.run, driver.store.durable, f"{kind}: {text}"
-    omission = events.LeftOut(actor=None, reason=SHORTER.format(why=reason), bound=omissions.BOUND)
+    omission = events.LeftOut(actor=None, reason=SHORTER.format(why=reason), bound=conversation.BOUND)
     if is_durable and run.cancel_requested and (error.is_refusal or error.disposition == "pause"):
         return  # a cancelled run ends at the next step
     if error.is_refusal and batch.state.conversation.is_shorter_after(omission, str(run.run_id)):

@@ -35,7 +35,7 @@ from agentruns.exceptions import (
     RunStateError,
     SessionBusyError,
 )
-from agentruns.journal.omissions import BOUND
+from agentruns.journal.conversation import BOUND
 from agentruns.models import Approval, Message, Run
 from agentruns.providers.anthropic import AnthropicModel
 from agentruns.providers.base import ProviderError

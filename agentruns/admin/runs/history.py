@@ -22,8 +22,7 @@ from agentruns.conf import settings
 from agentruns.engine.children import MAX_FAMILY
 from agentruns.exceptions import AgentRunsError, PermissionDeniedError, RunStateError, UnknownAgentError
 from agentruns.journal import batch, deciders, events, fold, masking, read
-from agentruns.journal.conversation import KINDS
-from agentruns.journal.omissions import has_block
+from agentruns.journal.conversation import KINDS, has_block
 from agentruns.models import Message, Run, statuses
 from agentruns.services import history, permissions
 from agentruns.services.runs import control, forks, starting, write

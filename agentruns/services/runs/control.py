@@ -19,7 +19,7 @@ from agentruns.engine.rendering import renders
 from agentruns.exceptions import AgentRunsError, RunStateError, SessionBusyError, UnknownAgentError
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
-from agentruns.journal.omissions import has_block, without
+from agentruns.journal.conversation import has_block, without
 from agentruns.journal.read import definition_body
 from agentruns.models import Definition, Message, Run
 from agentruns.models.run import RunQuerySet
