@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings as hypothesis_settings
 
 from agentruns.agents.agent import Agent, register, registered
 from agentruns.engine.driver import Driver
-from agentruns.engine.keeper import keeper
+from agentruns.engine.leases import keeper
 from agentruns.models import Approval, Run, triggers
 from agentruns.services.runs.lifecycle import run_agent
 from tests import effects as ledger, files, rebuild, scratch

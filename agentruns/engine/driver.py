@@ -17,8 +17,7 @@ from django.db import DatabaseError, InterfaceError, InternalError, OperationalE
 
 from agentruns.agents.agent import Agent
 from agentruns.conf import settings
-from agentruns.engine.keeper import keeper
-from agentruns.engine.leases import Lease
+from agentruns.engine.leases import Lease, keeper
 from agentruns.exceptions import (
     JournalConflictError,
     JournalRewoundError,

@@ -20,8 +20,7 @@ from agentruns.conf import settings
 from agentruns.engine import budgets, children, gate, handler, in_doubt, rules, tool_calls, turns
 from agentruns.engine.drafts import STOPPED, Reply, drafting
 from agentruns.engine.driver import Driver
-from agentruns.engine.keeper import keeper
-from agentruns.engine.leases import SERVICE, DrainCheck, Lease, take
+from agentruns.engine.leases import SERVICE, DrainCheck, Lease, keeper, take
 from agentruns.exceptions import JournalRewoundError, JournalUnreadableError, LeaseLostError, PayloadError
 from agentruns.journal import conversation, events, telemetry
 from agentruns.journal.batch import Batch, SessionState, seen_committed

@@ -17,9 +17,8 @@ from django.db import connection, connections, transaction
 from django.db.backends.signals import connection_created
 
 from agentruns import Agent, ModelReply, ModelRequest, Occurred, ToolContext, cancel_run, start_run, tool
-from agentruns.engine import drafts, keeper as keeping_module
-from agentruns.engine.keeper import keeper
-from agentruns.engine.leases import Lease, claim, extend_all
+from agentruns.engine import drafts, leases
+from agentruns.engine.leases import Lease, claim, extend_all, keeper
 from agentruns.journal import connection as own
 from agentruns.journal.connection import own_alias, own_connection, rest
 from agentruns.journal.verify import problems
@@ -470,8 +469,8 @@ def test_the_end_of_a_drive_does_not_wait_for_a_keeper_that_keeps_another_lease(
             is_beating.wait(LIMIT)
         connections.close_all()
 
-    monkeypatch.setattr(keeping_module, "extend_all", slow)
-    monkeypatch.setattr(keeping_module, "PATIENCE", LIMIT)
+    monkeypatch.setattr(leases, "extend_all", slow)
+    monkeypatch.setattr(leases, "PATIENCE", LIMIT)
     thread = threading.Thread(target=keep)
     thread.start()
     wait_for(lambda: is_beating.is_set() and not keeper._leases, "the end of the first drive")

@@ -367,7 +367,7 @@ def test_a_beat_after_its_own_driver_gave_the_run_back_is_no_lost_lease(
         release(lease, **options)
         assert beat.wait(LIMIT)
 
-    monkeypatch.setattr("agentruns.engine.keeper.extend_all", extend)
+    monkeypatch.setattr("agentruns.engine.leases.extend_all", extend)
     found = start_run(shop_agent("brief"), "do it", "s1")
     if point == "after_finish":
         failpoints.arm(point, lambda: beat.wait(LIMIT))

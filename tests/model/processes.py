@@ -14,8 +14,7 @@ from django.db import connections
 
 from agentruns.engine import tool_calls
 from agentruns.engine.driver import Driver
-from agentruns.engine.keeper import keeper
-from agentruns.engine.leases import Lease
+from agentruns.engine.leases import Lease, keeper
 from agentruns.services import events
 from agentruns.utils.db import uptime
 from tests.waiting import LIMIT

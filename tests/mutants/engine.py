@@ -8,7 +8,7 @@ CALLS, DOUBT = "engine/tool_calls.py", "engine/in_doubt.py"
 GATE, HANDLER = "engine/gate.py", "engine/handler.py"
 STATEMENTS = "journal/store.py"
 DRIVER, LEASES, LOOP, WORKER = "engine/driver.py", "engine/leases.py", "engine/loop.py", "engine/worker.py"
-KEEPER, CONNECTION, CREW = "engine/keeper.py", "journal/connection.py", "db/test_crew.py"
+KEEPER, CONNECTION, CREW = "engine/leases.py", "journal/connection.py", "db/test_crew.py"
 FOLD, TOOL = "journal/fold.py", "tools/base.py"
 
 REFUSALS = "tools/refusals.py"

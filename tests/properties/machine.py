@@ -15,8 +15,7 @@ from agentruns import ToolContext, tool
 from agentruns.conf import settings
 from agentruns.engine.driver import Driver
 from agentruns.engine.gate import call_digest
-from agentruns.engine.keeper import keeper
-from agentruns.engine.leases import Lease
+from agentruns.engine.leases import Lease, keeper
 from agentruns.engine.loop import drive
 from agentruns.engine.worker import advance
 from agentruns.exceptions import DurableConfigMismatchError, ToolDurabilityError
