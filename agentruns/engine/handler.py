@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -125,12 +125,12 @@ def enter(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Observ
                 raise Interrupted(f"{type(error).__name__} inside the handler.") from error
             attributes.update(error=type(error).__name__, outcome="error")
             observation = failed(tool, tool.recovery, context.run_id, error)
-            observation.seconds = time.perf_counter() - began
-            return observation
-        conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
-        seconds = time.perf_counter() - began
-        attributes["outcome"] = "ok"
-        return Observation(output.content, pending=output.pending, flags=output.flags, seconds=seconds)
+        else:
+            conceal(masking.sensitive_parts(output.content, output.flags, tool.sensitive_results))
+            attributes["outcome"] = "ok"
+            observation = Observation(output.content, pending=output.pending, flags=output.flags)
+        observation.seconds = time.perf_counter() - began
+        return observation
 
 
 def failed(tool: Tool, declared: str, run_id: str, error: Exception) -> Observation:
@@ -380,15 +380,13 @@ def contained(alias: str, broken: list[Exception]) -> Iterator[None]:
             f"{context['connection'].alias!r}: that write would outlive a rollback."
         )
 
-    checks = [(connections[alias], check_own)]
-    checks += [(connections[other], check_other) for other in connections if other != alias]
-    for connection, check in checks:
-        connection.execute_wrappers.append(check)
-    try:
+    with ExitStack() as checks:
+        for other in connections:
+            wrappers = connections[other].execute_wrappers
+            check = check_own if other == alias else check_other
+            wrappers.append(check)
+            checks.callback(wrappers.remove, check)
         yield
-    finally:
-        for connection, check in checks:
-            connection.execute_wrappers.remove(check)
 
 
 def store_late_result(
