@@ -77,8 +77,7 @@ def plan(driver: Driver, call: Call, beside: int) -> Plan | str:
         kept = payloads.put(f"{session_id}/instructions", made.get("instructions", ""))
         made |= {"instructions": kept["content"], "stored": kept["stored"]} if kept else {}
     kept = payloads.put(f"{session_id}/input", text)
-    shown = kept.get("content", text)
-    task = events.User(content=[{"type": "text", "text": shown}], giver=driver.agent.name)
+    task = events.User(content=[{"type": "text", "text": kept.get("content", text)}], giver=driver.agent.name)
     task |= {"stored": kept["stored"]} if kept else {}
     return Plan(call, agent, run_id, session_id, secret, made, task)
 

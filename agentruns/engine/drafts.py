@@ -53,6 +53,7 @@ class Reply:
         self.mask: Mask | None = None
         self.is_known = False
         self.state: State = None  # of the drive's connections
+        self.period = PERIODS.get(connections[alias].vendor, PERIOD)
 
     def __call__(self, piece: str) -> None:
         if self.is_stopped:
@@ -62,11 +63,6 @@ class Reply:
         if not self.is_known and not self.is_over:
             self.is_known = True
             writer.add(self)
-
-    @property
-    def period(self) -> float:
-        """The number of seconds between two times that the text is stored."""
-        return PERIODS.get(connections[self.alias].vendor, PERIOD)
 
 
 @contextmanager
@@ -219,8 +215,7 @@ def watch(run_ids: Iterable[UUID]) -> None:
     found = [Draft(run_id=run_id, watched_until=later(WATCHED)) for run_id in run_ids]
     try:
         with transaction.atomic(using=alias), short_lock_waits(alias):
-            rows = Draft.objects.using(alias)
-            rows.bulk_create(
+            Draft.objects.using(alias).bulk_create(
                 found, update_conflicts=True, unique_fields=["run"], update_fields=["watched_until"]
             )
     except (DatabaseError, InterfaceError) as error:

@@ -41,8 +41,7 @@ def decided(batch: Batch, call: Call) -> None:
 
 def unknown(batch: Batch, call: Call, actor: Any, why: str = "") -> None:
     """Add the result `unknown` of a call; `why` replaces the usual reason."""
-    text = unknown_text(call, why)
-    batch.result(call, text, Outcome.UNKNOWN, is_error=True, actor=events.actor_ref(actor))
+    batch.result(call, unknown_text(call, why), Outcome.UNKNOWN, is_error=True, actor=events.actor_ref(actor))
 
 
 def unknown_text(call: Call, why: str = "") -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol, Self
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
@@ -46,7 +47,7 @@ def notify_on_commit(alias: str, run_id: UUID) -> None:
     transaction.on_commit(notify, using=alias, robust=True)
 
 
-class Listener:
+class Listener(AbstractContextManager["Listener"]):
     """A worker's listener for the doorbell, on a connection of its own that is in no transaction.
 
     PostgreSQL announces runs that can go on, while SQLite only shows that something was committed. If neither
@@ -58,9 +59,6 @@ class Listener:
         self._alias = alias
         self._connection: Any = None
         self._version: int | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._close()

@@ -84,8 +84,7 @@ def _merged(schema: Schema) -> Schema:
     for choice in _CHOICES:
         parts = [_resolved(part, schema) for part in schema.get(choice) or []]
         for part in parts:
-            for name, each in (part.get("properties") or {}).items():
-                properties.setdefault(name, each)
+            properties = {**(part.get("properties") or {}), **properties}
         needed = [list(part.get("required") or []) for part in parts]
         for name in [name for names in needed for name in names]:
             everywhere = choice == "allOf" or all(name in names for names in needed)
