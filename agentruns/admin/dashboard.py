@@ -36,7 +36,7 @@ from agentruns.admin.runs.actions import is_silent
 from agentruns.admin.runs.list import amount, short
 from agentruns.conf import settings
 from agentruns.journal import masking, outbox, policy
-from agentruns.models import Approval, ApprovalRule, Control, Notification, Run, querysets
+from agentruns.models import Approval, ApprovalRule, Control, Notification, Run, statuses
 from agentruns.services import permissions, switches
 from agentruns.services.runs import starting, waiting
 from agentruns.utils import clock, redaction
@@ -99,7 +99,7 @@ def dashboard(site: AdminSite, request: HttpRequest) -> dict[str, Any] | None:
 def _approvals(site: AdminSite, request: HttpRequest, page: dict[str, Any]) -> None:
     """Add to the page the approvals that wait, the oldest of them, and recent decisions by tool."""
     visible_to_user = policy.visible_approvals(request.user)
-    pending = visible_to_user.filter(status=querysets.PENDING).order_by("requested_at", "id")
+    pending = visible_to_user.filter(status=statuses.PENDING).order_by("requested_at", "id")
     open_to = permissions.open_to(request.user, pending)
     figures = {"waiting": CountOf(pending, MOST), "open": CountOf(open_to, MOST)}
     rows = pending.annotate(**figures, partly=Exists(open_to.filter(PARTLY))).select_related("run")

@@ -27,13 +27,13 @@ from agentruns import journal, services
 from agentruns.admin.base import MOST, Bounded, first_id
 from agentruns.admin.html import ONE_LINE, bare, plain, pretty, reason
 from agentruns.conf import settings
-from agentruns.models import Approval, Message, Review, Run, Session, fields, querysets
+from agentruns.models import Approval, Message, Review, Run, Session, fields, statuses
 from agentruns.utils import bounds, clock
 from agentruns.utils.redaction import is_on, redact, redacted
 
 APPROVED = (Approval.Status.APPROVED, Approval.Status.CONSUMED)  # people see no difference
 # The riskier first, then those that expire sooner, then those that wait longer.
-URGENT_FIRST = (querysets.RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
+URGENT_FIRST = (statuses.RISK_RANK.asc(), F("expires_at").asc(nulls_last=True), "requested_at", "id")
 HEAVY = ("arguments", "holds", "why", "run__input", "run__output", "run__error", "run__usage")
 QUEUED = 200  # cards of the queue that are searched for the next one
 LATELY = timedelta(hours=24)
@@ -378,7 +378,7 @@ class ApprovalStatusFilter(KnownValues):
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Select the approvals of the chosen status. "approved" includes approvals whose call has started."""
         done = {Approval.Status.APPROVED.value: Q(status__in=APPROVED), "all": Q()}
-        which = {self.default: Q(status=querysets.PENDING), **done}
+        which = {self.default: Q(status=statuses.PENDING), **done}
         return queryset.filter(which.get(value, Q(status=value)))
 
 
@@ -394,7 +394,7 @@ class MineFilter(KnownValues):
 
         The result may include approvals that the policy's `can_decide` refuses.
         """
-        pending = queryset.filter(status=querysets.PENDING).order_by(*URGENT_FIRST)
+        pending = queryset.filter(status=statuses.PENDING).order_by(*URGENT_FIRST)
         return services.permissions.decidable_by(self.user, pending)
 
 

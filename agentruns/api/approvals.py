@@ -15,7 +15,7 @@ from agentruns.exceptions import ApprovalStateError
 from agentruns.journal import policy
 from agentruns.journal.deciders import is_requester, restore
 from agentruns.models import ApiToken, Approval, SessionBearer
-from agentruns.models.querysets import PENDING
+from agentruns.models.statuses import PENDING
 from agentruns.services import permissions
 from agentruns.services.approvals import decisions as services
 from agentruns.tools.options import REQUESTER

@@ -43,7 +43,7 @@ from agentruns.conf import settings
 from agentruns.engine.drafts import AT_WORK, watch
 from agentruns.exceptions import DurableRunNotFoundError, PermissionDeniedError
 from agentruns.journal import events, masking, policy, read
-from agentruns.models import ApiToken, Message, Run, SessionBearer, querysets
+from agentruns.models import ApiToken, Message, Run, SessionBearer, statuses
 from agentruns.services import api_tokens
 from agentruns.utils import carry, forks, json as canonical, redaction
 
@@ -447,7 +447,7 @@ class Feed:
                 text = ping + (self._rows(head) if head.seq != self._seen else "")
                 if self._is_behind:
                     return text
-                if head.status in querysets.ENDED:
+                if head.status in statuses.ENDED:
                     self.over.set()
                     return text + _note("end", status=head.status)
                 return text + self._live(head)

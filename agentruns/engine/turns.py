@@ -17,9 +17,8 @@ from agentruns.agents.agent import get_agent, registered
 from agentruns.conf import settings
 from agentruns.exceptions import UnknownAgentError
 from agentruns.models import Control, Run
-from agentruns.models.querysets import ACTIVE, Constant
 from agentruns.models.run import SERVED, TURN, RunQuerySet
-from agentruns.models.statuses import Priority
+from agentruns.models.statuses import ACTIVE, Constant, Priority
 from agentruns.providers.base import Model
 from agentruns.providers.names import names_of
 from agentruns.utils import clock

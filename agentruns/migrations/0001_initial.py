@@ -5,7 +5,7 @@ from django.conf import settings
 from django.db import migrations, models
 
 import agentruns.models.fields
-import agentruns.models.querysets
+import agentruns.models.statuses
 import agentruns.utils.ids
 
 
@@ -659,14 +659,14 @@ class Migration(migrations.Migration):
                     models.Index(
                         models.Case(
                             models.When(
-                                risk=agentruns.models.querysets.Constant("high"),
-                                then=agentruns.models.querysets.Constant(0),
+                                risk=agentruns.models.statuses.Constant("high"),
+                                then=agentruns.models.statuses.Constant(0),
                             ),
                             models.When(
-                                risk=agentruns.models.querysets.Constant("normal"),
-                                then=agentruns.models.querysets.Constant(1),
+                                risk=agentruns.models.statuses.Constant("normal"),
+                                then=agentruns.models.statuses.Constant(1),
                             ),
-                            default=agentruns.models.querysets.Constant(2),
+                            default=agentruns.models.statuses.Constant(2),
                             output_field=models.IntegerField(),
                         ),
                         models.F("expires_at"),

@@ -8,9 +8,8 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, user_key
-from agentruns.models.querysets import PENDING, RISK_RANK
 from agentruns.models.run import Run
-from agentruns.models.statuses import ApprovalStatus
+from agentruns.models.statuses import PENDING, RISK_RANK, ApprovalStatus
 from agentruns.utils.bounds import NAME_LENGTH
 
 

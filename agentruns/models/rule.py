@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, now, user_key
-from agentruns.models.querysets import Constant
+from agentruns.models.statuses import Constant
 from agentruns.utils.bounds import NAME_LENGTH
 from agentruns.utils.db import later
 from agentruns.utils.ids import uuid7

@@ -17,9 +17,8 @@ from agentruns.models.fields import (
     now,
     user_key,
 )
-from agentruns.models.querysets import ACTIVE, ENDED, UNFINISHED, Constant
 from agentruns.models.session import Session
-from agentruns.models.statuses import RunStatus
+from agentruns.models.statuses import ACTIVE, ENDED, UNFINISHED, Constant, RunStatus
 from agentruns.utils.bounds import NAME_LENGTH, is_name, said
 from agentruns.utils.characters import isolated
 from agentruns.utils.ids import uuid7

@@ -1,10 +1,11 @@
-"""The fixed words of the journal. Each is equal to its text in rows, columns, JSON and templates."""
+"""The fixed words of the journal, also in SQL. Each equals its text in rows, columns, JSON and templates."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
-from django.db.models import TextChoices
+from django.db.models import Case, IntegerField, TextChoices, Value, When
 from django.utils.translation import gettext_lazy as _
 
 
@@ -117,3 +118,26 @@ class Verb(Word):
     DENY = "deny"
     ANSWER = "answer"
     EXPIRE = "expire"
+
+
+ENDED = (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+UNFINISHED = tuple(status for status in RunStatus if status not in (RunStatus.ACTIVE, *ENDED))
+
+
+class Constant(Value):
+    """A constant in the SQL text itself, because a planner matches no parameter with a partial index."""
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[str | int, ...]]:
+        """Format the value as an SQL literal."""
+        return repr(self.value), ()
+
+
+ACTIVE = [Constant("queued"), Constant("running")]
+PENDING = Constant("pending")
+# 0 is the riskiest, as in the queue's index.
+RISK_RANK = Case(
+    When(risk=Constant("high"), then=Constant(0)),
+    When(risk=Constant("normal"), then=Constant(1)),
+    default=Constant(2),
+    output_field=IntegerField(),
+)

@@ -14,7 +14,7 @@ from django.utils import timezone
 from agentruns import Agent, approve, deliver_event, list_runs, raise_budget, send_message
 from agentruns.exceptions import ApprovalStateError, RunStateError
 from agentruns.models import Run
-from agentruns.models.querysets import UNFINISHED
+from agentruns.models.statuses import UNFINISHED
 from project.helpdesk import ledger, words
 from project.helpdesk.agents import helpdesk, returns
 from project.helpdesk.model import TranscriptModel

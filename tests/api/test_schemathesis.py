@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings as examples
 from agentruns import cancel_run, pause_run, run_agent, start_run, tool
 from agentruns.journal import events
 from agentruns.models import Approval, Message, Run
-from agentruns.models.querysets import ENDED
+from agentruns.models.statuses import ENDED
 from agentruns.providers.base import ModelRequest, ProviderError
 from agentruns.services.api_tokens import create_token
 from tests.admin.people import user

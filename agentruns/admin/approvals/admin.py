@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from agentruns import journal, services
 from agentruns.admin import approvals as pages, base, filters, html, rules, runs
-from agentruns.models import Approval, Run, fields, querysets
+from agentruns.models import Approval, Run, fields, statuses
 
 DECIDE, TURN = "approvals.decide.decide_view", "approvals.decide.turn_view"
 SELECTED = "approvals.decide.decide_selected"
@@ -119,7 +119,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
                 url = base.page_url(self.admin_site, Run, "in_doubt")
             return {"runs": base.counted(orphaned), "url": url}
 
-        waiting = partial(base.counted, self.get_queryset(request).filter(status=querysets.PENDING))
+        waiting = partial(base.counted, self.get_queryset(request).filter(status=statuses.PENDING))
         context: dict[str, Any] = {"in_doubt": in_doubt, "waiting": waiting}
         if is_queue(request):
             context["title"] = _("Calls that wait for a decision")

@@ -25,7 +25,7 @@ from agentruns.admin.approvals.verbs import EDIT, EXTEND
 from agentruns.admin.base import ReadOnlyAdmin, following, is_uuid, mask_for, status_of, ticked
 from agentruns.exceptions import AgentRunsError, ApprovalStateError, PermissionDeniedError
 from agentruns.journal.deciders import why_not_decide
-from agentruns.models import Approval, Run, querysets
+from agentruns.models import Approval, Run, statuses
 from agentruns.models.statuses import Verb
 from agentruns.services import permissions
 from agentruns.tools import to_jsonable
@@ -134,7 +134,7 @@ def queue(admin: ReadOnlyAdmin, request: HttpRequest) -> list[UUID]:
     if query:  # without filters the plain order suffices, which is cheaper
         with suppress(IncorrectLookupParameters):  # not from a list of ours
             listed = admin.listing(request, query).queryset
-    return list(listed.filter(status=querysets.PENDING).values_list("pk", flat=True)[: filters.QUEUED])
+    return list(listed.filter(status=statuses.PENDING).values_list("pk", flat=True)[: filters.QUEUED])
 
 
 def _go_on(admin: ReadOnlyAdmin, request: HttpRequest, approval: Approval, queue: list[UUID]) -> HttpResponse:
@@ -185,7 +185,7 @@ def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpRe
     if not is_uuid(run_id):
         raise Http404(_("There is no run %(id)s.") % {"id": html.plain(run_id)})
     rows = admin.get_queryset(request).filter(run_id=run_id).order_by("requested_at", "id")
-    waiting, refused = list(rows.filter(status=querysets.PENDING)), dict[str, Any]()
+    waiting, refused = list(rows.filter(status=statuses.PENDING)), dict[str, Any]()
     verb, chosen = request.POST.get("verb", ""), ticked(request, rows)
     if request.method == "POST" and verb in VERBS and chosen:
         refused = _refusal(request, verb, chosen, VERBS)
@@ -197,7 +197,7 @@ def turn_view(admin: ReadOnlyAdmin, request: HttpRequest, run_id: str) -> HttpRe
                     text = _("Your decision was not recorded. %(why)s") % {"why": line["why_not"]}
                     level = messages.WARNING
                 _show_outcome(admin, request, line["card"].approval, text, level)
-            if admin.get_queryset(request).filter(run_id=run_id, status=querysets.PENDING).exists():
+            if admin.get_queryset(request).filter(run_id=run_id, status=statuses.PENDING).exists():
                 return HttpResponseRedirect(admin.url(request, "turn", run_id))
             return _go_on(admin, request, chosen[-1], others)
     elif request.method == "POST":

@@ -28,8 +28,8 @@ from agentruns.journal.read import NAMING, definitions_of
 from agentruns.models import Approval, Definition, IdempotencyRecord, Message, Notification, Run, Session
 from agentruns.models.bookkeeping import Spending
 from agentruns.models.parts import ERASED
-from agentruns.models.querysets import UNFINISHED
 from agentruns.models.rule import ApprovalRule, RuleDecision
+from agentruns.models.statuses import UNFINISHED
 from agentruns.models.tombstone import NAMED, PrunedKey, Tombstone, forgotten
 from agentruns.services.runs.sessions import require_one_scope
 from agentruns.utils import clock

@@ -19,7 +19,7 @@ from agentruns.journal.policy import visible_runs
 from agentruns.journal.read import read_rows
 from agentruns.journal.store import DatabaseStore
 from agentruns.models import Message, Run, Session, SessionBearer, Tombstone
-from agentruns.models.querysets import UNFINISHED
+from agentruns.models.statuses import UNFINISHED
 from agentruns.models.tombstone import forgotten, keyed, names_of
 from agentruns.services import permissions
 from agentruns.services.runs.requests import RunRequest, request_for, taken, user_row

@@ -23,9 +23,8 @@ from agentruns.journal.masking import Mask, mask_of, masks_of
 from agentruns.journal.policy import is_narrowed
 from agentruns.journal.read import UNREADABLE, definition_body, read_rows, readable_rows
 from agentruns.models import Approval, Control, Message, Run
-from agentruns.models.querysets import ACTIVE, UNFINISHED
 from agentruns.models.run import FREE, SERVED, TURN, RunQuerySet
-from agentruns.models.statuses import Orphan, Verdict
+from agentruns.models.statuses import ACTIVE, UNFINISHED, Orphan, Verdict
 from agentruns.utils import clock
 from agentruns.utils.bounds import OWN_EVENTS
 
