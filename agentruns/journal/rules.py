@@ -188,17 +188,14 @@ def mistakes(
         return
     for place, each in enumerate(conditions, 1):
         if not isinstance(each, dict) or each.keys() != {"path", "op", "value"} or each["op"] not in [*WORDS]:
-            names = ", ".join(WORDS)
             text = _("Condition %(place)d must have path, op and value; op is one of %(names)s.")
-            yield text % {"place": place, "names": names}
-            continue
-        if why := wrong_condition(each, schema, hidden):
+            yield text % {"place": place, "names": ", ".join(WORDS)}
+        elif why := wrong_condition(each, schema, hidden):
             yield _("Condition %(place)d: %(why)s") % {"place": place, "why": why}
     for place, each in enumerate(caps, 1):
         if not isinstance(each, dict) or each.keys() != {"of", "most", "seconds", "per"}:
             yield _("Cap %(place)d must have of, most, seconds and per.") % {"place": place}
-            continue
-        if why := wrong_cap(each, schema, hidden):
+        elif why := wrong_cap(each, schema, hidden):
             yield _("Cap %(place)d: %(why)s") % {"place": place, "why": why}
 
 
