@@ -103,9 +103,7 @@ def settle(batch: Batch, but: Collection[Call] = ()) -> None:
 
     The outcome is unknown if the call may have happened, else cancelled.
     """
-    for call in batch.state.run.open_calls():
-        if call in but:
-            continue
+    for call in (each for each in batch.state.run.open_calls() if each not in but):
         if call.may_have_happened:
             unknown(batch, call, None)
         else:
