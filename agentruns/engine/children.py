@@ -167,8 +167,15 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
         first_row["parent"]["untrusted"] = [*batch.state.read]
     first.add(events.RUN_STARTED, first_row)
     first.add(events.USER, plan.task)
-    if plan.own is not None:
-        _add_call(first, plan.own)
+    if (own := plan.own) is not None:  # as a reply that no model wrote
+        used = {"type": "tool_use", "id": own.provider_id, "name": own.tool, "input": own.arguments}
+        reply: events.Assistant = {
+            "content": [used], "calls": [own.record()], "read": first.state.next_seq - 1,
+            "sent": first.state.conversation.fingerprint(), "stop_reason": "tool_use",
+            "model": "", "request_id": "", "usage": {},
+        }  # fmt: skip
+        first.add(events.ASSISTANT, reply)
+        gate.write(first, [own])
         batch.rulings += plan.trials
     state, title = first.state, title_of(text)
     given = state.run.given()
@@ -201,18 +208,6 @@ def add(batch: Batch, plan: Plan, parents: dict[str, Any]) -> None:
             "outcome."
         )
         batch.result(call, text, Outcome.OK, deferred=deferred)
-
-
-def _add_call(first: Batch, intent: gate.Intent) -> None:
-    """Add a deferred call to the first rows of its run, as a reply that no model wrote."""
-    used = {"type": "tool_use", "id": intent.provider_id, "name": intent.tool, "input": intent.arguments}
-    reply: events.Assistant = {
-        "content": [used], "calls": [intent.record()], "read": first.state.next_seq - 1,
-        "sent": first.state.conversation.fingerprint(), "stop_reason": "tool_use",
-        "model": "", "request_id": "", "usage": {},
-    }  # fmt: skip
-    first.add(events.ASSISTANT, reply)
-    gate.write(first, [intent])
 
 
 def finish(batch: Batch) -> None:
