@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -128,14 +127,6 @@ class SessionState:
         elif (start := events.TOOL_STARTED.of(row)) and "approval" in start and events.COPIED not in start:
             self.open_elsewhere.pop(row.tool_name, None)  # a person let a call run, knowing of these
         self._unread.append(row)
-
-    @property
-    def doubts(self) -> dict[str, dict[str, UUID]]:
-        """The calls in doubt by tool, each with its run."""
-        by_tool: dict[str, dict[str, UUID]] = defaultdict(dict)
-        for call_id, result in self.in_doubt.open.items():
-            by_tool[result.tool_name][call_id] = result.run_id
-        return by_tool
 
     @property
     def conversation(self) -> Conversation:

@@ -101,9 +101,10 @@ def test_what_was_open_is_cancelled_and_what_had_started_is_unknown(effects: Eff
     run = Run.objects.get(session__key="dies")
     fork = fork_run(run.pk, seq_of(run, "tool_started", 1))
     assert [outcome for outcome, _ in settled(fork)] == ["unknown"]
-    (call_id,) = load("default", fork.session_id, fork.pk).doubts["post"]
+    ((call_id, doubt),) = load("default", fork.session_id, fork.pk).in_doubt.open.items()
+    assert doubt.tool_name == "post"
     assert resolve_orphan(fork.pk, call_id, "occurred", None, result="seen").pk == fork.pk
-    assert load("default", fork.session_id, fork.pk).doubts["post"] == {}
+    assert load("default", fork.session_id, fork.pk).in_doubt.open == {}
     assert problems(fork.session_id) == []
     assert effects.count() == 4
     shop_agent("noting", {"tools": [call("annotate", number="A1", note="seen")]})

@@ -253,8 +253,7 @@ class View:
         """Yield run and call of what staff may give a verdict on."""
         for state in self.states:
             yield from ((state.run.run_id, one.id) for one in state.run.open_calls() if one.orphan == "held")
-            told = [calls for _, calls in sorted(state.doubts.items())]
-            yield from ((run, call) for calls in told for call, run in calls.items())
+            yield from ((row.run_id, call) for call, row in state.in_doubt.open.items())
 
 
 def check(view: View, world: World, known: list[tuple[str, int]]) -> None:

@@ -270,8 +270,8 @@ def resolve_orphan(
 
     def change(run: Run, batch: Batch) -> None:
         call = batch.state.run.calls.get(call_id)
-        doubts = batch.state.doubts.items()  # of calls that were surfaced and have no clearing verdict
-        tool = next((tool for tool, calls in doubts if calls.get(call_id) == run.pk), None)
+        doubt = batch.state.in_doubt.open.get(call_id)  # of a surfaced call without a clearing verdict
+        tool = doubt.tool_name if doubt is not None and doubt.run_id == run.pk else None
         held = call is not None and call.is_open and call.orphan == Orphan.HELD
         if not held and tool is None:
             text = _("Call %(call)s of run %(run)s is not in doubt; there is nothing to decide.")
