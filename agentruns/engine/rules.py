@@ -49,9 +49,8 @@ def choose(driver: Driver, intents: list[Intent]) -> list[Answer]:
     answers = []
     for intent in asked:
         tool = driver.agent.tools[intent.tool]
-        if not (
-            matches := _matches(driver, tool, intent, [each for each in rules if each.tool == intent.tool])
-        ):
+        matches = _matches(driver, tool, intent, [each for each in rules if each.tool == intent.tool])
+        if not matches:
             continue
         approval = intent.approval or gate.request(driver, tool, intent, intent.deferred or "")
         answer = Answer(intent, approval, intent.deferred)
