@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from smtplib import SMTPRecipientsRefused
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.contrib.auth import get_user_model
 from django.core.checks import CheckMessage, Error, Warning
-from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import send_mail
 from django.db.models import QuerySet, TextChoices
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
-from agentruns.journal.outbox import Notice
-from agentruns.journal.policy import visible_approvals, visible_runs
+from agentruns.journal.outbox import ASKING, Notice, UndeliverableError
+from agentruns.journal.policy import user_of_key, visible_approvals, visible_runs
 from agentruns.models import Approval, Run
+from agentruns.services.recipients import address_field, address_of, recipients, users_with
 from agentruns.tools.card import one_line
 from agentruns.utils import characters, lanes, redaction
 
 # Seconds for a whole delivery, because the time limit of a socket begins anew with each byte.
 TIMEOUT = 8
 THREADS = 8  # most deliveries of a process at once, including those that timed out and still hang
-MISSING = "AGENTRUNS_NOTIFY_EMAILS has no address."
+MISSING = "AGENTRUNS_NOTIFY_EMAILS is no list of addresses, or empty although users have no address."
+NO_SUCH = 500  # from this code of SMTP on an address is refused for good
 
 _lane = lanes.Lane("agentruns-mail", THREADS)
 
@@ -33,35 +34,50 @@ _lane = lanes.Lane("agentruns-mail", THREADS)
 class MailNotifier:
     """The notifier that mails staff if a run needs a person. A subclass may set other `events`."""
 
-    events: tuple[str, ...] = ("approval.requested", "run.orphaned", "run.paused", "run.blocked")
+    events: tuple[str, ...] = (*ASKING, "run.orphaned", "run.paused", "run.blocked")
+
+    def recipients(self, notice: Notice) -> list[Any] | None:
+        """List the users who get a mail each; None if AGENTRUNS_NOTIFY_EMAILS names the addresses."""
+        if settings.NOTIFY_EMAILS or notice.is_settled:
+            return None
+        return [user for user in recipients(notice) if address_of(user)]
 
     def __call__(self, notice: Notice) -> None:
-        """Mail the notice to the addresses of AGENTRUNS_NOTIFY_EMAILS that may read it.
+        """Mail the notice to its recipient, or to the addresses of AGENTRUNS_NOTIFY_EMAILS that may read it.
 
-        An address may read the notice if no user has this address, or if a user who has it may see the
-        approval or run. Sends nothing for an approval that is no longer pending. Raises ImproperlyConfigured
-        if the setting has no address, TimeoutError after TIMEOUT, and the errors of the mail backend.
+        A user may read the notice who may see the approval or run, and an address that no such user has.
+        Sends nothing for an approval that is no longer pending. Raises UndeliverableError for an address that
+        does not exist, TimeoutError after TIMEOUT, and the errors of the mail backend.
         """
-        if not (people := settings.NOTIFY_EMAILS):
-            raise ImproperlyConfigured(MISSING)
-        if notice.type == "approval.requested" and notice.status != Approval.Status.PENDING:
-            return  # somebody decided before the delivery
-        users, readers = get_user_model(), list[str]()
+        if notice.is_settled:
+            return
         visible: Callable[[Any], QuerySet[Any]] = visible_approvals if notice.approval_id else visible_runs
-        about = notice.approval_id or notice.run_id
-        email = getattr(users, "get_email_field_name", str)()  # "" if users have none
-        for address in people:  # that no user has, or whose user may see the approval or run
-            owners = [*users._default_manager.filter(**{f"{email}__iexact": address})] if email else []
-            if not owners or any(visible(owner).filter(pk=about).exists() for owner in owners):
-                readers.append(address)
-        if readers:
-            subject, body = self.text(notice, None)  # before the lane, in this thread's language
+
+        def may_read(user: Any) -> bool:
+            return visible(user).filter(pk=notice.approval_id or notice.run_id).exists()
+
+        person, readers = user_of_key(notice.recipient) if notice.recipient else None, list[str]()
+        if notice.recipient:
+            readers += [address_of(person)] if may_read(person) else []
+        for address in () if notice.recipient else settings.NOTIFY_EMAILS:
+            owners = users_with(address)
+            readers += [address] if not owners or any(map(may_read, owners)) else []
+        if not readers:
+            return
+        subject, body = self.text(notice, person)  # before the lane, in this thread's language
+        try:
             _lane(lambda: send_mail(subject, body, None, readers), TIMEOUT)
+        except SMTPRecipientsRefused as error:
+            if notice.recipient and all(code >= NO_SUCH for code, _text in error.recipients.values()):
+                raise UndeliverableError("The mail server refuses the address.") from error
+            raise
 
     def text(self, notice: Notice, person: Any) -> tuple[str, str]:
         """Build the subject and the body of a mail to a user; `person` is None for a list of addresses."""
         what = {
             "approval.requested": _("Approval needed"),
+            "approval.reminded": _("Approval still needed"),
+            "approval.escalated": _("Approval needed, nobody has decided"),
             "run.orphaned": _("A call is in doubt"),
             "run.paused": _("A run is paused"),
             "run.blocked": _("Runs are blocked"),
@@ -92,9 +108,9 @@ class MailNotifier:
         return subject, "\n".join([subject, "", *shown, ""])
 
     def check(self) -> Iterator[CheckMessage]:
-        """Yield an Error if the setting has no list of addresses, and a Warning if SMTP has no time-out."""
+        """Yield an Error if there are no addresses, and a Warning if SMTP has no time-out."""
         people = settings.NOTIFY_EMAILS
-        if not people or not isinstance(people, list | tuple):
+        if not isinstance(people, list | tuple) or not (people or address_field()):
             hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."
             yield Error(MISSING, hint=hint, id="agentruns.E011")
         mailers: dict[str, Any] | None = getattr(django_settings, "MAILERS", None)  # from Django 6.1 on

@@ -43,8 +43,12 @@ FIRST_PAUSE, FACTOR = 10, 3  # seconds, growing: the tenth attempt is a day afte
 PER_SWEEP = 50
 REST_SECONDS = 60  # after a failure this process leaves the notifier to the sweep for so long
 
+ASKING = ("approval.requested", "approval.reminded", "approval.escalated")  # for a decision
 BLOCKED = "run.blocked"  # an event that no row of the journal has
 ONCE = 24 * 3600  # seconds in which one notice says that runs of a definition are blocked
+AT_ONCE = 10  # seconds after which a process leaves its other deliveries to the sweep
+
+SHARED = ("run_id", "event", "approval_id", "notifier", "created_at")  # columns of all rows of one event
 
 ANCHOR = "agentruns.journal.anchor.AnchorNotifier"
 
@@ -78,6 +82,12 @@ class Notice:
     risk: str
     expires_at: datetime | None
     url: str
+    recipient: str = ""  # the key of the user whom the notifier named; "" if it named none
+
+    @property
+    def is_settled(self) -> bool:
+        """Check whether the notice asks for a decision about a card that is no longer pending."""
+        return self.type in ASKING and self.status != ApprovalStatus.PENDING
 
     def payload(self) -> dict[str, Any]:
         """Build the JSON body that a webhook carries, without the call's arguments."""
@@ -144,7 +154,10 @@ def _store(alias: str, notifications: list[Notification]) -> None:
     def deliver() -> None:
         if any(map(has_foreign_blocks, connections.all(initialized_only=True))):
             return  # the network must not keep a caller's transaction open: the next sweep delivers
+        began = time.monotonic()
         for notification in notifications:
+            if time.monotonic() > began + AT_ONCE:
+                return
             is_resting = time.monotonic() < resting.get(notification.notifier, 0)
             if not is_resting and _deliver(settings.DATABASE, notification) is False:
                 resting[notification.notifier] = time.monotonic() + REST_SECONDS
@@ -202,14 +215,24 @@ def deliver_due(alias: str, should_stop: Callable[[], bool] = lambda: False) -> 
 
 
 def _deliver(alias: str, notification: Notification) -> bool | None:
-    """Try once to deliver a notification; return True, False after an error, None if it was not due."""
+    """Try once to deliver a notification, or to store one for each user whom its notifier names.
+
+    Returns True, False after an error, and None if it was not due or can never be delivered.
+    """
     unsent = Notification.objects.using(alias).filter(pk=notification.pk, sent_at=None)
     due = unsent.filter(DUE, attempts=notification.attempts)
     until = Now() + timedelta(seconds=CLAIM_SECONDS)
     if in_transaction(alias, lambda: due.update(attempts=F("attempts") + 1, not_before=until)) != 1:
         return None
+    shares: list[Notification] = []
     try:
-        load_notifier(notification.notifier)(notice_of(alias, notification))
+        notifier, notice = load_notifier(notification.notifier), notice_of(alias, notification)
+        names = None if notification.recipient else getattr(notifier, "recipients", None)
+        if (people := names(notice) if names else None) is None:
+            notifier(notice)
+        for person in people or ():
+            about = {name: getattr(notification, name) for name in SHARED}
+            shares.append(Notification(recipient=str(person.pk), **about))
     except Exception as error:
         attempt = notification.attempts + 1
         pause = FIRST_PAUSE * FACTOR ** (attempt - 1)
@@ -224,8 +247,13 @@ def _deliver(alias: str, notification: Notification) -> bool | None:
             MAX_ATTEMPTS, "given up" if gives_up else f"again in {pause} s",
             exc_info=error,
         )  # fmt: skip
-        return False
-    in_transaction(alias, lambda: unsent.update(sent_at=Now()))
+        return None if isinstance(error, UndeliverableError) else False
+
+    def finish() -> None:
+        if unsent.update(sent_at=Now()):
+            _store(alias, shares)
+
+    in_transaction(alias, finish)
     return True
 
 
@@ -288,4 +316,5 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         risk=risk,
         expires_at=expires_at,
         url=url,
+        recipient=notification.recipient,
     )

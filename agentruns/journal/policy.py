@@ -8,12 +8,13 @@ which AGENTRUNS_POLICY names.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission, PermissionsMixin
 from django.core.exceptions import ValidationError
 from django.db import InterfaceError, InternalError, OperationalError
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -29,6 +30,9 @@ from agentruns.models import ApiToken, Approval, ApprovalRule, Run, Session, Ses
 from agentruns.tools.options import REQUESTER
 from agentruns.utils.calls import arity_mistake
 from agentruns.utils.redaction import get_logger
+
+if TYPE_CHECKING:
+    from agentruns.journal.outbox import Notice
 
 logger = get_logger("agentruns.policy")
 
@@ -60,6 +64,15 @@ ACTIONS = {
     "deliver": ("agentruns.deliver_event", False),
     "write_rule": ("agentruns.write_rule", False),
     "activate_rule": ("agentruns.activate_rule", False),
+}
+
+
+# event of a run -> the action of those who are told; of an approval it is "decide", else "monitor"
+CALLS_FOR = {
+    "run.orphaned": "resolve",
+    "run.paused": "unpause",
+    "run.blocked": "adopt",
+    "budget.low": "raise_budget",
 }
 
 
@@ -118,8 +131,8 @@ class Policy:
         Other users see the approvals of the runs that they may see. If a subclass overrides `visible`, this
         holds for all users.
         """
-        decides = any(user.has_perm(f"agentruns.{name}") for name in ("view_approval", "decide_approval"))
-        if decides and type(self).visible is Policy.visible:
+        names = ("view_approval", "decide_approval")
+        if type(self).visible is Policy.visible and any(user.has_perm(f"agentruns.{name}") for name in names):
             return approvals
         runs = self.visible(user, Run.objects.using(approvals.db).all())
         return approvals.filter(run__in=runs) if is_narrowed(runs) else approvals
@@ -181,6 +194,21 @@ class Policy:
         runs.
         """
         return True
+
+    def recipients(self, notice: Notice) -> Iterable[Any]:
+        """Choose the users who are told of a notice: by default the active staff who may act on it.
+
+        For an approval these users are among the `approvers` of the tool. Users are left out afterwards if
+        they may not see the approval or run, or may not act on it.
+        """
+        permission, _owner_may = ACTIONS[action_of(notice)]
+        if notice.approval_id is None:
+            return staff(permission, "agentruns.view_run")
+        columns = Approval.objects.using(settings.DATABASE).values_list("approvers", "run__owner_id")
+        approvers, owner_id = columns.get(pk=notice.approval_id)
+        if approvers == REQUESTER:
+            return filter(is_staff, [user_of_key(owner_id)])
+        return staff(permission, *filter(None, [approvers]))
 
     def can_start(self, user: Any, agent: Agent) -> bool:
         """Check whether a user may start an agent through the API or the console."""
@@ -261,6 +289,35 @@ class Policy:
         if not user.has_perm("agentruns.start_run"):
             return False
         return starters is None or is_among(user, starters)
+
+
+def action_of(notice: Notice) -> str:
+    """Name the action, one of ACTIONS, that a notice calls for."""
+    return "decide" if notice.approval_id else CALLS_FOR.get(notice.type, "monitor")
+
+
+def is_staff(user: Any) -> bool:
+    """Check whether a user is active and a member of the staff."""
+    return user is not None and is_somebody(user) and bool(getattr(user, "is_staff", False))
+
+
+def staff(*names: str) -> list[Any]:
+    """List the active staff who have each of these permissions, or are in the group of this name.
+
+    Superusers are always listed. Empty for a custom user model without Django's permissions.
+    """
+    users: Any = get_user_model()
+    if not issubclass(users, PermissionsMixin):
+        return []
+    people = users._default_manager.order_by("pk")
+    for name in names:
+        app, _dot, codename = name.rpartition(".")
+        named = Permission.objects.filter(codename=codename)
+        named = named.filter(content_type__app_label=app) if app else named
+        held = Q(is_superuser=True) | Q(user_permissions__in=named) | Q(groups__permissions__in=named)
+        held |= Q(groups__name=name)
+        people = people.filter(pk__in=users._default_manager.filter(held).values("pk"))
+    return list(filter(is_staff, people))
 
 
 def is_among(user: Any, named: str, groups: Collection[str] | None = None) -> bool:

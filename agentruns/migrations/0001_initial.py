@@ -795,6 +795,10 @@ class Migration(migrations.Migration):
                 ("event", models.CharField(max_length=40, verbose_name="event")),
                 ("approval_id", models.UUIDField(null=True, verbose_name="approval")),
                 ("notifier", models.TextField(verbose_name="notifier")),
+                (
+                    "recipient",
+                    models.CharField(db_default="", default="", max_length=200, verbose_name="recipient"),
+                ),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
                 ("not_before", models.DateTimeField(null=True, verbose_name="not before")),

@@ -256,6 +256,8 @@ class Notification(models.Model):
     run = models.ForeignKey(Run, verbose_name=_("run"), on_delete=CASCADE, related_name="notifications")
     approval_id = models.UUIDField(_("approval"), null=True)
     notifier = models.TextField(_("notifier"))
+    # The key of the user to whom it goes; "" until the notifier has named users, or if it names none.
+    recipient = models.CharField(_("recipient"), max_length=NAME_LENGTH, default="", db_default="")
     created_at = models.DateTimeField(_("created at"))
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     not_before = models.DateTimeField(_("not before"), null=True)
