@@ -7,10 +7,12 @@ from django.dispatch import Signal
 text_streamed = Signal()
 
 # These are sent after the commit, with the class Run as sender, `run_id`, and `event`, a name such as
-# "run.failed"; the first two also with `approval_id`. Each is sent at most once, because a process may die
+# "run.failed"; the first four also with `approval_id`. Each is sent at most once, because a process may die
 # between commit and signal. Use AGENTRUNS_NOTIFIERS for notifications that must arrive.
 approval_requested = Signal()
 approval_decided = Signal()
+approval_reminded = Signal()
+approval_escalated = Signal()
 run_orphaned = Signal()
 run_paused = Signal()
 budget_low = Signal()

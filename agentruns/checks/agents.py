@@ -60,15 +60,18 @@ def check_mcp_servers() -> Iterator[CheckMessage]:
 
 @check(of=lambda: router.db_for_write(get_user_model()))  # a replica may be behind
 def check_approvers(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check that some active user may decide each tool's approvals, and that its `approvers` exist.
+    """Check that some active user may decide each tool's approvals, and that the groups it names exist.
 
     Leaves out calls that the requester confirms. Checks nothing with a user model or backend that stores
     permissions elsewhere, before the first migrate, or if the users' database is not being checked.
     """
     users, alias = get_user_model(), connection.alias
     gated: dict[str, set[str]] = {}  # tool names by their `approvers`, "" if any decider will do
+    told: dict[str, set[str]] = {}  # tool names by their `escalate_to`
     for tool in (tool for agent in registered() for tool in agent.tools.values()):
         is_gated = tool.requires_approval is not False or tool.outward
+        if tool.escalate_to:
+            told.setdefault(tool.escalate_to, set()).add(tool.name)
         if is_gated and tool.approvers != REQUESTER:
             gated.setdefault(tool.approvers or "", set()).add(tool.name)
     # With another user model or backend, the tables do not tell who has a permission.
@@ -84,8 +87,8 @@ def check_approvers(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     has_users = active.exists()  # a new project has none yet
     permissions = Permission.objects.using(alias)
     # The names of groups, and of permissions with and without their app.
-    known = {*Group.objects.using(alias).filter(name__in=gated).values_list("name", flat=True)}
-    named = permissions.filter(codename__in={name.rpartition(".")[2] for name in gated})
+    known = {*Group.objects.using(alias).filter(name__in={*gated, *told}).values_list("name", flat=True)}
+    named = permissions.filter(codename__in={name.rpartition(".")[2] for name in {*gated, *told}})
     for app, codename in named.values_list("content_type__app_label", "codename"):
         known |= {codename, f"{app}.{codename}"}
 
@@ -94,6 +97,10 @@ def check_approvers(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
         named = permissions.filter(codename=codename, **({"content_type__app_label": app} if app else {}))
         return Q(is_superuser=True) | Q(user_permissions__in=named) | Q(groups__permissions__in=named)
 
+    for group in sorted({*told} - known):
+        tools = ", ".join(sorted(told[group]))
+        text = f"escalate_to={group!r} of {tools} names neither a permission nor a group."
+        yield Warning(text, hint="Correct it, or make the group.", id="agentruns.W010")
     for approvers, names in sorted(gated.items()):
         tools, deciders = ", ".join(sorted(names)), active.filter(holding(DECIDE))
         if approvers:

@@ -14,6 +14,7 @@ from agentruns.engine.leases import why_off
 from agentruns.journal import events
 from agentruns.journal.batch import Batch
 from agentruns.journal.fold import Call
+from agentruns.journal.policy import Reminders, ask
 from agentruns.models import Message, Run
 from agentruns.models.parts import keyed
 from agentruns.models.statuses import ApprovalStatus, GateVerdict, Outcome
@@ -240,7 +241,7 @@ def request(
 
     Calls the project's code.
     """
-    lifetime = tool.expires_in or settings.APPROVAL_EXPIRES
+    lifetime, plan = tool.expires_in or settings.APPROVAL_EXPIRES, ask("reminders", Reminders(), tool)
     now = holds.held(driver, tool, call.id, call.arguments, secret)
     asked: events.ApprovalRequested = {
         "approval": str(uuid7()),
@@ -254,6 +255,11 @@ def request(
         "required": tool.approvals,
         "expires_at": events.timestamp(driver.now() + lifetime) if lifetime else None,
     }
+    if plan.remind_after:
+        asked["remind_at"] = events.timestamp(driver.now() + plan.remind_after)
+    if plan.escalate_after and plan.escalate_to:
+        asked["escalate_at"] = events.timestamp(driver.now() + plan.escalate_after)
+        asked["escalate_to"] = plan.escalate_to
     if tool.only_answers:
         asked["only_answers"] = True
     if tool.origin:

@@ -32,6 +32,9 @@ class CallApproval:
     approvers: str = ""
     risk: str = "normal"
     expires_at: datetime | None = None
+    remind_at: datetime | None = None  # None: never, or people were reminded already
+    escalate_at: datetime | None = None
+    escalate_to: str = ""
     only_answers: bool = False  # a question: there is nothing to execute
     settles: list[str] = field(default_factory=list)  # calls in doubt that it shows
     status: str = ApprovalStatus.PENDING
@@ -50,6 +53,11 @@ class CallApproval:
     def shown(self) -> str:
         """The digest that people see and send back: of the arguments, and of what the approval relies on."""
         return canonical.digest([self.digest, self.held]) if self.held else self.digest
+
+    @property
+    def due_at(self) -> datetime | None:
+        """The time of the next reminder or escalation; None if there is none."""
+        return min(filter(None, (self.remind_at, self.escalate_at)), default=None)
 
     def void(self, payload: events.ApprovalVoided) -> None:
         """Take back approvals, as a row of this payload says: the card waits again."""

@@ -40,6 +40,7 @@ MOST_TOKENS = 2**63 - 1
 OF_CALL = ("id", "provider_id", "tool", "arguments", "digest", "parallel", "child", "deferred")
 OF_CARD = (
     "digest", "title", "why", "holds", "held", "required", "approvers", "risk", "only_answers", "settles",
+    "escalate_to",
 )  # fmt: skip
 
 
@@ -373,6 +374,8 @@ class RunState:
             requested_at=row.created_at,
             lifetime=ends - row.created_at if ends else None,
             expires_at=ends,
+            remind_at=events.moment(payload.get("remind_at")),
+            escalate_at=events.moment(payload.get("escalate_at")),
         )
 
     def on_approval_decided(self, row: Row, payload: events.ApprovalDecided) -> None:
@@ -408,6 +411,14 @@ class RunState:
     def on_approval_extended(self, row: Row, payload: events.ApprovalExtended) -> None:
         if approval := self.calls[row.call_id].approval:
             approval.expires_at = events.moment(payload["expires_at"])
+
+    def on_approval_reminded(self, row: Row, payload: events.ApprovalReminded) -> None:
+        if approval := self.calls[row.call_id].approval:
+            approval.remind_at = None
+
+    def on_approval_escalated(self, row: Row, payload: events.ApprovalEscalated) -> None:
+        if approval := self.calls[row.call_id].approval:
+            approval.remind_at = approval.escalate_at = None
 
     def on_approval_voided(self, row: Row, payload: events.ApprovalVoided) -> None:
         call = self.calls[row.call_id]

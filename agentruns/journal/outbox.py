@@ -82,6 +82,7 @@ class Notice:
     risk: str
     expires_at: datetime | None
     url: str
+    group: str = ""  # of an escalation: the group or permission whose people are told
     recipient: str = ""  # the key of the user whom the notifier named; "" if it named none
 
     @property
@@ -106,6 +107,7 @@ class Notice:
             "risk": self.risk or None,
             "expires_at": iso(self.expires_at) if self.expires_at else None,
             **({"url": self.url} if self.url else {}),
+            **({"escalated_to": self.group} if self.group else {}),
         }
         return {"type": self.type, "timestamp": iso(self.timestamp), "data": data}
 
@@ -279,11 +281,11 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         url = ""
     runs = Run.objects.using(alias).select_related("session")
     run = runs.defer("input", "output", "error").get(pk=notification.run_id)
-    status, title, tool, risk, expires_at = run.status, "", "", "", None
+    status, title, tool, risk, expires_at, group = run.status, "", "", "", None, ""
     if notification.approval_id:
         approvals = Approval.objects.using(alias).filter(pk=notification.approval_id)
-        columns = approvals.values_list("status", "title", "tool_name", "risk", "expires_at")
-        status, title, tool, risk, expires_at = columns.get()
+        columns = approvals.values_list("status", "title", "tool_name", "risk", "expires_at", "escalate_to")
+        status, title, tool, risk, expires_at, group = columns.get()
         # The title of a tool without `describe` is its arguments, and those stay inside.
         if title and not title.startswith(f"{tool}("):
             title = str(canonical.legal(one_line(redact(mask_of(run).tool_text(tool, title)))))
@@ -316,5 +318,6 @@ def notice_of(alias: str, notification: Notification) -> Notice:
         risk=risk,
         expires_at=expires_at,
         url=url,
+        group=group if notification.event == "approval.escalated" else "",
         recipient=notification.recipient,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -27,6 +28,7 @@ from agentruns.exceptions import PermissionDeniedError
 from agentruns.journal import masking
 from agentruns.journal.events import is_program
 from agentruns.models import ApiToken, Approval, ApprovalRule, Run, Session, SessionBearer
+from agentruns.tools.base import Tool
 from agentruns.tools.options import REQUESTER
 from agentruns.utils.calls import arity_mistake
 from agentruns.utils.redaction import get_logger
@@ -89,6 +91,14 @@ class Switch(NamedTuple):
 
     kind: str
     name: str
+
+
+class Reminders(NamedTuple):
+    """When people are reminded of an approval, and when it is told to which group or permission as well."""
+
+    remind_after: timedelta | None = None
+    escalate_after: timedelta | None = None
+    escalate_to: str | None = None
 
 
 class Occurrence(NamedTuple):
@@ -209,6 +219,10 @@ class Policy:
         if approvers == REQUESTER:
             return filter(is_staff, [user_of_key(owner_id)])
         return staff(permission, *filter(None, [approvers]))
+
+    def reminders(self, tool: Tool[..., Any]) -> Reminders:
+        """Choose when people are reminded of a call of the tool: by default as the tool declares."""
+        return Reminders(tool.remind_after, tool.escalate_after, tool.escalate_to)
 
     def can_start(self, user: Any, agent: Agent) -> bool:
         """Check whether a user may start an agent through the API or the console."""

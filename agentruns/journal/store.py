@@ -38,6 +38,7 @@ from agentruns.utils.db import LOCK_TIMEOUT, as_id, in_transaction, later, uptim
 # Columns of Approval that are stored as they are folded
 AS_FOLDED = (
     "status", "title", "why", "risk", "approvers", "required", "requested_at", "holds", "expires_at",
+    "due_at", "escalate_to",
 )  # fmt: skip
 
 # SHARED columns are equal in all rows of a batch; COLUMNS differ and have a type. psycopg prepares no

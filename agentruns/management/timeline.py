@@ -132,6 +132,7 @@ _SAYS: dict[str, Callable[[Payload], str]] = {
         + _after(", which settles the doubt about ", ", ".join(payload.get("settles", [])))
         + _after(": ", payload.get("reason") or payload.get("text"))
     ),
+    events.APPROVAL_ESCALATED: lambda payload: f"to {payload['to']}",
     events.APPROVAL_VOIDED: lambda payload: payload.get("why", ""),
     events.TOOL_STARTED: lambda payload: (
         f"key {payload['key'][:12]}" + _after(", approved by ", ", ".join(payload.get("approved_by", [])))

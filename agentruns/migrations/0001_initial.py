@@ -613,6 +613,11 @@ class Migration(migrations.Migration):
                 ("approved_count", models.PositiveIntegerField(default=0, verbose_name="approvals given")),
                 ("requested_at", models.DateTimeField(verbose_name="requested at")),
                 ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
+                ("due_at", models.DateTimeField(null=True, verbose_name="next reminder or escalation")),
+                (
+                    "escalate_to",
+                    models.CharField(db_default="", default="", max_length=200, verbose_name="escalates to"),
+                ),
                 ("decided_at", models.DateTimeField(null=True, verbose_name="decided at")),
                 (
                     "decided_by_name",
@@ -681,6 +686,11 @@ class Migration(migrations.Migration):
                         name="agentruns_longest_waiting",
                     ),
                     models.Index(fields=["-requested_at", "-id"], name="agentruns_approval_newest"),
+                    models.Index(
+                        condition=models.Q(("due_at__isnull", False), ("status", "pending")),
+                        fields=["due_at"],
+                        name="agentruns_due",
+                    ),
                     models.Index(fields=["tool_name", "-requested_at"], name="agentruns_precedents"),
                     models.Index(fields=["same_call"], name="agentruns_same_call"),
                 ],

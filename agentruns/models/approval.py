@@ -3,14 +3,16 @@ from __future__ import annotations
 from typing import Self, TypeAlias
 
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from agentruns.models.fields import CanonicalField, EscapedTextField, PersonNameField, user_key
 from agentruns.models.run import Run
-from agentruns.models.statuses import PENDING, RISK_RANK, ApprovalStatus
+from agentruns.models.statuses import PENDING, RISK_RANK, ApprovalStatus, RunStatus
 from agentruns.utils.bounds import NAME_LENGTH
+
+HELD = (RunStatus.PAUSED, RunStatus.ORPHANED)  # runs whose approvals remind nobody
 
 
 class ApprovalQuerySet(models.QuerySet["Approval"]):
@@ -21,6 +23,13 @@ class ApprovalQuerySet(models.QuerySet["Approval"]):
     def expired(self) -> Self:
         """Select the pending approvals whose time is over, by the database's clock."""
         return self.pending().filter(expires_at__lte=Now())
+
+    def due(self) -> Self:
+        """Select the pending approvals that people have to be reminded of, unless their run is held."""
+        waits = [status for status in Run.UNFINISHED if status not in HELD]
+        # Not a join, which would read all waiting runs.
+        run = Run.objects.filter(pk=OuterRef("run_id"), status__in=waits)
+        return self.pending().filter(Exists(run), due_at__lte=Now())
 
 
 class Approval(models.Model):
@@ -53,6 +62,8 @@ class Approval(models.Model):
     approved_count = models.PositiveIntegerField(_("approvals given"), default=0)
     requested_at = models.DateTimeField(_("requested at"))
     expires_at = models.DateTimeField(_("expires at"), null=True)
+    due_at = models.DateTimeField(_("next reminder or escalation"), null=True)
+    escalate_to = models.CharField(_("escalates to"), max_length=NAME_LENGTH, default="", db_default="")
     decided_at = models.DateTimeField(_("decided at"), null=True)
     decided_by = user_key(_("decided by"), "agentruns_decisions")
     decided_by_name = PersonNameField(_("decided by"), max_length=NAME_LENGTH, default="")
@@ -86,6 +97,10 @@ class Approval(models.Model):
                 fields=["requested_at", "id"], condition=Q(status="pending"), name="agentruns_longest_waiting"
             ),
             models.Index(fields=["-requested_at", "-id"], name="agentruns_approval_newest"),
+            # Partial: the sweep asks only about the cards that people are reminded of.
+            models.Index(
+                fields=["due_at"], condition=Q(status="pending", due_at__isnull=False), name="agentruns_due"
+            ),
             # Earlier calls of the tool, and earlier requests for the same call.
             models.Index(fields=["tool_name", "-requested_at"], name="agentruns_precedents"),
             models.Index(fields=["same_call"], name="agentruns_same_call"),

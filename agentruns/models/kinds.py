@@ -232,6 +232,9 @@ class ApprovalRequested(Payload):
     untrusted: NotRequired[Fact[list[str]]]  # of an outward call: tools that have read outsiders' text
     holds: NotRequired[Annotated[Any, None]]  # what the tool's `holds` returned; None if it failed
     held: NotRequired[Fact[str]]  # keyed digest of that; "" if it failed
+    remind_at: NotRequired[Fact[str]]
+    escalate_at: NotRequired[Fact[str]]
+    escalate_to: NotRequired[Fact[str]]  # a group or permission
 
 
 class ApprovalDecided(Payload):
@@ -281,6 +284,19 @@ class ApprovalVoided(Payload):
     held: NotRequired[Fact[str]]
     # Where the start that consumed the approval was rolled back: the id that the next start consumes.
     renews: NotRequired[Fact[str]]
+
+
+class ApprovalReminded(Payload):
+    """The reminder that an approval waits for people."""
+
+    due: Fact[str]
+
+
+class ApprovalEscalated(Payload):
+    """The notice to further people that nobody has decided."""
+
+    due: Fact[str]
+    to: Fact[str]  # a group or permission
 
 
 class ToolStarted(Payload):
@@ -517,6 +533,8 @@ APPROVAL_DECIDED = Kind(
 )
 APPROVAL_EXTENDED = Kind(ApprovalExtended, reads="expires_at")
 APPROVAL_VOIDED = Kind(ApprovalVoided, moves_doubts=True, event="approval.requested", reads="approval")
+APPROVAL_REMINDED = Kind(ApprovalReminded, event="approval.reminded")
+APPROVAL_ESCALATED = Kind(ApprovalEscalated, event="approval.escalated")
 TOOL_STARTED = Kind(ToolStarted)
 EVENT_AWAITED = Kind(EventAwaited, is_progress=True, reads="name until")
 EVENT_DELIVERED = Kind(EventDelivered, reads="name")

@@ -16,6 +16,7 @@ from agentruns.journal.policy import (
     ask,
     current,
     is_somebody,
+    staff,
     visible_approvals,
     visible_runs,
 )
@@ -26,16 +27,18 @@ from agentruns.services.runs.write import find_run
 from agentruns.tools.options import REQUESTER
 
 AT_ONCE = 100  # users of one query
+SEEING = ("agentruns.view_approval", "agentruns.decide_approval")  # by default either lets see approvals
 
 
 def recipients(notice: Notice) -> list[Any]:
     """List the users whom the policy chooses for a notice, if they may act on it and see what it is about.
 
-    Needs the same few queries for any number of users, unless the project's policy has its own rules.
-    Raises the errors of the policy, NotFoundError and DurableRunNotFoundError.
+    Adds the staff in the group of an escalation who may see the approval, except excluded requesters. Needs
+    the same few queries for any number of users, unless the project's policy has its own rules. Raises the
+    errors of the policy, NotFoundError and DurableRunNotFoundError.
     """
     about = find_approval(notice.approval_id) if notice.approval_id else find_run(notice.run_id)
-    restore(about.run if isinstance(about, Approval) else about)
+    run = restore(about.run if isinstance(about, Approval) else about)
     # The default query has found out who has the permission; asking each user would take three queries.
     is_own = narrows("recipients") or narrows("can") or getattr(about, "approvers", "") == REQUESTER
     people = [
@@ -43,6 +46,8 @@ def recipients(notice: Notice) -> list[Any]:
         for user in filter(is_somebody, current().recipients(notice))
         if (may_act(user, notice, about) if is_own else not excluded(user, about))
     ]
+    for permission in SEEING if notice.group else ():
+        people += [user for user in staff(notice.group, permission) if not why_own(user, run)]
     return [*seeing({user.pk: user for user in people}, about)]
 
 

@@ -56,9 +56,9 @@ class Swept:
     """The counts of one sweep.
 
     `completed`, `waiting`, `failed` (or cancelled) and `queued` count the driven runs by their status after
-    the drive. `notified` counts the runs announced to workers, `settled` the events that were due, `surfaced`
-    the runs whose model was told that the outcome of calls is unknown. `left` has the ids of the runs that
-    wait, or that an error paused.
+    the drive. `notified` counts the runs announced to workers, `settled` the events that were due, `reminded`
+    the reminders and escalations, `surfaced` the runs whose model was told that the outcome of calls is
+    unknown. `left` has the ids of the runs that wait, or that an error paused.
     """
 
     found: int = 0
@@ -66,6 +66,7 @@ class Swept:
     notified: int = 0
     surfaced: int = 0
     expired: int = 0
+    reminded: int = 0
     settled: int = 0
     blocked: int = 0
     errors: int = 0
@@ -189,6 +190,7 @@ def sweep(
     with own_connection(alias):  # one for all the drives
         go_on()
         swept.expired = decisions.expire_due()  # afterwards: a card of a locked session keeps no run waiting
+        swept.reminded = decisions.remind_due()
         swept.settled = settle_due()
         if swept.expired or swept.settled:
             go_on()

@@ -54,7 +54,8 @@ from agentruns.utils.redaction import is_on, redacted
 FORMAT, VERSION = "agentruns-export", 3
 PART = 720 * 1024  # bytes of a file in one line: less than 1 MB as base64
 CHUNK = 500  # rows in one INSERT
-_TIMES = ("not_before", "expires_at", "from", "started_at")  # facts of rows
+# Facts of rows
+_TIMES = ("not_before", "expires_at", "from", "started_at", "remind_at", "escalate_at", "due")
 # The columns that a line has in the row's own form.
 PLAIN = ("seq", "kind", "call_id", "tool_name", "attempt", "epoch", "content_hash", "prev_hash", "hash")
 ACTOR = events.Program("import_run")

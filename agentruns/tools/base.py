@@ -356,6 +356,9 @@ def tool(
     approvers: str | None = None,
     approvals: int = 1,
     expires_in: timedelta | None = None,
+    remind_after: timedelta | None = None,
+    escalate_after: timedelta | None = None,
+    escalate_to: str | None = None,
     risk: Risk = "normal",
     describe: Callable[[dict[str, Any]], str] | None = None,
     preview: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
@@ -383,10 +386,12 @@ def tool(
     longer than `sent_max` characters, a request sends an excerpt. `awaits` names the event that brings the
     result if the handler returns Pending. With `deferred`, the run goes on while a call waits for people or
     its event, and hears the outcome as a message of the program. `rules` says whether standing rules may
-    answer for people; unless given, they may if the risk is not high. `untrusted` declares that the tool
-    reads text that outsiders wrote, and `outward` that it sends, pays or publishes: once a conversation holds
-    such text, its outward calls ask a person. Raises TypeError for options that contradict each other, and
-    for a parameter whose values could not be shown, stored and read back unchanged.
+    answer for people; unless given, they may if the risk is not high. While nobody decides, people are
+    reminded after `remind_after`, and those in `escalate_to` are told after `escalate_after`. `untrusted`
+    declares that the tool reads text that outsiders wrote, and `outward` that it sends, pays or publishes:
+    once a conversation holds such text, its outward calls ask a person. Raises TypeError for options that
+    contradict each other, and for a parameter whose values could not be shown, stored and read back
+    unchanged.
     """
     options = {**locals()}  # the arguments of this call; all but three are options
     for argument in ("fn", "name", "description"):

@@ -33,6 +33,9 @@ class ChildKeywords(TypedDict, total=False):
     approvers: str | None
     approvals: int
     expires_in: timedelta | None
+    remind_after: timedelta | None
+    escalate_after: timedelta | None
+    escalate_to: str | None
     risk: Risk
     describe: Callable[[dict[str, Any]], str] | None
     preview: Callable[[dict[str, Any]], dict[str, Any]] | None
@@ -68,6 +71,9 @@ class Options:
     approvers: str | None = None
     approvals: int = 1
     expires_in: timedelta | None = None
+    remind_after: timedelta | None = None
+    escalate_after: timedelta | None = None
+    escalate_to: str | None = None  # a group or permission, whose people are told as well
     risk: Risk = "normal"
     describe: Callable[[dict[str, Any]], str] | None = None
     preview: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -154,7 +160,7 @@ class Options:
             yield f"awaits must not begin with {OWN_EVENTS!r}: agentruns delivers these events itself."
         if self.timeout is not None and not 0 < self.timeout <= _LONGEST.total_seconds():  # false for NaN
             yield f"timeout must be positive and at most ten years, not {self.timeout!r}."
-        asks, who, count, lifetime = self.requires_approval, self.approvers, self.approvals, self.expires_in
+        asks, who, count, whom = self.requires_approval, self.approvers, self.approvals, self.escalate_to
         if not isinstance(asks, bool) and not callable(asks):
             yield f"requires_approval must be a bool or a function, not {asks!r}."
         if who is not None and not (isinstance(who, str) and who.strip() and who.isprintable()):
@@ -165,10 +171,14 @@ class Options:
             yield f"approvers must be at most {NAME_LENGTH} characters long."
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_APPROVALS:
             yield f"approvals must be a whole number from 1 to {MAX_APPROVALS}, not {count!r}."
-        if lifetime is not None and (not isinstance(lifetime, timedelta) or lifetime <= timedelta(0)):
-            yield f"expires_in must be a positive timedelta, not {lifetime!r}."
-        if lifetime is not None and lifetime > _LONGEST:
-            yield "expires_in is more than ten years; leave it out to wait for ever."
+        for option in ("expires_in", "remind_after", "escalate_after"):
+            time = getattr(self, option)
+            if time is not None and (not isinstance(time, timedelta) or time <= timedelta(0)):
+                yield f"{option} must be a positive timedelta, not {time!r}."
+            if time is not None and time > _LONGEST:
+                yield f"{option} is more than ten years; leave it out to wait for ever."
+        if whom is not None and not (isinstance(whom, str) and whom.strip() and is_name(whom)):
+            yield f"escalate_to must be a permission or a group name, not {whom!r}."
         if self.risk not in ("low", "normal", "high"):
             yield f"risk must be 'low', 'normal' or 'high', not {self.risk!r}."
         yield from self._contradictions(is_async, parameters)
@@ -178,6 +188,7 @@ class Options:
             yield f"sensitive names {', '.join(unknown)}, which it does not take."
         given = {each.name for each in fields(Options) if getattr(self, each.name) != each.default}
         of_a_card: list[str] = ["approvers", "approvals", "expires_in", "holds"]
+        of_a_card += ["remind_after", "escalate_to"]
         of_a_card = [name for name in of_a_card if name in given]
         of_a_card += ["risk='high'"] if self.risk == "high" else []
         may_ask = self.requires_approval is not False or self.outward
@@ -186,6 +197,10 @@ class Options:
                 f"{option} and requires_approval=False contradict each other: nobody would be asked. "
                 "Declare requires_approval=True, or a function of (arguments, ctx)."
             )
+        if (self.escalate_after is None) != (self.escalate_to is None):
+            yield "escalate_after and escalate_to require each other: when, and whom to tell."
+        if self.remind_after and self.escalate_after and self.remind_after >= self.escalate_after:
+            yield "remind_after must be shorter than escalate_after."
         if self.deferred and not may_ask and self.awaits is None:
             yield "deferred requires requires_approval or awaits: a call would have nothing to wait for."
         if self.deferred and self.parallel:

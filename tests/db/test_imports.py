@@ -352,7 +352,8 @@ def test_any_change_is_refused_or_imported_whole(folder: Path) -> None:
 
 TIMES = {
     "not_before": "run_started", "expires_at": "approval_requested", "from": "approval_extended",
-    "started_at": "orphan_found", "copied.at": "user", "created_at": "tool_result",
+    "started_at": "orphan_found", "remind_at": "approval_requested", "escalate_at": "approval_requested",
+    "due": "approval_reminded", "copied.at": "user", "created_at": "tool_result",
 }  # fmt: skip
 NO_TIMES = [
     "2026-01-01", "2026-01-01T00:00:00", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+00:00", "", "soon",
@@ -362,8 +363,10 @@ NO_TIMES = [
 
 def test_no_time_without_an_offset_is_imported() -> None:
     hour = timedelta(hours=1)
-    asks = tool(requires_approval=True, expires_in=hour, name="asks")(lambda: "done")
+    soon = {"remind_after": timedelta(microseconds=1), "escalate_after": hour, "escalate_to": "managers"}
+    asks = tool(requires_approval=True, expires_in=hour, name="asks", **soon)(lambda: "done")  # type: ignore[call-overload]
     started = run_turns({"tools": [call("asks")]}, {"tools": [call("wire", text="b")]}, tools=[asks, wire])
+    sweep()
     extend(started.pending[0].pk, None, hour)
     approve(started.pending[0].pk, None)
     sweep()

@@ -40,6 +40,8 @@ CONTENT: dict[str, set[str]] = {
     events.APPROVAL_DECIDED: {"arguments", "edited", "holds", "preview", "reason", "text", "title"},
     events.APPROVAL_EXTENDED: {"reason"},
     events.APPROVAL_VOIDED: {"why", "asks", "holds"},
+    events.APPROVAL_REMINDED: set(),
+    events.APPROVAL_ESCALATED: set(),
     events.TOOL_STARTED: set(),
     events.EVENT_AWAITED: set(),
     events.EVENT_DELIVERED: set(),
@@ -71,8 +73,9 @@ ENDS = {events.RUN_COMPLETED, events.RUN_FAILED, events.RUN_CANCELLED}
 OF_A_CALL = {
     events.APPROVAL_REQUESTED, events.APPROVAL_DECIDED, events.APPROVAL_EXTENDED, events.APPROVAL_VOIDED,
     events.TOOL_STARTED, events.TOOL_RESULT, events.LATE_RESULT, events.ORPHAN_FOUND, events.ORPHAN_RESOLVED,
-    events.EVENT_AWAITED, events.EVENT_DELIVERED,
+    events.EVENT_AWAITED, events.EVENT_DELIVERED, events.APPROVAL_REMINDED, events.APPROVAL_ESCALATED,
 }  # fmt: skip
+TELLING = (events.APPROVAL_REMINDED, events.APPROVAL_ESCALATED)
 
 
 def because(reason: str, *kinds: str) -> dict[str, str]:
@@ -94,6 +97,7 @@ TABLES: dict[str, dict[str, str]] = {
         **because("is about the run, not about one call", *ENDS, *OF_A_RUN - {events.USER}),
         **because("leaves open whether the call happened", events.TOOL_STARTED, events.LATE_RESULT),
         **because("asks people", events.APPROVAL_REQUESTED, events.APPROVAL_EXTENDED, events.ORPHAN_FOUND),
+        **because("asks people again", *TELLING),
         **because("the call's result says the rest", events.EVENT_AWAITED, events.EVENT_DELIVERED),
     },
     "agentruns.journal.payloads:OF_BLOCKS": because(
@@ -112,6 +116,7 @@ TABLES: dict[str, dict[str, str]] = {
     "agentruns.journal.verify:_PAIRED": {
         **ABOUT_THE_RUN,
         **because("the expiry it sets is compared with the column", events.APPROVAL_EXTENDED),
+        **because("what is due after it is compared with the column", *TELLING),
     },
     "agentruns.journal.read:NAMING": because(
         "names no definition", *OF_A_CALL | ENDS | OF_A_RUN - {events.RUN_STARTED, events.RUN_ADOPTED}
@@ -126,7 +131,7 @@ TABLES: dict[str, dict[str, str]] = {
         **because("the request's span says it", events.ASSISTANT, events.MODEL_FAILED),
         **because("the tool's span says it", events.TOOL_STARTED, events.TOOL_RESULT),
         **because("no drive and no tool is at work", events.EVENT_AWAITED, events.EVENT_DELIVERED),
-        **because("the decision is counted", events.APPROVAL_REQUESTED, events.APPROVAL_EXTENDED),
+        **because("the decision is counted", events.APPROVAL_REQUESTED, events.APPROVAL_EXTENDED, *TELLING),
         **because("the decision that takes its place is counted", events.APPROVAL_VOIDED),
         **because("the run's end is counted", events.RUN_CANCEL_REQUESTED),
         **because("the drive that it stops has a span", events.RUN_PAUSE_REQUESTED),
@@ -148,14 +153,14 @@ TABLES: dict[str, dict[str, str]] = {
     "agentruns.admin.runs.steps:FORMS": {},
     "agentruns.admin.runs.calls:_FOLDED": {
         **ABOUT_THE_RUN,
-        **because("says nothing about what became of the call", events.APPROVAL_EXTENDED),
+        **because("says nothing about what became of the call", events.APPROVAL_EXTENDED, *TELLING),
     },
     "agentruns.admin.approvals.card:HISTORY": {
         **ABOUT_THE_RUN,
         **because("is the card itself, above its history", events.APPROVAL_REQUESTED),
     },
     "agentruns.management.timeline:_SAYS": because(
-        "its payload is as short as any sentence about it", events.APPROVAL_EXTENDED
+        "its payload is as short as any sentence", events.APPROVAL_EXTENDED, events.APPROVAL_REMINDED
     ),
 }
 

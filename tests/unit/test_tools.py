@@ -251,13 +251,15 @@ async def coroutine() -> None: ...
 def function() -> None: ...
 
 
+HOUR = timedelta(hours=1)
+TOO_LATE = {"remind_after": HOUR, "escalate_after": HOUR, "escalate_to": "managers"}
 THREE = dict.fromkeys(("transactional", "parallel", "safe_to_retry"), True)
 WRONG: dict[str, list[Any]] = {
     "safe_to_retry": ["yes"], "transactional": [1], "parallel": [None], "approvals": [0, True, 1.5],
     "risk": ["huge"], "sensitive": ["card"], "timeout": [0, math.nan, "5", True], "expires_in": [5],
     "requires_approval": ["yes"], "approvers": [3], "describe": ["text"], "reconcile": [True],
     "untrusted": ["mail"], "outward": [1, None],
-    "holds": ["paid"],
+    "holds": ["paid"], "remind_after": [5], "escalate_to": [3],
 }  # fmt: skip
 
 
@@ -274,6 +276,9 @@ WRONG: dict[str, list[Any]] = {
         (function, {"sensitive": ["card"]}, ["sensitive", "card"]),
         (function, {"timeout": timedelta(seconds=-1)}, ["timeout", "-1"]),
         (function, {"expires_in": timedelta(0)}, ["expires_in"]),
+        (function, {"escalate_to": "managers"}, ["escalate_to", "requires_approval=False"]),
+        (function, {"requires_approval": True, "escalate_to": "managers"}, ["escalate_after", "escalate_to"]),
+        (function, {**TOO_LATE, "requires_approval": True}, ["remind_after", "escalate_after"]),
         (function, {"risk": "high", "untrusted": True}, ["risk='high'", "requires_approval=False"]),
         (function, {"holds": always}, ["holds", "requires_approval=False"]),
         *((function, {name: value}, [name, repr(value)]) for name, wrong in WRONG.items() for value in wrong),

@@ -44,7 +44,7 @@ LONGEST = 2_000  # characters of one value of a preview
 QUOTED = 200  # characters of a quote; the rest is folded
 LINE = 100  # characters of a quoted argument or result
 _PARTS = ("before", "after", "links", "warnings")
-HISTORY = (*OF_A_CALL, events.APPROVAL_EXTENDED)
+HISTORY = (*OF_A_CALL, events.APPROVAL_EXTENDED, events.APPROVAL_REMINDED, events.APPROVAL_ESCALATED)
 CHANGED = gettext_lazy("The preview has changed since the agent asked. This is how it is now.")
 LATE = gettext_lazy("The preview is not there: making it took too long.")
 LATE_AND_OLD = gettext_lazy(
@@ -300,6 +300,12 @@ class ApprovalCard:
         if verb == statuses.Verb.APPROVE and self.only_answers:
             return _("A question is answered, not approved.")
         return self.why_not or (self.why_not_approve if verb == statuses.Verb.APPROVE else "")
+
+    @property
+    def escalated_to(self) -> str:
+        """Name the group or permission whose people were told that nobody decides; "" if none were."""
+        rows = [row.payload["to"] for row in self.rows if row.kind == events.APPROVAL_ESCALATED]
+        return rows[-1] if rows else ""
 
     @property
     def why_not_approve(self) -> str:

@@ -455,6 +455,8 @@ FORMS = {
     ),
     events.APPROVAL_EXTENDED: Form(gettext_lazy("More time given"), facts=("from", "expires_at", "reason")),
     events.APPROVAL_VOIDED: Form(gettext_lazy("An approval no longer counts"), "waits", ("why",), tells=True),
+    events.APPROVAL_REMINDED: Form(gettext_lazy("People are reminded"), "waits"),
+    events.APPROVAL_ESCALATED: Form(gettext_lazy("Escalated"), "waits", ("to",), tells=True),
     events.TOOL_STARTED: Form(gettext_lazy("Tool started"), facts=("approved_by",)),
     events.EVENT_AWAITED: Form(
         gettext_lazy("Waits for an event"), "waits", ("name", "key", "until"), tells=True

@@ -154,7 +154,8 @@ class Command(AgentRunsCommand):
             self._report_news(crew.take(), which["run_id"])
 
     def _report_news(self, swept: Swept, run_id: str | None) -> None:
-        if any((swept.driven, swept.surfaced, swept.expired, swept.settled, swept.errors, swept.blocked)):
+        news = ("driven", "surfaced", "expired", "reminded", "settled", "errors", "blocked")
+        if any(getattr(swept, name) for name in news):
             self._report(swept, {}, run_id)
 
     def _report(self, swept: Swept, stands: dict[str, Any], run_id: str | None) -> None:

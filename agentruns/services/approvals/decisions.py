@@ -28,6 +28,7 @@ from agentruns.journal.policy import visible_approvals
 from agentruns.journal.read import read_rows
 from agentruns.journal.store import DatabaseStore, card_columns
 from agentruns.models import Approval, Message, Run, SessionBearer
+from agentruns.models.approval import HELD
 from agentruns.models.kinds import Kind, P
 from agentruns.models.statuses import ApprovalStatus, Verb
 from agentruns.services import permissions
@@ -210,38 +211,71 @@ def extend(
 
 def expire_due() -> int:
     """Expire up to DUE_AT_ONCE pending approvals that are due by the database's clock; return how many."""
-    alias = settings.DATABASE
-    ended, locked = set[UUID](), set[UUID]()
-    due = Approval.objects.using(alias).expired().filter(run__status__in=Run.UNFINISHED)
-    for approval in list(due.only("run_id", "call_id", "expires_at")):
+
+    def expire(batch: Batch, call: Call, pending: CallApproval) -> None:
+        batch.add(events.APPROVAL_DECIDED, _decided(Verb.EXPIRE, pending, None, "expiry"), call=call)
+
+    due = Approval.objects.using(settings.DATABASE).expired().filter(run__status__in=Run.UNFINISHED)
+    return _each_due(due, "expires_at", expire)
+
+
+def remind_due() -> int:
+    """Write up to DUE_AT_ONCE reminders and escalations that are due; return how many.
+
+    A card whose reminder and escalation are both due is only escalated. The cards of a paused run, or of a
+    run with a call in doubt, wait until the run goes on.
+    """
+
+    def remind(batch: Batch, call: Call, pending: CallApproval) -> None:
+        if batch.state.run.status in HELD:
+            return
+        if pending.escalate_at is not None and pending.escalate_at <= batch.at:
+            due = events.timestamp(pending.escalate_at)
+            escalated = events.ApprovalEscalated(due=due, to=pending.escalate_to)
+            batch.add(events.APPROVAL_ESCALATED, escalated, call=call)
+        elif pending.remind_at is not None:
+            reminded = events.ApprovalReminded(due=events.timestamp(pending.remind_at))
+            batch.add(events.APPROVAL_REMINDED, reminded, call=call)
+
+    return _each_due(Approval.objects.using(settings.DATABASE).due().filter(IN_TIME), "due_at", remind)
+
+
+def _each_due(due: QuerySet[Approval], column: str, act: Callable[[Batch, Call, CallApproval], None]) -> int:
+    """Let `act` add rows about each of the approvals whose time in `column` is over; return how many had one.
+
+    Leaves out an approval that was decided, or got another time, since it was found. Goes on after an error
+    that concerns one approval.
+    """
+    acted, locked = set[UUID](), set[UUID]()
+    for approval in list(due.only("run_id", "call_id", column)):
         if approval.run_id in locked:  # each further approval of the run would wait for the lock again
             continue
-        if len(ended) == DUE_AT_ONCE:  # expiries that fail are not counted, or they would fill every sweep
+        if len(acted) == DUE_AT_ONCE:  # those that fail are not counted, or they would fill every sweep
             break
 
         def change(run: Run, batch: Batch, approval: Approval = approval) -> None:
-            ended.discard(approval.pk)  # if the previous try was rolled back
+            acted.discard(approval.pk)  # if the previous try was rolled back
             call = batch.state.run.calls.get(approval.call_id)
             if call is None or call.approval is None or call.approval.status != ApprovalStatus.PENDING:
                 return
-            if call.approval.expires_at != approval.expires_at:  # given more time since it was found
+            if getattr(call.approval, column) != getattr(approval, column):  # such as more time, meanwhile
                 return
             if run.is_ended or batch.state.run.cancel_requested:
                 return
-            payload = _decided(Verb.EXPIRE, call.approval, None, "expiry")
-            batch.add(events.APPROVAL_DECIDED, payload, call=call)
-            ended.add(approval.pk)
+            act(batch, call, call.approval)
+            if batch.rows:
+                acted.add(approval.pk)
 
         try:
-            write(approval.run_id, change, guard=Q(expires_at__lte=Now()))
+            write(approval.run_id, change, guard=Q(**{f"{column}__lte": Now()}))
         except (DatabaseError, InterfaceError):
             raise
         except Exception as error:  # locked, or a journal that was altered: no other approval waits for it
-            logger.warning("Expiry put off approval=%s", approval.pk, exc_info=True)
-            ended.discard(approval.pk)
+            logger.warning("Due %s put off approval=%s", column, approval.pk, exc_info=True)
+            acted.discard(approval.pk)
             if isinstance(error, JournalLockedError):
                 locked.add(approval.run_id)
-    return len(ended)
+    return len(acted)
 
 
 class SeenApproval(NamedTuple):
