@@ -8,6 +8,7 @@ from smtplib import SMTPRecipientsRefused
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.contrib.auth import get_user_model
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.mail import send_mail
 from django.db.models import QuerySet, TextChoices
@@ -18,7 +19,7 @@ from agentruns.conf import settings
 from agentruns.journal.outbox import ASKING, Notice, UndeliverableError
 from agentruns.journal.policy import user_of_key, visible_approvals, visible_runs
 from agentruns.models import Approval, Run
-from agentruns.services.recipients import address_field, address_of, recipients, users_with
+from agentruns.services.recipients import address_of, recipients, users_with
 from agentruns.tools.card import one_line
 from agentruns.utils import characters, lanes, redaction
 
@@ -56,12 +57,12 @@ class MailNotifier:
         def may_read(user: Any) -> bool:
             return visible(user).filter(pk=notice.approval_id or notice.run_id).exists()
 
-        person, readers = user_of_key(notice.recipient) if notice.recipient else None, list[str]()
         if notice.recipient:
-            readers += [address_of(person)] if may_read(person) else []
-        for address in () if notice.recipient else settings.NOTIFY_EMAILS:
-            owners = users_with(address)
-            readers += [address] if not owners or any(map(may_read, owners)) else []
+            person = user_of_key(notice.recipient)
+            owners = {address_of(person): [person]}
+        else:
+            person, owners = None, {address: users_with(address) for address in settings.NOTIFY_EMAILS}
+        readers = [each for each, users in owners.items() if not users or any(map(may_read, users))]
         if not readers:
             return
         subject, body = self.text(notice, person)  # before the lane, in this thread's language
@@ -109,8 +110,8 @@ class MailNotifier:
 
     def check(self) -> Iterator[CheckMessage]:
         """Yield an Error if there are no addresses, and a Warning if SMTP has no time-out."""
-        people = settings.NOTIFY_EMAILS
-        if not isinstance(people, list | tuple) or not (people or address_field()):
+        people, has_addresses = settings.NOTIFY_EMAILS, hasattr(get_user_model(), "get_email_field_name")
+        if not isinstance(people, list | tuple) or not (people or has_addresses):
             hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."
             yield Error(MISSING, hint=hint, id="agentruns.E011")
         mailers: dict[str, Any] | None = getattr(django_settings, "MAILERS", None)  # from Django 6.1 on

@@ -66,6 +66,7 @@ ACTIONS = {
     "deliver": ("agentruns.deliver_event", False),
     "write_rule": ("agentruns.write_rule", False),
     "activate_rule": ("agentruns.activate_rule", False),
+    "plan_absence": ("agentruns.plan_absence", False),
 }
 
 
@@ -236,13 +237,16 @@ class Policy:
         """Check whether a user may do an action of ACTIONS to `obj`, most often a run; None is any object.
 
         A switch stops the runs of everybody. If a subclass overrides `visible`, and `visible` narrows the
-        user's runs, only a superuser may switch. Then a user changes rules of the user's own scope only.
+        user's runs, only a superuser may switch. Then a user changes rules, and plans absences of users, of
+        the user's own scope only.
         """
         permission, owner_may = ACTIONS[action]
         if isinstance(obj, Switch) and type(self).visible is not Policy.visible:
             runs = Run.objects.using(settings.DATABASE).all()
             if not getattr(user, "is_superuser", False) and is_narrowed(self.visible(user, runs)):
                 return False
+        if action == "plan_absence" and obj is not None and not self._is_of_scope(user, self.scope(obj)):
+            return False
         if isinstance(obj, ApprovalRule) and not self._is_of_scope(user, obj.scope):
             return False
         owns = owner_may and isinstance(obj, Run) and obj.owner_id is not None and obj.owner_id == user.pk

@@ -794,6 +794,28 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Absence",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(
+                        default=agentruns.utils.ids.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("person_id", models.CharField(db_index=True, max_length=200, verbose_name="person")),
+                ("delegate_id", models.CharField(max_length=200, verbose_name="delegate")),
+                ("begins_at", models.DateTimeField(verbose_name="from")),
+                ("ends_at", models.DateTimeField(verbose_name="until")),
+                ("created_by_id", models.CharField(default="", max_length=200, verbose_name="created by")),
+            ],
+            options={
+                "verbose_name": "absence",
+                "verbose_name_plural": "absences",
+                "permissions": (("plan_absence", "Can plan the absences of others"),),
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
             name="Notification",
             fields=[
                 (

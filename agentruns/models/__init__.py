@@ -1,4 +1,5 @@
 from agentruns.models.approval import Approval as Approval
+from agentruns.models.bookkeeping import Absence as Absence
 from agentruns.models.bookkeeping import CommitFence as CommitFence
 from agentruns.models.bookkeeping import Control as Control
 from agentruns.models.bookkeeping import IdempotencyRecord as IdempotencyRecord

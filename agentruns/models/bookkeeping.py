@@ -247,6 +247,27 @@ class CommitFence(models.Model):
         return f"fence {self.pk}"
 
 
+class Absence(models.Model):
+    """A time in which a delegate gets the notices of a person as well. It gives the delegate no rights."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    # Keys of users as text and no foreign keys: users may live in another database.
+    person_id = models.CharField(_("person"), max_length=NAME_LENGTH, db_index=True)
+    delegate_id = models.CharField(_("delegate"), max_length=NAME_LENGTH)
+    begins_at = models.DateTimeField(_("from"))
+    ends_at = models.DateTimeField(_("until"))
+    created_by_id = models.CharField(_("created by"), max_length=NAME_LENGTH, default="")
+
+    class Meta:
+        verbose_name = _("absence")
+        verbose_name_plural = _("absences")
+        default_permissions = ()
+        permissions = (("plan_absence", _("Can plan the absences of others")),)
+
+    def __str__(self) -> str:
+        return f"{self.begins_at:%Y-%m-%d} to {self.ends_at:%Y-%m-%d}"
+
+
 class Notification(models.Model):
     """One event for one notifier: written with the event itself, and tried until delivered or given up."""
 

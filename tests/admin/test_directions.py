@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from agentruns.journal import outbox
 from agentruns.models import Approval, Control, Message, Notification, Review, Run, Session
 from agentruns.providers.base import ProviderError
 from agentruns.services import reviews, switches
+from agentruns.services.absences import plan_absence
 from agentruns.services.runs.control import pause_run
 from agentruns.services.sweep import sweep
 from agentruns.testing import ScriptedModel
@@ -197,10 +199,13 @@ def test_the_pages_behind_their_buttons_and_filters(story: Story, reader: Client
     run, other, doubted = story.asked(), story.asked("طلب 9"), story.doubted()
     failed, paused = story.failed(), story.paused()
     runs, cards = door("run_changelist"), door("approval_changelist")
+    day = timedelta(days=1)
+    plan_absence(story.asks, story.decides, run.created_at, run.created_at + day)
     absent = "غائب 5"
     asked = {
         "start": (door("run_start"), {"agent": run.agent, "session": SESSION}),
         "switches": (door("run_switches"), {}),
+        "absences": (door("approval_absences"), {}),
         "session": (runs, {"session": run.session_id}),
         "requester": (runs, {"requester": story.asks.pk}),
         "agent": (cards, {"agent": run.agent}),

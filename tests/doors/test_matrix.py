@@ -306,7 +306,7 @@ READS = {
     "apitoken": {"history", "change"},
     "approvalrule": {"history", "change"},
 }  # fmt: skip
-ABOUT_A_LIST = {"news", "figures", "start", "costs", "csv", "in_doubt", "switches"}
+ABOUT_A_LIST = {"news", "figures", "start", "costs", "csv", "in_doubt", "switches", "absences"}
 LISTS = {"run": "list", "approval": "list approvals", "apitoken": "list tokens", "approvalrule": "rules"}
 SEES = {"run": "see", "approval": "see approval", "apitoken": "see token", "approvalrule": "rules"}
 # In a shell the program acts, or the person that --user names.

@@ -102,6 +102,7 @@ CONSOLE: dict[str, list[Callable[[World], Post]]] = {
     ],
     "run_fork": [lambda world: derivation(world.completed(), "fork", at="1", text="and now?")],
 }
+SPAN = {"begins_at": "2030-01-01T08:00", "ends_at": "2030-01-02T08:00"}
 # What these buttons do lets no run go on.
 QUIET: dict[str, Callable[[World], Post]] = {
     "approval_extend": lambda world: decision(world.waiting(tools=[timed]), "extend", hours="4"),
@@ -118,6 +119,11 @@ QUIET: dict[str, Callable[[World], Post]] = {
     "run_erase": lambda world: console(world.completed(), "erase", 2),
     "/runs/{run_id}/rows/{seq}/erase": lambda world: service(
         world.completed(), "rows/2/erase", reason="asked for"
+    ),
+    "approval_absences": lambda world: (
+        reverse("admin:agentruns_approval_absences"),
+        {"delegate": user("decider").username, **SPAN},
+        world.completed(),
     ),
     "run_switches": lambda world: (
         reverse("admin:agentruns_run_switches"),

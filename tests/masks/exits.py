@@ -126,7 +126,7 @@ SILENT_VIEWS = {
     "run_reveal", "run_content", "run_file", "run_resume", "run_pause", "run_cancel", "run_raise",
     "run_start", "run_review", "run_adopt", "run_resolve", "run_delete", "run_add", "approval_add",
     "approval_delete", "approval_reveal", "approval_approve", "approval_edit", "approval_answer",
-    "approval_deny", "approval_extend", "approval_draft_rule", "run_switches",
+    "approval_deny", "approval_extend", "approval_draft_rule", "run_switches", "approval_absences",
     "run_deliver", "run_stop_waiting",
 }  # fmt: skip
 

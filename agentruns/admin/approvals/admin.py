@@ -69,7 +69,11 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
     page_template = "agentruns/admin/approval.html"
     change_list_template = "agentruns/admin/queue.html"
     nothing_chosen = gettext_lazy("Nothing was decided: choose from the list.")
-    pages = (base.View("news", "base.news_view"), base.View("turn", TURN, "turn/<str:run_id>/"))
+    pages = (
+        base.View("news", "base.news_view"),
+        base.View("turn", TURN, "turn/<str:run_id>/"),
+        base.View("absences", "approvals.absences.absences_view"),
+    )
     views = (
         base.View("reveal", "approvals.admin.reveal_view", acts=True),
         base.View("draft_rule", "rules.page.draft_view", "draft-rule/", acts=True),
@@ -121,6 +125,7 @@ class ApprovalAdmin(base.ReadOnlyAdmin):
 
         waiting = partial(base.counted, self.get_queryset(request).filter(status=statuses.PENDING))
         context: dict[str, Any] = {"in_doubt": in_doubt, "waiting": waiting}
+        context["absences_url"] = self.url(request, "absences")
         if is_queue(request):
             context["title"] = _("Calls that wait for a decision")
         if is_queue(request) and request.GET.get(SEARCH_VAR):
