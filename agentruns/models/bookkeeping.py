@@ -102,7 +102,7 @@ class Control(models.Model):
 
 
 class StartCount(models.Model):
-    """A count since `since`: the starts of a user or visitor with a quota, or a user's wrong passwords."""
+    """A count since `since`: starts of a user or visitor, a user's wrong passwords, or a user's digests."""
 
     # As text and no foreign key: users may live in another database.
     user_id = models.CharField(primary_key=True, max_length=NAME_LENGTH)

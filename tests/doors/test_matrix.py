@@ -314,6 +314,7 @@ SHELL = {
     "create_api_token", "drain_runs", "erase", "export_run", "fork_run", "import_run", "list_runs",
     "lock_mcp_tools", "prune_runs", "replay_run", "resume_runs", "show_run", "verify_journal",
     "run_agent", "check_runs", "adopt_runs", "list_rules", "backtest_rule", "stop_rule",
+    "send_digest",
 }  # fmt: skip
 AS_USER = {"approve_call": [], "deny_call": ["--reason", "no"]}
 

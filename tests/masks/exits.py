@@ -139,7 +139,7 @@ SILENT_PATHS = {
 SILENT_COMMANDS = {
     "run_agent", "fork_run", "approve_call", "deny_call", "create_api_token", "drain_runs", "import_run",
     "prune_runs", "lock_mcp_tools", "check_runs", "adopt_runs",
-    "list_rules", "backtest_rule", "stop_rule",
+    "list_rules", "backtest_rule", "stop_rule", "send_digest",
 }  # fmt: skip
 
 
