@@ -241,7 +241,7 @@ def request(
 
     Calls the project's code.
     """
-    lifetime, plan = tool.expires_in or settings.APPROVAL_EXPIRES, ask("reminders", Reminders(), tool)
+    lifetime, plan = tool.expires_in or settings.APPROVAL_EXPIRES, ask("reminders", None, tool) or Reminders()
     now = holds.held(driver, tool, call.id, call.arguments, secret)
     asked: events.ApprovalRequested = {
         "approval": str(uuid7()),

@@ -12,7 +12,7 @@ from agentruns.models.run import Run
 from agentruns.models.statuses import PENDING, RISK_RANK, ApprovalStatus, RunStatus
 from agentruns.utils.bounds import NAME_LENGTH
 
-HELD = (RunStatus.PAUSED, RunStatus.ORPHANED)  # runs whose approvals remind nobody
+HELD = (RunStatus.PAUSED, RunStatus.ORPHANED)  # runs whose calls wait, also approved ones
 
 
 class ApprovalQuerySet(models.QuerySet["Approval"]):

@@ -131,6 +131,7 @@ def test_two_tenants(settings: Any, letters: list[Any]) -> None:
     letters.clear()
     ask("routes-refund", User.objects.get(username="bolt-bob"), "k2")
     assert addresses(letters) == ["bolt-bob@shop.example"]
+    assert Notification.objects.exclude(recipient="").count() == 2, "no row names anybody else"
 
 
 def test_the_policy_chooses_and_gives_no_rights(settings: Any, letters: list[Any]) -> None:

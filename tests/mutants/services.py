@@ -16,9 +16,39 @@ STARTING = "services/runs/starting.py"
 ERASED_KEY = "db/test_erasure.py::test_the_key_of_a_request_goes_and_still_stands_for_its_task"
 TOKENS, REAUTH = "services/api_tokens.py", "doors/test_reauth.py::test_"
 ALTERED = "db/test_altered_columns.py"
+RECIPIENTS = "services/recipients.py"
 DECIDERS, POLICIES = "journal/deciders.py", "journal/policy.py"
 
 DECISIONS = [
+    mutant("recipients: a requester who may not decide is not told",
+        Edit(RECIPIENTS, "bool(may_decide) and not why_own(user, about.run)", "bool(may_decide)"),
+        "db/test_recipients.py::test_the_group_of_the_tool_and_no_requester"),
+    mutant("recipients: the policy chooses people, and gives them no rights",
+        Edit(RECIPIENTS, 'narrows("recipients") or narrows("can")', 'narrows("can")'),
+        "db/test_recipients.py::test_the_policy_chooses_and_gives_no_rights"),
+    mutant("recipients: only of the tenant",
+        Edit(RECIPIENTS, '("recipients", "visible", "visible_approvals")', '("recipients",)'),
+        "db/test_recipients.py::test_two_tenants"),
+    mutant("recipients: a delegate has the right to decide",
+        Edit(RECIPIENTS, "if may_act(user, notice, about) and not requested(user, run):",
+             "if not requested(user, run):"),
+        "db/test_absences.py::test_a_delegate_without_the_right_and_a_requester_are_not_told"),
+    mutant("recipients: a delegate is no requester",
+        Edit(RECIPIENTS, " and not requested(user, run):", ":"),
+        "db/test_absences.py::test_a_delegate_without_the_right_and_a_requester_are_not_told"),
+    mutant("absences: whose one may plan",
+        Edit("services/absences.py", "    if not may_plan(actor, person):", "    if False:"),
+        "db/test_absences.py::test_who_plans_what"),
+    mutant("reminders: none of a held run",
+        Edit("models/approval.py", " if status not in HELD]", "]"),
+        Edit(APPROVALS, "        if batch.state.run.status in HELD:", "        if False:"),
+        "db/test_reminders.py::test_the_card_of_a_held_run_waits_until_the_run_goes_on"),
+    mutant("reminders: once",
+        Edit("journal/fold.py", "            approval.remind_at = None\n", "            pass\n"),
+        "db/test_reminders.py::test_people_are_reminded_once"),
+    mutant("mail: nothing about what is decided",
+        Edit("journal/outbox.py", "self.type in ASKING and", "False and"),
+        "db/test_recipients.py::test_what_is_decided_meanwhile_tells_nobody"),
     mutant("blocked: a run that a worker drives is not",
         Edit(WAITING, "(rests & lacking())", "lacking()"),
         "db/test_deploys.py::test_whatever_this_code_cannot_continue_is_blocked_until_it_can"),

@@ -263,6 +263,13 @@ def test_a_gate_that_nobody_may_open() -> None:
     assert found(anybodys) == []
     (mistyped,) = found(wire, anybodys)
     assert "approvers='finance' of wire names neither a permission nor a group" in mistyped
+    escalating = tool(
+        refund.fn, requires_approval=True, escalate_after=timedelta(days=1), escalate_to="managers"
+    )
+    (unknown,) = found(escalating)
+    assert "escalate_to='managers' of refund names neither a permission nor a group" in unknown
+    Group.objects.create(name="managers")
+    assert found(escalating) == []
     finance = Group.objects.create(name="finance")
     (empty,) = found(wire)
     assert "may decide for 'finance'" in empty

@@ -17,12 +17,12 @@ from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from agentruns import journal, services
 from agentruns.admin import approvals as pages, base, filters, html, rules, runs
 from agentruns.models import Approval, Run, fields, statuses
+from agentruns.models.approval import HELD
 
 DECIDE, TURN = "approvals.decide.decide_view", "approvals.decide.turn_view"
 SELECTED = "approvals.decide.decide_selected"
 ONLY = gettext_lazy("Only what was on the page is decided: %(count)d.")
 VERBS = ("approve", "edit", "answer", "deny", "extend")
-HELD = (Run.Status.PAUSED, Run.Status.ORPHANED)  # approved calls of such a run wait
 
 
 class ApprovalList(base.LeanChangeList):
