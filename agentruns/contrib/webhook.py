@@ -10,13 +10,8 @@ import base64
 import hashlib
 import hmac
 import json
-import socket
 from collections.abc import Iterator
-from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
-from urllib import request as urls
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from django.core.checks import CheckMessage, Error
@@ -25,11 +20,10 @@ from django.core.exceptions import ImproperlyConfigured
 import agentruns
 from agentruns.conf import SECRET_PREFIX, settings, signing_keys
 from agentruns.journal.outbox import Notice, UndeliverableError
-from agentruns.utils import clock, lanes
+from agentruns.utils import clock, http, lanes
 
 TIMEOUT = 5  # seconds for a whole delivery
 THREADS = 8  # most deliveries of a process at once, including those that timed out and still hang
-LOCAL = ("localhost", "127.0.0.1", "::1")
 
 _lane = lanes.Lane("agentruns-webhook", THREADS)
 
@@ -55,28 +49,7 @@ class WebhookNotifier:
             "webhook-timestamp": str(moment),
             "webhook-signature": sign(secret, str(notice.id), moment, body),
         }
-        request = urls.Request(url, data=body, headers=headers, method="POST")  # noqa: S310 - see `_address`
-        # The time limit of a socket begins anew with each byte, so the lane limits the whole delivery.
-        watched = _Watched()
-        # A proxy of the environment could not reach localhost.
-        direct = [urls.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOCAL else []
-        opener = urls.build_opener(watched, *direct)
-
-        def post() -> int:
-            """Send the request, and return the response's status without reading the body."""
-            try:
-                with opener.open(request, timeout=TIMEOUT) as answer:
-                    return int(answer.status)
-            except HTTPError as error:
-                with error:
-                    return error.code
-
-        try:
-            status = _lane(post, TIMEOUT)
-        except HTTPException as error:
-            raise OSError(f"The receiver's answer is not HTTP: {type(error).__name__}.") from None
-        finally:
-            watched.end()
+        status, _body = http.post(url, headers, body, lane=_lane, seconds=TIMEOUT)
         if status == 410:
             raise UndeliverableError("The receiver answered 410 Gone.")
         if not 200 <= status < 300:
@@ -117,33 +90,6 @@ def _address(url: Any) -> str:
             raise ValueError("no host")
     except ValueError:
         raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_URL is not set to a URL.") from None
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL):
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in http.LOCAL):
         raise ImproperlyConfigured("AGENTRUNS_WEBHOOK_URL must use https:// (http:// only for localhost).")
     return str(url)
-
-
-class _Watched(urls.HTTPHandler, urls.HTTPSHandler, urls.HTTPRedirectHandler):
-    """A handler whose `end` ends the connections it opened, even while another thread reads from them.
-
-    It follows no redirect, so that a signed message goes only to the configured address.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._opened: list[HTTPConnection] = []
-
-    def do_open(self, http_class: Any, req: urls.Request, **options: Any) -> HTTPResponse:
-        def opened(*args: Any, **kwargs: Any) -> HTTPConnection:
-            self._opened.append(http_class(*args, **kwargs))
-            return self._opened[-1]
-
-        return super().do_open(opened, req, **options)
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    def end(self) -> None:
-        for connection in self._opened:
-            if (sock := connection.sock) is not None:
-                with suppress(OSError):
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
