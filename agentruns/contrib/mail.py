@@ -75,37 +75,10 @@ class MailNotifier:
 
     def text(self, notice: Notice, person: Any) -> tuple[str, str]:
         """Build the subject and the body of a mail to a user; `person` is None for a list of addresses."""
-        what = {
-            "approval.requested": _("Approval needed"),
-            "approval.reminded": _("Approval still needed"),
-            "approval.escalated": _("Approval needed, nobody has decided"),
-            "run.orphaned": _("A call is in doubt"),
-            "run.paused": _("A run is paused"),
-            "run.blocked": _("Runs are blocked"),
-            "budget.low": _("A budget is nearly used up"),
-        }.get(notice.type, notice.type)
         # On one line, because a line break, which a model may write, would begin another header.
         title = one_line(notice.title or notice.tool or notice.agent, 110)
-        subject = f"[agentruns] {what}: {characters.isolated(title)}"
-        expires = timezone.localtime(notice.expires_at) if notice.expires_at else None
-        statuses: type[TextChoices] = Approval.Status if notice.approval_id else Run.Status
-        risk, status = (
-            str(choices(value).label) if value in choices.values else value
-            for choices, value in ((Approval.Risk, notice.risk), (statuses, notice.status))
-        )
-        lines = [
-            (_("What"), notice.title),
-            (_("Tool"), notice.tool),
-            (_("Risk"), risk),
-            (_("Status"), status),
-            (_("Requester"), redaction.redact(notice.requester) or _("the program")),
-            (_("Agent"), notice.agent),
-            (_("Session"), redaction.redact(notice.session)),
-            (_("Run"), str(notice.run_id)),
-            (_("Expires"), f"{expires:%Y-%m-%d %H:%M %Z}" if expires else ""),
-            (_("Open it here"), notice.url),
-        ]
-        shown = [f"{label}: {characters.isolated(one_line(value))}" for label, value in lines if value]
+        subject = f"[agentruns] {headline(notice)}: {characters.isolated(title)}"
+        shown = [f"{label}: {characters.isolated(value)}" for label, value in facts(notice)]
         return subject, "\n".join([subject, "", *shown, ""])
 
     def check(self) -> Iterator[CheckMessage]:
@@ -126,3 +99,39 @@ class MailNotifier:
             text = "SMTP has no time-out: a mail server that does not answer blocks a worker for ever."
             hint = "EMAIL_TIMEOUT = 5, or OPTIONS['timeout'] in MAILERS."
             yield Warning(text, hint=hint, id="agentruns.W004")
+
+
+def headline(notice: Notice) -> str:
+    """Say in a few words what a notice is about."""
+    return {
+        "approval.requested": _("Approval needed"),
+        "approval.reminded": _("Approval still needed"),
+        "approval.escalated": _("Approval needed, nobody has decided"),
+        "run.orphaned": _("A call is in doubt"),
+        "run.paused": _("A run is paused"),
+        "run.blocked": _("Runs are blocked"),
+        "budget.low": _("A budget is nearly used up"),
+    }.get(notice.type, notice.type)
+
+
+def facts(notice: Notice) -> list[tuple[str, str]]:
+    """List the facts of a notice that are not empty, as (label, value); each value is on one line."""
+    expires = timezone.localtime(notice.expires_at) if notice.expires_at else None
+    statuses: type[TextChoices] = Approval.Status if notice.approval_id else Run.Status
+    risk, status = (
+        str(choices(value).label) if value in choices.values else value
+        for choices, value in ((Approval.Risk, notice.risk), (statuses, notice.status))
+    )
+    lines = [
+        (_("What"), notice.title),
+        (_("Tool"), notice.tool),
+        (_("Risk"), risk),
+        (_("Status"), status),
+        (_("Requester"), redaction.redact(notice.requester) or _("the program")),
+        (_("Agent"), notice.agent),
+        (_("Session"), redaction.redact(notice.session)),
+        (_("Run"), str(notice.run_id)),
+        (_("Expires"), f"{expires:%Y-%m-%d %H:%M %Z}" if expires else ""),
+        (_("Open it here"), notice.url),
+    ]
+    return [(label, one_line(value)) for label, value in lines if value]
