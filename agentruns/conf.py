@@ -44,6 +44,7 @@ class Defaults:
     NOTIFIERS: list[str] = []
     BASE_URL: str = ""
     NOTIFY_EMAILS: list[str] = []
+    MAIL_LINK_SECONDS: int | None = None  # in which a mail's link decides; None: mails have none
     WEBHOOK_URL: str = ""
     WEBHOOK_SECRET: str = ""
     EVENT_SECRETS: dict[str, Any] = {}  # that sign events, by name of an event

@@ -1,4 +1,8 @@
 from django.contrib import admin
 from django.urls import include, path
 
-urlpatterns = [path("admin/", admin.site.urls), path("api/", include("agentruns.urls"))]
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("api/", include("agentruns.urls")),
+    path("decide/", include("agentruns.admin.links")),
+]

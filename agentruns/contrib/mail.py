@@ -19,6 +19,8 @@ from agentruns.conf import settings
 from agentruns.journal.outbox import ASKING, Notice, UndeliverableError
 from agentruns.journal.policy import user_of_key, visible_approvals, visible_runs
 from agentruns.models import Approval, Run
+from agentruns.services.approvals import links
+from agentruns.services.approvals.decisions import find_approval
 from agentruns.services.recipients import address_of, recipients, users_with
 from agentruns.tools.card import one_line
 from agentruns.utils import characters, lanes, redaction
@@ -79,6 +81,9 @@ class MailNotifier:
         title = one_line(notice.title or notice.tool or notice.agent, 110)
         subject = f"[agentruns] {headline(notice)}: {characters.isolated(title)}"
         shown = [f"{label}: {characters.isolated(value)}" for label, value in facts(notice)]
+        approval = find_approval(notice.approval_id or "") if person and notice.type in ASKING else None
+        if approval and (url := links.mail_url(approval, person)):
+            shown.append(f"{_('Decide without signing in, once')}: {url}")
         return subject, "\n".join([subject, "", *shown, ""])
 
     def check(self) -> Iterator[CheckMessage]:
@@ -87,6 +92,10 @@ class MailNotifier:
         if not isinstance(people, list | tuple) or not (people or has_addresses):
             hint = "AGENTRUNS_NOTIFY_EMAILS = ['support@example.org'], or remove the mail notifier."
             yield Error(MISSING, hint=hint, id="agentruns.E011")
+        if settings.MAIL_LINK_SECONDS is not None and not links.url_of("x"):
+            text = "AGENTRUNS_MAIL_LINK_SECONDS needs AGENTRUNS_BASE_URL and the URL of the links."
+            hint = "path('decide/', include('agentruns.admin.links')), as in docs/howto/mail-links.md."
+            yield Error(text, hint=hint, id="agentruns.E031")
         mailers: dict[str, Any] | None = getattr(django_settings, "MAILERS", None)  # from Django 6.1 on
         if mailers is not None:
             default = mailers.get("default", {})

@@ -206,6 +206,14 @@ class Policy:
         """
         return True
 
+    def without_console(self, approval: Approval, channel: str) -> bool:
+        """Check whether an approval may be decided by a mail's link ("mail") or in Slack ("slack").
+
+        By default False for a high risk, and if several people must approve. The service still checks who
+        decides.
+        """
+        return approval.risk != Approval.Risk.HIGH and approval.required == 1
+
     def recipients(self, notice: Notice) -> Iterable[Any]:
         """Choose the users who are told of a notice: by default the active staff who may act on it.
 

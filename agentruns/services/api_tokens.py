@@ -94,7 +94,7 @@ def _make(lifetime: timedelta, owner: Any = None, **columns: Any) -> tuple[ApiTo
     prefix = f"ar_{get_random_string(_PREFIX).lower()}"
     begun = f"{prefix}_{get_random_string(_SECRET)}"
     text = begun + _checksum(begun)
-    columns |= {} if owner is None else {"credential": _credentials(text, owner)[0]}
+    columns |= {} if owner is None else {"credential": credentials(text, owner)[0]}
     ends, tokens = clock.now(settings.DATABASE) + lifetime, ApiToken.objects.using(settings.DATABASE)
     token = ApiToken(prefix=prefix, digest=canonical.sha256(text), expires_at=ends, **columns)
     tokens.bulk_create([token])
@@ -124,7 +124,7 @@ def authenticate(text: str) -> ApiToken | None:
     if token.session_id is None:  # bound to its owner, and to the password that they had when it was made
         if owner is None or not owner.is_active:
             return None
-        given = _credentials(text, owner)
+        given = credentials(text, owner)
         matching = [each for each in given if hmac.compare_digest(token.credential, each)]
         if not matching:
             return None
@@ -140,7 +140,7 @@ def authenticate(text: str) -> ApiToken | None:
     return token
 
 
-def _credentials(text: str, owner: Any) -> list[str]:
+def credentials(text: str, owner: Any) -> list[str]:
     """Compute digests of the owner's password, one by SECRET_KEY and one by each of SECRET_KEY_FALLBACKS."""
     # Empty passwords are equal, so a fingerprint also has the time when the user joined, or the name.
     joined = getattr(owner, "date_joined", None)

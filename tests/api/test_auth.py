@@ -539,7 +539,7 @@ def test_a_user_model_of_another_kind_is_bound_to_what_it_has() -> None:
             return "ann"
 
     bound = hmac.new(b"token", b"ann hash", "sha256").hexdigest()
-    assert api_tokens._credentials("token", Named()) == [bound]
+    assert api_tokens.credentials("token", Named()) == [bound]
 
 
 def test_none_is_without_an_end(owner: Any, settings: Any) -> None:

@@ -24,7 +24,7 @@ def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callab
 
     def respond(request: HttpRequest) -> HttpResponse:
         response = get_response(request)
-        response["Content-Security-Policy"] = POLICY
+        response.headers.setdefault("Content-Security-Policy", POLICY)  # a page may send its own
         return response
 
     return respond

@@ -81,7 +81,8 @@ BEARERS = [*TOKENS, *VISITED]
 WHO = ["anonymous", *sorted(SIGNED), *BEARERS]
 
 
-ABOUT_NO_USER = ("has_second_factor", "impersonator", "visitor_quota")  # of a request, and of a session
+# Of a request, of a session, and of an approval.
+ABOUT_NO_USER = ("has_second_factor", "impersonator", "visitor_quota", "without_console")
 
 
 class Wary(Policy):

@@ -15,9 +15,10 @@ from agentruns.api import router
 from agentruns.journal.verify import problems
 from agentruns.models import ApiToken, Approval, Message, Run
 from agentruns.services.api_tokens import create_token
+from agentruns.services.approvals import links
 from agentruns.services.sweep import sweep
 from tests.admin.people import browser, user
-from tests.admin.world import World, drifted, seen, timed
+from tests.admin.world import World, drifted, secretive, seen, timed
 from tests.bells import WitnessBell
 from tests.effects import Effects
 from tests.statements import statement_wrapper
@@ -61,6 +62,11 @@ def service(thing: Run | Approval, verb: str, **data: Any) -> Post:
     run, kind = (thing, "runs") if isinstance(thing, Run) else (thing.run, "approvals")
     digest = {} if isinstance(thing, Run) else {"digest": thing.digest}
     return f"/api/{kind}/{thing.pk}/{verb}", {**digest, **data}, run
+
+
+def opened(approval: Approval) -> Post:
+    link = links.sign(approval, links.MAIL, user("superuser"))
+    return reverse("agentruns_decide", args=[link]), {"verb": "approve"}, approval.run
 
 
 def verdict(run: Run) -> Post:
@@ -173,9 +179,10 @@ API: dict[str, list[Callable[[World], Post]]] = {
         lambda world: (*message(world.completed())[:2], None),
     ],
 }
+LINK = {"agentruns_decide": [lambda world: opened(world.waiting(tools=[secretive]))]}
 POSTS = [
     (name, prepare)
-    for table in (CONSOLE, API, {name: [prepare] for name, prepare in QUIET.items()})
+    for table in (CONSOLE, API, LINK, {name: [prepare] for name, prepare in QUIET.items()})
     for name, prepares in table.items()
     for prepare in prepares
 ]
@@ -220,7 +227,9 @@ def test_every_post(
     effects: Effects,
     bell: type[WitnessBell],
     monkeypatch: pytest.MonkeyPatch,
+    settings: Any,
 ) -> None:
+    settings.AGENTRUNS_MAIL_LINK_SECONDS = 60
     path, body, run = prepare(world)
     client, inside, is_quiet = browser("superuser"), list[bool](), name in QUIET
 

@@ -11,19 +11,21 @@ from typing import Any
 
 from django.contrib.auth import get_user
 from django.core import mail
-from django.test import Client
+from django.test import Client, override_settings
 from django.urls import reverse
 
-from agentruns import get_approval
+from agentruns import Policy, get_approval
 from agentruns.contrib.mail import MailNotifier
 from agentruns.journal import outbox
 from agentruns.journal.verify import problems
 from agentruns.models import Approval, Message, Notification, Run
+from agentruns.services.approvals import links
 from agentruns.services.runs.forks import effects
 from agentruns.services.transfer import export_run
 from tests.commands.running import run as run_command
 
 API = "/api"
+
 OF_ALL_RUNS = (
     "run_changelist", "run_costs", "run_csv", "run_figures", "run_news", "run_in_doubt", "approval_news",
     "approval_changelist",
@@ -32,6 +34,13 @@ OF_A_RUN = (
     "run_change", "run_live", "run_at", "run_replay", "run_verify", "run_export", "run_history",
     "approval_turn",
 )  # fmt: skip
+
+
+class Lenient(Policy):
+    """Lets everything be decided by a link."""
+
+    def without_console(self, approval: Approval, channel: str) -> bool:
+        return True
 
 
 def api(client: Client, run: Run) -> dict[str, str]:
@@ -105,7 +114,12 @@ def others(client: Client, run: Run) -> dict[str, str]:
     mail.outbox.clear()
     for notice in notices:
         MailNotifier()(notice)
+    reader, waiting = get_user(client), [*run.approvals.filter(status="pending").select_related("run")]
+    with override_settings(AGENTRUNS_MAIL_LINK_SECONDS=60, AGENTRUNS_POLICY=f"{__name__}.Lenient"):
+        pages = [reverse("agentruns_decide", args=[links.sign(each, links.MAIL, reader)]) for each in waiting]
+        opened = _read(Client(), *pages)
     return {
+        "link": opened,
         "notice": "".join(map(str, notices)),
         "webhook": "".join(json.dumps(notice.payload()) for notice in notices),
         "mail": "".join(one.subject + one.body for one in mail.outbox),
