@@ -45,6 +45,10 @@ class Defaults:
     BASE_URL: str = ""
     NOTIFY_EMAILS: list[str] = []
     MAIL_LINK_SECONDS: int | None = None  # in which a mail's link decides; None: mails have none
+    SLACK_TOKEN: str = ""
+    SLACK_CHANNEL: str = ""
+    SLACK_SIGNING_SECRET: str = ""
+    SLACK_USER: str | None = None
     WEBHOOK_URL: str = ""
     WEBHOOK_SECRET: str = ""
     EVENT_SECRETS: dict[str, Any] = {}  # that sign events, by name of an event
@@ -128,6 +132,7 @@ class Settings(Typed):
     connection_state = _named("CONNECTION_STATE")  # a function that reads what is set on a connection
     anchor = _named("ANCHOR")  # a function that receives the heads of ended runs
     scanner = _named("SCANNER")  # a function that checks files, and raises to refuse one
+    slack_user = _named("SLACK_USER")  # a function that finds the user of a Slack user
     redact = _named("REDACT")  # a function that redacts shown, exported and logged texts
 
     @cached_property

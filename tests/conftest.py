@@ -66,8 +66,9 @@ def _time_enough() -> Iterator[None]:
     """Give minutes to work that a page or a worker waits seconds for; a test of such a limit sets its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentruns.tools.card.PATIENCE", LIMIT)
-        for module in ("agentruns.contrib.mail", "agentruns.contrib.webhook", "agentruns.journal.anchor"):
-            patch.setattr(f"{module}.TIMEOUT", LIMIT)
+        patch.setattr("agentruns.contrib.slack.PATIENCE", LIMIT)
+        for module in ("contrib.mail", "contrib.slack", "contrib.webhook", "journal.anchor"):
+            patch.setattr(f"agentruns.{module}.TIMEOUT", LIMIT)
         yield
 
 

@@ -5,4 +5,5 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/", include("agentruns.urls")),
     path("decide/", include("agentruns.admin.links")),
+    path("slack/", include("agentruns.contrib.slack")),
 ]

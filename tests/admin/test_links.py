@@ -246,6 +246,7 @@ def test_a_project_that_requires_a_login_everywhere_lets_the_page_in(settings: A
     result, link = asks("behind a login")
     assert press(link).status_code == 302
     assert len(decided(result)) == 1
+    assert Client().post("/slack/").status_code == 404, "it is not set up, which is no login page"
 
 
 def test_the_page_isolates_and_escapes_what_others_wrote() -> None:

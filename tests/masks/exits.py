@@ -15,6 +15,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from agentruns import Policy, get_approval
+from agentruns.contrib import slack
 from agentruns.contrib.mail import MailNotifier
 from agentruns.journal import outbox
 from agentruns.journal.verify import problems
@@ -109,7 +110,7 @@ def commands(client: Client, run: Run) -> dict[str, str]:
 
 
 def others(client: Client, run: Run) -> dict[str, str]:
-    """Notifications by mail and webhook, exports, and what a check finds."""
+    """Notifications by mail, webhook and Slack, the page of a link, exports, and what a check finds."""
     notices = [outbox.notice_of("default", one) for one in Notification.objects.filter(run_id=run.pk)]
     mail.outbox.clear()
     for notice in notices:
@@ -120,6 +121,7 @@ def others(client: Client, run: Run) -> dict[str, str]:
         opened = _read(Client(), *pages)
     return {
         "link": opened,
+        "slack": "".join(json.dumps(slack.message(notice)) for notice in notices),
         "notice": "".join(map(str, notices)),
         "webhook": "".join(json.dumps(notice.payload()) for notice in notices),
         "mail": "".join(one.subject + one.body for one in mail.outbox),

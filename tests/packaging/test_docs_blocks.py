@@ -87,6 +87,8 @@ def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         if isinstance(signal, Signal):
             monkeypatch.setattr(signal, "receivers", [])
     monkeypatch.setenv("AGENTRUNS_WEBHOOK_SECRET", "whsec_bm90aGluZw==")
+    for name in ("SLACK_BOT_TOKEN", "SLACK_SIGNING_SECRET"):
+        monkeypatch.setenv(name, "secret")
     monkeypatch.chdir(tmp_path)
     yield
     for signal in vars(signals).values():

@@ -66,7 +66,7 @@ def test_it_holds_the_package_and_nothing_else_and_asks_for_little(wheel: Path) 
         asked.setdefault(extra, set()).add(re.split(r"[<>=~!]", requirement.strip())[0].lower())
     offered = {name: {name} for name in ("anthropic", "celery", "mcp", "openai")}
     offered |= {"otel": {"opentelemetry-api"}, "postgres": {"psycopg[binary]"}}
-    offered |= {"files": {"pillow", "pypdf"}, "webhooks": {"standardwebhooks"}}
+    offered |= {"files": {"pillow", "pypdf"}, "slack": {"slack-sdk"}, "webhooks": {"standardwebhooks"}}
     needed = {"django", "django-ninja", "markdown-it-py", "nh3", "pydantic"}
     assert asked == {"": needed, **offered, "all": set().union(*offered.values())}
     assert set(metadata.get_all("Provides-Extra", [])) == {*offered, "all"}
