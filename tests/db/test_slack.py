@@ -20,7 +20,7 @@ from agentruns.models import Approval, Message, Notification
 from agentruns.services.approvals import links
 from agentruns.services.approvals.decisions import extend
 from agentruns.services.sweep import sweep
-from agentruns.tools.questions import ask_human
+from agentruns.tools.builtin import ask_human
 from tests.admin.people import user
 from tests.db.helpers import the_run
 from tests.effects import Effects
