@@ -54,10 +54,10 @@ def link_view(request: HttpRequest, token: str) -> HttpResponse:
     if not is_current or not links.is_offered(approval, links.MAIL):
         outcome = verbs.outcome(approval) or _("This mail is out of date. Look at the call in the console.")
         return _page(request, 409 if request.method == "POST" else 200, approval=approval, outcome=outcome)
-    if request.method == "POST":
-        reason = request.POST.get("reason", "").strip()
+    verb, reason = request.POST.get("verb"), request.POST.get("reason", "").strip()
+    if verb in (Verb.APPROVE, Verb.DENY):
         try:
-            if request.POST.get("verb") == Verb.APPROVE:
+            if verb == Verb.APPROVE:
                 approve(approval.pk, user, digest=approval.digest, reason=reason, channel=links.MAIL)
             else:
                 deny(approval.pk, user, reason, digest=approval.digest, channel=links.MAIL)

@@ -122,6 +122,12 @@ def test_a_denial_needs_a_reason(effects: Effects) -> None:
     assert effects.count() == 0
 
 
+def test_a_press_of_no_known_button_decides_nothing() -> None:
+    result, link = asks("unknown-verb")
+    assert press(link, "", "a reason").status_code == press(link, "resolve", "a reason").status_code == 200
+    assert decided(result) == []
+
+
 def test_a_program_that_follows_links_decides_nothing(effects: Effects) -> None:
     result, link = asks("scanned")
     scanner = Client(enforce_csrf_checks=True, headers={"Purpose": "prefetch"})
