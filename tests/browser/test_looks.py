@@ -7,9 +7,11 @@ from datetime import timedelta
 
 import pytest
 from django.test import override_settings
+from django.utils import timezone
 
 from agentruns import Pending, approve, deny, run_agent, start_run, tool, wait_for_event, wait_until
 from agentruns.models import Run
+from agentruns.services.absences import plan_absence
 from agentruns.services.api_tokens import create_token, revoke
 from agentruns.services.sweep import sweep
 from tests.admin.people import user
@@ -140,6 +142,18 @@ def waits(desk: Desk, visitor: Visitor) -> Iterator[None]:
     yield
 
 
+def absences(desk: Desk, visitor: Visitor) -> Iterator[None]:
+    """The absences, and the form of one that cannot be planned."""
+    path, today = "/admin/agentruns/approval/absences/", timezone.now()
+    plan_absence(user("decider"), user("superuser"), today, today + timedelta(days=7), user("superuser"))
+    visitor.open(path)
+    yield
+    times = {"From": "2031-01-02T08:00", "Until": "2031-01-01T08:00"}
+    with visitor.refused(400):
+        visitor.choose("Plan the absence", **{"Delegate (a username)": "decider", **times})
+    yield
+
+
 def front(desk: Desk, visitor: Visitor) -> Iterator[None]:
     """The front page, the costs, the app, and the tokens."""
     desk.one(session="ticket-4")
@@ -161,7 +175,7 @@ def front(desk: Desk, visitor: Visitor) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("pages", [lists, cards, refusals, runs, waits, front])
+@pytest.mark.parametrize("pages", [lists, cards, refusals, runs, waits, absences, front])
 def test_everybody_can_use_the_pages(
     desk: Desk, visitor: Visitor, pages: Callable[[Desk, Visitor], Iterator[None]]
 ) -> None:
