@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from agentruns.conf import settings
 from agentruns.exceptions import PermissionDeniedError
-from agentruns.journal import policy
+from agentruns.journal import events, policy
 from agentruns.models import Absence
 from agentruns.services import permissions
 from agentruns.utils import clock
@@ -37,7 +37,7 @@ def plan_absence(
     if delegate in (None, person) or not is_near or not permissions.may(delegate, "decide"):
         raise ValueError(_("The delegate has to be another person who may decide approvals."))
     absence = Absence(person_id=person.pk, delegate_id=delegate.pk, begins_at=begins_at, ends_at=ends_at)
-    absence.created_by_id = getattr(actor, "pk", None) or ""
+    absence.created_by_id = (events.actor_ref(actor) or events.PROGRAM)["id"]
     return Absence.objects.using(settings.DATABASE).bulk_create([absence])[0]
 
 
@@ -53,15 +53,15 @@ def planned(actor: Any) -> list[tuple[Any, Any, Absence, bool]]:
 
     Leaves out absences that the actor may not plan, except those in which the actor is the delegate.
     """
+    who = (events.actor_ref(actor) or events.PROGRAM)["id"]
     rows = list(Absence.objects.using(settings.DATABASE).filter(ends_at__gt=Now()).order_by("begins_at"))
     keys = {key for row in rows for key in (row.person_id, row.delegate_id)}
     people = {str(user.pk): user for user in get_user_model()._default_manager.filter(pk__in=keys)}
     named = [(people.get(row.person_id), people.get(row.delegate_id), row) for row in rows]
     each = [(*line, may_plan(actor, line[0])) for line in named]
-    return [line for line in each if line[3] or (line[1] is not None and line[1] == actor)]
+    return [line for line in each if line[3] or line[2].delegate_id == who]
 
 
 def may_plan(actor: Any, person: Any) -> bool:
     """Check whether an actor may plan absences of a person; True for the actor's own."""
-    is_own = person is not None and getattr(actor, "pk", None) == person.pk
-    return is_own or (person is not None and permissions.may(actor, "plan_absence", person))
+    return person is not None and (actor == person or permissions.may(actor, "plan_absence", person))

@@ -168,7 +168,7 @@ def suggest(approval: Approval, actor: Any) -> Suggestion | None:
     except NotFoundError:
         return None
     is_asked = approval.why == REQUIRES.format(tool=rule.tool)
-    if not is_asked or why_never(tool) or not permissions.may(actor, "write_rule", rule):
+    if not permissions.may(actor, "write_rule", rule) or not is_asked or why_never(tool):
         return None
     past = _past(rule.scope, rule.agent, rule.tool, False)
     newest = past.order_by("-requested_at", "-pk").values_list("pk", flat=True)[:PRECEDENTS]

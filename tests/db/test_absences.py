@@ -124,7 +124,7 @@ def test_who_plans_what() -> None:
     for wrong in (span[::-1], (now() - DAY, now() - HOUR)):
         with pytest.raises(ValueError, match="ends after"):
             plan_absence(ann, bob, *wrong, ann)
-    assert plan_absence(ann, bob, *span, boss).created_by_id == boss.pk
+    assert plan_absence(ann, bob, *span, boss).created_by_id == str(boss.pk)
     assert plan_absence(bob, ann, *span).created_by_id == "", "by the program"
     assert [len(planned(each)) for each in (boss, ann, bob, eve, None)] == [2, 2, 2, 0, 2]
 

@@ -38,8 +38,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 WHO = ("actor", "owner", "user")
 # What services ask each other about an actor that one of the others was given; each door has a user.
-INNER = {"permissions", "requests", "sessions", "submit"}
-ALSO_INNER = {"send", "last_run", "may_revoke", "assignable", "read_content", "agents_of", "why_not_start"}
+INNER = {"permissions", "requests", "sessions", "submit", "links", "recipients"}
+ALSO_INNER = {"send", "last_run", "may_revoke", "assignable", "read_content", "agents_of", "why_not_start",
+              "credentials"}  # fmt: skip
 
 
 def asking() -> Iterator[tuple[str, Callable[..., Any], str]]:
@@ -60,7 +61,7 @@ def asking() -> Iterator[tuple[str, Callable[..., Any], str]]:
         if not inspect.isfunction(function) or name.rpartition(".")[2].startswith("_"):
             continue
         parameters = inspect.signature(function).parameters.values()
-        keywords = {each.name for each in parameters}
+        keywords = {each.name for each in parameters if each.annotation != "str | None"}  # else an id
         if unpacked := re.fullmatch(r"Unpack\[(\w+)\]", function.__annotations__.get("options", "")):
             keywords |= {*getattr(agent_options, unpacked[1]).__annotations__}
         yield from ((name, function, who) for who in WHO if who in keywords)
@@ -95,6 +96,8 @@ def given() -> dict[str, Any]:
         "key": "pi_1",
         "actor": ann, "owner": ann, "kind": "agent", "name": "shop", "state": "off", "token_id": token.pk,
         "approval": waits.pending[0], "tool": "refund", "rule": rule, "rule_id": rule.pk,
+        "person": ann, "delegate": ann, "begins_at": waits.pending[0].requested_at,
+        "ends_at": waits.pending[0].requested_at + timedelta(days=1), "absence_id": 1,
         "scopes": ["runs:read"], "ttl": timedelta(minutes=1), "runs": list_runs(),
     }  # fmt: skip
 

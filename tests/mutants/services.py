@@ -89,7 +89,7 @@ DECISIONS = [
         Edit("engine/worker.py", " and not is_draining(alias)", ""),
         "db/test_deploys.py::test_one_notice_says_what_a_deploy_blocks"),
     mutant("adopting for all: one refusal stops no other run",
-        Edit(CONTROL, "            why = str(error)\n", "            raise\n"),
+        Edit(CONTROL, "            return run_id, str(error)\n", "            raise\n"),
         "commands/test_check_runs.py::test_they_adopt_at_once_each_by_itself"),
     mutant("adopting for several: only the definition that the page has shown",
         Edit("admin/runs/actions.py", 'f"{now.session.next_seq - 1}{verb.mark(looked)}"',

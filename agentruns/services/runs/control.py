@@ -236,13 +236,15 @@ def adopt_all(runs: RunQuerySet, actor: Any = None, *, reason: str = "") -> Iter
     Raises TypeError if the actor is neither a user nor None.
     """
     events.is_program(actor)
-    for run_id in list(runs.filter(lacking()).order_by("created_at").values_list("pk", flat=True)):
-        why = ""
+
+    def adopted(run_id: UUID) -> tuple[UUID, str]:
         try:
             adopt_definition(run_id, actor, reason=reason)
         except AgentRunsError as error:
-            why = str(error)
-        yield run_id, why
+            return run_id, str(error)
+        return run_id, ""
+
+    return map(adopted, list(runs.filter(lacking()).order_by("created_at").values_list("pk", flat=True)))
 
 
 def resolve_orphan(
