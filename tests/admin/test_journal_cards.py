@@ -15,7 +15,7 @@ KINDS = sorted(CONSTANTS - {events.OUTPUT_INVALID, events.MESSAGE, events.COPIED
 
 
 def test_there_are_kinds() -> None:
-    assert len(KINDS) == 27
+    assert len(KINDS) == 29
 
 
 ODD: list[dict[str, Any]] = [
