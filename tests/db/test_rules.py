@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.utils import timezone
 
 from agentruns import Agent, ToolContext, approve, cancel_run, run_agent, tool
@@ -19,10 +21,11 @@ from agentruns.services.backtest import backtest
 from agentruns.services.reviews import review_run
 from agentruns.testing import ScriptedModel, run_until_blocked
 from tests.db.helpers import user
-from tests.db.racing import at_once
+from tests.db.racing import at_once, somebody_waits
 from tests.db.ruled import DAY, paid, pay_tool, payer, ran, rule
 from tests.effects import Effects
 from tests.shop.agents import act, call
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -259,6 +262,30 @@ def test_a_cap_is_exact_for_drives_at_once(effects: Effects) -> None:
     assert len(paid(effects)) == 3
     assert RuleDecision.used("default", made, 0) == 9000
     assert Run.objects.filter(status="awaiting-approval").count() == 5
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite locks the whole file")
+def test_a_decision_waits_for_another_one_of_its_rule(
+    effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has counted its amount and is not committed when the second begins."""
+    record, first, second = RuleDecision.record, threading.Event(), threading.Event()
+
+    def held(*given: Any, **about: Any) -> str:
+        is_first = not first.is_set()
+        first.set()
+        why = record(*given, **about)
+        if is_first:
+            wait_for(lambda: second.is_set() or somebody_waits(), "the second decision")
+        second.set()
+        return why
+
+    payer(3000)
+    made = rule(caps=[{**DAY, "most": "5000", "per": []}])
+    monkeypatch.setattr(RuleDecision, "record", held)
+    at_once(*(lambda key=f"s{n}": run_agent("payer", "pay", key) for n in range(2)))
+    run_until_blocked()
+    assert (len(paid(effects)), RuleDecision.used("default", made, 0)) == (1, 3000)
 
 
 def test_a_dry_run_decides_nothing_and_records_what_it_would_do(effects: Effects) -> None:

@@ -16,7 +16,7 @@ MUTANTS = [
         Edit(RULE, "if rules.unexpired().update(decided_at=Now()) != 1:",
              "if not rules.unexpired().exists():"),
         Edit(RULE, 'at: Any = rules.values_list("decided_at", flat=True).get()', "at: Any = Now()"),
-        f"{T}a_cap_is_exact_for_drives_at_once",
+        f"{T}a_decision_waits_for_another_one_of_its_rule",
         database=POSTGRESQL),
     mutant("rules: a rule decides in the status in which it was read",
         Edit(RULE, "filter(pk=rule.pk, status=rule.status)", "filter(pk=rule.pk)"),
