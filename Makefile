@@ -25,10 +25,12 @@ POSTGRESQL = tests/failover tests/workers tests/hosts/test_atomic_requests.py $(
 	$(patsubst %,tests/admin/test_%.py,dashboard lists queue runs verdict_races) \
 	$(patsubst %,tests/commands/test_%.py,resume_runs verify_journal)
 BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) tests/model/test_replay.py \
-	$(patsubst %,tests/db/test_%.py,cost deploys draining executor failed_drives hostile journal payloads retention rewound) \
+	$(patsubst %,tests/db/test_%.py,cost deploys draining executor failed_drives hostile journal payloads reminders retention rewound rules_more) \
 	$(patsubst %,tests/commands/test_%.py,prune_runs watch) \
 	$(addprefix tests/db/test_givers.py::test_a_,revocation_races_with_the_start \
 	token_that_is_revoked_while_a_worker_drives_lets_nothing_start) \
+	$(addprefix tests/db/test_rules.py::test_a_,cap_is_exact_for_drives_at_once \
+	decision_waits_for_another_one_of_its_rule) \
 	tests/doors/test_reauth.py::test_of_many_tries_at_once_no_more_are_checked \
 	tests/db/test_decisions.py::test_what_happened_just_before_a_card_is_ended_counts \
 	$(addprefix tests/db/test_forks.py::test_,two_at_once_with_the_same_key_inside_their_callers_transactions \
