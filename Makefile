@@ -31,6 +31,7 @@ BOTH = $(filter-out $(POSTGRESQL),$(wildcard tests/crash/test_*.py)) tests/model
 	token_that_is_revoked_while_a_worker_drives_lets_nothing_start) \
 	$(addprefix tests/db/test_rules.py::test_a_,cap_is_exact_for_drives_at_once \
 	decision_waits_for_another_one_of_its_rule) \
+	tests/db/test_rules.py::test_rules_are_read_although_the_model_closed_the_connection \
 	tests/doors/test_reauth.py::test_of_many_tries_at_once_no_more_are_checked \
 	tests/db/test_decisions.py::test_what_happened_just_before_a_card_is_ended_counts \
 	$(addprefix tests/db/test_forks.py::test_,two_at_once_with_the_same_key_inside_their_callers_transactions \

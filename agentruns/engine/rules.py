@@ -15,6 +15,7 @@ from agentruns.models import ApprovalRule, RuleDecision
 from agentruns.models.rule import BY_RULE
 from agentruns.models.statuses import GateVerdict, Verb
 from agentruns.tools import Tool
+from agentruns.utils.db import reading
 
 ORDER = [*ApprovalRule.Effect]  # any denial, then any question, then any approval
 VERBS = {ApprovalRule.Effect.APPROVE: Verb.APPROVE, ApprovalRule.Effect.DENY: Verb.DENY}
@@ -45,8 +46,9 @@ def choose(driver: Driver, intents: list[Intent]) -> list[Answer]:
     if not asked or not driver.store.durable or driver.run.restored_at:
         return []
     its = {"scope": driver.run.scope, "agent": driver.agent.name, "tool__in": {each.tool for each in asked}}
-    rules = ApprovalRule.objects.using(driver.alias).live().filter(**its).order_by("name", "version")
-    answers = []
+    live = ApprovalRule.objects.using(driver.alias).live().filter(**its).order_by("name", "version")
+    # The code of a model may have broken the connection.
+    rules, answers = reading(driver.alias, lambda: list(live)), list[Answer]()
     for intent in asked:
         tool = driver.agent.tools[intent.tool]
         matches = _matches(driver, tool, intent, [each for each in rules if each.tool == intent.tool])

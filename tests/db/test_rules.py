@@ -288,6 +288,20 @@ def test_a_decision_waits_for_another_one_of_its_rule(
     assert (len(paid(effects)), RuleDecision.used("default", made, 0)) == (1, 3000)
 
 
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no server")
+def test_rules_are_read_although_the_model_closed_the_connection(effects: Effects) -> None:
+    def closes(request: Any) -> dict[str, Any]:
+        assert connection.connection is not None
+        connection.connection.close()
+        return {"tools": [call("pay", customer="C1", cents=500)]}
+
+    payer(500)
+    rule()
+    Agent("payer", instructions="Pay.", tools=[pay_tool()], model=ScriptedModel([closes, {"text": "done"}]))
+    assert ran().status == "completed"
+    assert paid(effects) == [500]
+
+
 def test_a_dry_run_decides_nothing_and_records_what_it_would_do(effects: Effects) -> None:
     payer(500, 9000)
     made = rule(active=False, caps=[{**DAY, "most": "600"}])
